@@ -1,0 +1,36 @@
+# make demo   train the shipped scene, score it on held-out views, render a turntable
+# make test   the whole test suite
+# Both make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
+
+TORCH := torch==2.13.0
+PYTHON := python3
+VENV := .venv
+RUN := runs/orrery
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/ready
+	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
+	$(VENV)/bin/python scripts/train.py --config configs/$$config.toml --out $(RUN) --overwrite && \
+	$(VENV)/bin/python scripts/render.py $(RUN) --path orbit && \
+	$(VENV)/bin/python scripts/summary.py $(RUN)
+
+test: $(VENV)/ready
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/ready
+	$(VENV)/bin/python -m ruff check .
+
+$(VENV)/ready: pyproject.toml setup.py
+	@set -e; \
+	if $(PYTHON) -c "import torch; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
+	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \
+	fi; \
+	$(VENV)/bin/python -m pip install -q "setuptools>=77"; \
+	$(VENV)/bin/python -m pip install -q --no-build-isolation -e ".[test]"; \
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

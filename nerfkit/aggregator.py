@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Encoded features, near to far -> the ray's state at each sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.ops import lltm
+
+
+class RayAggregator(nn.Module):
+    """LLTM along the ray: the state at a sample sums up what lies in front of it."""
+
+    def __init__(self, n_input: int, n_state: int):
+        super().__init__()
+        self.n_state = n_state
+        bound = n_state**-0.5
+        self.weight = nn.Parameter(torch.empty(3 * n_state, n_state + n_input).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(3 * n_state))
+
+    def forward(self, encoded: Tensor, ray_offsets: Tensor) -> Tensor:
+        """State [N, H] after each of the packed samples [N, C]."""
+        zero = encoded.new_zeros(ray_offsets.shape[0] - 1, self.n_state)  # [R, H]
+        state, _, _ = lltm(encoded, ray_offsets, self.weight, self.bias, zero, zero)
+        return state

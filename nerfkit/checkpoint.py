@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: one safetensors file with the state as JSON in its header; no pickle.
+
+Each file is whole by itself, written aside and renamed, and the last two are kept: `checkpoint.safetensors` and
+`checkpoint.previous.safetensors`. `checkpoint.json` is a copy of the state for people and scripts to read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from nerfkit.errors import RunError
+
+FORMAT_VERSION = 1
+NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
+
+
+def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a checkpoint; the one before becomes the previous one.
+
+    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then as it was.
+    """
+    state = {"format": FORMAT_VERSION, **state}
+    data = safetensors.torch.save(
+        {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"state": json.dumps(state)}
+    )
+    aside, aside_state = folder / (NEWEST + ".tmp"), folder / (STATE + ".tmp")
+    try:
+        _write(aside, data)
+        _write(aside_state, json.dumps(state, indent=1).encode())
+        if (folder / NEWEST).exists():
+            os.replace(folder / NEWEST, folder / PREVIOUS)
+        os.replace(aside, folder / NEWEST)
+        os.replace(aside_state, folder / STATE)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        aside_state.unlink(missing_ok=True)
+        raise RunError(
+            f"cannot save the checkpoint in {folder}: {error.strerror or error}; the last one is kept"
+        ) from None
+
+
+def _write(path: Path, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def exists(folder: Path) -> bool:
+    """Whether `folder` holds a checkpoint."""
+    return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of the newest whole checkpoint.
+
+    Raises RunError if there is none, or it is of another format version.
+    """
+    problems = []
+    for path in (folder / NEWEST, folder / PREVIOUS):
+        if path.exists():
+            try:
+                return _read(path)
+            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                problems.append(f"{path.name} is cut short or no checkpoint: {error}")
+    if problems:
+        raise RunError(f"no whole checkpoint in {folder} ({'; '.join(problems)})")
+    raise RunError(f"no checkpoint in {folder}; is it a run folder made by scripts/train.py?")
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    with safe_open(path, framework="pt") as file:
+        state = json.loads((file.metadata() or {})["state"])
+        if state["format"] != FORMAT_VERSION:
+            raise RunError(
+                f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
+                "use the version of nerfkit that wrote it"
+            )
+        return {name: file.get_tensor(name) for name in file.keys()}, state

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Density, color and intervals of samples -> color, opacity and depth of rays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from nerfkit.ops import composite
+from nerfkit.sampling import Samples
+
+
+class Rendering(NamedTuple):
+    """What R rays see."""
+
+    color: Tensor  # [R, 3] in [0, 1]
+    opacity: Tensor  # [R] in [0, 1]
+    depth: Tensor  # [R] expected distance along the ray [scene units]; 0 where nothing is seen
+    weights: Tensor  # [N] share of each sample in its ray's color
+
+
+def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:
+    """Composite samples over `background` [R, 3] or [3]."""
+    return Rendering(
+        *composite(density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background)
+    )

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this installation can do, and what to type where it cannot."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+
+import torch
+
+import nerfkit
+from nerfkit.ops import dispatch, native
+
+
+def report() -> tuple[list[str], bool]:
+    """Lines to print, and whether training works here."""
+    lines = [
+        f"nerfkit   {nerfkit.__version__}",
+        f"Python    {platform.python_version()} at {sys.executable}",
+        f"torch     {torch.__version__} (CUDA {torch.version.cuda or 'none: a CPU build'})",
+    ]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            properties = torch.cuda.get_device_properties(index)
+            lines.append(
+                f"device    cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GB, "
+                f"compute capability {properties.major}.{properties.minor}"
+            )
+    else:
+        lines.append(f"device    cpu, {torch.get_num_threads()} threads (no GPU that torch can use)")
+    for library in native.libraries():
+        lines.append(f"{library.path.name:<9} {'loaded' if library.loaded else 'not used: ' + library.reason}")
+    lines.append(f"ffmpeg    {_ffmpeg()}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    lines.append(f"ops       on {device}, ops.backend=auto:")
+    for op in dispatch.OPS:
+        resolved = dispatch.resolve(op, device)
+        lines.append(f"          {op:<17} {resolved.backend:<6} ({resolved.reason})")
+    works = _trains(device)
+    lines.append("verdict   " + (f"training works on {device}" if works is None else f"BROKEN: {works}"))
+    return lines, works is None
+
+
+def _ffmpeg() -> str:
+    try:
+        import imageio_ffmpeg
+
+        return imageio_ffmpeg.get_ffmpeg_exe()
+    except (ImportError, RuntimeError) as error:
+        found = shutil.which("ffmpeg")
+        return found or f"missing ({error}); videos are not written, frames are"
+
+
+def _trains(device: str) -> str | None:
+    """Run the renderer forward and backward on a few rays; the reason if that fails."""
+    from nerfkit.cameras import Rays
+    from nerfkit.config import Config
+    from nerfkit.renderer import Renderer
+
+    config = Config()
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 32
+    config.sampling.occupancy_resolution, config.sampling.step = 8, 0.1
+    try:
+        renderer = Renderer(config).to(device)
+        rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
+        rendering, _ = renderer(rays, torch.ones(3, device=device))
+        rendering.color.sum().backward()
+    except (RuntimeError, ValueError, TypeError) as error:
+        return str(error)
+    return None

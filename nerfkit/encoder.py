@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features along each ray -> features that have seen their neighbours."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.ops import depthwise_conv1d
+
+
+class RayEncoder(nn.Module):
+    """Depthwise convolution along the ray, added to its input."""
+
+    def __init__(self, channels: int, kernel: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels, kernel) / kernel)  # [C, k]
+        self.bias = nn.Parameter(torch.zeros(channels))  # [C]
+
+    def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
+        """Encoded features [N, C] of packed features [N, C]."""
+        return features + depthwise_conv1d(features, self.weight, self.bias, ray_offsets)

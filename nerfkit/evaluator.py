@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores on held-out views, with the protocol that makes them comparable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nerfkit import ops, run
+from nerfkit.cameras import Cameras
+from nerfkit.config import Config
+from nerfkit.errors import RunError
+from nerfkit.image import PictureRenderer, error_sheet, save_png
+from nerfkit.metrics import SSIM_DEFINITION, psnr, ssim
+from nerfkit.renderer import Renderer
+from nerfkit.scene import Views, blend
+from nerfkit.versions import device_name, versions
+
+
+def evaluate(
+    renderer: Renderer, config: Config, views: Views, state: dict[str, Any], folder: Path, device: torch.device
+) -> dict[str, Any]:
+    """Render every view of a split, compare it with the truth, and write metrics.json and eval/ sheets.
+
+    `state` is the checkpoint's: steps and training time.
+    """
+    images = views.load()  # [V, H, W, 3 or 4]
+    background = run.background_color(config, device)
+    picture_of = PictureRenderer(renderer, background)
+    cameras = views.cameras.to(device)
+    n_sheets = len(cameras) if config.eval.sheets < 0 else config.eval.sheets
+    rows = []
+    bar = tqdm(range(len(cameras)), desc=f"evaluating {config.eval.split}", unit="view", dynamic_ncols=True)
+    for view in bar:
+        rows.append(_score(picture_of, cameras, view, images[view], background.cpu()))
+        rows[-1]["view"] = views.files[view].stem
+        bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
+        if view < n_sheets:
+            save_png(folder / "eval" / f"{views.files[view].stem}.png", rows[-1].pop("sheet"))
+        rows[-1].pop("sheet", None)
+    metrics = {
+        "psnr": sum(row["psnr"] for row in rows) / len(rows),
+        "ssim": sum(row["ssim"] for row in rows) / len(rows),
+        "n_views": len(rows),
+        "train_seconds": round(state["seconds"], 2),
+        "steps": state["step"],
+        "backend": {op: resolved.backend for op, resolved in ops.resolved(device).items()},
+        "protocol": protocol(config, cameras, background, device),
+        "views": rows,
+    }
+    _write(folder / run.METRICS, metrics)
+    return metrics
+
+
+def _score(picture_of: PictureRenderer, cameras: Cameras, view: int, pixels: Tensor, background: Tensor) -> dict:
+    truth = blend(pixels, background)  # [H, W, 3]
+    render = picture_of(cameras, view)["rgb"]
+    return {"psnr": psnr(render, truth), "ssim": ssim(render, truth), "sheet": error_sheet(truth, render)}
+
+
+def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch.device) -> dict[str, Any]:
+    """Everything that changes a score without changing the field."""
+    return {
+        "split": config.eval.split,
+        "background": background.tolist(),
+        "width": cameras.width,
+        "height": cameras.height,
+        "downscale": config.data.downscale,
+        "downscale_filter": "area, colors weighted by alpha",
+        "color_space": "sRGB values as stored",
+        "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
+        "psnr": "-10 log10(MSE) per view, mean over views",
+        "ssim": SSIM_DEFINITION,
+        "versions": versions(),
+        "device": device_name(device),
+    }
+
+
+def _write(path: Path, metrics: dict[str, Any]) -> None:
+    try:
+        path.write_text(json.dumps(metrics, indent=1) + "\n")
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror}") from None

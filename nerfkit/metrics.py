@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Picture metrics, each named and defined."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torchmetrics.functional.image import (
+    peak_signal_noise_ratio,
+    structural_similarity_index_measure,
+)
+
+SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
+
+
+def psnr(render: Tensor, truth: Tensor) -> float:
+    """-10 log10 of the mean squared error of two pictures [H, W, 3] in [0, 1], in dB."""
+    return peak_signal_noise_ratio(render, truth, data_range=1.0).item()
+
+
+def ssim(render: Tensor, truth: Tensor) -> float:
+    """Structural similarity of two pictures [H, W, 3] in [0, 1]: SSIM_DEFINITION."""
+    batch = [picture.movedim(-1, 0)[None] for picture in (render, truth)]  # [1, 3, H, W]
+    return structural_similarity_index_measure(
+        *batch, gaussian_kernel=True, sigma=1.5, kernel_size=11, k1=0.01, k2=0.03, data_range=1.0
+    ).item()

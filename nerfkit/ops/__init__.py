@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops: one file each, with contract, PyTorch definition and public function.
+
+Letters used throughout: R rays, N packed samples, S samples per ray, B batch, C channels, F features per level,
+L levels, H state, I input; ``t`` a distance along a ray.
+"""
+
+from nerfkit.ops.composite import composite
+from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
+from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
+from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, resolve, resolved, set_backend
+from nerfkit.ops.grid_encode import grid_encode
+from nerfkit.ops.lltm import lltm
+from nerfkit.ops.lltm_cell import lltm_cell
+from nerfkit.ops.march import march
+from nerfkit.ops.trilinear import trilinear
+
+__all__ = [
+    "BackendError",
+    "Resolved",
+    "available",
+    "backend",
+    "composite",
+    "depthwise_conv1d",
+    "depthwise_conv2d",
+    "grid_encode",
+    "lltm",
+    "lltm_cell",
+    "march",
+    "resolve",
+    "resolved",
+    "set_backend",
+    "trilinear",
+]

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of op inputs: each error states what was expected and what came."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+POSITION_FLOATS = (torch.float32, torch.float64)  # half types cannot tell neighbouring samples apart
+
+
+def check_shape(op: str, name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
+    """Require `shape`; an int must match, a letter stands for any size."""
+    fits = tensor.dim() == len(shape) and all(
+        isinstance(want, str) or want == got for want, got in zip(shape, tensor.shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(s) for s in shape)
+        raise ValueError(f"{op}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+def check_dtype(op: str, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Require one of `dtypes`."""
+    if tensor.dtype not in dtypes:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
+        raise TypeError(f"{op}: {name} must be {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+
+
+def check_same(op: str, **tensors: Tensor | None) -> None:
+    """Require one device and one dtype for all `tensors`.
+
+    The first tensor given sets both. None is passed over.
+    """
+    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    first, reference = next(iter(present.items()))
+    for name, tensor in present.items():
+        if tensor.device != reference.device:
+            raise ValueError(
+                f"{op}: all tensors must be on one device; {first} is on {reference.device}, "
+                f"{name} on {tensor.device}"
+            )
+        if tensor.dtype != reference.dtype:
+            raise TypeError(
+                f"{op}: {first} and {name} must have one dtype, got "
+                f"{str(reference.dtype).removeprefix('torch.')} and {str(tensor.dtype).removeprefix('torch.')}"
+            )
+
+
+def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
+    """Require the device of `reference` for all `tensors`; dtypes may differ."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.device != reference.device:
+            raise ValueError(f"{op}: {name} must be on {reference.device}, got {tensor.device}")
+
+
+def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor) -> None:
+    """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
+
+    Their values (rising from 0 to N) are the caller's promise: reading them here would stall a GPU.
+    """
+    check_dtype(op, "ray_offsets", ray_offsets, (torch.int64,))
+    check_shape(op, "ray_offsets", ray_offsets, ("R+1",))
+    if ray_offsets.shape[0] == 0:
+        raise ValueError(f"{op}: ray_offsets must have shape [R+1] with R >= 0, got [0]")
+    check_device(op, samples, ray_offsets=ray_offsets)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which implementation of an op runs.
+
+Every op has one contract and up to three implementations, its *backends*: ``torch`` (the definition, runs anywhere),
+``cpp`` (CPU tensors) and ``cuda`` (CUDA tensors). A backend asked for by name runs or raises; only ``auto`` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nerfkit.errors import UserError
+from nerfkit.ops import native
+
+OPS = (
+    "trilinear",
+    "grid_encode",
+    "depthwise_conv1d",
+    "depthwise_conv2d",
+    "lltm_cell",
+    "lltm",
+    "march",
+    "composite",
+)
+BACKENDS = ("torch", "cpp", "cuda")
+CHOICES = ("auto", *BACKENDS)
+DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
+
+_implementations: dict[tuple[str, str], Callable] = {}
+_choice: dict[str, str] = dict.fromkeys(OPS, "auto")
+
+
+class BackendError(UserError, RuntimeError):
+    """A backend was asked for by name and cannot run."""
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """The backend that runs one op, and why."""
+
+    backend: str
+    reason: str
+
+
+def implements(op: str, backend: str) -> Callable[[Callable], Callable]:
+    """Decorator: register a function as the implementation of `op` on `backend`."""
+
+    def register(function: Callable) -> Callable:
+        _implementations[op, backend] = function
+        return function
+
+    return register
+
+
+def available(op: str) -> tuple[str, ...]:
+    """Backends that have an implementation of `op` in this installation."""
+    return tuple(b for b in BACKENDS if (op, b) in _implementations)
+
+
+def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
+    """Backend that runs `op` on tensors of `device` ("cpu", "cuda", ...) when `choice` is asked for.
+
+    Raises BackendError if `choice` names a backend that was not built or does not run on this device.
+    """
+    if op not in OPS:
+        raise BackendError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
+    if choice not in CHOICES:
+        raise BackendError(f"unknown backend {choice!r} for {op}; choose one of {', '.join(CHOICES)}")
+    if choice == "torch":
+        return Resolved("torch", "asked for")
+    if choice == "auto":
+        fused = next((b for b, d in DEVICE_OF.items() if d == device), None)
+        if fused is None:
+            return Resolved("torch", f"no fused backend for {device} tensors")
+        if (op, fused) in _implementations:
+            return Resolved(fused, "built")
+        return Resolved("torch", f"{fused} not built")
+    if (op, choice) not in _implementations:
+        raise BackendError(
+            f"{op}: backend {choice!r} was asked for but is not built ({native.why_missing(choice)}); "
+            f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} "
+            "Or use ops.backend=auto."
+        )
+    if DEVICE_OF[choice] != device:
+        raise BackendError(
+            f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {device} tensors; "
+            "move the tensors, or use ops.backend=auto"
+        )
+    return Resolved(choice, "asked for")
+
+
+def implementation(op: str, tensor: Tensor) -> Callable:
+    """The function that runs `op` on `tensor` under the backend in force."""
+    return _implementations[op, resolve(op, tensor.device.type, _choice[op]).backend]
+
+
+def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:
+    """Choose the backend of all ops, and of single ops by `overrides` ({"lltm": "torch"})."""
+    choice = dict.fromkeys(OPS, default) | (overrides or {})
+    for op, name in choice.items():
+        if op not in OPS:
+            raise BackendError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
+        if name not in CHOICES:
+            raise BackendError(f"unknown backend {name!r} for {op}; choose one of {', '.join(CHOICES)}")
+    _choice.update(choice)
+
+
+@contextmanager
+def backend(default: str = "auto", overrides: dict[str, str] | None = None) -> Iterator[None]:
+    """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``"""
+    before = dict(_choice)
+    set_backend(default, overrides)
+    try:
+        yield
+    finally:
+        _choice.update(before)
+
+
+def resolved(device: torch.device | str) -> dict[str, Resolved]:
+    """The backend of every op on `device` under the choice in force; raises if one cannot run."""
+    kind = torch.device(device).type
+    return {op: resolve(op, kind, _choice[op]) for op in OPS}

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One step of the LLTM, a recurrent cell without forget gate."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops.dispatch import implementation, implements
+
+
+def lltm_cell(
+    input: Tensor,  # [B, I]
+    h: Tensor,  # [B, H]
+    c: Tensor,  # [B, H]
+    weight: Tensor,  # [3H, H+I]
+    bias: Tensor,  # [3H]
+) -> tuple[Tensor, Tensor]:
+    r"""New hidden and cell state of the LLTM ("long long-term memory").
+
+    .. math::
+        [a_i, a_o, a_g] = W\,[h, input] + b, \quad i = \mathrm{sigmoid}(a_i), \quad o = \mathrm{sigmoid}(a_o), \quad
+        g = \mathrm{ELU}(a_g) \\
+        c' = c + g \, i, \qquad h' = \tanh(c') \, o
+
+    Args:
+        input: [B, I]; h, c: [B, H] hidden and cell state.
+        weight: [3H, H+I], rows in the order input gate, output gate, candidate; columns h, then input.
+        bias: [3H].
+
+    Returns:
+        h' [B, H] and c' [B, H].
+
+    dtype: one floating type for all. Differentiable in every input.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
+    Source: the cell of PyTorch's C++ extension tutorial (P. Goldsborough, 2018).
+
+    >>> zero = torch.zeros(1, 1)
+    >>> h, c = lltm_cell(torch.tensor([[3.0]]), zero, zero, torch.tensor([[0.0, 0], [0, 0], [0, 1]]), torch.zeros(3))
+    >>> h, c                                                # c' = 0 + 3 * 1/2, h' = tanh(1.5) * 1/2
+    (tensor([[0.4526]]), tensor([[1.5000]]))
+    """
+    check_shape("lltm_cell", "input", input, ("B", "I"))
+    check_dtype("lltm_cell", "input", input, FLOATS)
+    check_shape("lltm_cell", "h", h, (input.shape[0], "H"))
+    check_shape("lltm_cell", "c", c, tuple(h.shape))
+    check_parameters("lltm_cell", weight, bias, h.shape[1], input.shape[1])
+    check_same("lltm_cell", input=input, h=h, c=c, weight=weight, bias=bias)
+    return implementation("lltm_cell", input)(input, h, c, weight, bias)
+
+
+def check_parameters(op: str, weight: Tensor, bias: Tensor, n_state: int, n_input: int) -> None:
+    """Require weight [3H, H+I] and bias [3H]."""
+    check_shape(op, "weight", weight, (3 * n_state, n_state + n_input))
+    check_shape(op, "bias", bias, (3 * n_state,))
+
+
+def lltm_update(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """h' and c' [B, H] from the gates before activation [B, 3H] and the cell state [B, H]."""
+    n_state = c.shape[1]
+    open_gates, candidate = gates.split([2 * n_state, n_state], dim=1)
+    i, o = open_gates.sigmoid().chunk(2, dim=1)  # [B, H] each
+    c = torch.addcmul(c, F.elu(candidate), i)
+    return c.tanh() * o, c
+
+
+@implements("lltm_cell", "torch")
+def _lltm_cell_torch(input, h, c, weight, bias):
+    return lltm_update(F.linear(torch.cat([h, input], dim=1), weight, bias), c)

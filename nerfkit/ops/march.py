@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Marching rays through an occupancy grid."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.packed import offsets_from_counts
+
+BLOCK = 8  # steps that one look at the coarse grid can skip
+
+
+def march(
+    origins: Tensor,  # [R, 3]
+    directions: Tensor,  # [R, 3]
+    occupancy: Tensor,  # [X, Y, Z] bool
+    box: Tensor,  # [2, 3]
+    step: float,
+    near: float = 0.0,
+    far: float = math.inf,
+    jitter: Tensor | None = None,  # [R]
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Intervals of length `step` along each ray whose middle lies in an occupied cell.
+
+    With :math:`[t_{in}, t_{out}]` the part of the ray inside the box and between near and far, interval k of ray r is
+
+    .. math::
+        [t_{in} + (k + jitter_r)\, step,\; t_{in} + (k + 1 + jitter_r)\, step], \qquad k = 0, 1, ...
+
+    It is kept if its middle is before :math:`t_{out}` and in a cell of `occupancy` that is set.
+
+    Args:
+        origins: [R, 3]; directions: [R, 3] of unit length.
+        occupancy: [X, Y, Z] bool, cells of the box, x the slowest axis.
+        box: [2, 3] lowest and highest corner, scene units.
+        step: interval length; near, far: limits of the distance. All in scene units.
+        jitter: [R] shift in steps, 0 to 1, or None for 0.
+
+    Returns:
+        t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far.
+
+    dtype: float32 or float64, one for all. Nothing is differentiable.
+    Raises ValueError for a shape, device or step, TypeError for a dtype that does not fit.
+    Source: occupancy-grid marching of instant-ngp (arXiv:2201.05989), appendix E.
+
+    >>> box = torch.tensor([[0.0, 0, 0], [3, 1, 1]])
+    >>> occupancy = torch.tensor([True, False, True]).reshape(3, 1, 1)
+    >>> t_starts, t_ends, ray_offsets = march(
+    ...     torch.tensor([[-1.0, 0.5, 0.5]]), torch.tensor([[1.0, 0, 0]]), occupancy, box, step=1.0)
+    >>> t_starts, t_ends, ray_offsets
+    (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
+    """
+    check_shape("march", "origins", origins, ("R", 3))
+    check_dtype("march", "origins", origins, POSITION_FLOATS)
+    check_shape("march", "directions", directions, tuple(origins.shape))
+    check_shape("march", "box", box, (2, 3))
+    check_shape("march", "occupancy", occupancy, ("X", "Y", "Z"))
+    check_dtype("march", "occupancy", occupancy, (torch.bool,))
+    check_device("march", origins, occupancy=occupancy)
+    if jitter is not None:
+        check_shape("march", "jitter", jitter, (origins.shape[0],))
+    check_same("march", origins=origins, directions=directions, box=box, jitter=jitter)
+    if not (step > 0 and math.isfinite(step)):
+        raise ValueError(f"march: step must be positive and finite, got {step}")
+    with torch.no_grad():
+        return implementation("march", origins)(origins, directions, occupancy, box, step, near, far, jitter)
+
+
+def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
+    """Distances [R] at which each ray enters and leaves the box, within near and far; in >= out for a miss."""
+    tiny = torch.finfo(directions.dtype).tiny
+    safe = torch.where(directions.abs() < tiny, tiny, directions)  # [R, 3]
+    sides = (box[:, None, :] - origins) / safe  # [2, R, 3]
+    enter = sides.amin(0).amax(-1).clamp(min=near)
+    leave = sides.amax(0).amin(-1).clamp(max=far)
+    return enter, leave
+
+
+@implements("march", "torch")
+def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
+    enter, leave = box_span(origins, directions, box, near, far)  # [R] each
+    first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] middle of interval 0
+    hit = (first < leave).nonzero()[:, 0]  # [M] rays with a candidate
+    counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
+    if hit.numel() == 0 or occupancy.numel() == 0:
+        nothing = origins.new_zeros(0)
+        return nothing, nothing, offsets_from_counts(counts)
+
+    o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
+    n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
+    blocks = torch.arange(n_blocks, device=o.device)
+    reach = BLOCK / 2 * step
+    coarse = _widened(occupancy, box, reach)
+    middles = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
+    near_something = _look_up(coarse, o, d, middles, box) & (middles - reach < leave[:, None])
+    ray, block = near_something.nonzero().unbind(1)  # [K] each
+
+    k = block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)  # [K, BLOCK]
+    t = first[ray, None] + k * step  # [K, BLOCK] middles
+    kept = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
+    t, ray = t[kept], hit[ray].unsqueeze(1).expand_as(kept)[kept]  # [N] each
+    counts.index_add_(0, ray, torch.ones_like(ray))
+    return t - step / 2, t + step / 2, offsets_from_counts(counts)
+
+
+def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
+    """Value of `grid` [X, Y, Z] over the box at distances `t` [M, S] along M rays, [M, S]."""
+    scale = torch.tensor(grid.shape, device=t.device, dtype=t.dtype) / (box[1] - box[0])  # [3]
+    o, d = (origins - box[0]) * scale, directions * scale  # [M, 3] in cells
+    index = 0
+    for axis, n in enumerate(grid.shape):
+        cell = torch.addcmul(o[:, axis, None], d[:, axis, None], t).to(torch.int32).clamp_(0, n - 1)
+        index = index * n + cell
+    return grid.flatten().index_select(0, index.flatten()).view(t.shape)
+
+
+def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
+    """Coarse copy of `occupancy`, set wherever a point within `reach` along each axis may be occupied."""
+    size = (box[1] - box[0]).tolist()
+    factors = [
+        max(1, min(n, math.ceil(reach / (length / n) * (1 + 1e-6))))
+        for n, length in zip(occupancy.shape, size, strict=True)
+    ]
+    # Raised to the next divisor, so that both grids cover one box.
+    factors = [
+        next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)
+    ]
+    pooled = F.max_pool3d(occupancy[None, None].float(), factors)
+    return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0

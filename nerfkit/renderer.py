@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The whole way from rays to colors: the file to read first.
+
+    sampling    rays + occupancy grid        -> samples     packed: N samples of R rays
+    grid        sample positions [N, 3]      -> features    [N, C]
+    encoder     features along each ray      -> encoded     [N, C]
+    aggregator  encoded, near to far         -> state       [N, H]
+    decoder     features, context, direction -> density [N], rgb [N, 3]
+    compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.aggregator import RayAggregator
+from nerfkit.cameras import Rays
+from nerfkit.compositing import Rendering, composite_samples
+from nerfkit.config import Config
+from nerfkit.decoder import Decoder
+from nerfkit.encoder import RayEncoder
+from nerfkit.grid import FeatureGrid
+from nerfkit.sampling import Sampler, Samples
+
+
+class Renderer(nn.Module):
+    """A radiance field and how rays see it."""
+
+    def __init__(self, config: Config):
+        super().__init__()
+        box = torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
+        model = config.model
+        self.sampler = Sampler(config.sampling, box)
+        self.grid = FeatureGrid(model, box)
+        self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
+        self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
+        self.decoder = Decoder(model, self.grid.n_features)
+
+    def forward(
+        self, rays: Rays, background: Tensor, jitter: Tensor | None = None
+    ) -> tuple[Rendering, Samples]:
+        """What `rays` see over `background` [R, 3] or [3], and the samples that it was made from."""
+        samples = self.sampler(rays, self.density, jitter)
+        features = self.grid(samples.positions)
+        encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
+        state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
+        density, embedding = self.decoder.density(features)
+        rgb = self.decoder.color(embedding, samples.directions, encoded, state)
+        return composite_samples(samples, density, rgb, background), samples
+
+    def density(self, positions: Tensor) -> Tensor:
+        """Density [N] per scene unit at world positions [N, 3]."""
+        return self.decoder.density(self.grid(positions))[0]
+
+    def normals(self, positions: Tensor) -> Tensor:
+        """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            density = self.density(positions)
+            (gradient,) = torch.autograd.grad(density.log().sum(), positions)
+        return -torch.nn.functional.normalize(gradient, dim=-1)

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run folder: complete by itself, so that it can be moved, rendered and resumed without the scene.
+
+    config.toml               every option, resolved
+    checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
+    scene.json                cameras of every split, up axis
+    metrics.jsonl             one line per logged step
+    metrics.json              scores on held-out views, with their protocol
+    loss.png  eval/  render/  pictures
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nerfkit import checkpoint
+from nerfkit import config as config_module
+from nerfkit.cameras import Cameras
+from nerfkit.config import Config
+from nerfkit.errors import RunError
+from nerfkit.readers.transforms import parse_cameras, to_json
+from nerfkit.renderer import Renderer
+from nerfkit.scene import BACKGROUNDS, Scene
+
+CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
+
+
+def create(folder: Path, overwrite: bool = False) -> None:
+    """Make an empty run folder; raises RunError if it holds a run already or cannot be written."""
+    if (folder / CONFIG).exists() or checkpoint.exists(folder):
+        if not overwrite:
+            raise RunError(
+                f"{folder} holds a run already; go on with --resume {folder}, "
+                "choose another folder with --out, or replace it with --overwrite"
+            )
+        shutil.rmtree(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".probe"
+        probe.write_text("")
+        probe.unlink()
+    except OSError as error:
+        raise RunError(f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out") from None
+
+
+def save_description(folder: Path, config: Config, scene: Scene) -> None:
+    """Write the resolved configuration and the scene's cameras."""
+    splits = {
+        name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()
+    }
+    try:
+        config_module.dump(config, folder / CONFIG)
+        (folder / SCENE).write_text(json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
+    except OSError as error:
+        raise RunError(f"cannot write to the run folder {folder}: {error.strerror}") from None
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run."""
+    if not (folder / CONFIG).exists():
+        raise RunError(f"{folder} is not a run folder: {CONFIG} is missing")
+    return config_module.load([folder / CONFIG])
+
+
+def read_scene(folder: Path) -> dict[str, Any]:
+    """Name, up axis and splits of the run's scene."""
+    try:
+        return json.loads((folder / SCENE).read_text())
+    except (OSError, ValueError) as error:
+        raise RunError(f"cannot read {folder / SCENE}: {error}") from None
+
+
+def read_cameras(folder: Path, split: str) -> Cameras:
+    """Cameras of one split of the run's scene."""
+    splits = read_scene(folder)["splits"]
+    if split not in splits:
+        raise RunError(f"the run in {folder} knows no split {split!r}; it has {', '.join(splits)}")
+    return parse_cameras(splits[split], folder / SCENE)
+
+
+def load_renderer(folder: Path, device: torch.device) -> tuple[Renderer, Config, dict[str, Any]]:
+    """The trained renderer of a run, its configuration and its checkpoint's state."""
+    config = read_config(folder)
+    tensors, state = checkpoint.load(folder)
+    renderer = Renderer(config)
+    renderer.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+    return renderer.to(device).eval(), config, state
+
+
+def background_color(config: Config, device: torch.device) -> torch.Tensor:
+    """Background [3] for rendering and evaluation; white where training drew it at random."""
+    return torch.full((3,), BACKGROUNDS.get(config.data.background, 1.0), device=device)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device `name`; "auto" takes a GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RunError(
+            f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
+            "run `python -m nerfkit doctor`, or use --device cpu"
+        )
+    return device

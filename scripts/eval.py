@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Score a run on held-out views: PSNR and SSIM per view and mean, with the protocol, in metrics.json.
+
+    python scripts/eval.py runs/lego
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from nerfkit import cli, ops, run
+from nerfkit.config import OpsConfig
+from nerfkit.errors import RunError
+from nerfkit.evaluator import evaluate
+from nerfkit.scene import load_scene
+
+
+@dataclass
+class EvalOptions:
+    """Score a run on held-out views."""
+
+    run: Annotated[Path, tyro.conf.Positional]  # run folder
+    split: str = ""  # views to evaluate on; the run's own choice if empty
+    data: str = ""  # folder of the scene, if it has moved
+    sheets: int = 8  # views whose truth, render and error are saved as pictures; -1: all
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    ops: OpsConfig = field(default_factory=OpsConfig)
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(EvalOptions, args=arguments, prog="scripts/eval.py", **cli.TYRO)
+    device = run.pick_device(options.device)
+    renderer, config, state = run.load_renderer(options.run, device)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    config.eval.split = options.split or config.eval.split
+    config.eval.sheets = options.sheets
+    try:
+        scene = load_scene(options.data or config.data.path, config.data.format, config.data.downscale)
+    except ValueError as error:
+        raise RunError(f"{error}; give the scene's folder with --data") from None
+    metrics = evaluate(renderer, config, scene.split(config.eval.split), state, options.run, device)
+    print(f"{metrics['n_views']} {config.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+    print(f"per view and protocol: {options.run / run.METRICS}; pictures: {options.run / 'eval'}")
+    return 0
+
+
+if __name__ == "__main__":
+    cli.main(main)

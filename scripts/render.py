@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Render novel views of a run: PNG frames as they finish, then a video. Needs the run folder alone.
+
+    python scripts/render.py runs/lego --path spiral --outputs rgb depth
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+import tyro
+from tqdm import tqdm
+
+from nerfkit import cli, ops, paths, run
+from nerfkit.cameras import Cameras
+from nerfkit.config import Config, OpsConfig
+from nerfkit.errors import RunError, UserError
+from nerfkit.image import PictureRenderer, preview, probe_video, save_png, write_video
+from nerfkit.readers.transforms import parse_cameras, read_json, to_json
+
+Output = Literal["rgb", "depth", "opacity", "normal"]
+FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
+
+
+@dataclass
+class RenderOptions:
+    """Render novel views of a run."""
+
+    run: Annotated[Path, tyro.conf.Positional]  # run folder
+    path: str = "orbit"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json
+    frames: int = 60  # frames of orbit, spiral and interpolate
+    size: tuple[int, int] | None = None  # width and height [pixels]; as trained if left out
+    fps: int = 20  # frames per second of the video
+    outputs: tuple[Output, ...] = ("rgb",)  # depth is float32, along the ray and along z, in scene units (.npz)
+    out: str = ""  # folder of frames and videos; RUN/render/<path> if empty
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    resume: bool = False  # keep frames that are there already
+    ops: OpsConfig = field(default_factory=OpsConfig)
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(RenderOptions, args=arguments, prog="scripts/render.py", **cli.TYRO)
+    device = run.pick_device(options.device)
+    renderer, config, _ = run.load_renderer(options.run, device)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    ops.resolved(device)
+    cameras = choose_cameras(options, config)
+    if options.size is not None:
+        cameras = cameras.resized(*options.size)
+    folder = Path(options.out or options.run / "render" / Path(options.path).stem)
+    no_video = prepare(folder, cameras)
+    if no_video:
+        print(f"no video will be written ({no_video}); the frames will be kept")
+
+    picture_of = PictureRenderer(renderer, run.background_color(config, device))
+    frames = render_frames(picture_of, cameras.to(device), options, folder, depth_range(options.run, config))
+    print(f"{len(cameras)} frames: {folder}")
+    if not no_video:
+        for name, files in frames.items():
+            video = folder.with_name(f"{folder.name}_{name}.mp4" if name != "rgb" else f"{folder.name}.mp4")
+            write_video(video, files, options.fps)
+            print(f"video: {video}")
+    return 0
+
+
+def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
+    """Cameras of the path that was asked for."""
+    if options.path.endswith(".json"):
+        file = Path(options.path)
+        trained = run.read_cameras(options.run, "train")
+        size = options.size or (trained.width, trained.height)
+        content = read_json(file)
+        return parse_cameras({"w": size[0], "h": size[1], **content}, file)
+    scene = run.read_scene(options.run)
+    if options.path in scene["splits"]:
+        return run.read_cameras(options.run, options.path)
+    like = run.read_cameras(options.run, "train")
+    box = torch.tensor(config.data.box).view(2, 3)
+    target, up = box.mean(0), torch.tensor(scene["up"])
+    if options.frames < 1:
+        raise UserError(f"--frames must be at least 1, got {options.frames}")
+    if options.path == "orbit":
+        return paths.orbit(like, target, up, options.frames)
+    if options.path == "spiral":
+        return paths.spiral(like, target, up, options.frames)
+    if options.path == "interpolate":
+        through = run.read_cameras(options.run, "test" if "test" in scene["splits"] else "train")
+        return paths.interpolate(through, options.frames)
+    raise UserError(
+        f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, {', '.join(scene['splits'])} or a FILE.json"
+    )
+
+
+def prepare(folder: Path, cameras: Cameras) -> str | None:
+    """Make the folder and write the path; the reason if videos cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [f"{index:04d}" for index in range(len(cameras))]
+        (folder / "path.json").write_text(json.dumps(to_json(cameras, names)))
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
+    return probe_video(folder)
+
+
+def depth_range(folder: Path, config: Config) -> tuple[float, float]:
+    """Nearest and farthest distance from the training cameras into the box: the ends of the depth colors."""
+    box = torch.tensor(config.data.box).view(2, 3)
+    distance = (run.read_cameras(folder, "train").positions - box.mean(0)).norm(dim=-1).mean().item()
+    radius = (box[1] - box[0]).norm().item() / 2
+    return max(distance - radius, 0.0), distance + radius
+
+
+def render_frames(
+    picture_of: PictureRenderer, cameras: Cameras, options: RenderOptions, folder: Path, span: tuple[float, float]
+) -> dict[str, list[Path]]:
+    """Render and save every frame; the PNG files by output."""
+    frames: dict[str, list[Path]] = {name: [] for output in options.outputs for name in FILES[output]}
+    for view in tqdm(range(len(cameras)), desc="rendering", unit="frame", dynamic_ncols=True):
+        files = {name: folder / (f"{view:04d}.png" if name == "rgb" else f"{name}_{view:04d}.png") for name in frames}
+        for name, file in files.items():
+            frames[name].append(file)
+        if options.resume and all(file.exists() for file in files.values()):
+            continue
+        pictures = picture_of(cameras, view, options.outputs)
+        values = {name: pictures[name].numpy() for name in frames if name != "rgb"}
+        if values:
+            np.savez_compressed(folder / f"{view:04d}.npz", **values)
+        for name, file in files.items():
+            save_png(file, preview(name, pictures[name], span))
+    return frames
+
+
+if __name__ == "__main__":
+    cli.main(main)
