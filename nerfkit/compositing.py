@@ -22,6 +22,4 @@ class Rendering(NamedTuple):
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:
     """Composite samples over `background` [R, 3] or [3]."""
-    return Rendering(
-        *composite(density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background)
-    )
+    return Rendering(*composite(density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background))

@@ -36,9 +36,7 @@ class Decoder(nn.Module):
         out = self.density_out(F.relu(self.density_hidden(features)))
         return torch.exp((out[:, 0] - 1).clamp(max=MAX_LOG_DENSITY)), out[:, 1:]
 
-    def color(
-        self, embedding: Tensor, directions: Tensor, encoded: Tensor | None, state: Tensor | None
-    ) -> Tensor:
+    def color(self, embedding: Tensor, directions: Tensor, encoded: Tensor | None, state: Tensor | None) -> Tensor:
         """Color [N, 3] in [0, 1] from embedding [N, E], unit directions [N, 3] and the ray's context."""
         hidden = self.color_in(torch.cat([embedding, spherical_harmonics(directions)], dim=-1))
         if self.from_encoder is not None:

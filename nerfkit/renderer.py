@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The whole way from rays to colors: the file to read first.
 
-    sampling    rays + occupancy grid        -> samples     packed: N samples of R rays
-    grid        sample positions [N, 3]      -> features    [N, C]
-    encoder     features along each ray      -> encoded     [N, C]
-    aggregator  encoded, near to far         -> state       [N, H]
-    decoder     features, context, direction -> density [N], rgb [N, 3]
-    compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
+sampling    rays + occupancy grid        -> samples     packed: N samples of R rays
+grid        sample positions [N, 3]      -> features    [N, C]
+encoder     features along each ray      -> encoded     [N, C]
+aggregator  encoded, near to far         -> state       [N, H]
+decoder     features, context, direction -> density [N], rgb [N, 3]
+compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
 """
 
 from __future__ import annotations
@@ -37,9 +37,7 @@ class Renderer(nn.Module):
         self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
         self.decoder = Decoder(model, self.grid.n_features)
 
-    def forward(
-        self, rays: Rays, background: Tensor, jitter: Tensor | None = None
-    ) -> tuple[Rendering, Samples]:
+    def forward(self, rays: Rays, background: Tensor, jitter: Tensor | None = None) -> tuple[Rendering, Samples]:
         """What `rays` see over `background` [R, 3] or [3], and the samples that it was made from."""
         samples = self.sampler(rays, self.density, jitter)
         features = self.grid(samples.positions)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run folder: complete by itself, so that it can be moved, rendered and resumed without the scene.
 
-    config.toml               every option, resolved
-    checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
-    scene.json                cameras of every split, up axis
-    metrics.jsonl             one line per logged step
-    metrics.json              scores on held-out views, with their protocol
-    loss.png  eval/  render/  pictures
+config.toml               every option, resolved
+checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
+scene.json                cameras of every split, up axis
+metrics.jsonl             one line per logged step
+metrics.json              scores on held-out views, with their protocol
+loss.png  eval/  render/  pictures
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def create(folder: Path, overwrite: bool = False) -> None:
         probe.write_text("")
         probe.unlink()
     except OSError as error:
-        raise RunError(f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out") from None
+        raise RunError(
+            f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out"
+        ) from None
 
 
 def save_description(folder: Path, config: Config, scene: Scene) -> None:
     """Write the resolved configuration and the scene's cameras."""
-    splits = {
-        name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()
-    }
+    splits = {name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()}
     try:
         config_module.dump(config, folder / CONFIG)
         (folder / SCENE).write_text(json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))

@@ -55,9 +55,7 @@ class Sampler(nn.Module):
                 kept = reached > self.config.min_transmittance  # [N]
                 counts = torch.zeros_like(ray_offsets[1:]).index_add(0, ray_index, kept.long())
                 ray_offsets = offsets_from_counts(counts)
-                t_starts, t_ends, ray_index, positions = (
-                    x[kept] for x in (t_starts, t_ends, ray_index, positions)
-                )
+                t_starts, t_ends, ray_index, positions = (x[kept] for x in (t_starts, t_ends, ray_index, positions))
         return Samples(positions, rays.directions[ray_index], t_starts, t_ends, ray_offsets)
 
     @torch.no_grad()

@@ -191,10 +191,13 @@ class Trainer:
             with open(self.folder / run.LOG, "a") as file:
                 file.write(json.dumps(line) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write {self.folder / run.LOG}: {error.strerror}; the last checkpoint is kept") from None
+            raise RunError(
+                f"cannot write {self.folder / run.LOG}: {error.strerror}; the last checkpoint is kept"
+            ) from None
 
     def _report_nan(self, value: float, rays: Rays, rendering: Any) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
+
         def bad(tensor: Tensor) -> int:
             return int((~torch.isfinite(tensor)).sum())
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a run on held-out views: PSNR and SSIM per view and mean, with the protocol, in metrics.json.
 
-    python scripts/eval.py runs/lego
+python scripts/eval.py runs/lego
 """
 
 from __future__ import annotations

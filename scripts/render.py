@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Render novel views of a run: PNG frames as they finish, then a video. Needs the run folder alone.
 
-    python scripts/render.py runs/lego --path spiral --outputs rgb depth
+python scripts/render.py runs/lego --path spiral --outputs rgb depth
 """
 
 from __future__ import annotations

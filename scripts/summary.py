@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Say what a run scored and where its pictures are.
 
-    python scripts/summary.py runs/lego
+python scripts/summary.py runs/lego
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a radiance field on a scene.
 
-    python scripts/train.py --config configs/lego.toml --data.path scenes/lego
-    python scripts/train.py --resume runs/lego
+python scripts/train.py --config configs/lego.toml --data.path scenes/lego
+python scripts/train.py --resume runs/lego
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ def main(arguments: list[str]) -> int:
     if options.eval.after_training and options.eval.split in scene.views:
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.renderer, options, scene.split(options.eval.split), state, folder, device)
-        print(f"{metrics['n_views']} {options.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+        print(
+            f"{metrics['n_views']} {options.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}"
+        )
     print(f"run folder: {folder}\nnext: python scripts/render.py {folder}")
     return 0
 
@@ -53,7 +55,9 @@ def summary(scene: Scene, trainer: Trainer, backends: dict[str, ops.Resolved]) -
     config, cameras = trainer.config, trainer.cameras
     n_parameters = sum(p.numel() for p in trainer.renderer.parameters())
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
-    stages = [name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used]
+    stages = [
+        name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used
+    ]
     limit = f", at most {config.trainer.max_seconds:g} s" if config.trainer.max_seconds else ""
     lines = [
         f"scene     {scene.name} ({scene.format}): {counts} views of {cameras.width}x{cameras.height}, "

@@ -37,8 +37,7 @@ def check_same(op: str, **tensors: Tensor | None) -> None:
     for name, tensor in present.items():
         if tensor.device != reference.device:
             raise ValueError(
-                f"{op}: all tensors must be on one device; {first} is on {reference.device}, "
-                f"{name} on {tensor.device}"
+                f"{op}: all tensors must be on one device; {first} is on {reference.device}, {name} on {tensor.device}"
             )
         if tensor.dtype != reference.dtype:
             raise TypeError(

@@ -77,9 +77,7 @@ def composite(
 def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
     dtype = density.dtype
     if dtype in (torch.float16, torch.bfloat16):
-        density, rgb, t_starts, t_ends, background = (
-            x.float() for x in (density, rgb, t_starts, t_ends, background)
-        )
+        density, rgb, t_starts, t_ends, background = (x.float() for x in (density, rgb, t_starts, t_ends, background))
     n_rays = ray_offsets.shape[0] - 1
     ray_index = ray_indices(ray_offsets, density.shape[0])  # [N]
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.lltm_cell import check_parameters, lltm_update
+from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
+from nerfkit.ops.second_order import no_second_derivative
 
 
 def lltm(
@@ -37,7 +38,8 @@ def lltm(
     Returns:
         h [N, H] after each sample, h_n and c_n [R, H] after the last one. An empty ray returns its h0 and c0.
 
-    dtype: one floating type for all. Differentiable in every input but ray_offsets.
+    dtype: one floating type for all. Differentiable once in every input but ray_offsets; a second
+    derivative raises NotImplementedError.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
     Source: as `lltm_cell`.
 
@@ -62,37 +64,85 @@ def lltm(
 
 @implements("lltm", "torch")
 def _lltm_torch(input, ray_offsets, weight, bias, h0, c0):
-    # The samples are put in the order (step, ray), longest ray first: each step is then one slice of all arrays,
-    # and the products with the input are one large matrix product.
-    n_samples, n_state = input.shape[0], h0.shape[1]
+    if input.shape[0] == 0:
+        nothing = (input.sum() + weight.sum() + bias.sum()) * 0  # keeps all inputs in the graph: zero gradients
+        return input.new_zeros(0, h0.shape[1]) + nothing, h0 + nothing, c0 + nothing
+    # The samples are put in the order (step, ray), longest ray first: each step is then one slice of all arrays.
     lengths = ray_offsets.diff()  # [R]
     longest_first = lengths.argsort(descending=True, stable=True)  # [R]
-    rank = torch.empty_like(longest_first)
-    rank[longest_first] = torch.arange(len(rank), device=rank.device)
-    ray_index = ray_indices(ray_offsets, n_samples)  # [N]
-    step = torch.arange(n_samples, device=input.device) - ray_offsets[ray_index]  # [N]
-    rays_per_step = torch.bincount(step)  # [steps]
-    step_major = (rays_per_step.cumsum(0) - rays_per_step)[step] + rank[ray_index]  # [N] -> place
-    sample_at = torch.empty_like(step_major)
-    sample_at[step_major] = torch.arange(n_samples, device=input.device)
+    rank = _inverse(longest_first)  # [R]
+    ray_index = ray_indices(ray_offsets, input.shape[0])  # [N]
+    step = torch.arange(input.shape[0], device=input.device) - ray_offsets[ray_index]  # [N]
+    rays_at_step = torch.bincount(step)  # [steps]
+    place = (rays_at_step.cumsum(0) - rays_at_step)[step] + rank[ray_index]  # [N] of each sample in the new order
 
-    gates_input = F.linear(input[sample_at], weight[:, n_state:], bias)  # [N, 3H]
-    weight_h = weight[:, :n_state].t()  # [H, 3H]
-    h, c = h0[longest_first], c0[longest_first]
-    all_h, all_c = [], []
-    for gates in gates_input.split(rays_per_step.tolist()):
-        n = gates.shape[0]
-        h, c = lltm_update(torch.addmm(gates, h[:n], weight_h), c[:n])
-        all_h.append(h)
-        all_c.append(c)
-    if not all_h:
-        return input.new_zeros(0, n_state) + h0.sum() * 0, h0.clone(), c0.clone()
-
-    h_steps, c_steps = torch.cat(all_h), torch.cat(all_c)  # [N, H] each
-    last = step_major[(ray_offsets[1:] - 1).clamp(min=0)]  # [R] place of the last sample, if there is one
+    h_steps, c_steps = _StepsOfRays.apply(
+        input[_inverse(place)], weight, bias, h0[longest_first], c0[longest_first], rays_at_step.tolist()
+    )  # [N, H] each
+    last = place[(ray_offsets[1:] - 1).clamp(min=0)]  # [R] place of the last sample, if there is one
     empty = (lengths == 0)[:, None]  # [R, 1]
-    return (
-        h_steps[step_major],
-        torch.where(empty, h0, h_steps[last]),
-        torch.where(empty, c0, c_steps[last]),
-    )
+    return h_steps[place], torch.where(empty, h0, h_steps[last]), torch.where(empty, c0, c_steps[last])
+
+
+def _inverse(permutation: Tensor) -> Tensor:
+    inverse = torch.empty_like(permutation)
+    inverse[permutation] = torch.arange(len(permutation), device=permutation.device)
+    return inverse
+
+
+class _StepsOfRays(torch.autograd.Function):
+    """h and c [N, H] after every sample, in the order (step, ray); step t is a block of counts[t] rays.
+
+    Autograd would record a dozen kernels a step. Here only what depends on the step before is inside the loops, six
+    small kernels a step; activations' derivatives and the weights' gradient are computed for all samples at once.
+    """
+
+    @staticmethod
+    def forward(ctx, input, weight, bias, h0, c0, counts):
+        n_state = h0.shape[1]
+        gates = F.linear(input, weight[:, n_state:], bias)  # [N, 3H]
+        weight_h = weight[:, :n_state].t()  # [H, 3H]
+        c_steps, h_steps = (torch.empty_like(gates[:, :n_state]) for _ in range(2))  # [N, H]
+        h, c = h0, c0
+        for block, h_new, c_new in zip(gates.split(counts), h_steps.split(counts), c_steps.split(counts), strict=True):
+            n = block.shape[0]
+            block.addmm_(h[:n], weight_h)
+            i, o = block[:, : 2 * n_state].sigmoid_().chunk(2, dim=1)  # [n, H] each
+            g = F.elu_(block[:, 2 * n_state :])
+            torch.addcmul(c[:n], g, i, out=c_new)
+            torch.tanh(c_new, out=h_new).mul_(o)
+            h, c = h_new, c_new
+        ctx.save_for_backward(input, weight, h0, gates, h_steps, c_steps)
+        ctx.counts = counts
+        return h_steps, c_steps
+
+    @staticmethod
+    def backward(ctx, grad_h_steps, grad_c_steps):
+        with torch.no_grad():
+            gradients = _gradients(*ctx.saved_tensors, ctx.counts, grad_h_steps, grad_c_steps)
+        return *no_second_derivative("lltm", gradients, (*ctx.saved_tensors, grad_h_steps, grad_c_steps)), None
+
+
+def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps, grad_c_steps):
+    """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
+    n_state = h0.shape[1]
+    weight_h = weight[:, :n_state]  # [3H, H]
+    i, o, g = gates.chunk(3, dim=1)  # [N, H] each
+    tanh_c = c_steps.tanh()
+    c_of_h = o * (1 - tanh_c * tanh_c)  # d h / d c
+    i_of_c = g * i * (1 - i)  # d c / d a_i, and so on: a is a gate before activation
+    o_of_h = tanh_c * o * (1 - o)
+    g_of_c = i * (g + 1).clamp(max=1)
+    grad_gates = torch.empty_like(gates)  # [N, 3H]
+    grad_h, grad_c = torch.zeros_like(h0), torch.zeros_like(h0)  # [R, H] carried from step to step
+    by_step = [x.split(counts) for x in (grad_gates, grad_h_steps, grad_c_steps, c_of_h, i_of_c, o_of_h, g_of_c)]
+    for block, from_h, from_c, dc_dh, da_i, da_o, da_g in reversed(list(zip(*by_step, strict=True))):
+        n = block.shape[0]
+        dh, dc = grad_h[:n].add_(from_h), grad_c[:n].add_(from_c)
+        dc.addcmul_(dh, dc_dh)
+        torch.cat([dc * da_i, dh * da_o, dc * da_g], dim=1, out=block)
+        torch.mm(block, weight_h, out=dh)
+    # The state before each sample: h0 at the first step, the block before at the others.
+    h_before = torch.cat([h0[: counts[0]], *(h[:n] for h, n in zip(h_steps.split(counts), counts[1:], strict=False))])
+    grad_weight = torch.cat([grad_gates.t() @ h_before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
+    return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h, grad_c

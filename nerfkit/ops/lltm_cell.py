@@ -57,15 +57,8 @@ def check_parameters(op: str, weight: Tensor, bias: Tensor, n_state: int, n_inpu
     check_shape(op, "bias", bias, (3 * n_state,))
 
 
-def lltm_update(gates: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """h' and c' [B, H] from the gates before activation [B, 3H] and the cell state [B, H]."""
-    n_state = c.shape[1]
-    open_gates, candidate = gates.split([2 * n_state, n_state], dim=1)
-    i, o = open_gates.sigmoid().chunk(2, dim=1)  # [B, H] each
-    c = torch.addcmul(c, F.elu(candidate), i)
-    return c.tanh() * o, c
-
-
 @implements("lltm_cell", "torch")
 def _lltm_cell_torch(input, h, c, weight, bias):
-    return lltm_update(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
+    a_i, a_o, a_g = F.linear(torch.cat([h, input], dim=1), weight, bias).chunk(3, dim=1)  # [B, H] each
+    c = torch.addcmul(c, F.elu(a_g), a_i.sigmoid())
+    return c.tanh() * a_o.sigmoid(), c

@@ -94,14 +94,14 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
 
     o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
     n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
-    blocks = torch.arange(n_blocks, device=o.device)
+    blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
     reach = BLOCK / 2 * step
     coarse = _widened(occupancy, box, reach)
     middles = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
     near_something = _look_up(coarse, o, d, middles, box) & (middles - reach < leave[:, None])
     ray, block = near_something.nonzero().unbind(1)  # [K] each
 
-    k = block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)  # [K, BLOCK]
+    k = (block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)).to(o.dtype)  # [K, BLOCK]
     t = first[ray, None] + k * step  # [K, BLOCK] middles
     kept = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
     t, ray = t[kept], hit[ray].unsqueeze(1).expand_as(kept)[kept]  # [N] each
@@ -128,8 +128,6 @@ def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
         for n, length in zip(occupancy.shape, size, strict=True)
     ]
     # Raised to the next divisor, so that both grids cover one box.
-    factors = [
-        next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)
-    ]
+    factors = [next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)]
     pooled = F.max_pool3d(occupancy[None, None].float(), factors)
     return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0

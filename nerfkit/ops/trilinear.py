@@ -40,7 +40,9 @@ def trilinear(
     check_shape("trilinear", "feats", feats, ("N", 8, "F"))
     check_dtype("trilinear", "feats", feats, FLOATS)
     check_shape("trilinear", "points", points, (feats.shape[0], 3))
-    check_dtype("trilinear", "points", points, (torch.float64,) if feats.dtype == torch.float64 else POSITION_FLOATS[:1])
+    check_dtype(
+        "trilinear", "points", points, (torch.float64,) if feats.dtype == torch.float64 else POSITION_FLOATS[:1]
+    )
     check_device("trilinear", feats, points=points)
     return implementation("trilinear", feats)(feats, points)
 

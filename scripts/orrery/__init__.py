@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Orrery: a procedural clockwork planetarium, rendered as a data set for radiance fields.
+
+Everything is computed: no outside asset is read. One module per concern:
+
+    cameras    where the pictures are taken from, and with which seed
+    meshes     mesh primitives: lathe, tube, ring, gear, ...
+    textures   planets, wood, lettered scales and the light of the studio
+    model      the parts of the orrery
+    render     Mitsuba scene, path tracing, PNG
+
+The world is right-handed with z up; lengths are scene units (the horizon ring has an outer radius of 1.25).
+"""
+
+
+class OrreryError(Exception):
+    """Something outside the code is wrong; the message says what, and what to do."""

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cases of every op, in one list: they drive all tests that are the same for all ops.
+
+A case makes its inputs in float64; a test casts them. `arguments` are given to the op as they are, in order; those
+named in `differentiable` are tensors with a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nerfkit import ops
+from nerfkit.ops.dispatch import OPS
+from nerfkit.ops.grid_encode import level_entries
+from nerfkit.ops.packed import offsets_from_counts
+
+
+@dataclass(frozen=True)
+class Case:
+    op: str
+    name: str
+    make: Callable[[], tuple]  # arguments, float64
+    differentiable: tuple[int, ...]  # places of the arguments with a gradient
+    keep_wide: tuple[int, ...] = ()  # places of positions, which never go below float32
+    second_order: bool = True
+
+    @property
+    def function(self) -> Callable:
+        return getattr(ops, self.op)
+
+    def arguments(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list:
+        """The arguments in `dtype` on `device`, the same values every time."""
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(1)
+        values = list(self.make())
+        torch.set_rng_state(generator_state)
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        for place, value in enumerate(values):
+            if isinstance(value, Tensor):
+                if value.is_floating_point():
+                    value = value.to(wide if place in self.keep_wide else dtype)
+                values[place] = value.to(device)
+        return values
+
+    def tensors(self, arguments: list) -> list[Tensor]:
+        return [arguments[place] for place in self.differentiable]
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def offsets(*counts: int) -> Tensor:
+    return offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
+
+
+RAYS = {  # samples per ray
+    "one_ray": (5,),
+    "empty_rays": (0, 3, 0, 0, 4, 1, 0),
+    "long_and_short": (40, 1, 2, 1),
+    "no_samples": (0, 0),
+    "no_rays": (),
+}
+
+
+def _trilinear(n: int, f: int, spread: float) -> Case:
+    return Case("trilinear", f"{n}x{f}_to_{spread:g}", lambda: (normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread),
+                differentiable=(0, 1), keep_wide=(1,))  # fmt: skip
+
+
+def _grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, place: Callable[[int], Tensor]) -> Case:
+    def make() -> tuple:
+        rows = sum(level_entries(r, max_entries) for r in resolutions)
+        return place(n), normal(rows, f), resolutions, max_entries
+
+    return Case("grid_encode", name, make, differentiable=(0, 1), keep_wide=(0,))
+
+
+def _inside(n: int) -> Tensor:
+    return torch.rand(n, 3).double() * 0.98 + 0.01
+
+
+def _beside_borders(n: int) -> Tensor:
+    """Points 1e-3 of a cell off the vertices of a grid of 4 cells a side."""
+    vertex = torch.randint(0, 5, (n, 3)).double()
+    return ((vertex + torch.where(vertex == 0, 1e-3, -1e-3)) / 4).clamp(0, 1)
+
+
+def _outside(n: int) -> Tensor:
+    return torch.rand(n, 3).double() * 0.8 + torch.tensor([1.1, -1.3, 0.1])
+
+
+def _conv2d(name: str, size: tuple, kernel: tuple, bias: bool, **window: int | tuple) -> Case:
+    def make() -> tuple:
+        c = size[1]
+        return normal(*size), normal(c, 1, *kernel), normal(c) if bias else None, *window.values()
+
+    return Case("depthwise_conv2d", name, make, differentiable=(0, 1, 2) if bias else (0, 1))
+
+
+def _conv1d_packed(name: str, counts: tuple, c: int, kernel: int, bias: bool = True, dilation: int = 1) -> Case:
+    def make() -> tuple:
+        bias_value = normal(c) if bias else None
+        return normal(sum(counts), c), normal(c, kernel), bias_value, offsets(*counts), 1, None, dilation
+
+    return Case("depthwise_conv1d", f"packed_{name}", make, differentiable=(0, 1, 2) if bias else (0, 1))
+
+
+def _conv1d_dense(name: str, size: tuple, kernel: int, stride: int, padding: int | None, dilation: int) -> Case:
+    def make() -> tuple:
+        return normal(*size), normal(size[1], kernel), normal(size[1]), None, stride, padding, dilation
+
+    return Case("depthwise_conv1d", f"dense_{name}", make, differentiable=(0, 1, 2))
+
+
+def _lltm_cell(b: int, i: int, h: int) -> Case:
+    make = lambda: (normal(b, i), normal(b, h), normal(b, h), normal(3 * h, h + i), normal(3 * h))  # noqa: E731
+    return Case("lltm_cell", f"{b}_{i}_{h}", make, differentiable=(0, 1, 2, 3, 4))
+
+
+def _lltm(name: str, counts: tuple, i: int, h: int) -> Case:
+    def make() -> tuple:
+        r = len(counts)
+        weight = normal(3 * h, h + i) * 0.3
+        return normal(sum(counts), i), offsets(*counts), weight, normal(3 * h), normal(r, h), normal(r, h)
+
+    return Case("lltm", name, make, differentiable=(0, 2, 3, 4, 5), second_order=False)
+
+
+def _march(
+    name: str, n: int, cells: tuple, step: float, near: float = 0.0, far: float = 1e9, jitter: bool = True
+) -> Case:
+    def make() -> tuple:
+        directions = torch.nn.functional.normalize(normal(n, 3), dim=-1)
+        if n > 3:
+            directions[:3] = torch.eye(3).double() * torch.tensor([1.0, -1, 1])[:, None]
+        origins = torch.tensor([0.1, 0.2, -0.1]) - directions * torch.rand(n, 1).double() * 3
+        box = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]]).double()
+        shift = torch.rand(n).double() if jitter else None
+        return origins, directions, torch.rand(cells) < 0.3, box, step, near, far, shift
+
+    return Case("march", name, make, differentiable=(), keep_wide=(0, 1, 3, 7))
+
+
+def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
+    def make() -> tuple:
+        n, r = sum(counts), len(counts)
+        t = torch.cat([torch.rand(k).double().sort().values for k in counts] or [torch.zeros(0).double()])
+        background = torch.rand(*((r, 3) if per_ray_background else (3,))).double()
+        return torch.rand(n).double() * 8, torch.rand(n, 3).double(), t, t + 0.05, offsets(*counts), background
+
+    return Case("composite", name, make, differentiable=(0, 1, 5))
+
+
+CASES: list[Case] = [
+    *(_trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
+    _grid("dense", 9, [2, 4], 2, 4096, _inside),
+    _grid("hashed", 9, [3, 5, 9], 2, 16, _inside),
+    _grid("one_feature", 33, [1, 4], 1, 64, _inside),
+    _grid("beside_borders", 9, [4], 3, 128, _beside_borders),
+    _grid("outside", 5, [2, 4], 2, 64, _outside),
+    _grid("no_points", 0, [2, 4], 2, 64, _inside),
+    _conv2d("k3", (2, 3, 5, 7), (3, 3), True, stride=1, padding=1, dilation=1),
+    _conv2d("k1x4_stride", (1, 2, 4, 9), (1, 4), True, stride=(1, 2), padding=(0, 2), dilation=(1, 1)),
+    _conv2d("dilated_no_bias", (1, 1, 9, 9), (3, 3), False, stride=2, padding=0, dilation=3),
+    _conv2d("empty_batch", (0, 2, 4, 4), (3, 3), True, stride=1, padding=1, dilation=1),
+    *(_conv1d_packed(name, counts, 3, 3) for name, counts in RAYS.items()),
+    _conv1d_packed("k5_dilated_no_bias", (4, 9, 0, 2), 2, 5, bias=False, dilation=2),
+    _conv1d_packed("k1", (3, 2), 1, 1),
+    _conv1d_dense("k3", (2, 3, 7), 3, 1, None, 1),
+    _conv1d_dense("k4_stride", (1, 2, 12), 4, 3, 2, 2),
+    *(_lltm_cell(*size) for size in ((3, 2, 4), (1, 1, 1), (5, 3, 2), (0, 2, 3))),
+    *(_lltm(name, counts, 2, 3) for name, counts in RAYS.items()),
+    _lltm("one_state", (3, 1), 1, 1),
+    _march("fine", 17, (8, 8, 8), 0.03),
+    _march("coarse", 17, (6, 9, 5), 0.7),
+    _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
+    _march("no_rays", 0, (4, 4, 4), 0.1),
+    *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
+]  # fmt: skip
+
+
+def cases(op: str) -> list[Case]:
+    return [case for case in CASES if case.op == op]
+
+
+assert {case.op for case in CASES} == set(OPS), "every op needs cases"

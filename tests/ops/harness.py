@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is the same for all ops: each op's module calls `checks_of`, so no op can go without one of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfkit import ops
+from nerfkit.ops.dispatch import DEVICE_OF
+from tests.ops import naive
+from tests.ops.cases import Case, cases
+from tests.ops.tolerances import TOLERANCE, assert_close
+
+FULLGRAPH = {"trilinear", "grid_encode", "depthwise_conv2d", "lltm_cell", "composite"}
+
+
+def backend_params(op: str) -> list:
+    """(backend, device) for everything that is built here, and CUDA marked as such."""
+    pairs = [(b, d) for b in ops.available(op) for d in ("cpu", "cuda") if DEVICE_OF.get(b, d) == d]
+    return [pytest.param(b, d, id=f"{b}-{d}", marks=[pytest.mark.cuda] if d == "cuda" else []) for b, d in pairs]
+
+
+def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
+    return (result,) if isinstance(result, Tensor) else tuple(result)
+
+
+def checks_of(op: str) -> type:
+    """A test class with the parts that every op has."""
+    every_case = pytest.mark.parametrize("case", cases(op), ids=lambda case: case.name)
+    smooth_case = pytest.mark.parametrize(
+        "case", [c for c in cases(op) if c.differentiable] or [], ids=lambda c: c.name
+    )
+    every_backend = pytest.mark.parametrize("backend, device", backend_params(op))
+
+    class Checks:
+        @every_case
+        @every_backend
+        @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: str(d).removeprefix("torch."))
+        def test_forward_is_the_naive_one(self, case: Case, backend: str, device: str, dtype: torch.dtype):
+            if op == "march" and dtype != torch.float64:
+                return  # a float32 middle may fall into the next cell: test_march.py compares with tolerance
+            check_forward(case, backend, device, dtype)
+
+        @smooth_case
+        @every_backend
+        def test_gradient(self, case: Case, backend: str, device: str):
+            check_gradient(case, backend, device)
+
+        @every_case
+        @every_backend
+        def test_layouts(self, case: Case, backend: str, device: str):
+            check_layouts(case, backend, device)
+
+        @every_case
+        def test_compiles(self, case: Case):
+            check_compiles(case)
+
+    return Checks
+
+
+def check_forward(case: Case, backend: str, device: str, dtype: torch.dtype) -> None:
+    arguments = case.arguments(dtype, device)
+    with ops.backend(backend):
+        got = as_tuple(case.function(*arguments))
+    loops = [x.double().cpu().numpy() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
+    loops = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in loops]
+    wanted = getattr(naive, case.op)(*loops)
+    assert len(got) == len(wanted)
+    for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        if g.is_floating_point():
+            assert_close(g, torch.as_tensor(w), f"{case.op} output {index}")
+        else:
+            assert g.cpu().tolist() == w.tolist()
+
+
+def check_gradient(case: Case, backend: str, device: str) -> None:
+    arguments = case.arguments(torch.float64, device)
+    places = case.differentiable
+
+    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
+        for place, tensor in zip(places, tensors, strict=True):
+            arguments[place] = tensor
+        return as_tuple(case.function(*arguments))
+
+    inputs = [x.requires_grad_() for x in case.tensors(arguments)]
+    with ops.backend(backend):
+        assert torch.autograd.gradcheck(function, inputs)
+        if case.second_order and all(x.numel() for x in inputs):
+            assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def check_layouts(case: Case, backend: str, device: str) -> None:
+    """Transposed storage, slices of a larger tensor and expanded gradients change nothing."""
+    results = []
+    for relayout in (lambda x: x, _transposed, _sliced):
+        arguments = [relayout(x) if isinstance(x, Tensor) else x for x in case.arguments(torch.float64, device)]
+        inputs = [arguments[p].detach().requires_grad_() for p in case.differentiable]
+        for place, tensor in zip(case.differentiable, inputs, strict=True):
+            arguments[place] = tensor
+        with ops.backend(backend):
+            outputs = as_tuple(case.function(*arguments))
+        gradients = []
+        if inputs:
+            smooth = [x for x in outputs if x.is_floating_point()]
+            gradients = torch.autograd.grad(
+                smooth, inputs, [torch.ones((), device=device).double().expand_as(x) for x in smooth]
+            )
+        results.append([*outputs, *gradients])
+    for other in results[1:]:
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def _transposed(x: Tensor) -> Tensor:
+    order = list(range(x.dim()))[::-1]
+    return x.permute(order).contiguous().permute(order)
+
+
+def _sliced(x: Tensor) -> Tensor:
+    wide = x.new_zeros([n + 2 for n in x.shape])
+    inner = wide[tuple(slice(1, n + 1) for n in x.shape)]
+    inner.copy_(x)
+    return inner
+
+
+def check_compiles(case: Case) -> None:
+    """Under torch.compile, forward and backward give what they give without."""
+    arguments = case.arguments(torch.float64)
+    inputs = [x.requires_grad_() for x in case.tensors(arguments)]
+    torch._dynamo.reset()
+    compiled = torch.compile(case.function, backend="aot_eager", fullgraph=case.op in FULLGRAPH)
+    results = []
+    for function in (case.function, compiled):
+        outputs = as_tuple(function(*arguments))
+        smooth = [x for x in outputs if x.is_floating_point()]
+        gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
+        results.append([*outputs, *gradients])
+    for eager, other in zip(*results, strict=True):
+        torch.testing.assert_close(other, eager, rtol=1e-10, atol=1e-10)

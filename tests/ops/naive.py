@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops once more, as loops over single numbers in float64, written from their equations."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+
+CORNERS = list(itertools.product((0, 1), repeat=3))
+
+
+def rays_of(ray_offsets) -> list[range]:
+    return [range(int(a), int(b)) for a, b in itertools.pairwise(ray_offsets)]
+
+
+def trilinear(feats, points):
+    out = np.zeros((feats.shape[0], feats.shape[2]))
+    for n, point in enumerate(points):
+        u = (point + 1) / 2
+        for x, y, z in CORNERS:
+            weight = math.prod(u[a] if bit else 1 - u[a] for a, bit in enumerate((x, y, z)))
+            out[n] += weight * feats[n, 4 * x + 2 * y + z]
+    return (out,)
+
+
+def grid_encode(points, table, resolutions, max_entries):
+    levels, start = [], 0
+    for n in resolutions:
+        level = np.zeros((len(points), table.shape[1]))
+        dense = (n + 1) ** 3 <= max_entries
+        for row, point in enumerate(points):
+            scaled = np.clip(point, 0, 1) * n
+            low = [min(int(s), n - 1) for s in scaled]
+            for corner in CORNERS:
+                x, y, z = (v + bit for v, bit in zip(low, corner, strict=True))
+                weight = math.prod(s - v if bit else 1 - (s - v) for s, v, bit in zip(scaled, low, corner, strict=True))
+                index = (x * (n + 1) + y) * (n + 1) + z if dense else (x ^ y * 2654435761 ^ z * 805459861) % max_entries
+                level[row] += weight * table[start + index]
+        levels.append(level)
+        start += min((n + 1) ** 3, max_entries)
+    return (np.concatenate(levels, axis=1),)
+
+
+def depthwise_conv2d(x, weight, bias, stride, padding, dilation):
+    (sy, sx), (py, px), (dy, dx) = ((v, v) if isinstance(v, int) else v for v in (stride, padding, dilation))
+    b, c, h, w = x.shape
+    kh, kw = weight.shape[2:]
+    out = np.zeros((b, c, (h + 2 * py - dy * (kh - 1) - 1) // sy + 1, (w + 2 * px - dx * (kw - 1) - 1) // sx + 1))
+    for n, k, i, j in np.ndindex(out.shape):
+        out[n, k, i, j] = 0 if bias is None else bias[k]
+        for u, v in itertools.product(range(kh), range(kw)):
+            row, column = i * sy + u * dy - py, j * sx + v * dx - px
+            if 0 <= row < h and 0 <= column < w:
+                out[n, k, i, j] += weight[k, 0, u, v] * x[n, k, row, column]
+    return (out,)
+
+
+def depthwise_conv1d(x, weight, bias, ray_offsets, stride, padding, dilation):
+    taps = weight.shape[1]
+    padding = dilation * (taps - 1) // 2 if padding is None else padding
+    if ray_offsets is None:
+        picture, kernel = x[:, :, None, :], weight[:, None, None, :]
+        (out,) = depthwise_conv2d(picture, kernel, bias, (1, stride), (0, padding), (1, dilation))
+        return (out[:, :, 0],)
+    out = np.zeros(x.shape)
+    for ray in rays_of(ray_offsets):
+        for i in ray:
+            out[i] = 0 if bias is None else bias
+            for tap in range(taps):
+                j = i + tap * dilation - padding
+                if j in ray:
+                    out[i] += weight[:, tap] * x[j]
+    return (out,)
+
+
+def lltm_cell(input, h, c, weight, bias):
+    def sigmoid(a):
+        return 1 / (1 + np.exp(-a))
+
+    gates = np.concatenate([h, input], axis=1) @ weight.T + bias
+    i, o, g = np.split(gates, 3, axis=1)
+    c = c + np.where(g > 0, g, np.expm1(np.minimum(g, 0))) * sigmoid(i)
+    return np.tanh(c) * sigmoid(o), c
+
+
+def lltm(input, ray_offsets, weight, bias, h0, c0):
+    out, h_n, c_n = np.zeros((len(input), h0.shape[1])), h0.copy(), c0.copy()
+    for r, ray in enumerate(rays_of(ray_offsets)):
+        for i in ray:
+            h, c = lltm_cell(input[i : i + 1], h_n[r : r + 1], c_n[r : r + 1], weight, bias)
+            out[i], h_n[r], c_n[r] = h[0], h[0], c[0]
+    return out, h_n, c_n
+
+
+def march(origins, directions, occupancy, box, step, near, far, jitter):
+    starts, counts = [], []
+    for r, (o, d) in enumerate(zip(origins, directions, strict=True)):
+        with np.errstate(divide="ignore"):
+            sides = np.sort((box - o) / d, axis=0)
+        enter, leave = max(sides[0].max(), near), min(sides[1].min(), far)
+        kept, k = [], 0
+        while (middle := enter + (k + 0.5 + (0 if jitter is None else jitter[r])) * step) < leave:
+            cell = ((o + d * middle - box[0]) / (box[1] - box[0]) * occupancy.shape).astype(int)
+            if occupancy[tuple(np.clip(cell, 0, np.array(occupancy.shape) - 1))]:
+                kept.append(middle - step / 2)
+            k += 1
+        starts += kept
+        counts.append(len(kept))
+    starts = np.array(starts, dtype=float)
+    return starts, starts + step, np.concatenate([[0], np.cumsum(counts)])
+
+
+def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
+    rays = rays_of(ray_offsets)
+    color, opacity, depth = np.zeros((len(rays), 3)), np.zeros(len(rays)), np.zeros(len(rays))
+    weights = np.zeros(len(density))
+    for r, ray in enumerate(rays):
+        through = 1.0
+        for i in ray:
+            alpha = 1 - math.exp(-density[i] * (t_ends[i] - t_starts[i]))
+            weights[i] = through * alpha
+            through *= 1 - alpha
+            color[r] += weights[i] * rgb[i]
+            opacity[r] += weights[i]
+            depth[r] += weights[i] * (t_starts[i] + t_ends[i]) / 2
+        color[r] += (1 - opacity[r]) * (background if background.ndim == 1 else background[r])
+        depth[r] /= max(opacity[r], 1e-10)
+    return color, opacity, depth, weights

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.ops import composite
+from nerfkit.ops.packed import offsets_from_counts
+from tests.ops.harness import checks_of
+
+TestComposite = checks_of("composite")
+
+
+def one_ray(density: torch.Tensor, delta: float = 0.1) -> dict:
+    n = len(density)
+    t = torch.arange(n).to(density) * delta
+    return {
+        "density": density, "rgb": torch.rand(n, 3).to(density), "t_starts": t, "t_ends": t + delta,
+        "ray_offsets": torch.tensor([0, n]), "background": torch.ones(3).to(density),
+    }  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 9), max_size=6), log=st.floats(-20, 20), seed=st.integers(0, 99))
+def test_weights_are_shares(counts, log, seed):
+    torch.manual_seed(seed)
+    n, r = sum(counts), len(counts)
+    offsets = offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
+    density, t = torch.rand(n) * math.exp(log), torch.arange(n) * 0.1
+    color, opacity, _, weights = composite(density, torch.rand(n, 3), t, t + 0.1, offsets, torch.rand(r, 3))
+    assert (weights >= 0).all() and (weights <= 1).all()
+    assert (opacity >= 0).all() and (opacity <= 1 + 1e-5).all() and (color <= 1 + 1e-5).all()
+
+
+def test_an_empty_ray_is_background():
+    background = torch.rand(3, 3)
+    offsets = torch.tensor([0, 0, 1, 1])
+    color, opacity, depth, _ = composite(
+        torch.ones(1), torch.ones(1, 3), torch.zeros(1), torch.ones(1), offsets, background
+    )
+    assert torch.equal(color[[0, 2]], background[[0, 2]])
+    assert opacity[[0, 2]].tolist() == [0, 0] and depth[[0, 2]].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("huge", [1e10, 1e30, math.inf])
+def test_huge_density_gives_a_spike(huge: float):
+    ray = one_ray(torch.tensor([0.0, huge, 5.0, huge]))
+    color, opacity, depth, weights = composite(**ray)
+    assert weights.tolist() == pytest.approx([0, 1, 0, 0], abs=1e-20)
+    assert torch.equal(color[0], ray["rgb"][1]) and opacity.item() == 1 and depth.item() == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("delta", [1e-6, 1.0, 1e3])
+def test_values_and_gradients_are_finite_at_extremes(dtype: torch.dtype, delta: float):
+    density = torch.exp(torch.linspace(-100, 60, 33, dtype=dtype)).requires_grad_()
+    ray = one_ray(density, delta)
+    rgb = ray["rgb"].requires_grad_()
+    outputs = composite(**ray)
+    gradients = torch.autograd.grad(sum(x.sum() for x in outputs), [density, rgb])
+    assert all(x.isfinite().all() for x in (*outputs, *gradients))
+
+
+def test_many_dense_rays_before_change_nothing():
+    """The running sum over all rays keeps its precision: the last of 10000 opaque rays is as it is alone."""
+    ray = one_ray(torch.tensor([0.3, 2.0, 7.0]))
+    alone = composite(**ray)
+    n = 10000
+    before = torch.full((n,), 400.0)
+    many = composite(
+        torch.cat([before, ray["density"]]), torch.cat([torch.rand(n, 3), ray["rgb"]]),
+        torch.cat([torch.zeros(n), ray["t_starts"]]), torch.cat([torch.ones(n), ray["t_ends"]]),
+        torch.cat([torch.arange(n + 1), torch.tensor([n + 3])]), torch.ones(3),
+    )  # fmt: skip
+    for a, b in zip(alone[:3], many[:3], strict=True):
+        torch.testing.assert_close(b[-1], a[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"density": torch.rand(4, 1)}, ValueError, r"density must have shape \[N\], got \[4, 1\]"),
+        ({"rgb": torch.rand(4, 4)}, ValueError, r"rgb must have shape \[4, 3\], got \[4, 4\]"),
+        ({"t_ends": torch.rand(3)}, ValueError, r"t_ends must have shape \[4\], got \[3\]"),
+        ({"background": torch.rand(2, 3)}, ValueError, r"background must have shape \[1, 3\], got \[2, 3\]"),
+        ({"rgb": torch.rand(4, 3).double()}, TypeError, "density and rgb must have one dtype, got float32 and float64"),
+        ({"ray_offsets": torch.tensor([0, 4]).int()}, TypeError, "ray_offsets must be int64, got int32"),
+    ],
+)
+def test_bad_input(change, error, message):
+    with pytest.raises(error, match=message):
+        composite(**(one_ray(torch.rand(4)) | change))

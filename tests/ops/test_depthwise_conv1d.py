@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.ops import depthwise_conv1d
+from nerfkit.ops.packed import dense_offsets, offsets_from_counts
+from tests.ops.harness import checks_of
+
+TestDepthwiseConv1d = checks_of("depthwise_conv1d")
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    counts=st.lists(st.integers(0, 9), max_size=6), c=st.integers(1, 4), half=st.integers(0, 3),
+    dilation=st.integers(1, 3), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed):
+    torch.manual_seed(seed)
+    kernel = 2 * half + 1
+    x, weight = torch.randn(sum(counts), c).double(), torch.randn(c, kernel).double()
+    out = depthwise_conv1d(
+        x, weight, None, offsets_from_counts(torch.tensor(counts, dtype=torch.int64)), dilation=dilation
+    )
+    for ray, got in zip(x.split(counts), out.split(counts), strict=True):
+        if len(ray):
+            alone = F.conv1d(ray.t()[None], weight[:, None], padding=half * dilation, dilation=dilation, groups=c)
+            torch.testing.assert_close(got, alone[0].t())
+
+
+def test_packed_equals_dense():
+    x, weight, bias = torch.randn(4, 3, 6).double(), torch.randn(3, 5).double(), torch.randn(3).double()
+    packed = depthwise_conv1d(x.transpose(1, 2).reshape(24, 3), weight, bias, dense_offsets(4, 6))
+    torch.testing.assert_close(packed.view(4, 6, 3).transpose(1, 2), depthwise_conv1d(x, weight, bias))
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"x": torch.rand(5, 2, 1)}, ValueError, r"x must have shape \[N, C\], got \[5, 2, 1\]"),
+        ({"weight": torch.rand(3, 3)}, ValueError, r"weight must have shape \[2, k\], got \[3, 3\]"),
+        ({"weight": torch.rand(2, 4)}, ValueError, "an odd kernel, got 4; give a padding"),
+        ({"bias": torch.rand(2).half()}, TypeError, "x and bias must have one dtype, got float32 and float16"),
+        ({"ray_offsets": torch.tensor([0, 5]).int()}, TypeError, "ray_offsets must be int64, got int32"),
+        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"ray_offsets must have shape \[R\+1\] with R >= 0"),
+        ({"stride": 2}, ValueError, "packed rays need stride 1"),
+        ({"padding": 1}, ValueError, "leave padding out, got 1"),
+    ],
+)
+def test_bad_input(change, error, message):
+    good = {"x": torch.rand(5, 2), "weight": torch.rand(2, 3), "ray_offsets": torch.tensor([0, 2, 5])}
+    with pytest.raises(error, match=message):
+        depthwise_conv1d(**(good | change))

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from nerfkit import ops
+from nerfkit.ops import BackendError, dispatch
+
+
+@pytest.mark.parametrize("name", ["cpp", "cuda"])
+@pytest.mark.parametrize("op", dispatch.OPS)
+def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
+    monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)
+    with pytest.raises(
+        BackendError, match=f"{op}: backend '{name}' was asked for but is not built .*built here: .*torch"
+    ):
+        dispatch.resolve(op, dispatch.DEVICE_OF[name], name)
+
+
+def test_a_backend_on_the_wrong_device_raises(monkeypatch):
+    monkeypatch.setitem(dispatch._implementations, ("trilinear", "cuda"), lambda: None)
+    with pytest.raises(BackendError, match="backend 'cuda' needs cuda tensors, got cpu tensors"):
+        dispatch.resolve("trilinear", "cpu", "cuda")
+
+
+def test_by_name_it_never_falls_back(monkeypatch):
+    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
+    with ops.backend("cpp"), pytest.raises(BackendError, match="not built"):
+        ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3))
+
+
+def test_auto_takes_the_fused_one_where_built(monkeypatch):
+    monkeypatch.setitem(dispatch._implementations, ("trilinear", "cpp"), lambda feats, points: "fused")
+    assert dispatch.resolve("trilinear", "cpu") == ops.Resolved("cpp", "built")
+    assert ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3)) == "fused"
+    with ops.backend("cpp", {"trilinear": "torch"}):
+        assert ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3)).shape == (1, 1)
+
+
+def test_unknown_names_raise():
+    with pytest.raises(BackendError, match="unknown op 'lstm'; the ops are trilinear"):
+        ops.set_backend("auto", {"lstm": "torch"})
+    with pytest.raises(BackendError, match="unknown backend 'cudnn' for .*; choose one of auto, torch, cpp, cuda"):
+        ops.set_backend("cudnn")
+
+
+def test_the_context_restores():
+    with ops.backend("torch"):
+        assert {r.reason for r in ops.resolved("cpu").values()} == {"asked for"}
+        with pytest.raises(RuntimeError, match="inner"), ops.backend("auto"):
+            raise RuntimeError("inner")
+        assert {r.reason for r in ops.resolved("cpu").values()} == {"asked for"}
+    assert set(dispatch._choice.values()) == {"auto"}

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.ops import lltm
+from nerfkit.ops.packed import offsets_from_counts
+from tests.ops.cases import cases
+from tests.ops.harness import checks_of
+
+TestLltm = checks_of("lltm")
+
+
+def problem(counts: list[int], seed: int = 0) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(seed)
+    r, i, h = len(counts), 2, 3
+    numbers = [torch.randn(*s).double() for s in ((sum(counts), i), (3 * h, h + i), (3 * h,), (r, h), (r, h))]
+    return numbers[0], offsets_from_counts(torch.tensor(counts, dtype=torch.int64)), *numbers[1:]
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 7), min_size=1, max_size=6), seed=st.integers(0, 99), data=st.data())
+def test_a_ray_can_be_cut_in_two(counts, seed, data):
+    x, offsets, weight, bias, h0, c0 = problem(counts, seed)
+    h, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
+    first = [data.draw(st.integers(0, n)) for n in counts]
+    second = [n - k for n, k in zip(counts, first, strict=True)]
+    is_first = torch.cat([torch.arange(n) < k for n, k in zip(counts, first, strict=True)])
+    h_a, *state = lltm(x[is_first], offsets_from_counts(torch.tensor(first)), weight, bias, h0, c0)
+    h_b, h_end, c_end = lltm(x[~is_first], offsets_from_counts(torch.tensor(second)), weight, bias, *state)
+    for got, wanted in ((h_a, h[is_first]), (h_b, h[~is_first]), (h_end, h_n), (c_end, c_n)):
+        torch.testing.assert_close(got, wanted)
+
+
+def test_rays_do_not_see_one_another():
+    x, offsets, *rest = problem([3, 4])
+    changed = x.clone()
+    changed[:3] += 1
+    before, after = (lltm(value, offsets, *rest)[0] for value in (x, changed))
+    assert torch.equal(before[3:], after[3:]) and not torch.equal(before[:3], after[:3])
+
+
+def test_an_empty_ray_hands_its_state_back():
+    x, offsets, weight, bias, h0, c0 = problem([0, 2, 0])
+    _, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
+    assert torch.equal(h_n[[0, 2]], h0[[0, 2]]) and torch.equal(c_n[[0, 2]], c0[[0, 2]])
+
+
+def test_second_derivative_raises_instead_of_lying():
+    (case,) = (c for c in cases("lltm") if c.name == "one_ray")
+    arguments = case.arguments()
+    x = arguments[0].requires_grad_()
+    (gradient,) = torch.autograd.grad(lltm(*arguments)[0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="lltm has no second derivative"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"input": torch.rand(5)}, ValueError, r"input must have shape \[N, I\], got \[5\]"),
+        ({"ray_offsets": torch.tensor([0.0, 5])}, TypeError, "ray_offsets must be int64, got float32"),
+        ({"h0": torch.rand(3, 2)}, ValueError, r"h0 must have shape \[2, H\], got \[3, 2\]"),
+        ({"c0": torch.rand(2, 3)}, ValueError, r"c0 must have shape \[2, 2\], got \[2, 3\]"),
+        ({"weight": torch.rand(5, 6)}, ValueError, r"weight must have shape \[6, 5\], got \[5, 6\]"),
+        ({"h0": torch.rand(2, 2).double()}, TypeError, "input and h0 must have one dtype, got float32 and float64"),
+    ],
+)
+def test_bad_input(change, error, message):
+    good = {
+        "input": torch.rand(5, 3), "ray_offsets": torch.tensor([0, 2, 5]), "weight": torch.rand(6, 5),
+        "bias": torch.rand(6), "h0": torch.rand(2, 2), "c0": torch.rand(2, 2),
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        lltm(**(good | change))

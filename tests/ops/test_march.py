@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.ops import march
+from tests.ops import naive
+from tests.ops.cases import cases
+from tests.ops.harness import checks_of
+
+TestMarch = checks_of("march")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    cells=st.tuples(*[st.integers(1, 13)] * 3), step=st.floats(0.02, 1.5), seed=st.integers(0, 999),
+    filled=st.floats(0.02, 0.9), near=st.floats(0, 2), length=st.floats(0.1, 5),
+)  # fmt: skip
+def test_equals_brute_force(cells, step, seed, filled, near, length):
+    """No occupied cell is skipped by the coarse look, whatever the shapes of box, cells and step."""
+    torch.manual_seed(seed)
+    box = torch.stack([-torch.rand(3), torch.rand(3) * 2]).double() + 0.01 * torch.tensor([[-1.0], [1.0]])
+    directions = torch.nn.functional.normalize(torch.randn(7, 3).double(), dim=-1)
+    directions[0] = torch.tensor([0.0, -1.0, 0.0])
+    origins = torch.randn(7, 3).double()
+    inputs = origins, directions, torch.rand(cells) < filled, box, step, near, near + length, torch.rand(7).double()
+    got = march(*inputs)
+    wanted = naive.march(*(x.numpy() if isinstance(x, torch.Tensor) else x for x in inputs))
+    assert got[2].tolist() == wanted[2].tolist()
+    torch.testing.assert_close(got[0], torch.from_numpy(wanted[0]), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", cases("march"), ids=lambda case: case.name)
+def test_float32_differs_at_cell_borders_alone(case):
+    """In float32 a middle may fall into the next cell: few intervals differ, and all lie in the box."""
+    t_starts, t_ends, ray_offsets = march(*case.arguments(torch.float32))
+    wide = march(*case.arguments(torch.float64))
+    assert abs(len(t_starts) - len(wide[0])) <= 0.02 * len(wide[0]) + 1
+    assert ray_offsets[-1] == len(t_starts) and (ray_offsets.diff() >= 0).all()
+    torch.testing.assert_close(t_ends - t_starts, torch.full_like(t_starts, case.arguments()[4]), rtol=1e-4, atol=1e-5)
+
+
+def test_empty_grid_and_missed_box_give_no_samples():
+    origin, direction = torch.tensor([[-3.0, 0, 0]]), torch.tensor([[1.0, 0, 0]])
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3])
+    empty, full = torch.zeros(4, 4, 4).bool(), torch.ones(4, 4, 4).bool()
+    assert march(origin, direction, empty, box, 0.1)[2].tolist() == [0, 0]
+    assert march(origin, -direction, full, box, 0.1)[2].tolist() == [0, 0]
+    assert march(origin + 5, direction, full, box, 0.1)[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"origins": torch.rand(2, 2)}, ValueError, r"origins must have shape \[R, 3\], got \[2, 2\]"),
+        ({"directions": torch.rand(3, 3)}, ValueError, r"directions must have shape \[2, 3\], got \[3, 3\]"),
+        ({"directions": torch.rand(2, 3).double()}, TypeError, "origins and directions must have one dtype"),
+        ({"origins": torch.rand(2, 3).half()}, TypeError, "origins must be float32 or float64, got float16"),
+        ({"occupancy": torch.ones(4, 4, 4)}, TypeError, "occupancy must be bool, got float32"),
+        ({"occupancy": torch.ones(4, 4).bool()}, ValueError, r"occupancy must have shape \[X, Y, Z\], got \[4, 4\]"),
+        ({"box": torch.ones(6)}, ValueError, r"box must have shape \[2, 3\], got \[6\]"),
+        ({"step": 0.0}, ValueError, "step must be positive and finite, got 0.0"),
+        ({"jitter": torch.rand(3)}, ValueError, r"jitter must have shape \[2\], got \[3\]"),
+    ],
+)
+def test_bad_input(change, error, message):
+    good = {
+        "origins": torch.rand(2, 3), "directions": torch.rand(2, 3), "occupancy": torch.ones(4, 4, 4).bool(),
+        "box": torch.rand(2, 3), "step": 0.1,
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        march(**(good | change))

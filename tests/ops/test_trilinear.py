@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.ops import trilinear
+from tests.ops.harness import checks_of
+
+TestTrilinear = checks_of("trilinear")
+
+
+@settings(max_examples=25, deadline=None)
+@given(n=st.integers(0, 9), f=st.integers(1, 5), seed=st.integers(0, 99), spread=st.floats(0, 3))
+def test_constant_corners_give_the_constant(n: int, f: int, seed: int, spread: float):
+    generator = torch.Generator().manual_seed(seed)
+    constant = torch.randn(n, 1, f, generator=generator, dtype=torch.float64)
+    points = (torch.rand(n, 3, generator=generator, dtype=torch.float64) * 2 - 1) * spread
+    torch.testing.assert_close(trilinear(constant.expand(n, 8, f), points), constant[:, 0])
+
+
+def test_a_corner_gives_its_feature():
+    feats = torch.arange(8.0).view(1, 8, 1).expand(8, 8, 1)
+    corners = torch.tensor([[x, y, z] for x in (-1.0, 1) for y in (-1.0, 1) for z in (-1.0, 1)])
+    assert trilinear(feats, corners)[:, 0].tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    "feats, points, error, message",
+    [
+        (torch.ones(2, 7, 1), torch.ones(2, 3), ValueError, r"feats must have shape \[N, 8, F\], got \[2, 7, 1\]"),
+        (torch.ones(2, 8, 1), torch.ones(3, 3), ValueError, r"points must have shape \[2, 3\], got \[3, 3\]"),
+        (torch.ones(2, 8, 1).int(), torch.ones(2, 3), TypeError, "feats must be float32 or .* got int32"),
+        (torch.ones(2, 8, 1), torch.ones(2, 3).half(), TypeError, "points must be float32, got float16"),
+        (torch.ones(2, 8, 1), torch.ones(2, 3, device="meta"), ValueError, "points must be on cpu, got meta"),
+    ],
+)
+def test_bad_input(feats, points, error, message):
+    with pytest.raises(error, match=message):
+        trilinear(feats, points)
