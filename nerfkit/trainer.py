@@ -93,7 +93,6 @@ class Trainer:
 
     def train_step(self) -> StepReport:
         """One optimiser step."""
-        settings = self.config.trainer
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate()
         self.renderer.sampler.update(self.renderer.density, self.step)
@@ -183,7 +182,8 @@ class Trainer:
             "occupied": round(self.renderer.sampler.occupancy.float().mean().item(), 4),
         }  # fmt: skip
         bar.set_postfix_str(
-            f"PSNR {line['psnr']:.2f} dB, {line['rays_per_second']:.3g} rays/s, {line['samples_per_ray']:.1f} samples/ray"
+            f"PSNR {line['psnr']:.2f} dB, {line['rays_per_second']:.0f} rays/s, "
+            f"{line['samples_per_ray']:.1f} samples/ray"
         )
         if self.config.trainer.max_seconds and self.progress > 0:
             bar.total = max(self.step, round(self.step / self.progress))  # what the time allows, for the ETA

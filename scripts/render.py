@@ -93,7 +93,8 @@ def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
         through = run.read_cameras(options.run, "test" if "test" in scene["splits"] else "train")
         return paths.interpolate(through, options.frames)
     raise UserError(
-        f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, {', '.join(scene['splits'])} or a FILE.json"
+        f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, "
+        f"{', '.join(scene['splits'])} or a FILE.json"
     )
 
 

@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from nerfkit import ops
+from nerfkit.config import Config
 from nerfkit.ops import dispatch
+from tests.toy_scene import write_scene
 
 torch.set_num_threads(1)
 
@@ -37,3 +40,24 @@ def one_seed():
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request) -> str:
     return request.param
+
+
+@pytest.fixture(scope="session")
+def toy_scene(tmp_path_factory) -> Path:
+    """Folder of a small scene; do not write into it."""
+    return write_scene(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def small_config(toy_scene) -> Config:
+    """Options that train the toy scene in a second or two."""
+    config = Config()
+    config.data.path = str(toy_scene)
+    config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
+    config.trainer.steps, config.trainer.samples, config.trainer.max_rays = 60, 4096, 1024
+    config.trainer.log_every, config.trainer.save_every = 10, 0
+    config.device = "cpu"
+    return config

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from nerfkit import paths
+from nerfkit.readers.nerf_synthetic import READER
+from nerfkit.readers.transforms import parse_cameras, to_json
+from tests.toy_scene import BALLS, RADII
+
+
+@pytest.fixture
+def cameras(toy_scene):
+    return READER.read(toy_scene, 1.0).split("train").cameras
+
+
+def test_rays_go_back_to_their_pixels(cameras):
+    rays = cameras.picture_rays(3)
+    pixels, depth = cameras.project(rays.origins + 2.5 * rays.directions, 3)
+    row, column = torch.meshgrid(torch.arange(cameras.height), torch.arange(cameras.width), indexing="ij")
+    torch.testing.assert_close(pixels, torch.stack([column, row], -1).flatten(0, 1) + 0.5, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(depth, 2.5 * cameras.z_per_distance(3, rays.directions))
+
+
+def test_known_points_project_into_the_pictures(toy_scene):
+    """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the pictures."""
+    views = READER.read(toy_scene, 1.0).split("test")
+    images = views.load()
+    for view in range(2):
+        pixels, depth = views.cameras.project(torch.tensor(BALLS, dtype=torch.float32), view)
+        nearest = depth.argmin()
+        column, row = pixels[nearest].long().tolist()
+        assert images[view, row, column, 3] == 255
+        radius = (RADII[nearest] / depth[nearest] * views.cameras.focal[view, 0]).item()
+        assert images[view, min(int(row + 3 * radius), 23), column, 3] == 0 or radius > 4
+
+
+def test_directions_are_of_unit_length(cameras):
+    torch.testing.assert_close(cameras.picture_rays(0).directions.norm(dim=-1), torch.ones(24 * 24))
+
+
+def test_resized_cameras_see_the_same(cameras):
+    large = cameras.resized(48, 48)
+    points = torch.randn(5, 3) * 0.3
+    torch.testing.assert_close(large.project(points, 2)[0], 2 * cameras.project(points, 2)[0])
+
+
+def test_json_round_trip(cameras, tmp_path):
+    again = parse_cameras(to_json(cameras, [str(i) for i in range(len(cameras))]), tmp_path / "x.json")
+    torch.testing.assert_close(again.camera_to_world, cameras.camera_to_world)
+    torch.testing.assert_close(again.focal, cameras.focal)
+    assert (again.width, again.height) == (24, 24)
+
+
+@pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])
+def test_paths_are_rigid_and_closed(cameras, path: str):
+    target, up = torch.zeros(3), torch.tensor([0.0, 0, 1])
+    made = paths.interpolate(cameras, 48) if path == "interpolate" else getattr(paths, path)(cameras, target, up, 48)
+    rotation = made.camera_to_world[:, :, :3]
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(3).expand(48, 3, 3), rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(48), rtol=0, atol=1e-5)
+    steps = (made.positions - made.positions.roll(1, 0)).norm(dim=-1)
+    assert steps[0] < 3 * steps[1:].max(), "the last frame leads back to the first"
+
+
+def test_orbit_looks_at_its_target(cameras):
+    target = torch.tensor([0.1, -0.2, 0.3])
+    made = paths.orbit(cameras, target, torch.tensor([0.0, 0, 1]), 7)
+    pixels, depth = made.project(target[None], 4)
+    torch.testing.assert_close(pixels[0], made.center[4], rtol=0, atol=1e-3)
+    assert depth > 0 and (made.camera_to_world[:, 2, 1] > 0).all(), "up is up"
+
+
+def test_interpolation_goes_through_the_cameras(cameras):
+    made = paths.interpolate(cameras, 3 * len(cameras))
+    torch.testing.assert_close(made.camera_to_world[::3], cameras.camera_to_world, rtol=0, atol=1e-5)

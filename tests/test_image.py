@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from nerfkit import image
+from nerfkit.errors import UserError
+from nerfkit.image import PictureRenderer
+from nerfkit.metrics import psnr, ssim
+from nerfkit.renderer import Renderer
+from nerfkit.scene import load_scene
+
+
+@pytest.fixture
+def setting(small_config, toy_scene):
+    return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
+
+
+def test_chunks_give_one_picture(setting):
+    renderer, cameras = setting
+    whole, parts = (PictureRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
+    assert whole["rgb"].shape == (24, 24, 3)
+    torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
+
+
+def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
+    renderer, cameras = setting
+    wanted = PictureRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
+    sizes = []
+    picture_of = PictureRenderer(renderer, torch.ones(3), chunk=512)
+    plain = picture_of._chunk
+
+    def hungry(cameras, view, start, end, outputs):
+        sizes.append(end - start)
+        if end - start > 130:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return plain(cameras, view, start, end, outputs)
+
+    monkeypatch.setattr(picture_of, "_chunk", hungry)
+    torch.testing.assert_close(picture_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
+    assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
+
+
+def test_other_errors_are_not_swallowed(setting, monkeypatch):
+    renderer, cameras = setting
+    picture_of = PictureRenderer(renderer, torch.ones(3))
+    monkeypatch.setattr(picture_of, "_chunk", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        picture_of(cameras, 0)
+
+
+def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):
+    frame = tmp_path / "0000.png"
+    image.save_png(frame, torch.rand(8, 8, 3))
+
+    def no_writer(*arguments, **options):
+        raise OSError("codec not found")
+
+    monkeypatch.setattr(image.imageio, "get_writer", no_writer)
+    assert "codec not found" in image.probe_video(tmp_path)
+    with pytest.raises(UserError, match="no video: codec not found; the frames are kept in"):
+        image.write_video(tmp_path / "x.mp4", [frame], 10)
+    assert frame.exists()
+
+
+def test_normals_point_away_from_the_density(setting):
+    renderer, _ = setting
+    normals = renderer.normals(torch.rand(7, 3) - 0.5)
+    torch.testing.assert_close(normals.norm(dim=-1), torch.ones(7))
+
+
+def test_psnr_and_ssim_are_what_they_are_called():
+    structural_similarity = pytest.importorskip("skimage.metrics").structural_similarity
+    truth = torch.rand(40, 32, 3)
+    render = (truth + 0.1 * torch.randn(40, 32, 3)).clamp(0, 1)
+    assert psnr(truth, truth + 0.1) == pytest.approx(20, abs=1e-4)
+    other = structural_similarity(
+        truth.numpy(), render.numpy(), channel_axis=-1, data_range=1.0, gaussian_weights=True, sigma=1.5,
+        use_sample_covariance=False,
+    )  # fmt: skip
+    assert ssim(render, truth) == pytest.approx(other, abs=2e-3)
+    assert ssim(truth, truth) == pytest.approx(1, abs=1e-6)

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scripts as a user runs them: train, evaluate, render; then the run folder moved, without the scene."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import imageio.v2 as imageio
+import numpy as np
+import pytest
+
+from nerfkit import config as config_module
+from tests.toy_scene import write_scene
+
+
+def call(*arguments: str, status: int = 0) -> str:
+    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A run folder, moved away, its scene deleted."""
+    folder = tmp_path_factory.mktemp("scripts")
+    write_scene(folder / "scene", size=17)
+    options = config_module.Config()
+    options.data.path, options.data.box = str(folder / "scene"), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    options.model.levels, options.model.log2_table, options.model.max_resolution = 3, 12, 48
+    options.sampling.step, options.sampling.occupancy_resolution = 0.04, 24
+    options.trainer.steps, options.trainer.samples, options.device = 80, 4096, "cpu"
+    config_module.dump(options, folder / "options.toml")
+    output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
+    assert "scene     scene (nerf_synthetic): 12 train, 2 test views of 17x17" in output
+    assert "op        lltm" in output and "test views: PSNR" in output
+    again = call("scripts/eval.py", folder / "first")
+    assert "2 test views: PSNR" in again
+    shutil.move(folder / "first", folder / "moved")
+    shutil.rmtree(folder / "scene")
+    return folder / "moved"
+
+
+def test_the_run_folder_is_complete(trained):
+    names = {path.name for path in trained.iterdir()}
+    assert names >= {
+        "config.toml", "checkpoint.safetensors", "checkpoint.json", "metrics.jsonl", "metrics.json", "loss.png",
+        "scene.json", "eval",
+    }  # fmt: skip
+    assert json.loads((trained / "checkpoint.json").read_text())["step"] == 80
+
+
+def test_render_needs_the_run_folder_alone(trained):
+    outputs = ("rgb", "depth", "opacity", "normal")
+    call("scripts/render.py", trained, "--frames", "3", "--outputs", *outputs, "--device", "cpu")
+    folder = trained / "render" / "orbit"
+    frame = imageio.imread(folder / "0000.png")
+    assert frame.shape == (17, 17, 3) and frame.std() > 5
+    values = np.load(folder / "0001.npz")
+    assert values["depth_ray"].dtype == np.float32 and set(values) == {"depth_ray", "depth_z", "opacity", "normal"}
+    seen = values["opacity"] > 0.9
+    assert seen.any() and (values["depth_z"] <= values["depth_ray"] + 1e-5).all()
+    assert 1.8 < values["depth_ray"][seen].mean() < 4, "the balls are 2 to 4 units away"
+    video = imageio.get_reader(trained / "render" / "orbit.mp4")
+    assert video.count_frames() == 3 and video.get_meta_data()["size"] == (18, 18)
+
+
+def test_render_follows_a_path_file_and_resumes(trained):
+    call("scripts/render.py", trained, "--path", "spiral", "--frames", "2", "--size", "10", "8", "--device", "cpu")
+    spiral = trained / "render" / "spiral"
+    out = trained / "again"
+    call("scripts/render.py", trained, "--path", spiral / "path.json", "--out", out, "--device", "cpu")
+    assert np.array_equal(imageio.imread(out / "0001.png"), imageio.imread(spiral / "0001.png"))
+    (out / "0000.png").unlink()
+    before = (out / "0001.png").stat().st_mtime_ns
+    call("scripts/render.py", trained, "--path", spiral / "path.json", "--out", out, "--resume", "--device", "cpu")
+    assert (out / "0000.png").exists() and (out / "0001.png").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("path", ["test", "train", "interpolate"])
+def test_render_paths(trained, path: str):
+    call("scripts/render.py", trained, "--path", path, "--frames", "2", "--size", "6", "6", "--device", "cpu")
+    assert (trained / "render" / f"{path}.mp4").exists()
+
+
+def test_errors_say_what_to_do(trained, tmp_path):
+    assert "--path 'round' is unknown; use orbit" in call(
+        "scripts/render.py", trained, "--path", "round", "--device", "cpu", status=1
+    )
+    assert "is not a run folder: config.toml is missing" in call("scripts/render.py", tmp_path, status=1)
+    assert "give the scene's folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
+    assert "no scene given: set data.path" in call("scripts/train.py", "--out", tmp_path / "x", status=1)
+    message = call(
+        "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cpp", "--device", "cpu", status=1
+    )
+    assert "backend 'cpp' was asked for but is not built" in message
+
+
+def test_doctor():
+    output = call("-m", "nerfkit", "doctor")
+    assert "verdict   training works on" in output and "_C.so" in output and "lltm" in output
+
+
+def test_summary(trained):
+    output = call("scripts/summary.py", trained)
+    assert "PSNR" in output and "17x17" in output

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfkit import checkpoint, run
+from nerfkit.errors import RunError, SceneError, TrainingError
+from nerfkit.evaluator import evaluate
+from nerfkit.scene import load_scene
+from nerfkit.trainer import NAN_REPORT, Trainer
+
+
+def make_trainer(config, folder: Path) -> Trainer:
+    folder.mkdir(exist_ok=True)
+    views = load_scene(config.data.path).split("train")
+    return Trainer(config, views.cameras, views.load(lambda text: None), folder, torch.device(config.device))
+
+
+def state_of(trainer: Trainer) -> dict:
+    return trainer.renderer.state_dict() | {"random": torch.get_rng_state()}
+
+
+def test_training_learns_the_toy_scene(small_config, tmp_path):
+    small_config.trainer.steps = 150
+    trainer = make_trainer(small_config, tmp_path / "run")
+    assert trainer.train()
+    views = load_scene(small_config.data.path).split("test")
+    state = {"seconds": trainer.seconds, "step": trainer.step}
+    metrics = evaluate(trainer.renderer, small_config, views, state, tmp_path / "run", torch.device("cpu"))
+    assert metrics["psnr"] > 20, "white scores 13"
+    assert set(metrics) >= {"psnr", "ssim", "n_views", "train_seconds", "steps", "backend", "protocol"}
+    assert metrics["protocol"]["background"] == [1, 1, 1] and metrics["n_views"] == 2
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
+    assert len(list((tmp_path / "run" / "eval").glob("*.png"))) == 2
+
+
+@pytest.mark.parametrize("background", ["white", "random"])
+def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
+    """Bit for bit: model, optimiser, occupancy, number of rays and random states."""
+    small_config.data.background = background
+    small_config.trainer.steps = 1000
+    small_config.trainer.log_every = 1000
+    whole, first = (make_trainer(small_config, tmp_path / name) for name in ("whole", "parts"))
+    torch.manual_seed(3)
+    for _ in range(100):
+        whole.train_step()
+    wanted = {k: v.clone() for k, v in state_of(whole).items()}
+
+    torch.manual_seed(3)
+    for _ in range(50):
+        first.train_step()
+    first.save()
+    second = make_trainer(small_config, tmp_path / "parts")
+    torch.rand(17)
+    second.restore()
+    for _ in range(50):
+        second.train_step()
+    got = state_of(second)
+    assert second.step == 100 and second.n_rays == whole.n_rays
+    assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
+    for a, b in zip(whole.optimizer.state.values(), second.optimizer.state.values(), strict=True):
+        assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
+    trainer = make_trainer(small_config, tmp_path / "run")
+    names = set(trainer.renderer.state_dict())
+    assert names == set(make_trainer(small_config, tmp_path / "other").renderer.state_dict())
+    assert not [name for name in names if "torch" in name or "cuda" in name]
+
+
+@pytest.mark.parametrize("encoder, aggregator", [(False, False), (True, False), (False, True), (True, True)])
+def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bool, aggregator: bool):
+    """Zero-initialised residuals: before training, what the ray sees changes no color."""
+    small_config.model.encoder, small_config.model.aggregator = encoder, aggregator
+    renderer = make_trainer(small_config, tmp_path / "run").renderer
+    if encoder:
+        assert not renderer.decoder.from_encoder.weight.any()
+    if aggregator:
+        assert not renderer.decoder.from_aggregator.weight.any()
+    positions = torch.rand(5, 3)
+    density = renderer.density(positions)
+    features = renderer.grid(positions)
+    torch.testing.assert_close(renderer.decoder.density(features)[0], density)
+
+
+def test_nan_stops_and_reports(small_config, tmp_path):
+    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer.train_step()
+    trainer.save()
+    with torch.no_grad():
+        trainer.renderer.decoder.color_out.bias.fill_(float("nan"))
+    with pytest.raises(TrainingError, match="the loss is nan at step 1; stopped. The last good checkpoint is kept"):
+        trainer.train()
+    report = json.loads((tmp_path / "run" / NAN_REPORT).read_text())
+    assert report["step"] == 1 and report["not_finite"]["parameter decoder.color_out.bias"] == 3
+    tensors, state = checkpoint.load(tmp_path / "run")
+    assert state["step"] == 1 and tensors["model.decoder.color_out.bias"].isfinite().all()
+
+
+def test_rays_that_miss_the_box(small_config, tmp_path):
+    small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
+    with pytest.raises(SceneError, match="no ray of the training views meets the box .* Set data.box around"):
+        make_trainer(small_config, tmp_path / "run")
+
+
+def test_an_empty_batch_trains_on(small_config, tmp_path):
+    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer.step = 1  # no occupancy update
+    trainer.renderer.sampler.occupancy.zero_()
+    assert trainer.train_step().n_samples == 0
+
+
+def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.max_seconds = 10**6, 0.5
+    trainer = make_trainer(small_config, tmp_path / "run")
+    assert trainer.train() and 0.5 <= trainer.seconds < 10
+    assert trainer.learning_rate() == pytest.approx(
+        small_config.trainer.final_learning_rate * min(1, trainer.step / small_config.trainer.warmup), rel=0.05
+    )
+
+
+# ---- checkpoints and run folders
+
+
+def test_a_cut_checkpoint_falls_back_to_the_previous(tmp_path):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
+    file = tmp_path / checkpoint.NEWEST
+    file.write_bytes(file.read_bytes()[:-100])
+    tensors, state = checkpoint.load(tmp_path)
+    assert state["step"] == 1 and tensors["x"][0] == 1
+    (tmp_path / checkpoint.PREVIOUS).unlink()
+    with pytest.raises(RunError, match="no whole checkpoint in .*checkpoint.safetensors is cut short"):
+        checkpoint.load(tmp_path)
+
+
+def test_no_and_other_checkpoints(tmp_path, monkeypatch):
+    with pytest.raises(RunError, match="no checkpoint in .*; is it a run folder"):
+        checkpoint.load(tmp_path)
+    monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 99)
+    checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {})
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="has checkpoint format 99, this nerfkit reads 1"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path):
+    """The file size limit makes the write fail as a full disk does."""
+    checkpoint.save(tmp_path, {"x": torch.zeros(10)}, {"step": 1})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(RunError, match="cannot save the checkpoint in .*File too large; the last one is kept"):
+            checkpoint.save(tmp_path, {"x": torch.zeros(10**6)}, {"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoint.load(tmp_path)[1]["step"] == 1
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_run_folders_are_not_overwritten(small_config, tmp_path):
+    run.create(tmp_path / "run")
+    run.save_description(tmp_path / "run", small_config, load_scene(small_config.data.path))
+    with pytest.raises(RunError, match="holds a run already; go on with --resume .* or replace it with --overwrite"):
+        run.create(tmp_path / "run")
+    run.create(tmp_path / "run", overwrite=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot write to the run folder .*; choose another with --out"):
+        run.create(tmp_path / "file" / "run")
+
+
+def test_unknown_device():
+    with pytest.raises(RunError, match="'tpux' is unknown; use auto, cpu"):
+        run.pick_device("tpux")
+    if not torch.cuda.is_available():
+        with pytest.raises(RunError, match="sees no GPU; run .python -m nerfkit doctor"):
+            run.pick_device("cuda")
+
+
+def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
+    """scripts/train.py as its own process: SIGTERM in mid-run, then --resume to the end."""
+    from nerfkit import config as config_module
+
+    small_config.trainer.steps, small_config.eval.after_training = 3000, False
+    config_module.dump(small_config, tmp_path / "options.toml")
+    folder = tmp_path / "run"
+    command = [sys.executable, "scripts/train.py"]
+    process = subprocess.Popen(
+        [*command, "--config", str(tmp_path / "options.toml"), "--out", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        while not (folder / run.LOG).exists():
+            assert process.poll() is None, "ended before its first step"
+            try:
+                process.wait(0.05)
+            except subprocess.TimeoutExpired:
+                pass
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"python scripts/train.py --resume {folder}" in output
+    step = checkpoint.load(folder)[1]["step"]
+    assert 0 < step < 3000
+    done = subprocess.run(
+        [*command, "--resume", str(folder), "--trainer.steps", str(step + 5)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert checkpoint.load(folder)[1]["step"] == step + 5

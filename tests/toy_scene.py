@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small scene made with numpy alone: colored balls over nothing, traced exactly, in NeRF-synthetic format."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+ANGLE_X = 0.7
+BALLS = np.array([[0.0, 0, 0], [0.45, 0.1, 0.2], [-0.3, 0.4, -0.2]])  # centres
+RADII = np.array([0.35, 0.18, 0.22])
+COLORS = np.array([[0.85, 0.3, 0.2], [0.2, 0.5, 0.9], [0.3, 0.8, 0.3]])
+
+
+def look_at(eye: np.ndarray) -> np.ndarray:
+    """Camera-to-world 4x4, OpenGL axes, looking at the origin with z up."""
+    z = eye / np.linalg.norm(eye)
+    x = np.cross([0, 0, 1.0], z)
+    x /= np.linalg.norm(x)
+    pose = np.eye(4)
+    pose[:3] = np.stack([x, np.cross(z, x), z, eye], axis=1)
+    return pose
+
+
+def trace(pose: np.ndarray, size: int) -> np.ndarray:
+    """RGBA picture [size, size, 4] uint8: the nearest ball, shaded by its normal."""
+    row, column = np.mgrid[0:size, 0:size] + 0.5
+    focal = 0.5 * size / math.tan(0.5 * ANGLE_X)
+    local = np.stack([(column - size / 2) / focal, -(row - size / 2) / focal, -np.ones_like(row)], axis=-1)
+    directions = local @ pose[:3, :3].T
+    directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
+    picture, nearest = np.zeros((size, size, 4)), np.full((size, size), np.inf)
+    for center, radius, color in zip(BALLS, RADII, COLORS, strict=True):
+        offset = pose[:3, 3] - center
+        b = directions @ offset
+        under_root = b * b - offset @ offset + radius**2
+        t = -b - np.sqrt(np.maximum(under_root, 0))
+        hit = (under_root > 0) & (t < nearest)
+        normal = (pose[:3, 3] + t[..., None] * directions - center) / radius
+        shade = 0.6 + 0.4 * normal[..., 2:]
+        picture[hit] = np.concatenate([color * shade, np.ones_like(shade)], axis=-1)[hit]
+        nearest[hit] = t[hit]
+    return (picture * 255 + 0.5).astype(np.uint8)
+
+
+def write_scene(folder: Path, size: int = 24, counts: dict[str, int] | None = None, extension: str = "png") -> Path:
+    """Write train and test views to `folder`."""
+    generator = np.random.default_rng(0)
+    for split, count in (counts or {"train": 12, "test": 2}).items():
+        (folder / split).mkdir(parents=True, exist_ok=True)
+        frames = []
+        for index in range(count):
+            azimuth, elevation = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
+            eye = 3 * np.array(
+                [
+                    math.cos(elevation) * math.cos(azimuth),
+                    math.cos(elevation) * math.sin(azimuth),
+                    math.sin(elevation),
+                ]
+            )
+            pose = look_at(eye)
+            picture = Image.fromarray(trace(pose, size))
+            (picture.convert("RGB") if extension == "jpg" else picture).save(folder / split / f"r_{index}.{extension}")
+            frames.append({"file_path": f"./{split}/r_{index}", "transform_matrix": pose.tolist()})
+        content = {"camera_angle_x": ANGLE_X, "frames": frames}
+        (folder / f"transforms_{split}.json").write_text(json.dumps(content))
+    return folder
