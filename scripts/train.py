@@ -43,9 +43,8 @@ def main(arguments: list[str]) -> int:
     if options.eval.after_training and options.eval.split in scene.views:
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.renderer, options, scene.split(options.eval.split), state, folder, device)
-        print(
-            f"{metrics['n_views']} {options.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}"
-        )
+        scores = f"PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}"
+        print(f"{metrics['n_views']} {options.eval.split} views: {scores}")
     print(f"run folder: {folder}\nnext: python scripts/render.py {folder}")
     return 0
 

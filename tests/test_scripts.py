@@ -30,7 +30,9 @@ def trained(tmp_path_factory):
     options.data.path, options.data.box = str(folder / "scene"), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     options.model.levels, options.model.log2_table, options.model.max_resolution = 3, 12, 48
     options.sampling.step, options.sampling.occupancy_resolution = 0.04, 24
-    options.trainer.steps, options.trainer.samples, options.device = 80, 4096, "cpu"
+    options.model.hidden = options.model.state = 16
+    options.trainer.steps, options.trainer.samples, options.device = 150, 4096, "cpu"
+    options.trainer.learning_rate, options.trainer.warmup = 0.03, 10
     config_module.dump(options, folder / "options.toml")
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
     assert "scene     scene (nerf_synthetic): 12 train, 2 test views of 17x17" in output
@@ -48,7 +50,7 @@ def test_the_run_folder_is_complete(trained):
         "config.toml", "checkpoint.safetensors", "checkpoint.json", "metrics.jsonl", "metrics.json", "loss.png",
         "scene.json", "eval",
     }  # fmt: skip
-    assert json.loads((trained / "checkpoint.json").read_text())["step"] == 80
+    assert json.loads((trained / "checkpoint.json").read_text())["step"] == 150
 
 
 def test_render_needs_the_run_folder_alone(trained):

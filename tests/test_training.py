@@ -64,8 +64,9 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     got = state_of(second)
     assert second.step == 100 and second.n_rays == whole.n_rays
     assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
-    for a, b in zip(whole.optimizer.state.values(), second.optimizer.state.values(), strict=True):
-        assert all(torch.equal(a[key], b[key]) for key in a)
+    for a, b in zip(whole.renderer.parameters(), second.renderer.parameters(), strict=True):
+        moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
+        assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
 
 
 def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
@@ -121,9 +122,7 @@ def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.max_seconds = 10**6, 0.5
     trainer = make_trainer(small_config, tmp_path / "run")
     assert trainer.train() and 0.5 <= trainer.seconds < 10
-    assert trainer.learning_rate() == pytest.approx(
-        small_config.trainer.final_learning_rate * min(1, trainer.step / small_config.trainer.warmup), rel=0.05
-    )
+    assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)
 
 
 # ---- checkpoints and run folders

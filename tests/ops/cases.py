@@ -68,8 +68,10 @@ RAYS = {  # samples per ray
 
 
 def _trilinear(n: int, f: int, spread: float) -> Case:
-    return Case("trilinear", f"{n}x{f}_to_{spread:g}", lambda: (normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread),
-                differentiable=(0, 1), keep_wide=(1,))  # fmt: skip
+    def make() -> tuple:
+        return normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread
+
+    return Case("trilinear", f"{n}x{f}_to_{spread:g}", make, differentiable=(0, 1), keep_wide=(1,))
 
 
 def _grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, place: Callable[[int], Tensor]) -> Case:
