@@ -119,7 +119,6 @@ class Config:
     out: str = ""  # run folder; runs/<scene> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
     seed: int = 0  # of every random choice
-    deterministic: bool = False  # bit-equal repeats on a GPU too, slower
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)

@@ -99,14 +99,16 @@ def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -
     return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
 
 
-def preview(name: str, picture: Tensor, depth_range: tuple[float, float]) -> Tensor:
-    """Picture [H, W, 3] to look at, of one output."""
-    if name.startswith("depth"):
-        seen = colorize(picture, *depth_range)
-        return torch.where(picture[..., None] > 0, seen, torch.ones(()))
-    if name == "normal":
-        return picture / 2 + 0.5
-    return picture if picture.dim() == 3 else picture[..., None].expand(-1, -1, 3)
+def preview(name: str, pictures: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
+    """Picture [H, W, 3] to look at, of the output `name`; depth and normals fade to white where little is seen."""
+    picture = pictures[name]
+    if name == "rgb":
+        return picture
+    opacity = pictures["opacity"][..., None]  # [H, W, 1]
+    if name == "opacity":
+        return opacity.expand(-1, -1, 3)
+    colors = picture / 2 + 0.5 if name == "normal" else colorize(picture, *depth_range)
+    return colors * opacity + (1 - opacity)
 
 
 def error_sheet(truth: Tensor, render: Tensor) -> Tensor:

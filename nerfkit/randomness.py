@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 
-def seed_everything(seed: int, deterministic: bool) -> None:
-    """Seed all sources of randomness; `deterministic` asks torch for bit-equal kernels."""
+def seed_everything(seed: int) -> None:
+    """Seed all sources of randomness."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(deterministic)
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:

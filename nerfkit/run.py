@@ -28,6 +28,8 @@ from nerfkit.renderer import Renderer
 from nerfkit.scene import BACKGROUNDS, Scene
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
+OWN_FILES = (CONFIG, SCENE, LOG, METRICS, "checkpoint*.safetensors", "checkpoint.json", "loss.png", "nan_report.json")
+OWN_FOLDERS = ("eval", "render")
 
 
 def create(folder: Path, overwrite: bool = False) -> None:
@@ -38,7 +40,7 @@ def create(folder: Path, overwrite: bool = False) -> None:
                 f"{folder} holds a run already; go on with --resume {folder}, "
                 "choose another folder with --out, or replace it with --overwrite"
             )
-        shutil.rmtree(folder)
+        _delete(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / ".probe"
@@ -48,6 +50,15 @@ def create(folder: Path, overwrite: bool = False) -> None:
         raise RunError(
             f"cannot write to the run folder {folder}: {error.strerror}; choose another with --out"
         ) from None
+
+
+def _delete(folder: Path) -> None:
+    """Delete what a run writes, and nothing else that may be in its folder."""
+    for pattern in OWN_FILES:
+        for file in folder.glob(pattern):
+            file.unlink()
+    for name in OWN_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def save_description(folder: Path, config: Config, scene: Scene) -> None:

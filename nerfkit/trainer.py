@@ -43,7 +43,7 @@ class Trainer:
         self.config = config
         self.folder = folder
         self.device = device
-        seed_everything(config.seed, config.deterministic)
+        seed_everything(config.seed)
         self.renderer = Renderer(config).to(device)
         self.cameras = cameras.to(device)
         check_box(self.cameras, self.renderer.sampler.box)
@@ -170,6 +170,7 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
         self.step, self.seconds, self.n_rays = state["step"], state["seconds"], state["n_rays"]
         restore_random_states(groups["random"], state["random"])
+        self._forget_log()
 
     def _remember_signal(self, number: int, frame: Any) -> None:
         if self.stop_signal is not None:  # asked twice: stop at once
@@ -194,6 +195,13 @@ class Trainer:
             raise RunError(
                 f"cannot write {self.folder / run.LOG}: {error.strerror}; the last checkpoint is kept"
             ) from None
+
+    def _forget_log(self) -> None:
+        """Drop logged steps after the checkpoint: they are trained, and logged, again."""
+        log = self.folder / run.LOG
+        if log.exists():
+            lines = log.read_text().splitlines(keepends=True)
+            log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
 
     def _report_nan(self, value: float, rays: Rays, rendering: Any) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""

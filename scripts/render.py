@@ -133,7 +133,7 @@ def render_frames(
         if values:
             np.savez_compressed(folder / f"{view:04d}.npz", **values)
         for name, file in files.items():
-            save_png(file, preview(name, pictures[name], span))
+            save_png(file, preview(name, pictures, span))
     return frames
 
 

@@ -171,7 +171,9 @@ def test_run_folders_are_not_overwritten(small_config, tmp_path):
     run.save_description(tmp_path / "run", small_config, load_scene(small_config.data.path))
     with pytest.raises(RunError, match="holds a run already; go on with --resume .* or replace it with --overwrite"):
         run.create(tmp_path / "run")
+    (tmp_path / "run" / "notes.txt").write_text("mine")
     run.create(tmp_path / "run", overwrite=True)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"], "what is not the run's stays"
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write to the run folder .*; choose another with --out"):
         run.create(tmp_path / "file" / "run")

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's code runs, and its figures are the measured ones."""
+
+import json
+import re
+from pathlib import Path
+
+README = Path("README.md").read_text()
+
+
+def test_the_python_example_runs():
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    names: dict = {}
+    exec(code, names)
+    assert names["rendering"].color.shape == (1, 3)
+
+
+def test_every_file_that_is_named_exists():
+    for name in re.findall(r"(?:configs|docs|scripts|nerfkit)/[\w.]+\.(?:toml|png|py|json)", README):
+        assert Path(name).exists(), name
+
+
+def test_figures_are_the_measured_ones():
+    for run in json.loads(Path("docs/measured.json").read_text()):
+        assert f"{run['psnr']:.2f} dB" in README, run["what"]
