@@ -17,7 +17,6 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.ops.packed import ray_indices, sum_rays
 from nerfkit.renderer import Renderer
 
-OUTPUTS = ("rgb", "depth", "opacity", "normal")
 MIN_CHUNK = 64
 
 

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Render novel views of a run: PNG frames as they finish, then a video. Needs the run folder alone.
 
-python scripts/render.py runs/lego --path spiral --outputs rgb depth
+python scripts/render.py runs/lego --path spiral --outputs rgb,depth
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.image import PictureRenderer, preview, probe_video, save_png, write_video
 from nerfkit.readers.transforms import parse_cameras, read_json, to_json
 
-Output = Literal["rgb", "depth", "opacity", "normal"]
 FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
 
 
@@ -37,7 +36,7 @@ class RenderOptions:
     frames: int = 60  # frames of orbit, spiral and interpolate
     size: tuple[int, int] | None = None  # width and height [pixels]; as trained if left out
     fps: int = 20  # frames per second of the video
-    outputs: tuple[Output, ...] = ("rgb",)  # depth is float32, along the ray and along z, in scene units (.npz)
+    outputs: str = "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, depth in scene units
     out: str = ""  # folder of frames and videos; RUN/render/<path> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames that are there already
@@ -47,6 +46,7 @@ class RenderOptions:
 def main(arguments: list[str]) -> int:
     options = tyro.cli(RenderOptions, args=arguments, prog="scripts/render.py", **cli.TYRO)
     device = run.pick_device(options.device)
+    outputs = choose_outputs(options.outputs)
     renderer, config, _ = run.load_renderer(options.run, device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     ops.resolved(device)
@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> int:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
     picture_of = PictureRenderer(renderer, run.background_color(config, device))
-    frames = render_frames(picture_of, cameras.to(device), options, folder, depth_range(options.run, config))
+    span = depth_range(options.run, config)
+    frames = render_frames(picture_of, cameras.to(device), outputs, folder, span, options.resume)
     print(f"{len(cameras)} frames: {folder}")
     if not no_video:
         for name, files in frames.items():
@@ -67,6 +68,15 @@ def main(arguments: list[str]) -> int:
             write_video(video, files, options.fps)
             print(f"video: {video}")
     return 0
+
+
+def choose_outputs(names: str) -> tuple[str, ...]:
+    """Outputs from their names, with commas between."""
+    outputs = tuple(name.strip() for name in names.split(",") if name.strip())
+    unknown = [name for name in outputs if name not in FILES]
+    if unknown or not outputs:
+        raise UserError(f"--outputs {names!r}: unknown {unknown or 'nothing'}; choose of {','.join(FILES)}")
+    return outputs
 
 
 def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
@@ -118,17 +128,22 @@ def depth_range(folder: Path, config: Config) -> tuple[float, float]:
 
 
 def render_frames(
-    picture_of: PictureRenderer, cameras: Cameras, options: RenderOptions, folder: Path, span: tuple[float, float]
+    picture_of: PictureRenderer,
+    cameras: Cameras,
+    outputs: tuple[str, ...],
+    folder: Path,
+    span: tuple[float, float],
+    resume: bool,
 ) -> dict[str, list[Path]]:
     """Render and save every frame; the PNG files by output."""
-    frames: dict[str, list[Path]] = {name: [] for output in options.outputs for name in FILES[output]}
+    frames: dict[str, list[Path]] = {name: [] for output in outputs for name in FILES[output]}
     for view in tqdm(range(len(cameras)), desc="rendering", unit="frame", dynamic_ncols=True):
         files = {name: folder / (f"{view:04d}.png" if name == "rgb" else f"{name}_{view:04d}.png") for name in frames}
         for name, file in files.items():
             frames[name].append(file)
-        if options.resume and all(file.exists() for file in files.values()):
+        if resume and all(file.exists() for file in files.values()):
             continue
-        pictures = picture_of(cameras, view, options.outputs)
+        pictures = picture_of(cameras, view, outputs)
         values = {name: pictures[name].numpy() for name in frames if name != "rgb"}
         if values:
             np.savez_compressed(folder / f"{view:04d}.npz", **values)

@@ -54,8 +54,7 @@ def test_the_run_folder_is_complete(trained):
 
 
 def test_render_needs_the_run_folder_alone(trained):
-    outputs = ("rgb", "depth", "opacity", "normal")
-    call("scripts/render.py", trained, "--frames", "3", "--outputs", *outputs, "--device", "cpu")
+    call("scripts/render.py", trained, "--frames", "3", "--outputs", "rgb,depth,opacity,normal", "--device", "cpu")
     folder = trained / "render" / "orbit"
     frame = imageio.imread(folder / "0000.png")
     assert frame.shape == (17, 17, 3) and frame.std() > 5
@@ -89,6 +88,9 @@ def test_render_paths(trained, path: str):
 def test_errors_say_what_to_do(trained, tmp_path):
     assert "--path 'round' is unknown; use orbit" in call(
         "scripts/render.py", trained, "--path", "round", "--device", "cpu", status=1
+    )
+    assert "unknown ['deep']; choose of rgb,depth,opacity,normal" in call(
+        "scripts/render.py", trained, "--outputs", "rgb,deep", "--device", "cpu", status=1
     )
     assert "is not a run folder: config.toml is missing" in call("scripts/render.py", tmp_path, status=1)
     assert "give the scene's folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
