@@ -101,7 +101,7 @@ class Trainer:
         loss = torch.nn.functional.mse_loss(rendering.color, blend(pixels, background))
         value = loss.item()
         if not math.isfinite(value):
-            self._report_nan(value, rays, rendering)
+            self._stop_not_finite(f"the loss is {value}", rays._asdict() | rendering._asdict())
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -138,7 +138,9 @@ class Trainer:
         return int(min(max(wanted, MIN_RAYS), settings.max_rays))
 
     def save(self) -> None:
-        """Write a checkpoint."""
+        """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one."""
+        if not all(bool(p.isfinite().all()) for p in self.renderer.parameters()):
+            self._stop_not_finite("a parameter is not finite", {})
         tensors = {f"model.{name}": value for name, value in self.renderer.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -203,27 +205,20 @@ class Trainer:
             lines = log.read_text().splitlines(keepends=True)
             log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
 
-    def _report_nan(self, value: float, rays: Rays, rendering: Any) -> None:
+    def _stop_not_finite(self, what: str, trained: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
-
-        def bad(tensor: Tensor) -> int:
-            return int((~torch.isfinite(tensor)).sum())
-
+        parameters = dict(self.renderer.named_parameters())
         report = {
             "step": self.step,
-            "loss": str(value),
+            "what": what,
             "learning_rate": self.learning_rate(),
-            "n_rays": rays.origins.shape[0],
-            "not_finite": {
-                "ray origins": bad(rays.origins), "ray directions": bad(rays.directions),
-                **{f"rendered {name}": bad(x) for name, x in rendering._asdict().items()},
-                **{f"parameter {name}": bad(p) for name, p in self.renderer.named_parameters()},
-            },
-            "largest": {name: p.detach().abs().max().item() for name, p in self.renderer.named_parameters()},
-        }  # fmt: skip
+            "n_rays": self.n_rays,
+            "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (trained | parameters).items()},
+            "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
+        }
         (self.folder / NAN_REPORT).write_text(json.dumps(report, indent=1))
         raise TrainingError(
-            f"the loss is {value} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder}, "
+            f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder}, "
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
             f"--resume {self.folder} --trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
         )

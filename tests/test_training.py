@@ -100,7 +100,10 @@ def test_nan_stops_and_reports(small_config, tmp_path):
     with pytest.raises(TrainingError, match="the loss is nan at step 1; stopped. The last good checkpoint is kept"):
         trainer.train()
     report = json.loads((tmp_path / "run" / NAN_REPORT).read_text())
-    assert report["step"] == 1 and report["not_finite"]["parameter decoder.color_out.bias"] == 3
+    assert report["step"] == 1 and report["not_finite"]["decoder.color_out.bias"] == 3
+    assert report["not_finite"]["color"] > 0 and report["not_finite"]["origins"] == 0
+    with pytest.raises(TrainingError, match="a parameter is not finite at step 1"):
+        trainer.save()
     tensors, state = checkpoint.load(tmp_path / "run")
     assert state["step"] == 1 and tensors["model.decoder.color_out.bias"].isfinite().all()
 
@@ -120,8 +123,9 @@ def test_an_empty_batch_trains_on(small_config, tmp_path):
 
 def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.max_seconds = 10**6, 0.5
+    small_config.trainer.warmup = 1
     trainer = make_trainer(small_config, tmp_path / "run")
-    assert trainer.train() and 0.5 <= trainer.seconds < 10
+    assert trainer.train() and trainer.seconds >= 0.5
     assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)
 
 
