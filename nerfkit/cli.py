@@ -31,7 +31,7 @@ class TrainOptions(Config):
 def train_options(arguments: list[str]) -> TrainOptions:
     """Options of scripts/train.py: defaults < run resumed < files < command line."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", nargs="*", default=[])
+    first.add_argument("--config", nargs="*", action="extend", default=[])
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args(arguments)
     base = run.read_config(Path(known.resume)) if known.resume else None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run folder: complete by itself, so that it can be moved, rendered and resumed without the scene.
+"""A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's pictures.
 
-config.toml               every option, resolved
+    config.toml               every option, resolved
 checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step
@@ -28,13 +28,23 @@ from nerfkit.renderer import Renderer
 from nerfkit.scene import BACKGROUNDS, Scene
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
-OWN_FILES = (CONFIG, SCENE, LOG, METRICS, "checkpoint*.safetensors", "checkpoint.json", "loss.png", "nan_report.json")
+OWN_FILES = (
+    CONFIG,
+    SCENE,
+    LOG,
+    METRICS,
+    "checkpoint.safetensors",
+    "checkpoint.previous.safetensors",
+    "checkpoint.json",
+    "loss.png",
+    "nan_report.json",
+)
 OWN_FOLDERS = ("eval", "render")
 
 
 def create(folder: Path, overwrite: bool = False) -> None:
     """Make an empty run folder; raises RunError if it holds a run already or cannot be written."""
-    if (folder / CONFIG).exists() or checkpoint.exists(folder):
+    if ((folder / CONFIG).exists() and (folder / SCENE).exists()) or checkpoint.exists(folder):
         if not overwrite:
             raise RunError(
                 f"{folder} holds a run already; go on with --resume {folder}, "
@@ -54,9 +64,8 @@ def create(folder: Path, overwrite: bool = False) -> None:
 
 def _delete(folder: Path) -> None:
     """Delete what a run writes, and nothing else that may be in its folder."""
-    for pattern in OWN_FILES:
-        for file in folder.glob(pattern):
-            file.unlink()
+    for name in OWN_FILES:
+        (folder / name).unlink(missing_ok=True)
     for name in OWN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
 

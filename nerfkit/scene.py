@@ -6,7 +6,6 @@ A reader in `nerfkit.readers` turns one format into a Scene of lazily loaded Vie
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -133,8 +132,9 @@ def blend(pixels: Tensor, background: Tensor) -> Tensor:
 
 
 def _free_memory() -> int | None:
-    """Free bytes of memory, where the system tells."""
+    """Bytes of memory that can be had, caches of files included, where the system tells."""
     try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
         return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

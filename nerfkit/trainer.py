@@ -69,6 +69,8 @@ class Trainer:
         bar = tqdm(total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True)
         meter = Meter()
         saved_at = self.step
+        if not checkpoint.exists(self.folder):
+            self.save()  # from now on there is something to go back to
         try:
             while self.progress < 1 and self.stop_signal is None:
                 began = time.perf_counter()
@@ -83,7 +85,7 @@ class Trainer:
                 if settings.save_every and self.step % settings.save_every == 0:
                     self.save()
                     saved_at = self.step
-            if saved_at != self.step or not checkpoint.exists(self.folder):
+            if saved_at != self.step:
                 self.save()
         finally:
             bar.close()
@@ -203,7 +205,8 @@ class Trainer:
         log = self.folder / run.LOG
         if log.exists():
             lines = log.read_text().splitlines(keepends=True)
-            log.write_text("".join(line for line in lines if json.loads(line)["step"] <= self.step))
+            whole = [line for line in lines if line.endswith("}\n")]  # a kill may have cut the last one short
+            log.write_text("".join(line for line in whole if json.loads(line)["step"] <= self.step))
 
     def _stop_not_finite(self, what: str, trained: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""

@@ -25,12 +25,11 @@ def main(arguments: list[str]) -> int:
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     views = scene.split("train")
     folder = Path(options.resume or options.out or Path("runs") / scene.name)
-    if not options.resume:
-        run.create(folder, options.overwrite)
-    images = views.load()
-    trainer = Trainer(options, views.cameras, images, folder, device)
+    trainer = Trainer(options, views.cameras, views.load(), folder, device)
     if options.resume:
         trainer.restore()
+    else:  # last, so that a scene that cannot be trained costs no earlier run
+        run.create(folder, options.overwrite)
     run.save_description(folder, options, scene)
 
     print(summary(scene, trainer, backends))

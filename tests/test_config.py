@@ -23,8 +23,9 @@ def test_a_later_file_beats_an_earlier_one(tmp_path):
     first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n")
     second = tmp_path / "second.toml"
     second.write_text("[model]\nencoder = false\n")
-    options = cli.train_options(["--config", first, str(second)])
-    assert (options.seed, options.model.levels, options.model.encoder) == (1, 3, False)
+    for arguments in (["--config", first, str(second)], ["--config", first, "--config", str(second)]):
+        options = cli.train_options(arguments)
+        assert (options.seed, options.model.levels, options.model.encoder) == (1, 3, False)
 
 
 def test_what_is_written_is_read_back(tmp_path):
