@@ -2,11 +2,11 @@
 """A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's pictures.
 
     config.toml               every option, resolved
-checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
-scene.json                cameras of every split, up axis
-metrics.jsonl             one line per logged step
-metrics.json              scores on held-out views, with their protocol
-loss.png  eval/  render/  pictures
+    checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
+    scene.json                cameras of every split, up axis
+    metrics.jsonl             one line per logged step
+    metrics.json              scores on held-out views, with their protocol
+    loss.png  eval/  render/  pictures
 """
 
 from __future__ import annotations
