@@ -1,6 +1,231 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything is in pyproject.toml; this file is the place where compiled ops are built from `cuda/`."""
+"""Builds the fused ops: nerfkit/_C.so for the CPU and nerfkit/_C_cuda.so for NVIDIA GPUs.
 
-from setuptools import setup
+Both use LibTorch's stable ABI and no Python C API: one build serves every torch from 2.10 on and every Python. torch
+is never imported, only its headers are read, so that build isolation need not fetch another one. Variables:
 
-setup()
+    NERFKIT_NATIVE=auto|0|1   0: pure Python; 1: an error where auto would fall back to pure Python
+    NERFKIT_CUDA=auto|0|1     auto: if nvcc is found and the installed torch is a CUDA build
+    NERFKIT_TORCH_DIR         folder of the torch package, if it is not found by itself
+    TORCH_CUDA_ARCH_LIST, CUDA_HOME, CXX, MAX_JOBS   as usual
+"""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
+
+ROOT = Path(__file__).resolve().parent
+OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
+ARCHITECTURES = "7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX"
+
+
+class Torch(NamedTuple):
+    folder: Path
+    version: str
+    cuda: str | None
+
+
+def say(*words: object) -> None:
+    print("nerfkit build:", *words, file=sys.stderr, flush=True)
+
+
+def find_torch() -> Torch | None:
+    """The installed torch, also from inside an isolated build environment."""
+    packages = "lib/python*/site-packages/torch"
+    candidates = [os.environ.get("NERFKIT_TORCH_DIR")]
+    spec = importlib.util.find_spec("torch")
+    candidates += list(spec.submodule_search_locations or []) if spec else []
+    candidates += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
+    for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if os.environ.get(name):
+            candidates += glob.glob(os.path.join(os.environ[name], packages))
+    for folder in os.environ.get("PATH", "").split(os.pathsep):
+        candidates += glob.glob(os.path.join(os.path.dirname(folder), packages))
+    for candidate in filter(None, candidates):
+        folder = Path(candidate)
+        if not (folder / "include/torch/csrc/stable/library.h").exists():
+            continue
+        facts: dict = {}
+        exec((folder / "version.py").read_text(), facts)
+        version = facts["__version__"]
+        if tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", version).groups()) >= OLDEST_TORCH:
+            return Torch(folder, version, facts.get("cuda"))
+        say(f"torch {version} at {folder} is older than {OLDEST_TORCH[0]}.{OLDEST_TORCH[1]}")
+    return None
+
+
+def find_nvcc() -> Path | None:
+    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
+        if home and (Path(home) / "bin/nvcc").exists():
+            return Path(home) / "bin/nvcc"
+    on_path = shutil.which("nvcc")
+    return Path(on_path) if on_path else None
+
+
+def cuda_home(nvcc: Path) -> Path:
+    """Folder of the toolkit. nvcc on PATH may be a wrapper script, so it is asked."""
+    command = [str(nvcc), "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
+    answer = subprocess.run(command, capture_output=True, text=True).stderr
+    top = re.search(r"^#\$ TOP=(.*)$", answer, re.M)
+    return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
+
+
+def architectures() -> list[str]:
+    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else all."""
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST")
+    if not wanted:
+        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+        try:
+            wanted = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        except (OSError, subprocess.SubprocessError):
+            wanted = ARCHITECTURES
+    return sorted(set(re.split(r"[\s;,]+", wanted.strip())))
+
+
+def gencode() -> list[str]:
+    flags = []
+    for architecture in architectures():
+        number = architecture.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if architecture.endswith("+PTX"):
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+TORCH = find_torch()
+NVCC = find_nvcc()
+CXX = shlex.split(os.environ.get("CXX", "g++"))
+
+
+def why_pure_python() -> str | None:
+    if os.environ.get("NERFKIT_NATIVE") == "0":
+        return "NERFKIT_NATIVE=0"
+    if sys.platform != "linux":
+        return f"no native build on {sys.platform} yet"
+    if TORCH is None:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        return f"no torch >= {oldest} found; install torch first, or set NERFKIT_TORCH_DIR"
+    if not shutil.which(CXX[0]):
+        return f"no C++ compiler ({CXX[0]})"
+    return None
+
+
+def extensions() -> list[Extension]:
+    """What to build here; nothing for pure Python, with the reason printed."""
+    must = os.environ.get("NERFKIT_NATIVE") == "1"
+    cuda = os.environ.get("NERFKIT_CUDA", "auto")
+    reason = why_pure_python()
+    if reason and (must or cuda == "1"):
+        sys.exit(f"nerfkit build: the fused ops were asked for, but {reason}")
+    if reason:
+        say("pure Python, without fused ops:", reason)
+        return []
+    sources = {suffix: sorted(glob.glob(f"cuda/*{suffix}")) for suffix in ("_cpu.cpp", "_bind.cpp", "_cuda.cu")}
+    shared = ["cuda/schema.cpp", "cuda/build_info.cpp"]
+    found = [Extension("nerfkit._C", shared + sources["_bind.cpp"] + sources["_cpu.cpp"], optional=not must)]
+    if cuda == "1" and not NVCC:
+        sys.exit("nerfkit build: NERFKIT_CUDA=1, but no nvcc was found; set CUDA_HOME")
+    if cuda == "1" or (cuda == "auto" and NVCC and TORCH.cuda):
+        gpu_sources = ["cuda/build_info.cpp", *sources["_bind.cpp"], *sources["_cuda.cu"]]
+        found.append(Extension("nerfkit._C_cuda", gpu_sources, optional=not must and cuda != "1"))
+    say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); nvcc {'found' if NVCC else 'not found'}")
+    say("building " + " and ".join(extension.name for extension in found))
+    return found
+
+
+def jobs() -> int:
+    return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
+
+
+def run(command: list[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
+    if result.stderr.strip():
+        say(result.stderr.strip())
+
+
+def compiler_name() -> str:
+    return subprocess.run([*CXX, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
+
+
+class BuildLibraries(build_ext):
+    """Compiles with g++ and nvcc themselves: setuptools knows neither .cu files nor libraries without a module."""
+
+    def get_ext_filename(self, name: str) -> str:
+        return os.path.join(*name.split(".")) + ".so"
+
+    def build_extension(self, extension: Extension) -> None:
+        folder = Path(self.build_temp) / extension.name
+        folder.mkdir(parents=True, exist_ok=True)
+        on_gpu = extension.name.endswith("_cuda")
+        objects = [str(folder / (Path(source).name + ".o")) for source in extension.sources]
+        out = self.get_ext_fullpath(extension.name)
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        compile_commands = [self.compile_command(*pair, on_gpu) for pair in zip(extension.sources, objects)]  # noqa: B905
+        try:
+            with ThreadPoolExecutor(jobs()) as pool:
+                list(pool.map(run, compile_commands))
+            run([*CXX, "-shared", "-Wl,--exclude-libs,ALL", *objects, *self.libraries_to_link(on_gpu), "-o", out])
+        except RuntimeError as error:
+            say(error)
+            raise CompileError(f"{extension.name} failed") from error
+
+    def compile_command(self, source: str, target: str, on_gpu: bool) -> list[str]:
+        if source.endswith(".cu"):
+            host = "-fPIC,-fvisibility=hidden"
+            host_compiler = ["-ccbin", CXX[0]] if "CXX" in os.environ else []
+            flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr"]
+            return [str(NVCC), *flags, *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
+        major, minor = OLDEST_TORCH
+        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas"]
+        # Not -ffast-math: it would flush the whole process's denormals to zero.
+        flags += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-ffile-prefix-map={ROOT}=nerfkit"]
+        flags += [
+            f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL",
+            f"-isystem{TORCH.folder / 'include'}",
+        ]
+        if on_gpu:
+            flags += ["-DUSE_CUDA", f"-isystem{cuda_home(NVCC) / 'include'}"]
+        if source.endswith("build_info.cpp"):
+            targets = " ".join(architectures()) if on_gpu else "default x86-64-v3 x86-64-v4"
+            flags += [f'-DBUILD_COMPILER="{compiler_name()}"', f'-DBUILD_TORCH="{TORCH.version}"']
+            flags += [f'-DBUILD_TARGETS="{targets}"']
+        return [*CXX, *flags, "-c", source, "-o", target]
+
+    def libraries_to_link(self, on_gpu: bool) -> list[str]:
+        libraries = [f"-L{TORCH.folder / 'lib'}", "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-Wl,--as-needed"]
+        if not on_gpu:
+            return [*libraries, "-Wl,-z,now"]
+        # The static CUDA runtime does not tie the library to the minor version of torch's own.
+        home = cuda_home(NVCC)
+        places = [home / place / "libcudart_static.a" for place in ("lib64", "lib", "targets/x86_64-linux/lib")]
+        runtime = next((str(place) for place in places if place.exists()), None)
+        return [*libraries, "-Wl,-z,now", *([runtime] if runtime else ["-lcudart"]), "-ldl", "-lrt", "-lpthread"]
+
+
+class PlatformWheel(bdist_wheel):
+    """py3-none-<platform>: the libraries hold no Python C API."""
+
+    def get_tag(self) -> tuple[str, str, str]:
+        return "py3", "none", super().get_tag()[2]
+
+
+modules = extensions()
+setup(ext_modules=modules, cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel} if modules else {})

@@ -6,8 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 # exp(-50) is below the last bit of float64's 1: a larger optical thickness changes no output, but could overflow sums.
@@ -90,3 +92,46 @@ def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
     color = sums[:, :3] + (1 - opacity)[:, None] * background  # [R, 3]
     depth = sums[:, 4] / opacity.clamp(min=MIN_OPACITY)  # [R]
     return color.to(dtype), opacity.to(dtype), depth.to(dtype), weights.to(dtype)
+
+
+@implements("composite", "cpp", "cuda")
+def _composite_native(density, rgb, t_starts, t_ends, ray_offsets, background):
+    if wants_gradient(density, rgb, background):
+        return _Composite.apply(density, rgb, t_starts, t_ends, ray_offsets, background)
+    return torch.ops.nerfkit._composite(density, rgb, t_starts, t_ends, ray_offsets, background)
+
+
+class _Composite(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        ctx.save_for_backward(*arguments)
+        return torch.ops.nerfkit._composite(*arguments)
+
+    @staticmethod
+    def backward(ctx, *grad_outputs):
+        arguments = ctx.saved_tensors
+        needs_grad = (*ctx.needs_input_grad[:2], False, False, False, ctx.needs_input_grad[5])
+        if wants_second_derivative():
+            return through_definition(_composite_torch, arguments, needs_grad, grad_outputs)
+        density, rgb, background = torch.ops.nerfkit._composite_bwd(*grad_outputs, *arguments)
+        if needs_grad[5] and arguments[5].dim() == 1:
+            background = background.sum(0)
+        return only_needed((density, rgb, None, None, None, background), needs_grad)
+
+
+@native.fake("_composite")
+def _(density, rgb, t_starts, t_ends, ray_offsets, background):
+    n_rays = ray_offsets.shape[0] - 1
+    return (
+        density.new_empty(n_rays, 3),
+        density.new_empty(n_rays),
+        density.new_empty(n_rays),
+        density.new_empty(density.shape),
+    )
+
+
+@native.fake("_composite_bwd")
+def _(
+    grad_color, grad_opacity, grad_depth, grad_weights, density, rgb, t_starts, t_ends, ray_offsets, background
+):  # fmt: skip
+    return density.new_empty(density.shape), rgb.new_empty(rgb.shape), rgb.new_empty(ray_offsets.shape[0] - 1, 3)

@@ -7,9 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
-from nerfkit.ops.depthwise_conv2d import check_window
+from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import ray_indices
 
 
@@ -90,3 +92,51 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
         same_ray = (ray_padded[window] == ray_index)[:, None]  # [N, 1]
         out = out + torch.where(same_ray, padded[window], 0) * weight[:, tap]
     return out.to(dtype)
+
+
+@implements("depthwise_conv1d", "cpp", "cuda")
+def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dilation):
+    if ray_offsets is None:  # a picture of height 1
+        window = (1, stride), (0, padding), (1, dilation)
+        return _depthwise_conv2d_native(x[:, :, None], weight[:, None, None], bias, *window)[:, :, 0]
+    if wants_gradient(x, weight, bias):
+        return _DepthwiseConv1d.apply(x, weight, bias, ray_offsets, padding, dilation)
+    return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
+
+
+class _DepthwiseConv1d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, ray_offsets, padding, dilation):
+        ctx.save_for_backward(x, weight, bias, ray_offsets)
+        ctx.window = padding, dilation
+        return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        x, weight, bias, ray_offsets = ctx.saved_tensors
+        padding, dilation = ctx.window
+        needs_grad = ctx.needs_input_grad[:3]
+        if wants_second_derivative():
+            arguments = x, weight, bias, ray_offsets, 1, padding, dilation
+            gradients = through_definition(
+                _depthwise_conv1d_torch, arguments, (*needs_grad, False, False, False, False), [grad_out]
+            )
+            return *gradients[:3], None, None, None
+        gradients = torch.ops.nerfkit._depthwise_conv1d_bwd(
+            grad_out, x, weight, ray_offsets, dilation, needs_grad[0], needs_grad[1] or needs_grad[2]
+        )
+        return *only_needed(gradients, needs_grad), None, None, None
+
+
+@native.fake("_depthwise_conv1d")
+def _(x, weight, bias, ray_offsets, dilation):
+    return x.new_empty(x.shape)
+
+
+@native.fake("_depthwise_conv1d_bwd")
+def _(grad_out, x, weight, ray_offsets, dilation, to_x, to_weight):
+    return (
+        x.new_empty(x.shape if to_x else 0),
+        x.new_empty(weight.shape if to_weight else 0),
+        x.new_empty(weight.shape[0] if to_weight else 0),
+    )

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 
 Pair = int | tuple[int, int]
 
@@ -77,3 +80,70 @@ def check_window(size, kernel, stride, padding, dilation) -> None:
 @implements("depthwise_conv2d", "torch")
 def _depthwise_conv2d_torch(x, weight, bias, stride, padding, dilation):
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups=x.shape[1])
+
+
+@implements("depthwise_conv2d", "cpp", "cuda")
+def _depthwise_conv2d_native(x, weight, bias, stride, padding, dilation):
+    window = (*stride, *padding, *dilation)
+    if wants_gradient(x, weight, bias):
+        return _DepthwiseConv2d.apply(x, weight, bias, window)
+    return _forward(x, weight, bias, window)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
+def _forward(x, weight, bias, window):
+    channels_last = _is_channels_last(x)
+    x = x.permute(0, 2, 3, 1) if channels_last else x  # [B, H, W, C]
+    out = torch.ops.nerfkit._depthwise_conv2d(x, weight, bias, window, channels_last)
+    return out.permute(0, 3, 1, 2) if channels_last else out
+
+
+class _DepthwiseConv2d(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, window):
+        ctx.save_for_backward(x, weight, bias)
+        ctx.window = window
+        return _forward(x, weight, bias, window)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        x, weight, bias = ctx.saved_tensors
+        if wants_second_derivative():
+            window = ctx.window[:2], ctx.window[2:4], ctx.window[4:]
+            needs_grad = (*ctx.needs_input_grad[:3], False, False, False)
+            gradients = through_definition(_depthwise_conv2d_torch, (x, weight, bias, *window), needs_grad, [grad_out])
+            return *gradients[:3], None
+        channels_last = _is_channels_last(x)
+        if channels_last:
+            x, grad_out = x.permute(0, 2, 3, 1), grad_out.permute(0, 2, 3, 1)
+        to_x, *to_others = ctx.needs_input_grad[:3]
+        gradients = torch.ops.nerfkit._depthwise_conv2d_bwd(
+            grad_out, x, weight, ctx.window, channels_last, to_x, any(to_others)
+        )
+        grad_x, grad_weight, grad_bias = only_needed(gradients, ctx.needs_input_grad[:3])
+        return grad_x.permute(0, 3, 1, 2) if to_x and channels_last else grad_x, grad_weight, grad_bias, None
+
+
+@native.fake("_depthwise_conv2d")
+def _(x, weight, bias, window, channels_last):
+    first = 1 if channels_last else 2
+    sizes = [
+        (x.shape[first + axis] + 2 * window[2 + axis] - window[4 + axis] * (weight.shape[2 + axis] - 1) - 1)
+        // window[axis]
+        + 1
+        for axis in range(2)
+    ]
+    channels = x.shape[3 if channels_last else 1]
+    return x.new_empty((x.shape[0], *sizes, channels) if channels_last else (x.shape[0], channels, *sizes))
+
+
+@native.fake("_depthwise_conv2d_bwd")
+def _(grad_out, x, weight, window, channels_last, to_x, to_weight):
+    return (
+        x.new_empty(x.shape if to_x else 0),
+        x.new_empty(weight.shape if to_weight else 0),
+        x.new_empty(weight.shape[0] if to_weight else 0),
+    )

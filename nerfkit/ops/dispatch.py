@@ -47,11 +47,13 @@ class Resolved:
     reason: str
 
 
-def implements(op: str, backend: str) -> Callable[[Callable], Callable]:
-    """Decorator: register a function as the implementation of `op` on `backend`."""
+def implements(op: str, *backends: str) -> Callable[[Callable], Callable]:
+    """Decorator: register a function as the implementation of `op` on `backends`, as far as they are built."""
 
     def register(function: Callable) -> Callable:
-        _implementations[op, backend] = function
+        for name in backends:
+            if name == "torch" or native.loaded(name):
+                _implementations[op, name] = function
         return function
 
     return register

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 from nerfkit.ops.trilinear import corner_weights
 
 HASH_PRIMES = (1, 2654435761, 805459861)
@@ -142,3 +144,43 @@ class _MixRows(torch.autograd.Function):
             gathered = table.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # [M, 8, F]
             grad_weights = (gathered.to(grad.dtype) * grad[:, None, :]).sum(-1)
         return grad_table, None, grad_weights
+
+
+@implements("grid_encode", "cpp", "cuda")
+def _grid_encode_native(points, table, resolutions, max_entries):
+    if wants_gradient(points, table):
+        return _GridEncode.apply(points, table, resolutions, max_entries)
+    return torch.ops.nerfkit._grid_encode(points, table, resolutions, max_entries)
+
+
+class _GridEncode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, points, table, resolutions, max_entries):
+        ctx.save_for_backward(points, table)
+        ctx.levels = resolutions, max_entries
+        return torch.ops.nerfkit._grid_encode(points, table, resolutions, max_entries)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        points, table = ctx.saved_tensors
+        if wants_second_derivative():
+            arguments = points, table, *ctx.levels
+            return through_definition(_grid_encode_torch, arguments, ctx.needs_input_grad, [grad_out])
+        needs_grad = ctx.needs_input_grad[:2]
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(
+            grad_out, points, table, *ctx.levels, *needs_grad, deterministic
+        )
+        return *only_needed((grad_points, grad_table.to(table.dtype)), needs_grad), None, None
+
+
+@native.fake("_grid_encode")
+def _(points, table, resolutions, max_entries):
+    return table.new_empty(points.shape[0], len(resolutions) * table.shape[1])
+
+
+@native.fake("_grid_encode_bwd")
+def _(grad_out, points, table, resolutions, max_entries, to_points, to_table, deterministic):
+    wide = torch.float64 if table.dtype == torch.float64 else torch.float32
+    grad_table = table.new_empty(table.shape if to_table else 0, dtype=wide)
+    return points.new_empty(points.shape if to_points else 0), grad_table

@@ -7,11 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
-from nerfkit.ops.second_order import no_second_derivative
 
 
 def lltm(
@@ -146,3 +147,64 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
     h_before = torch.cat([h0[: counts[0]], *(h[:n] for h, n in zip(h_steps.split(counts), counts[1:], strict=False))])
     grad_weight = torch.cat([grad_gates.t() @ h_before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
     return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h, grad_c
+
+
+@implements("lltm", "cpp", "cuda")
+def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
+    if wants_gradient(input, weight, bias, h0, c0):
+        return _Lltm.apply(input, ray_offsets, weight, bias, h0, c0)
+    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, False)[:3]
+
+
+class _Lltm(torch.autograd.Function):
+    """The kernels do what is sequential; the gradients of input and parameters are products over all samples."""
+
+    @staticmethod
+    def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
+        h, h_n, c_n, gates, c = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, True)
+        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates, c)
+        return h, h_n, c_n
+
+    @staticmethod
+    def backward(ctx, grad_h, grad_h_n, grad_c_n):
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            gradients = _native_gradients(*saved, grad_h, grad_h_n, grad_c_n)
+        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved, grad_h, grad_h_n, grad_c_n))
+        return input, None, weight, bias, h0, c0
+
+
+def _native_gradients(input, ray_offsets, weight, h0, h, gates, c, grad_h, grad_h_n, grad_c_n):
+    """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
+    grad_gates, grad_h0, grad_c0 = torch.ops.nerfkit._lltm_bwd(
+        grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c
+    )
+    n_state = h0.shape[1]
+    before = _state_before(h, ray_offsets, h0)  # [N, H]
+    grad_weight = torch.cat([grad_gates.t() @ before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
+    return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h0, grad_c0
+
+
+def _state_before(h: Tensor, ray_offsets: Tensor, h0: Tensor) -> Tensor:
+    """State [N, H] before each sample: that of the sample before, or the ray's `h0` [R, H] at its first."""
+    n = h.shape[0]
+    before = F.pad(h, (0, 0, 1, 0))  # [N+1, H]; the last row takes what empty rays write
+    starts = torch.where(ray_offsets.diff() > 0, ray_offsets[:-1], n)  # [R]
+    return before.index_copy_(0, starts, h0)[:n]
+
+
+@native.fake("_lltm")
+def _(input, ray_offsets, weight, bias, h0, c0, save):
+    n, n_state = input.shape[0], h0.shape[1]
+    return (
+        input.new_empty(n, n_state),
+        h0.new_empty(h0.shape),
+        c0.new_empty(c0.shape),
+        input.new_empty((n, 3 * n_state) if save else 0),
+        input.new_empty((n, n_state) if save else 0),
+    )
+
+
+@native.fake("_lltm_bwd")
+def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c):
+    return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape)

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 
 
 def lltm_cell(
@@ -62,3 +64,46 @@ def _lltm_cell_torch(input, h, c, weight, bias):
     a_i, a_o, a_g = F.linear(torch.cat([h, input], dim=1), weight, bias).chunk(3, dim=1)  # [B, H] each
     c = torch.addcmul(c, F.elu(a_g), a_i.sigmoid())
     return c.tanh() * a_o.sigmoid(), c
+
+
+@implements("lltm_cell", "cpp", "cuda")
+def _lltm_cell_native(input, h, c, weight, bias):
+    if wants_gradient(input, h, c, weight, bias):
+        return _LltmCell.apply(input, h, c, weight, bias)
+    h_new, c_new, _ = torch.ops.nerfkit._lltm_cell(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
+    return h_new, c_new
+
+
+class _LltmCell(torch.autograd.Function):
+    """The products are PyTorch's; all that is done unit by unit is one kernel each way."""
+
+    @staticmethod
+    def forward(ctx, input, h, c, weight, bias):
+        joined = torch.cat([h, input], dim=1)  # [B, H+I]
+        h_new, c_new, gates = torch.ops.nerfkit._lltm_cell(F.linear(joined, weight, bias), c)
+        ctx.save_for_backward(input, h, c, weight, bias, joined, gates, c_new)
+        return h_new, c_new
+
+    @staticmethod
+    def backward(ctx, grad_h, grad_c):
+        *arguments, joined, gates, c_new = ctx.saved_tensors
+        if wants_second_derivative():
+            return through_definition(_lltm_cell_torch, arguments, ctx.needs_input_grad, [grad_h, grad_c])
+        n_state = c_new.shape[1]
+        weight = arguments[3]
+        grad_gates, grad_c = torch.ops.nerfkit._lltm_cell_bwd(grad_h, grad_c, gates, c_new)  # [B, 3H], [B, H]
+        grad_joined = grad_gates @ weight  # [B, H+I]
+        gradients = (
+            grad_joined[:, n_state:], grad_joined[:, :n_state], grad_c, grad_gates.t() @ joined, grad_gates.sum(0)
+        )  # fmt: skip
+        return only_needed(gradients, ctx.needs_input_grad)
+
+
+@native.fake("_lltm_cell")
+def _(gates, c):
+    return c.new_empty(c.shape), c.new_empty(c.shape), gates.new_empty(gates.shape)
+
+
+@native.fake("_lltm_cell_bwd")
+def _(grad_h, grad_c, gates, c_new):
+    return gates.new_empty(gates.shape), c_new.new_empty(c_new.shape)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts
@@ -131,3 +132,27 @@ def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
     factors = [next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)]
     pooled = F.max_pool3d(occupancy[None, None].float(), factors)
     return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0
+
+
+@implements("march", "cpp", "cuda")
+def _march_native(origins, directions, occupancy, box, step, near, far, jitter):
+    rays = origins, directions, occupancy, torch.ops.nerfkit._march_coarse(occupancy), box, step, near, far, jitter
+    ray_offsets = offsets_from_counts(torch.ops.nerfkit._march_count(*rays))
+    n_samples = int(ray_offsets[-1])
+    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, n_samples)
+    return t_starts, t_ends, ray_offsets
+
+
+@native.fake("_march_coarse")
+def _(occupancy):
+    return occupancy.new_empty([-(-n // BLOCK) for n in occupancy.shape])
+
+
+@native.fake("_march_count")
+def _(origins, directions, occupancy, any, box, step, near, far, jitter):
+    return origins.new_empty(origins.shape[0], dtype=torch.int64)
+
+
+@native.fake("_march_fill")
+def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, n_samples):
+    return origins.new_empty(n_samples), origins.new_empty(n_samples)

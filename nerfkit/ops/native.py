@@ -3,12 +3,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}
+HOW_TO_BUILD = {
+    "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation .",
+    "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation .",
+}
 _FOLDER = Path(__file__).resolve().parent.parent
 
 
@@ -24,6 +31,8 @@ class Library:
 
 def _load(backend: str) -> Library:
     path = _FOLDER / LIBRARIES[backend]
+    if os.environ.get("NERFKIT_DISABLE_NATIVE") == "1":
+        return Library(backend, path, False, "NERFKIT_DISABLE_NATIVE=1")
     if not path.exists():
         return Library(backend, path, False, f"{path.name} is not in this installation")
     if backend == "cuda" and torch.version.cuda is None:
@@ -43,12 +52,35 @@ def libraries() -> tuple[Library, ...]:
     return tuple(_libraries.values())
 
 
+def loaded(backend: str) -> bool:
+    """Whether the kernels of `backend` are there."""
+    return _libraries["cpp"].loaded and _libraries[backend].loaded  # the schemas are in the CPU library
+
+
+def fake(name: str) -> Callable[[Callable], Callable]:
+    """Decorator: shapes and dtypes of the native op `name`, for torch.compile and torch.export."""
+
+    def register(function: Callable) -> Callable:
+        if loaded("cpp"):
+            torch.library.register_fake(f"nerfkit::{name}")(function)
+        return function
+
+    return register
+
+
+def build_info(backend: str) -> dict[str, str]:
+    """What a loaded library was built with: compiler, torch, targets (instruction sets or GPU architectures)."""
+    function = ctypes.CDLL(str(_libraries[backend].path)).nerfkit_build_info
+    function.restype = ctypes.c_char_p
+    return dict(line.split("=", 1) for line in function().decode().splitlines())
+
+
 def why_missing(backend: str) -> str:
     """Reason why `backend` cannot run, in a few words."""
-    library = _libraries[backend]
-    return "the library holds no kernel of this op" if library.loaded else library.reason
+    broken = [_libraries[name] for name in ("cpp", backend) if not _libraries[name].loaded]
+    return broken[0].reason if broken else "the library holds no kernel of this op"
 
 
 def how_to_build(backend: str) -> str:
     """What to type to get `backend`."""
-    return f"This release of nerfkit ships no {backend} kernels."
+    return HOW_TO_BUILD[backend]

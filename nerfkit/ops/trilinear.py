@@ -6,8 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 
 
 def trilinear(
@@ -58,3 +60,34 @@ def _trilinear_torch(feats, points):
     weights = corner_weights((points + 1) / 2)  # [N, 8]
     wide = feats.to(weights.dtype)  # [N, 8, F]
     return torch.bmm(weights[:, None, :], wide)[:, 0].to(feats.dtype)
+
+
+@implements("trilinear", "cpp", "cuda")
+def _trilinear_native(feats, points):
+    if wants_gradient(feats, points):
+        return _Trilinear.apply(feats, points)
+    return torch.ops.nerfkit._trilinear(feats, points)
+
+
+class _Trilinear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, feats, points):
+        ctx.save_for_backward(feats, points)
+        return torch.ops.nerfkit._trilinear(feats, points)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        if wants_second_derivative():
+            return through_definition(_trilinear_torch, ctx.saved_tensors, ctx.needs_input_grad, [grad_out])
+        gradients = torch.ops.nerfkit._trilinear_bwd(grad_out, *ctx.saved_tensors, *ctx.needs_input_grad)
+        return only_needed(gradients, ctx.needs_input_grad)
+
+
+@native.fake("_trilinear")
+def _(feats, points):
+    return feats.new_empty(feats.shape[0], feats.shape[2])
+
+
+@native.fake("_trilinear_bwd")
+def _(grad_out, feats, points, to_feats, to_points):
+    return feats.new_empty(feats.shape if to_feats else 0), points.new_empty(points.shape if to_points else 0)

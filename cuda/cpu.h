@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// For X_cpu.cpp: element types, threads, and code for several instruction sets in one binary.
+
+#pragma once
+
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <type_traits>
+
+#include "launch.h"
+
+// The loader picks the newest variant that the processor has. Callees must be inlined to take part.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
+#else
+#define CLONES
+#endif
+
+namespace nerfkit {
+
+// Calls f with a value of the element type.
+template <class F>
+void dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::f32: return f(float());
+    case DType::f64: return f(double());
+    case DType::f16: return f(torch::headeronly::Half());
+    case DType::bf16: return f(torch::headeronly::BFloat16());
+  }
+}
+
+// f(begin, end) over parts of [0, n) on torch's own threads.
+template <class F>
+void parallel(int64_t n, int64_t grain, const F& f) {
+  auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
+  if (torch_parallel_for(0, n, grain, call, const_cast<F*>(&f)) != 0) throw std::runtime_error("nerfkit: a thread failed");
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "launch.h"
+
+namespace nerfkit {
+const char* status_text(Status) { return "error on the CPU"; }
+}  // namespace nerfkit

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "launch.h"
+
+namespace nerfkit {
+const char* status_text(Status status) { return cudaGetErrorString(static_cast<cudaError_t>(status)); }
+}  // namespace nerfkit

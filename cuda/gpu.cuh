@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// For X_cuda.cu: element types, vector access, launch sizes.
+
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "launch.h"
+
+namespace nerfkit {
+
+constexpr int THREADS = 256;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+// Calls f with a value of the element type.
+template <class F>
+void dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::f32: return f(float());
+    case DType::f64: return f(double());
+    case DType::f16: return f(__half());
+    case DType::bf16: return f(__nv_bfloat16());
+  }
+}
+
+template <class T, int V>
+struct alignas(sizeof(T) * V) Vec {
+  T v[V];
+};
+
+// Elements that one 16-byte access moves.
+template <class T>
+constexpr int WIDE = 16 / int(sizeof(T));
+
+template <class T, int V>
+__device__ __forceinline__ void load(const T* from, acc_t<T> (&to)[V]) {
+  const Vec<T, V> packed = *reinterpret_cast<const Vec<T, V>*>(from);
+#pragma unroll
+  for (int i = 0; i < V; ++i) to[i] = static_cast<acc_t<T>>(packed.v[i]);
+}
+
+template <class T, int V>
+__device__ __forceinline__ void store(T* to, const acc_t<T> (&from)[V]) {
+  Vec<T, V> packed;
+#pragma unroll
+  for (int i = 0; i < V; ++i) packed.v[i] = static_cast<T>(from[i]);
+  *reinterpret_cast<Vec<T, V>*>(to) = packed;
+}
+
+template <class A>
+__device__ __forceinline__ A sum_lanes(A value, int lanes) {
+  for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
+  return value;
+}
+
+inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
+inline unsigned blocks_for(int64_t work, int64_t per_block = THREADS) { return unsigned((work + per_block - 1) / per_block); }
+inline Status launched() { return static_cast<Status>(cudaGetLastError()); }
+
+}  // namespace nerfkit

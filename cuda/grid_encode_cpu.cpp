@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "cpu.h"
+#include "grid_encode.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int64_t BLOCK = 256;  // points that one level is looked up for before the next level's turn
+
+// F is the number of features where it is known at compile time, else 0.
+template <class P, class T, int F>
+CLONES void forward(const P* points, const T* table, T* out, const GridLevels& levels, int64_t begin, int64_t end) {
+  using A = acc_t<T>;
+  const int f = F ? F : levels.n_features;
+  const int64_t row_out = int64_t(levels.n_levels) * f;
+  for (int64_t block = begin; block < end; block += BLOCK)
+    for (int l = 0; l < levels.n_levels; ++l) {
+      const GridLevel level = level_of(levels, l);
+      const T* part = table + levels.first_row[l] * f;
+      for (int64_t n = block; n < std::min(block + BLOCK, end); ++n) {
+        int cell[3];
+        P u[3], w[8];
+        uint32_t row[8];
+        cell_of(level, points + 3 * n, cell, u);
+        corner_weights(u, w);
+        rows_of(level, cell, row);
+        T* to = out + n * row_out + l * f;
+        for (int j = 0; j < f; ++j) {
+          A sum = 0;
+          for (int k = 0; k < 8; ++k) sum += A(w[k]) * A(part[int64_t(row[k]) * f + j]);
+          to[j] = T(sum);
+        }
+      }
+    }
+}
+
+template <class P, class T, int F>
+CLONES void to_points(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
+                      int64_t begin, int64_t end) {
+  using A = acc_t<T>;
+  const int f = F ? F : levels.n_features;
+  for (int64_t n = begin; n < end; ++n) {
+    P sum[3] = {};
+    for (int l = 0; l < levels.n_levels; ++l) {
+      const GridLevel level = level_of(levels, l);
+      const T* part = table + levels.first_row[l] * f;
+      const T* grad = grad_out + (n * levels.n_levels + l) * f;
+      int cell[3];
+      P u[3], d[8], grad_u[3];
+      uint32_t row[8];
+      cell_of(level, points + 3 * n, cell, u);
+      rows_of(level, cell, row);
+      for (int k = 0; k < 8; ++k) {
+        A dot = 0;
+        for (int j = 0; j < f; ++j) dot += A(grad[j]) * A(part[int64_t(row[k]) * f + j]);
+        d[k] = P(dot);
+      }
+      corner_weights_bwd(u, d, grad_u);
+      for (int axis = 0; axis < 3; ++axis) sum[axis] += grad_u[axis] * P(level.resolution);
+    }
+    for (int axis = 0; axis < 3; ++axis)
+      grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
+  }
+}
+
+// Adds to the rows first .. last - 1 of one level: the additions of a row come in the order of the points, whatever the
+// number of threads.
+template <class P, class T, int F>
+CLONES void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
+                    uint32_t first, uint32_t last, int64_t n_points) {
+  using A = acc_t<T>;
+  const int f = F ? F : levels.n_features;
+  const GridLevel level = level_of(levels, l);
+  A* part = grad_table + levels.first_row[l] * f;
+  for (int64_t n = 0; n < n_points; ++n) {
+    int cell[3];
+    P u[3], w[8];
+    uint32_t row[8];
+    cell_of(level, points + 3 * n, cell, u);
+    corner_weights(u, w);
+    rows_of(level, cell, row);
+    const T* grad = grad_out + (n * levels.n_levels + l) * f;
+    for (int k = 0; k < 8; ++k)
+      if (row[k] >= first && row[k] < last)
+        for (int j = 0; j < f; ++j) part[int64_t(row[k]) * f + j] += A(w[k]) * A(grad[j]);
+  }
+}
+
+template <class P, class T, int F>
+void to_table(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int64_t n_rows,
+              int64_t n_points) {
+  uint32_t threads = 1;
+  torch_get_num_threads(&threads);
+  const int64_t parts = (int64_t(threads) + levels.n_levels - 1) / levels.n_levels;  // of each level
+  parallel(levels.n_levels * parts, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int l = int(task / parts);
+      const int64_t rows = (l + 1 < levels.n_levels ? levels.first_row[l + 1] : n_rows) - levels.first_row[l];
+      const int64_t part = task % parts;
+      to_rows<P, T, F>(grad_out, points, grad_table, levels, l, uint32_t(rows * part / parts),
+                       uint32_t(rows * (part + 1) / parts), n_points);
+    }
+  });
+}
+
+// Calls f with a point, a table element and the number of features, 0 for one that is not listed.
+template <class F>
+void dispatch_grid(DType point_type, DType table_type, int n_features, const F& f) {
+  dispatch(table_type, [&](auto t) {
+    if (point_type == DType::f64) return f(double(), t, std::integral_constant<int, 0>());
+    if (n_features == 2) return f(float(), t, std::integral_constant<int, 2>());
+    return f(float(), t, std::integral_constant<int, 0>());
+  });
+}
+
+}  // namespace
+
+Status grid_encode(DType point_type, DType table_type, const void* points, const void* table, void* out,
+                   int64_t n_points, const GridLevels& levels, Stream) {
+  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto features) {
+    using P = decltype(p);
+    using T = decltype(t);
+    parallel(n_points, BLOCK, [&](int64_t begin, int64_t end) {
+      forward<P, T, features.value>((const P*)points, (const T*)table, (T*)out, levels, begin, end);
+    });
+  });
+  return 0;
+}
+
+Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out, const void* points, const void* table,
+                       void* grad_points, void* grad_table, int64_t*, void*, int64_t n_rows, int64_t n_points,
+                       const GridLevels& levels, Stream) {
+  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto features) {
+    using P = decltype(p);
+    using T = decltype(t);
+    constexpr int F = features.value;
+    if (grad_table)
+      to_table<P, T, F>((const T*)grad_out, (const P*)points, (acc_t<T>*)grad_table, levels, n_rows, n_points);
+    if (grad_points)
+      parallel(n_points, BLOCK, [&](int64_t begin, int64_t end) {
+        to_points<P, T, F>((const T*)grad_out, (const P*)points, (const T*)table, (P*)grad_points, levels, begin, end);
+      });
+  });
+  return 0;
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread looks one point up on one level. Blocks take the levels of one chunk of points in turn: a level's rows stay
+// in the caches while they are used, and so do the chunk's rows of features, of which each level touches a part.
+
+#include "gpu.cuh"
+#include "grid_encode.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int64_t CHUNK = 1 << 16;  // points
+constexpr int RUN = 4;              // neighbouring points that a thread of the backward pass takes
+
+// Which level, and which thread of its chunk, a block works for.
+struct Turn {
+  int level;
+  int64_t first_point, thread;
+};
+
+__device__ __forceinline__ Turn turn_of(int n_levels, int64_t threads_per_chunk) {
+  const int64_t blocks = (threads_per_chunk + THREADS - 1) / THREADS;
+  const int64_t task = blockIdx.x / blocks;
+  return {int(task % n_levels), task / n_levels * CHUNK, (blockIdx.x % blocks) * THREADS + threadIdx.x};
+}
+
+unsigned blocks_of_turns(int n_levels, int64_t threads_per_chunk, int64_t n_points) {
+  return unsigned((n_points + CHUNK - 1) / CHUNK * n_levels * blocks_for(threads_per_chunk));
+}
+
+template <class P, class T, int V>
+__global__ void __launch_bounds__(THREADS) forward(const P* __restrict__ points, const T* __restrict__ table,
+                                                   T* __restrict__ out, int64_t n_points, GridLevels levels) {
+  using A = acc_t<T>;
+  const int f = levels.n_features, parts = f / V;
+  const Turn turn = turn_of(levels.n_levels, CHUNK * parts);
+  const int64_t n = turn.first_point + turn.thread / parts;
+  if (turn.thread >= CHUNK * parts || n >= n_points) return;
+  const int j = int(turn.thread % parts) * V;
+  const GridLevel level = level_of(levels, turn.level);
+  int cell[3];
+  P u[3], w[8];
+  uint32_t row[8];
+  cell_of(level, points + 3 * n, cell, u);
+  corner_weights(u, w);
+  rows_of(level, cell, row);
+  const T* part = table + levels.first_row[turn.level] * f + j;
+  A sum[V] = {};
+#pragma unroll
+  for (int k = 0; k < 8; ++k) {
+    A value[V];
+    load(part + int64_t(row[k]) * f, value);
+#pragma unroll
+    for (int i = 0; i < V; ++i) sum[i] += A(w[k]) * value[i];
+  }
+  store(out + (n * levels.n_levels + turn.level) * f + j, sum);
+}
+
+template <class A, int V>
+__device__ __forceinline__ void add(A* to, const A (&values)[V]) {
+#if __CUDA_ARCH__ >= 900
+  constexpr bool VECTOR = sizeof(A) == 4 && V > 1;
+#else
+  constexpr bool VECTOR = false;
+#endif
+  if constexpr (VECTOR && V == 4)
+    atomicAdd(reinterpret_cast<float4*>(to), make_float4(values[0], values[1], values[2], values[3]));
+  else if constexpr (VECTOR && V == 2)
+    atomicAdd(reinterpret_cast<float2*>(to), make_float2(values[0], values[1]));
+  else
+    for (int i = 0; i < V; ++i) atomicAdd(to + i, values[i]);
+}
+
+// Rows a and b, which two corners share an edge between: one access where they are neighbours in memory.
+template <class A, int V>
+__device__ __forceinline__ void add_pair(A* part, uint32_t a, uint32_t b, int f, const A (&at_a)[V], const A (&at_b)[V]) {
+  if constexpr (sizeof(A) == 4 && V == 2) {
+    const bool swapped = a > b;
+    A* first = part + int64_t(swapped ? b : a) * f;
+    if (f == V && (swapped ? a - b : b - a) == 1 && reinterpret_cast<uintptr_t>(first) % 16 == 0) {
+      const A both[4] = {swapped ? at_b[0] : at_a[0], swapped ? at_b[1] : at_a[1], swapped ? at_a[0] : at_b[0],
+                         swapped ? at_a[1] : at_b[1]};
+      add(first, both);
+      return;
+    }
+  }
+  add(part + int64_t(a) * f, at_a);
+  add(part + int64_t(b) * f, at_b);
+}
+
+// Adds exactly, in any order: value times a power of two as an integer.
+struct FixedPoint {
+  unsigned long long* sums;
+  double scale;
+};
+
+__device__ __forceinline__ double fixed_scale(const unsigned long long* largest, int64_t n_points) {
+  const double bound = __longlong_as_double(*largest) * double(n_points);  // of any sum
+  return bound > 0 ? exp2(double(60 - ilogb(bound))) : 1.0;
+}
+
+template <class A, int V>
+__device__ __forceinline__ void add_fixed(const FixedPoint& to, int64_t place, const A (&values)[V]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    atomicAdd(to.sums + place + i, static_cast<unsigned long long>(__double2ll_rn(double(values[i]) * to.scale)));
+}
+
+// RUN neighbouring points a thread: while they stay in one cell, as along a ray, their sums stay in registers.
+template <class P, class T, int V, bool FIXED>
+__global__ void __launch_bounds__(THREADS)
+    to_table(const T* __restrict__ grad_out, const P* __restrict__ points, acc_t<T>* __restrict__ grad_table,
+             unsigned long long* __restrict__ fixed_sums, const unsigned long long* __restrict__ largest, int64_t n_points,
+             GridLevels levels) {
+  using A = acc_t<T>;
+  const int f = levels.n_features, parts = f / V;
+  const Turn turn = turn_of(levels.n_levels, CHUNK / RUN * parts);
+  const int64_t first = turn.first_point + turn.thread / parts * RUN;
+  if (turn.thread >= CHUNK / RUN * parts || first >= n_points) return;
+  const int j = int(turn.thread % parts) * V;
+  const GridLevel level = level_of(levels, turn.level);
+  const int64_t offset = levels.first_row[turn.level] * f + j;
+  FixedPoint fixed{};
+  if (FIXED) fixed = {fixed_sums + offset, fixed_scale(largest, n_points)};
+
+  A sum[8][V];
+  int cell[3] = {-1, -1, -1};
+  auto flush = [&] {
+    if (cell[0] < 0) return;
+    uint32_t row[8];
+    rows_of(level, cell, row);
+    if (FIXED) {
+#pragma unroll
+      for (int k = 0; k < 8; ++k) add_fixed(fixed, int64_t(row[k]) * f, sum[k]);
+    } else if (level.hashed) {  // neighbours in memory along x, which the hash leaves as it is
+#pragma unroll
+      for (int k = 0; k < 4; ++k) add_pair(grad_table + offset, row[k], row[k + 4], f, sum[k], sum[k + 4]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < 8; k += 2) add_pair(grad_table + offset, row[k], row[k + 1], f, sum[k], sum[k + 1]);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const int64_t n = first + i;
+    if (n >= n_points) break;
+    int here[3];
+    P u[3], w[8];
+    A grad[V];
+    cell_of(level, points + 3 * n, here, u);
+    corner_weights(u, w);
+    load(grad_out + (n * levels.n_levels + turn.level) * f + j, grad);
+    const bool same = here[0] == cell[0] && here[1] == cell[1] && here[2] == cell[2];
+    if (!same) {
+      flush();
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) cell[axis] = here[axis];
+    }
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+#pragma unroll
+      for (int v = 0; v < V; ++v) sum[k][v] = (same ? sum[k][v] : A(0)) + A(w[k]) * grad[v];
+  }
+  flush();
+}
+
+// A thread a point: the levels are added in their order.
+template <class P, class T, int V>
+__global__ void __launch_bounds__(THREADS)
+    to_points(const T* __restrict__ grad_out, const P* __restrict__ points, const T* __restrict__ table,
+              P* __restrict__ grad_points, int64_t n_points, GridLevels levels) {
+  using A = acc_t<T>;
+  const int64_t n = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (n >= n_points) return;
+  const int f = levels.n_features;
+  P sum[3] = {};
+  for (int l = 0; l < levels.n_levels; ++l) {
+    const GridLevel level = level_of(levels, l);
+    int cell[3];
+    P u[3], d[8] = {}, grad_u[3];
+    uint32_t row[8];
+    cell_of(level, points + 3 * n, cell, u);
+    rows_of(level, cell, row);
+    for (int j = 0; j < f; j += V) {
+      const T* part = table + levels.first_row[l] * f + j;
+      A grad[V];
+      load(grad_out + (n * levels.n_levels + l) * f + j, grad);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        A value[V], dot = 0;
+        load(part + int64_t(row[k]) * f, value);
+#pragma unroll
+        for (int v = 0; v < V; ++v) dot += grad[v] * value[v];
+        d[k] += P(dot);
+      }
+    }
+    corner_weights_bwd(u, d, grad_u);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) sum[axis] += grad_u[axis] * P(level.resolution);
+  }
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis)
+    grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
+}
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) find_largest(const T* __restrict__ values, unsigned long long* largest, int64_t n) {
+  double found = 0;
+  for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < n; i += int64_t(gridDim.x) * THREADS)
+    found = fmax(found, fabs(double(acc_t<T>(values[i]))));
+  for (int offset = 16; offset; offset /= 2) found = fmax(found, __shfl_xor_sync(ALL_LANES, found, offset));
+  // The bits of positive numbers are in the order of the numbers.
+  if (threadIdx.x % 32 == 0) atomicMax(largest, static_cast<unsigned long long>(__double_as_longlong(found)));
+}
+
+template <class A>
+__global__ void __launch_bounds__(THREADS) from_fixed(const unsigned long long* __restrict__ sums, A* __restrict__ out,
+                                                      const unsigned long long* __restrict__ largest, int64_t n_points, int64_t n) {
+  const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (i < n) out[i] = A(double(static_cast<long long>(sums[i])) / fixed_scale(largest, n_points));
+}
+
+// Calls f with a point, a table element and the features of one access.
+template <class F>
+void dispatch_grid(DType point_type, DType table_type, int n_features, const F& f) {
+  dispatch(table_type, [&](auto t) {
+    using T = decltype(t);
+    if (point_type == DType::f64) return f(double(), t, std::integral_constant<int, 1>());
+    if constexpr (sizeof(T) < 8) {
+      if (n_features % 4 == 0) return f(float(), t, std::integral_constant<int, 4>());
+      if (n_features % 2 == 0) return f(float(), t, std::integral_constant<int, 2>());
+    }
+    return f(float(), t, std::integral_constant<int, 1>());
+  });
+}
+
+}  // namespace
+
+Status grid_encode(DType point_type, DType table_type, const void* points, const void* table, void* out,
+                   int64_t n_points, const GridLevels& levels, Stream stream) {
+  if (n_points == 0 || levels.n_features == 0) return 0;
+  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto width) {
+    using P = decltype(p);
+    using T = decltype(t);
+    constexpr int V = width.value;
+    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK * (levels.n_features / V), n_points);
+    forward<P, T, V><<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const P*)points, (const T*)table, (T*)out, n_points, levels);
+  });
+  return launched();
+}
+
+Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out, const void* points, const void* table,
+                       void* grad_points, void* grad_table, int64_t* fixed_point, void* largest, int64_t n_rows,
+                       int64_t n_points, const GridLevels& levels, Stream stream) {
+  const int64_t n_values = n_points * levels.n_levels * levels.n_features;
+  if (n_points == 0) return 0;
+  const auto on = (cudaStream_t)stream;
+  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto width) {
+    using P = decltype(p);
+    using T = decltype(t);
+    using A = acc_t<T>;
+    constexpr int V = width.value;
+    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK / RUN * (levels.n_features / V), n_points);
+    const T* grad = (const T*)grad_out;
+    auto* fixed = (unsigned long long*)fixed_point;
+    auto* bound = (unsigned long long*)largest;
+    if (grad_table && n_values && fixed) {
+      find_largest<<<std::min(blocks_for(n_values), 1024u), THREADS, 0, on>>>(grad, bound, n_values);
+      to_table<P, T, V, true><<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)nullptr, fixed, bound, n_points, levels);
+      const int64_t n = n_rows * levels.n_features;
+      from_fixed<<<blocks_for(n), THREADS, 0, on>>>(fixed, (A*)grad_table, bound, n_points, n);
+    } else if (grad_table && n_values) {
+      to_table<P, T, V, false><<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)grad_table, fixed, bound, n_points, levels);
+    }
+    if (grad_points)
+      to_points<P, T, V><<<blocks_for(n_points), THREADS, 0, on>>>(grad, (const P*)points, (const T*)table, (P*)grad_points,
+                                                                   n_points, levels);
+  });
+  return launched();
+}
+
+}  // namespace nerfkit

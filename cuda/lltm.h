@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The LLTM along every ray. Gates come from the product of [h, input] with the weight's rows; see lltm_cell.h for a unit.
+
+#pragma once
+
+#include "launch.h"
+#include "lltm_cell.h"
+
+namespace nerfkit {
+
+struct LltmShape {
+  int64_t n_samples, n_rays;
+  int n_input, n_state;
+  const int64_t* ray_offsets;
+};
+
+// activated [N, 3H] and c [N, H] are written for the backward pass, or null.
+Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
+            void* h_n, void* c_n, void* activated, void* c, const LltmShape&, Stream);
+// Gradients of the gates before activation [N, 3H], of h0 and of c0. The others are products with these.
+Status lltm_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
+                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, const LltmShape&,
+                Stream);
+
+}  // namespace nerfkit

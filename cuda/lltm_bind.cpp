@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "lltm.h"
+
+#include "bind.h"
+
+namespace nerfkit {
+namespace {
+
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
+             const Tensor& h0_in, const Tensor& c0_in, bool save) {
+  const OnDevice device(input_in);
+  const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
+  const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
+  const int64_t n = input.size(0), rays = ray_offsets.size(0) - 1;
+  const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
+  const int64_t state = h0.size(1), n_input = input.size(1);
+  const Tensor c0 = checked("c0", c0_in, input, {rays, state});
+  const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
+  const Tensor bias = checked("bias", bias_in, input, {3 * state});
+  Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
+  Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
+  Tensor c = save ? empty(input, {n, state}) : nothing(input);
+  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets)};
+  ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
+                   out(activated), out(c), shape, device.stream));
+  return {h, h_n, c_n, activated, c};
+}
+
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in,
+                                            const Tensor& offsets_in, const Tensor& weight_in, const Tensor& gates_in,
+                                            const Tensor& c_in) {
+  const OnDevice device(gates_in);
+  const Tensor gates = checked("gates", gates_in, gates_in, {ANY, ANY});
+  const int64_t n = gates.size(0), state = gates.size(1) / 3;
+  const Tensor ray_offsets = checked("ray_offsets", offsets_in, gates, ScalarType::Long, {ANY});
+  const int64_t rays = ray_offsets.size(0) - 1;
+  const Tensor c = checked("c", c_in, gates, {n, state});
+  const Tensor weight = checked("weight", weight_in, gates, {3 * state, ANY});
+  const Tensor grad_h = checked("grad_h", grad_h_in, gates, {n, state});
+  const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
+  const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
+  Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
+  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets)};
+  ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
+                           out(grad_gates), out(grad_h0), out(grad_c0), shape, device.stream));
+  return {grad_gates, grad_h0, grad_c0};
+}
+
+}  // namespace
+}  // namespace nerfkit
+
+STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) {
+  m.impl("_lltm", TORCH_BOX(&nerfkit::forward));
+  m.impl("_lltm_bwd", TORCH_BOX(&nerfkit::backward));
+}

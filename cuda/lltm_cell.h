@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// One unit of the LLTM: c' = c + g i, h' = tanh(c') o with i, o = sigmoid and g = ELU.
+
+#pragma once
+
+#include <cmath>
+
+#include "launch.h"
+
+namespace nerfkit {
+
+template <class A>
+struct Gates {
+  A i, o, g;
+};
+
+#if defined(__CUDACC__)
+HD float exponential(float x) { return expf(x); }
+HD double exponential(double x) { return exp(x); }
+HD float hyperbolic_tangent(float x) { return tanhf(x); }
+HD double hyperbolic_tangent(double x) { return tanh(x); }
+HD float exponential_minus_1(float x) { return expm1f(x); }
+HD double exponential_minus_1(double x) { return expm1(x); }
+#else
+// exp in float, in operations that the compiler can vectorise; relative error 1e-7.
+HD float exponential(float x) {
+  x = x < -87.f ? -87.f : x > 88.f ? 88.f : x;
+  const float shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer
+  const float n = shifted - 12582912.f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  union {
+    float value;
+    int32_t bits;
+  } scale;
+  scale.bits = (int32_t(n) + 127) << 23;
+  return p * scale.value;
+}
+HD double exponential(double x) { return std::exp(x); }
+HD float hyperbolic_tangent(float x) { return 1.f - 2.f / (exponential(2.f * x) + 1.f); }
+HD double hyperbolic_tangent(double x) { return std::tanh(x); }
+HD float exponential_minus_1(float x) { return exponential(x) - 1.f; }
+HD double exponential_minus_1(double x) { return std::expm1(x); }
+#endif
+
+template <class A>
+HD A sigmoid(A x) {
+  return A(1) / (A(1) + exponential(-x));
+}
+
+template <class A>
+HD Gates<A> activate(A a_i, A a_o, A a_g) {
+  return {sigmoid(a_i), sigmoid(a_o), a_g > 0 ? a_g : exponential_minus_1(a_g < 0 ? a_g : A(0))};
+}
+
+// Gradients before activation from those of h' and c', which grad_c already carries; gives the gradient of c back.
+template <class A>
+HD A activate_bwd(const Gates<A>& gates, A c_new, A grad_h, A grad_c, Gates<A>& grad) {
+  const A t = hyperbolic_tangent(c_new);
+  grad_c += grad_h * gates.o * (A(1) - t * t);
+  grad.i = grad_c * gates.g * gates.i * (A(1) - gates.i);
+  grad.o = grad_h * t * gates.o * (A(1) - gates.o);
+  grad.g = grad_c * gates.i * (gates.g > 0 ? A(1) : gates.g + A(1));
+  return grad_c;
+}
+
+struct CellSize {
+  int64_t batch, state;
+};
+
+// gates [B, 3H] before activation -> h, c_new [B, H] and activated [B, 3H].
+Status lltm_cell(DType, const void* gates, const void* c, void* h, void* c_new, void* activated, CellSize, Stream);
+Status lltm_cell_bwd(DType, const void* grad_h, const void* grad_c_new, const void* activated, const void* c_new,
+                     void* grad_gates, void* grad_c, CellSize, Stream);
+
+}  // namespace nerfkit

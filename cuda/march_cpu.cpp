@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+#include "march.h"
+
+#include "cpu.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int64_t GRAIN = 64;  // rays that are worth a thread
+
+template <class P, class F>
+void march_one(const MarchArguments& in, int64_t ray, const F& emit) {
+  const P* jitter = (const P*)in.jitter;
+  march_ray((const P*)in.origins + 3 * ray, (const P*)in.directions + 3 * ray, (const P*)in.box,
+            jitter ? jitter[ray] : P(0), jitter != nullptr, in.grid, in.limits, emit);
+}
+
+template <class F>
+void dispatch_positions(DType dtype, const F& f) {
+  dtype == DType::f64 ? f(double()) : f(float());
+}
+
+}  // namespace
+
+Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream) {
+  const int64_t by = (cells[1] + COARSE - 1) / COARSE, bz = (cells[2] + COARSE - 1) / COARSE;
+  std::fill(any, any + (cells[0] + COARSE - 1) / COARSE * by * bz, false);
+  for (int64_t x = 0; x < cells[0]; ++x)
+    for (int64_t y = 0; y < cells[1]; ++y)
+      for (int64_t z = 0; z < cells[2]; ++z)
+        if (occupancy[(x * cells[1] + y) * cells[2] + z]) any[(x / COARSE * by + y / COARSE) * bz + z / COARSE] = true;
+  return 0;
+}
+
+Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, Stream) {
+  dispatch_positions(dtype, [&](auto position) {
+    using P = decltype(position);
+    parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t ray = begin; ray < end; ++ray) {
+        int64_t count = 0;
+        march_one<P>(in, ray, [&](int64_t, P) { ++count; });
+        counts[ray] = count;
+      }
+    });
+  });
+  return 0;
+}
+
+Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, void* t_starts, void* t_ends, Stream) {
+  dispatch_positions(dtype, [&](auto position) {
+    using P = decltype(position);
+    const P half = P(in.limits.step / 2);
+    parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
+      for (int64_t ray = begin; ray < end; ++ray) {
+        int64_t n = ray_offsets[ray];
+        march_one<P>(in, ray, [&](int64_t, P t) {
+          ((P*)t_starts)[n] = t - half;
+          ((P*)t_ends)[n++] = t + half;
+        });
+      }
+    });
+  });
+  return 0;
+}
+
+}  // namespace nerfkit

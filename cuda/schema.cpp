@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// All native ops. They are private: the public functions in nerfkit/ops check, cast and differentiate.
+// What is not asked for (bool to_x, bool save) comes back as a tensor without elements.
+
+#include <torch/csrc/stable/library.h>
+
+STABLE_TORCH_LIBRARY(nerfkit, m) {
+  m.def("_trilinear(Tensor feats, Tensor points) -> Tensor");
+  m.def("_trilinear_bwd(Tensor grad_out, Tensor feats, Tensor points, bool to_feats, bool to_points) -> (Tensor, Tensor)");
+
+  m.def("_grid_encode(Tensor points, Tensor table, int[] resolutions, int max_entries) -> Tensor");
+  m.def("_grid_encode_bwd(Tensor grad_out, Tensor points, Tensor table, int[] resolutions, int max_entries, "
+        "bool to_points, bool to_table, bool deterministic) -> (Tensor, Tensor)");
+
+  // x is [B, C, H, W], or [B, H, W, C] with channels_last; window is stride, padding, dilation, each (y, x).
+  m.def("_depthwise_conv2d(Tensor x, Tensor weight, Tensor? bias, int[] window, bool channels_last) -> Tensor");
+  m.def("_depthwise_conv2d_bwd(Tensor grad_out, Tensor x, Tensor weight, int[] window, bool channels_last, "
+        "bool to_x, bool to_weight) -> (Tensor, Tensor, Tensor)");
+
+  m.def("_depthwise_conv1d(Tensor x, Tensor weight, Tensor? bias, Tensor ray_offsets, int dilation) -> Tensor");
+  m.def("_depthwise_conv1d_bwd(Tensor grad_out, Tensor x, Tensor weight, Tensor ray_offsets, int dilation, "
+        "bool to_x, bool to_weight) -> (Tensor, Tensor, Tensor)");
+
+  // gates [B, 3H] before activation -> h, c and the activated gates.
+  m.def("_lltm_cell(Tensor gates, Tensor c) -> (Tensor, Tensor, Tensor)");
+  m.def("_lltm_cell_bwd(Tensor grad_h, Tensor grad_c, Tensor gates, Tensor c_new) -> (Tensor, Tensor)");
+
+  // -> h, h_n, c_n and, with save, the activated gates [N, 3H] and c [N, H].
+  m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, bool save) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor ray_offsets, Tensor weight, Tensor gates, "
+        "Tensor c) -> (Tensor, Tensor, Tensor)");
+
+  // The coarse grid tells whether any cell of a block is occupied; samples are counted, then written.
+  m.def("_march_coarse(Tensor occupancy) -> Tensor");
+  m.def("_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
+        "float near, float far, Tensor? jitter) -> Tensor");
+  m.def("_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
+        "float near, float far, Tensor? jitter, Tensor ray_offsets, int n_samples) -> (Tensor, Tensor)");
+
+  m.def("_composite(Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
+        "Tensor background) -> (Tensor, Tensor, Tensor, Tensor)");
+  m.def("_composite_bwd(Tensor grad_color, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, "
+        "Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, Tensor background) "
+        "-> (Tensor, Tensor, Tensor)");
+}

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives of gradients: taken through the PyTorch definition, or refused by name.
+
+`torch.autograd.function.once_differentiable` raises only where the incoming gradient needs a gradient; where it does
+not, a second derivative would be silently zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+class _NoSecondDerivative(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, op, gradient, *inputs):
+        ctx.op = op
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, _):
+        raise NotImplementedError(f"{ctx.op} has no second derivative")
+
+
+def no_second_derivative(op: str, gradients: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """`gradients` of `inputs`, which raise NotImplementedError naming `op` when they are differentiated again."""
+    if not torch.is_grad_enabled():  # the usual case: create_graph=False
+        return gradients
+    return tuple(_NoSecondDerivative.apply(op, gradient, *inputs) for gradient in gradients)
+
+
+def through_definition(
+    definition: Callable, arguments: Sequence, needs_grad: Sequence[bool], grad_outputs: Sequence[Tensor]
+) -> tuple[Tensor | None, ...]:
+    """Gradients of those `arguments` that need one, which can themselves be differentiated.
+
+    A native backward has no derivative. Where one is wanted (create_graph=True), the definition is run again and
+    autograd differentiates it.
+    """
+    with torch.enable_grad():
+        outputs = definition(*arguments)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        wanted = [x for x, need in zip(arguments, needs_grad, strict=True) if need]
+        gradients = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=True, allow_unused=True))
+    return tuple(next(gradients) if need else None for need in needs_grad)
+
+
+def only_needed(gradients: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """`gradients`, with None for each that is not needed."""
+    return tuple(gradient if need else None for gradient, need in zip(gradients, needs_grad, strict=True))
+
+
+def wants_gradient(*tensors: Tensor | None) -> bool:
+    """Whether autograd has to know of an op on `tensors`."""
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def wants_second_derivative() -> bool:
+    """Whether a backward pass is to be differentiated (create_graph=True)."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()

@@ -1,0 +1,500 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time every op beside a baseline and beside what the hardware allows, after checking that both give the same.
+
+    python scripts/bench_ops.py                        all ops on the GPU, or on the CPU where there is none
+    python scripts/bench_ops.py --suite tutorials      the three classic exercises: definition, C++ and CUDA
+    python scripts/bench_ops.py --only lltm,march      these ops
+    python scripts/bench_ops.py --out docs/benchmarks/h200.json
+
+limit: the bytes that must move, each once, at the bandwidth that a plain copy reaches in the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+import tyro
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from nerfkit import ops  # noqa: E402
+from nerfkit.ops import native  # noqa: E402
+from nerfkit.ops.grid_encode import level_entries  # noqa: E402
+from nerfkit.ops.packed import dense_offsets, offsets_from_counts  # noqa: E402
+from scripts.timing import Timer, copy_bandwidth, graphed  # noqa: E402
+
+TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2}  # of the largest value
+
+
+@dataclass
+class Work:
+    """One op at one size. `fused` and `baseline` take no argument; `parts` are what is timed."""
+
+    op: str
+    case: str
+    inputs: dict[str, Tensor]
+    fused: Callable[[], Tensor]
+    baseline: Callable[[], Tensor]
+    baseline_name: str
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    wrt: Sequence[str] = ()  # inputs to differentiate with respect to
+    parts: tuple[str, ...] = ("forward", "backward")
+    baseline_inputs: dict[str, Tensor] = field(default_factory=dict)  # where they differ
+    check: bool = True
+
+
+@dataclass
+class Result:
+    op: str
+    case: str
+    part: str
+    ms: float
+    baseline: str
+    baseline_ms: float
+    limit_ms: float | None
+    error: float | None  # largest difference to the baseline, as a share of the largest value
+
+
+@dataclass
+class Options:
+    """See the top of scripts/bench_ops.py."""
+
+    suite: Literal["ops", "tutorials"] = "ops"
+    only: str = ""  # ops, with commas; all if empty
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    out: Path | None = None  # JSON file to write
+    repeats: int = 20
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, device: str) -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def size_of(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def with_gradient(**tensors: Tensor) -> dict[str, Tensor]:
+    return {name: x.requires_grad_() for name, x in tensors.items()}
+
+
+def under(backend: str, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with ops.backend(backend):
+            return call()
+
+    return run
+
+
+# ---- the work ----
+
+
+def trilinear_work(device: str, n: int = 65536, f: int = 256) -> Iterator[Work]:
+    x = with_gradient(feats=rand(n, 8, f, device=device), points=torch.rand(n, 3, device=device) * 2 - 1)
+    moved = size_of(x["feats"], x["points"]) + n * f * 4
+    for wrt, more in (("feats",), 0), (("feats", "points"), size_of(x["feats"])):
+        points = x["points"] if "points" in wrt else x["points"].detach()
+        call = lambda p=points: ops.trilinear(x["feats"], p)  # noqa: E731
+        yield Work(
+            "trilinear",
+            f"({n},8,{f}) float32, to {' and '.join(wrt)}",
+            x,
+            call,
+            under("torch", call),
+            "definition",
+            moved,
+            moved + more,
+            wrt,
+            ("forward", "backward") if len(wrt) == 1 else ("backward",),
+        )
+
+
+def points_along_rays(n: int, device: str, samples: int = 64) -> Tensor:
+    start = torch.rand(n // samples, 1, 3, device=device)
+    direction = F.normalize(torch.randn(n // samples, 1, 3, device=device), dim=-1)
+    t = torch.arange(samples, device=device)[None, :, None] / 512
+    return (start + direction * t).flatten(0, 1).frac().abs()
+
+
+def grid_work(device: str) -> Iterator[Work]:
+    n = 2**20 if device == "cuda" else 2**15
+    growth = (4096 / 16) ** (1 / 15)
+    resolutions = [round(16 * growth**level) for level in range(16)]
+    max_entries = 2**19
+    rows = sum(level_entries(r, max_entries) for r in resolutions)
+    for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
+        table = rand(rows, 2, dtype=dtype, device=device).requires_grad_()
+        for name, points in ("random", torch.rand(n, 3, device=device)), ("along rays", points_along_rays(n, device)):
+            call = lambda p=points, t=table: ops.grid_encode(p, t, resolutions, max_entries)  # noqa: E731
+            case = f"hash 16x2, 2^19, {str(dtype)[6:]}, {n} points {name}"
+            yield Work("grid_encode", case, {"table": table}, call, under("torch", call), "definition", wrt=("table",))
+    for f in (4, 28):
+        table = rand(128**3, f, device=device).requires_grad_()
+        points = torch.rand(n, 3, device=device).requires_grad_()
+        volume = table.detach().t().reshape(1, f, 128, 128, 128).contiguous().requires_grad_()
+        coordinates = (points.detach()[None, None, None] * 2 - 1).flip(-1).requires_grad_()
+        call = lambda p=points, t=table: ops.grid_encode(p, t, [127], 2**24)  # noqa: E731
+        sample = lambda v=volume, c=coordinates: F.grid_sample(v, c, align_corners=True)[0, :, 0, 0].t()  # noqa: E731
+        yield Work(
+            "grid_encode",
+            f"dense 128^3 x {f} float32, {n} points",
+            {"table": table, "points": points},
+            call,
+            sample,
+            "F.grid_sample",
+            wrt=("table", "points"),
+            baseline_inputs={"table": volume, "points": coordinates},
+            check=False,
+        )
+
+
+CONV2D = [((8, 64, 256, 256), 3), ((32, 96, 56, 56), 7), ((16, 128, 512, 512), 5)]
+
+
+def conv2d_work(device: str) -> Iterator[Work]:
+    shapes = CONV2D if device == "cuda" else [((1, 64, 256, 256), 3), ((4, 96, 56, 56), 7), ((1, 128, 128, 128), 5)]
+    for (b, c, h, w), k in shapes:
+        for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
+            for layout in torch.contiguous_format, torch.channels_last:
+                x = with_gradient(
+                    x=rand(b, c, h, w, dtype=dtype, device=device).to(memory_format=layout),
+                    weight=rand(c, 1, k, k, dtype=dtype, device=device),
+                    bias=rand(c, dtype=dtype, device=device),
+                )
+                name = f"({b},{c},{h},{w}) k{k} {str(dtype)[6:]} {'NHWC' if layout == torch.channels_last else 'NCHW'}"
+                call = lambda x=x, k=k: ops.depthwise_conv2d(*x.values(), padding=k // 2)  # noqa: E731
+                moved = 2 * size_of(x["x"])
+                yield Work(
+                    "depthwise_conv2d",
+                    name,
+                    x,
+                    call,
+                    under("torch", call),
+                    "F.conv2d, same layout",
+                    moved,
+                    moved * 3 // 2,
+                    tuple(x),
+                )
+
+
+def conv1d_work(device: str) -> Iterator[Work]:
+    b = 65536 if device == "cuda" else 2048
+    for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
+        x = with_gradient(
+            x=rand(b, 32, 64, dtype=dtype, device=device),
+            weight=rand(32, 3, dtype=dtype, device=device),
+            bias=rand(32, dtype=dtype, device=device),
+        )
+        moved = 2 * size_of(x["x"])
+        call = lambda x=x: ops.depthwise_conv1d(*x.values())  # noqa: E731
+        yield Work(
+            "depthwise_conv1d",
+            f"dense ({b},32,64) k3 {str(dtype)[6:]}",
+            x,
+            call,
+            under("torch", call),
+            "F.conv1d",
+            moved,
+            moved * 3 // 2,
+            tuple(x),
+        )
+        counts = torch.randint(1, 128, (b // 2,), device=device)
+        offsets = offsets_from_counts(counts)
+        n = int(offsets[-1])
+        y = with_gradient(
+            x=rand(n, 32, dtype=dtype, device=device),
+            weight=rand(32, 3, dtype=dtype, device=device),
+            bias=rand(32, dtype=dtype, device=device),
+        )
+        moved = 2 * size_of(y["x"])
+        call = lambda y=y, o=offsets: ops.depthwise_conv1d(*y.values(), ray_offsets=o)  # noqa: E731
+        yield Work(
+            "depthwise_conv1d",
+            f"packed {b // 2} rays of 1..127, C 32, k3 {str(dtype)[6:]}",
+            y,
+            call,
+            under("torch", call),
+            "definition",
+            moved,
+            moved * 3 // 2,
+            tuple(y),
+        )
+
+
+def lltm_cell_work(device: str, b: int = 16, i: int = 32, h: int = 128) -> Iterator[Work]:
+    x = with_gradient(
+        input=rand(b, i, device=device),
+        h=rand(b, h, device=device),
+        c=rand(b, h, device=device),
+        weight=rand(3 * h, h + i, device=device) * 0.1,
+        bias=rand(3 * h, device=device),
+    )
+    x = {name: value.detach().requires_grad_() for name, value in x.items()}
+    call = lambda: torch.cat(ops.lltm_cell(*x.values()))  # noqa: E731
+    parts = ("wall forward", "wall both", "graph both") if device == "cuda" else ("wall forward", "wall both")
+    yield Work("lltm_cell", f"{b}/{i}/{h} float32", x, call, under("torch", call), "eager", wrt=tuple(x), parts=parts)
+
+
+def lltm_inputs(n: int, r: int, i: int, h: int, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
+    state = h**-0.5
+    x = {
+        "input": rand(n, i, device=device),
+        "weight": (torch.rand(3 * h, h + i, device=device) * 2 - 1) * state,
+        "bias": torch.zeros(3 * h, device=device),
+    }
+    zero = torch.zeros(r, h, device=device, dtype=dtype)
+    return {name: value.to(dtype).requires_grad_() for name, value in x.items()} | {"h0": zero, "c0": zero.clone()}
+
+
+def lltm_work(device: str) -> Iterator[Work]:
+    rays, steps, i, h = (8192, 128, 32, 64) if device == "cuda" else (256, 64, 32, 64)
+    for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
+        x = lltm_inputs(rays * steps, rays, i, h, dtype, device)
+        offsets = dense_offsets(rays, steps, device)
+        call = lambda x=x, o=offsets: ops.lltm(x["input"], o, x["weight"], x["bias"], x["h0"], x["c0"])[0]  # noqa: E731
+        name = f"{rays} rays x {steps}, {i} -> {h}, {str(dtype)[6:]}"
+        moved = size_of(x["input"]) + rays * steps * h * x["input"].element_size()
+        if device == "cuda":
+            lstm = torch.nn.LSTM(i, h, batch_first=True, device=device, dtype=dtype)
+            sequence = x["input"].detach().view(rays, steps, i).requires_grad_()
+            parameters = dict(lstm.named_parameters())
+            yield Work(
+                "lltm",
+                name,
+                x,
+                call,
+                lambda m=lstm, s=sequence: m(s)[0],
+                "cuDNN nn.LSTM",
+                moved,
+                2 * moved,
+                ("input", "weight", "bias"),
+                ("forward", "inference", "both"),
+                {"input": sequence, **parameters},
+                check=False,
+            )
+        else:
+            yield Work(
+                "lltm",
+                name,
+                x,
+                call,
+                under("torch", call),
+                "definition",
+                moved,
+                2 * moved,
+                ("input", "weight", "bias"),
+                ("forward", "both"),
+            )
+    rays, i, h = (40000, 16, 32) if device == "cuda" else (4000, 16, 32)
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 1).clamp(1, 40).long().to(device)
+    offsets = offsets_from_counts(counts)
+    x = lltm_inputs(int(offsets[-1]), rays, i, h, dtype, device)
+    call = lambda: ops.lltm(x["input"], offsets, x["weight"], x["bias"], x["h0"], x["c0"])[0]  # noqa: E731
+    name = f"{rays} rays of 1..40 (mean {counts.float().mean():.1f}), {i} -> {h}, {str(dtype)[6:]}"
+    yield Work(
+        "lltm",
+        name,
+        x,
+        call,
+        under("torch", call),
+        "definition",
+        wrt=("input", "weight", "bias"),
+        parts=("forward", "both"),
+    )
+
+
+def composite_work(device: str) -> Iterator[Work]:
+    rays = 40000
+    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 0.5).clamp(0, 60).long().to(device)
+    offsets = offsets_from_counts(counts)
+    n = int(offsets[-1])
+    t = torch.rand(n, device=device).sort().values
+    x = with_gradient(
+        density=torch.rand(n, device=device) * 5,
+        rgb=torch.rand(n, 3, device=device),
+        background=torch.rand(3, device=device),
+    )
+    call = lambda: ops.composite(x["density"], x["rgb"], t, t + 0.01, offsets, x["background"])[0]  # noqa: E731
+    moved = size_of(x["density"], x["rgb"], t, t, offsets) + rays * 5 * 4 + n * 4
+    yield Work(
+        "composite",
+        f"{n} samples of {rays} rays",
+        x,
+        call,
+        under("torch", call),
+        "definition",
+        moved,
+        moved + n * 16,
+        ("density", "rgb"),
+        ("forward", "both"),
+    )
+
+
+def march_work(device: str) -> Iterator[Work]:
+    rays = 50000
+    side = torch.linspace(-1, 1, 128, device=device)
+    radius = torch.stack(torch.meshgrid(side, side, side, indexing="ij")).norm(dim=0)
+    occupancy = (radius - 0.6).abs() < 0.03  # a thin shell
+    box = torch.tensor([[-1.0, -1, -1], [1, 1, 1]], device=device)
+    eye = F.normalize(torch.randn(rays, 3, device=device), dim=-1) * 3
+    directions = F.normalize(torch.randn(rays, 3, device=device) * 0.5 - eye, dim=-1)
+    call = lambda: ops.march(eye, directions, occupancy, box, 3**0.5 * 2 / 1024)[0]  # noqa: E731
+    yield Work(
+        "march",
+        f"{rays} rays, 128^3, step of 1/1024 of the diagonal",
+        {},
+        call,
+        under("torch", call),
+        "definition",
+        parts=("forward", "wall forward"),
+    )
+
+
+WORK: dict[str, Callable[[str], Iterator[Work]]] = {
+    "trilinear": trilinear_work,
+    "grid_encode": grid_work,
+    "depthwise_conv2d": conv2d_work,
+    "depthwise_conv1d": conv1d_work,
+    "lltm_cell": lltm_cell_work,
+    "lltm": lltm_work,
+    "composite": composite_work,
+    "march": march_work,
+}
+
+
+def tutorials(device: str) -> Iterator[Work]:
+    """The classic extension exercises at their own sizes."""
+    yield from lltm_cell_work(device)
+    for shape, k, window in (
+        ((4, 3, 7, 7), 3, {"padding": 1}),
+        ((4, 3, 7, 7), 3, {"stride": 2, "padding": 0}),
+        ((8, 64, 112, 112), 3, {"padding": 1}),
+    ):
+        for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
+            x = with_gradient(
+                x=rand(*shape, dtype=dtype, device=device),
+                weight=rand(shape[1], 1, k, k, dtype=dtype, device=device),
+                bias=rand(shape[1], dtype=dtype, device=device),
+            )
+            call = lambda x=x, w=window: ops.depthwise_conv2d(*x.values(), **w)  # noqa: E731
+            name = f"{shape} k{k} {window} {str(dtype)[6:]}".replace("'", "")
+            yield Work("depthwise_conv2d", name, x, call, under("torch", call), "definition", wrt=tuple(x))
+    n, f = (65536, 256) if device == "cuda" else (8192, 256)
+    x = with_gradient(feats=rand(n, 8, f, device=device), points=torch.rand(n, 3, device=device) * 2 - 1)
+    call = lambda: ops.trilinear(x["feats"], x["points"])  # noqa: E731
+    yield Work("trilinear", f"({n},8,{f}) float32", x, call, under("torch", call), "definition", wrt=tuple(x))
+
+
+# ---- measuring ----
+
+
+def call_of(work: Work, part: str, call: Callable[[], Tensor], inputs: dict[str, Tensor]) -> Callable[[], object]:
+    """What is timed for a part: "forward", "backward" alone or "both"."""
+    if part == "forward":
+        return call
+    wrt = [inputs[name] for name in (work.wrt if inputs is work.inputs else inputs)]
+    with torch.no_grad():
+        shape = call()
+    grad = torch.randn(shape.shape, device=shape.device, generator=torch.Generator(shape.device).manual_seed(0))
+    grad = grad.to(shape.dtype)
+    if part == "both":
+        return lambda: torch.autograd.grad(call(), wrt, grad)
+    out = call()
+    return lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True)
+
+
+def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
+    limits = {"forward": work.forward_bytes, "backward": work.backward_bytes}
+    sides = (work.fused, work.inputs), (work.baseline, work.baseline_inputs or work.inputs)
+    for part in work.parts:
+        kind, what = part.split() if " " in part else ("", "forward" if part == "inference" else part)
+        error = (
+            difference(*(call_of(work, what, *side) for side in sides)) if work.check and part != "inference" else None
+        )
+        times = []
+        for side in sides:
+            with torch.set_grad_enabled(part != "inference"):
+                times.append(time_of(kind, call_of(work, what, *side), timer))
+        limit = limits.get(part, 0) / bandwidth * 1e3 or None
+        yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit, error)
+
+
+def time_of(kind: str, call: Callable[[], object], timer: Timer) -> float:
+    if kind == "wall":
+        return timer.wall(call)
+    return timer(graphed(call) if kind == "graph" else call)
+
+
+def difference(fused: Callable, baseline: Callable) -> float:
+    """Largest difference of the results, as a share of the largest value; raises where it is too large."""
+    worst = 0.0
+    as_tuple = lambda x: (x,) if isinstance(x, Tensor) else x  # noqa: E731
+    for got, wanted in zip(as_tuple(fused()), as_tuple(baseline()), strict=True):
+        got, wanted = got.detach(), wanted.detach()
+        if got.shape != wanted.shape:  # march at a border
+            continue
+        error = float((got.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-12))
+        worst = max(worst, error)
+        if error > TOLERANCE[got.dtype]:
+            raise AssertionError(f"results differ by {error:.1e} of the largest value")
+    return worst
+
+
+def table(results: list[Result], bandwidth: float) -> str:
+    lines = [
+        f"copy: {bandwidth / 1e9:.0f} GB/s",
+        f"{'op':<17} {'case':<58} {'part':<13} {'ms':>8} {'baseline':>9} {'ratio':>6} {'limit':>7} {'share':>6} "
+        f"{'error':>8}",
+    ]
+    for r in results:
+        limit = f"{r.limit_ms:7.3f} {r.limit_ms / r.ms:6.0%}" if r.limit_ms else f"{'':14}"
+        error = f"{r.error:8.0e}" if r.error is not None else ""
+        lines.append(
+            f"{r.op:<17} {r.case[:58]:<58} {r.part:<13} {r.ms:8.4f} {r.baseline_ms:9.3f} "
+            f"{r.baseline_ms / r.ms:5.1f}x {limit} {error}"
+        )
+    return "\n".join(lines)
+
+
+def main(options: Options) -> None:
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    timer = Timer(device, options.repeats)
+    bandwidth = copy_bandwidth(timer)
+    chosen = options.only.split(",") if options.only else list(WORK)
+    works = tutorials(device) if options.suite == "tutorials" else (w for op in chosen for w in WORK[op](device))
+    results, failed = [], []
+    for work in works:
+        torch.manual_seed(0)
+        try:
+            results += measure(work, timer, bandwidth)
+        except (AssertionError, RuntimeError) as error:
+            failed.append(f"{work.op} {work.case}: {error}")
+            print(failed[-1], flush=True)
+    print(table(results, bandwidth))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+        header = {
+            "machine": machine,
+            "torch": torch.__version__,
+            "copy_gb_s": round(bandwidth / 1e9, 1),
+            "backends": {name: native.loaded(name) for name in native.LIBRARIES},
+        }
+        options.out.write_text(json.dumps(header | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+    if failed:
+        sys.exit("\n".join(failed))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Options))
