@@ -194,7 +194,7 @@ class BuildLibraries(build_ext):
             flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr"]
             return [str(NVCC), *flags, *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
         major, minor = OLDEST_TORCH
-        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas"]
+        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
         # Not -ffast-math: it would flush the whole process's denormals to zero.
         flags += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-ffile-prefix-map={ROOT}=nerfkit"]
         flags += [

@@ -23,6 +23,34 @@
 
 namespace nerfkit {
 
+// LANES numbers that are computed together; the compiler takes as many registers as the instruction set asks for.
+constexpr int LANES = 16;
+template <class A>
+struct PackOf {
+  typedef A type __attribute__((vector_size(LANES * sizeof(A)), aligned(alignof(A)), may_alias));
+};
+template <class A>
+using Pack = typename PackOf<A>::type;
+
+// The first n of LANES numbers; the others are zero.
+template <class T>
+HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
+  using A = acc_t<T>;
+  if constexpr (std::is_same_v<T, A>)
+    if (n == LANES) return *reinterpret_cast<const Pack<A>*>(from);
+  A values[LANES] = {};
+  if (n == LANES)
+    for (int i = 0; i < LANES; ++i) values[i] = A(from[i]);
+  else
+    for (int i = 0; i < n; ++i) values[i] = A(from[i]);
+  return *reinterpret_cast<const Pack<A>*>(values);
+}
+
+template <class T>
+HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
+  for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
+}
+
 // Calls f with a value of the element type.
 template <class F>
 void dispatch(DType dtype, const F& f) {

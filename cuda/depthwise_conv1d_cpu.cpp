@@ -11,7 +11,6 @@ namespace {
 
 constexpr int64_t GRAIN = 64;  // rays that are worth a thread
 constexpr int64_t PARTS = 64;  // sums of the weight gradient: a fixed number, whatever the number of threads
-constexpr int BLOCK = 16;      // channels that are summed together
 
 // weight [k, C]: channels side by side, as in the samples; flipped for the gradient of x.
 template <class T>
@@ -31,21 +30,14 @@ CLONES void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out,
   const int64_t reach = int64_t(s.kernel / 2) * s.dilation;
   for (int64_t n = s.ray_offsets[begin], ray = begin; ray < end; ++ray)
     for (const int64_t first = s.ray_offsets[ray], last = s.ray_offsets[ray + 1]; n < last; ++n)
-      for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = std::min(BLOCK, C - c0);
-        A sum[BLOCK] = {};
-        for (int c = 0; bias && c < width; ++c) sum[c] = A(bias[c0 + c]);
+      for (int c0 = 0; c0 < C; c0 += LANES) {
+        const int width = std::min(LANES, C - c0);
+        Pack<A> sum = bias ? load(bias + c0, width) : Pack<A>{};
         for (int u = 0; u < s.kernel; ++u) {
           const int64_t m = n - reach + int64_t(u) * s.dilation;
-          if (m < first || m >= last) continue;
-          const T* from = x + m * C + c0;
-          const A* w = weight + int64_t(u) * C + c0;
-          if (width == BLOCK)
-            for (int c = 0; c < BLOCK; ++c) sum[c] += w[c] * A(from[c]);
-          else
-            for (int c = 0; c < width; ++c) sum[c] += w[c] * A(from[c]);
+          if (m >= first && m < last) sum += load(weight + int64_t(u) * C + c0, width) * load(x + m * C + c0, width);
         }
-        for (int c = 0; c < width; ++c) out[n * C + c0 + c] = T(sum[c]);
+        store(out + n * C + c0, sum, width);
       }
 }
 

@@ -8,8 +8,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int TILE = 128;        // samples
-constexpr int MAX_PARTS = 1024;  // blocks that sum up the weight gradient, along the samples
+constexpr int TILE = 512;        // samples
+constexpr int MAX_PARTS = 1024;  // blocks along the samples
 
 // Beginning and end of each sample's ray, counted from the first sample of the tile.
 struct Spans {
@@ -54,38 +54,39 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ x, cons
                                                    const T* __restrict__ bias, T* __restrict__ out, Conv1dShape s) {
   using A = acc_t<T>;
   __shared__ Spans spans;
-  const int64_t base = int64_t(blockIdx.x) * TILE;
-  find_spans(spans, s, base, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x * blockDim.y);
   const int kernel = K ? K : s.kernel, c = (blockIdx.y * blockDim.x + threadIdx.x) * V, C = s.channels;
-  if (c >= C) return;
+  const bool real = c < C;
   A w[K ? K : 1][V], start[V] = {};
-  if (K) {
+  if (K && real) {
 #pragma unroll
     for (int u = 0; u < K; ++u)
 #pragma unroll
       for (int v = 0; v < V; ++v) w[u][v] = A(weight[(c + v) * K + u]);
   }
-  if (bias) load(bias + c, start);
-  for (int i = threadIdx.y; i < TILE && base + i < s.n_samples; i += blockDim.y) {
-    A sum[V];
+  if (bias && real) load(bias + c, start);
+  for (int64_t base = int64_t(blockIdx.x) * TILE; base < s.n_samples; base += int64_t(gridDim.x) * TILE) {
+    find_spans(spans, s, base, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x * blockDim.y);
+    for (int i = threadIdx.y; real && i < TILE && base + i < s.n_samples; i += blockDim.y) {
+      A sum[V];
 #pragma unroll
-    for (int v = 0; v < V; ++v) sum[v] = start[v];
+      for (int v = 0; v < V; ++v) sum[v] = start[v];
 #pragma unroll
-    for (int u = 0; u < kernel; ++u) {
-      const int m = i + (u - kernel / 2) * s.dilation;
-      if (m < spans.first[i] || m >= spans.last[i]) continue;
-      A value[V];
-      load(x + (base + m) * C + c, value);
+      for (int u = 0; u < kernel; ++u) {
+        const int m = i + (u - kernel / 2) * s.dilation;
+        if (m < spans.first[i] || m >= spans.last[i]) continue;
+        A value[V];
+        load(x + (base + m) * C + c, value);
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + u]));
+        for (int v = 0; v < V; ++v) sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + u]));
+      }
+      store(out + (base + i) * C + c, sum);
     }
-    store(out + (base + i) * C + c, sum);
   }
 }
 
 // The gradient of x at a sample needs the same neighbours of grad_out as that of the weight: one pass gives both.
 template <class T, int V, int K>
-__global__ void __launch_bounds__(THREADS)
+__global__ void __launch_bounds__(THREADS, V * K > 40 ? 1 : 2)
     backward(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ grad_x,
              acc_t<T>* __restrict__ partials, Conv1dShape s) {
   using A = acc_t<T>;
@@ -181,10 +182,7 @@ __global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ g
   partials[int64_t(c) * (s.kernel + 1) + u] = sum;
 }
 
-int parts_of(const Conv1dShape& s) {
-  if (s.kernel > 7) return 1;
-  return int(std::min<int64_t>((s.n_samples + TILE - 1) / TILE, MAX_PARTS));
-}
+int parts_of(const Conv1dShape& s) { return int(std::max<int64_t>(1, std::min<int64_t>((s.n_samples + TILE - 1) / TILE, MAX_PARTS))); }
 
 struct Block {
   dim3 threads;
@@ -211,9 +209,7 @@ void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f
         default: return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>());
       }
     };
-    if constexpr (sizeof(T) < 8) {
-      if (s.channels % 4 == 0 && aligned16) return with_kernel(std::integral_constant<int, 4>());
-    }
+    if (s.channels % WIDE<T> == 0 && aligned16) return with_kernel(std::integral_constant<int, WIDE<T>>());
     with_kernel(std::integral_constant<int, 1>());
   });
 }
@@ -237,15 +233,15 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
                             void* grad_weight, void* grad_bias, void* scratch, const Conv1dShape& s, Stream stream) {
   if (s.channels == 0) return 0;
   const auto on = (cudaStream_t)stream;
-  const int parts = parts_of(s);
   const bool wide = aligned(x, 16) && aligned(grad_out, 16) && aligned(grad_x, 16);
   dispatch_conv(dtype, s, wide, [&](auto t, auto width, auto kernel) {
     using T = decltype(t);
     auto* partials = (acc_t<T>*)scratch;
+    const int parts = s.n_samples == 0 ? 0 : kernel.value > 0 ? parts_of(s) : 1;
     if constexpr (kernel.value > 0) {
       if (s.n_samples) {
         const Block block = block_for(s.channels, width.value);
-        const dim3 grid(grad_weight ? parts : blocks_for(s.n_samples, TILE), block.along_channels);
+        const dim3 grid(parts, block.along_channels);
         backward<T, width.value, kernel.value><<<grid, block.threads, 0, on>>>(
             (const T*)grad_out, (const T*)x, (const T*)weight, (T*)grad_x, grad_weight ? partials : nullptr, s);
       }

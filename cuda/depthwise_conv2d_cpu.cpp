@@ -11,24 +11,28 @@
 namespace nerfkit {
 namespace {
 
-constexpr int BLOCK = 16;  // channels of a pixel that are summed together
-
-// A plane in a frame: value (i, j) of the source is at (i * step_y + top, j * step_x + left) if that is inside.
+// A plane in a frame of zeros: value (i, j) of the source is at (i * step_y + top, j * step_x + left) if that is inside.
+// Every plane that is copied in covers the one before.
 template <class A>
 struct Frame {
   int height, width;
   std::vector<A> values;
 
+  Frame(int height, int width) : height(height), width(width), values(int64_t(height) * width + LANES) {}
+
   template <class T>
   void fill(const T* source, int rows, int columns, int top, int left, int step_y, int step_x) {
-    std::fill(values.begin(), values.end(), A(0));
+    const int first = left < 0 ? (-left + step_x - 1) / step_x : 0;
+    const int last = std::min(columns, width > left ? (width - left - 1) / step_x + 1 : 0);
     for (int i = 0; i < rows; ++i) {
       const int y = i * step_y + top;
       if (y < 0 || y >= height) continue;
-      for (int j = 0; j < columns; ++j) {
-        const int x = j * step_x + left;
-        if (x >= 0 && x < width) values[int64_t(y) * width + x] = A(source[int64_t(i) * columns + j]);
-      }
+      A* to = values.data() + int64_t(y) * width + left;
+      const T* from = source + int64_t(i) * columns;
+      if (step_x == 1)
+        for (int j = first; j < last; ++j) to[j] = A(from[j]);
+      else
+        for (int j = first; j < last; ++j) to[j * step_x] = A(from[j]);
     }
   }
 };
@@ -42,25 +46,25 @@ template <class T, int K>
 CLONES void correlate(const acc_t<T>* frame, int frame_width, const acc_t<T>* weight, acc_t<T> bias, T* out, int rows,
                       int columns, const Taps& taps) {
   using A = acc_t<T>;
+  const int kernel_y = K ? K : taps.kernel_y, kernel_x = K ? K : taps.kernel_x;
+  const int dilation_y = K ? 1 : taps.dilation_y, dilation_x = K ? 1 : taps.dilation_x;
   for (int i = 0; i < rows; ++i) {
     T* to = out + int64_t(i) * columns;
-    const A* from = frame + int64_t(i) * (K ? 1 : taps.stride_y) * frame_width;
-    if (K) {
-#pragma omp simd
-      for (int j = 0; j < columns; ++j) {
-        A sum = bias;
-        for (int u = 0; u < K; ++u)
-          for (int v = 0; v < K; ++v) sum += weight[u * K + v] * from[u * frame_width + j + v];
-        to[j] = T(sum);
-      }
-      continue;
+    const A* from = frame + int64_t(i) * taps.stride_y * frame_width;
+    for (int j = 0; taps.stride_x == 1 && j < columns; j += LANES) {
+      Pack<A> sum = bias - Pack<A>{};
+#pragma GCC unroll 7
+      for (int u = 0; u < kernel_y; ++u)
+#pragma GCC unroll 7
+        for (int v = 0; v < kernel_x; ++v)
+          sum += weight[u * kernel_x + v] * load(from + int64_t(u) * dilation_y * frame_width + j + v * dilation_x);
+      store(to + j, sum, std::min(LANES, columns - j));
     }
-    for (int j = 0; j < columns; ++j) {
+    for (int j = 0; taps.stride_x != 1 && j < columns; ++j) {
       A sum = bias;
-      for (int u = 0; u < taps.kernel_y; ++u)
-        for (int v = 0; v < taps.kernel_x; ++v)
-          sum += weight[u * taps.kernel_x + v] *
-                 from[int64_t(u) * taps.dilation_y * frame_width + j * taps.stride_x + v * taps.dilation_x];
+      for (int u = 0; u < kernel_y; ++u)
+        for (int v = 0; v < kernel_x; ++v)
+          sum += weight[u * kernel_x + v] * from[int64_t(u) * dilation_y * frame_width + j * taps.stride_x + v * dilation_x];
       to[j] = T(sum);
     }
   }
@@ -77,25 +81,38 @@ void correlate_any(const acc_t<T>* frame, int width, const acc_t<T>* weight, acc
   kernel(frame, width, weight, bias, out, rows, columns, t);
 }
 
-// sums[u, v] += sum over the outputs of grad times the frame's value under tap (u, v).
-template <class T>
+// sums[v] += sum over the outputs of grad times the frame's value under tap v, for K neighbouring taps of one row.
+template <class T, int K>
 CLONES void correlate_weights(const acc_t<T>* frame, int frame_width, const T* grad, acc_t<T>* sums, int rows,
                               int columns, const Taps& taps) {
   using A = acc_t<T>;
-  for (int i = 0; i < rows; ++i)
-    for (int u = 0; u < taps.kernel_y; ++u)
-      for (int v = 0; v < taps.kernel_x; ++v) {
-        const A* from = frame + (int64_t(i) * taps.stride_y + u * taps.dilation_y) * frame_width + v * taps.dilation_x;
-        const T* g = grad + int64_t(i) * columns;
-        A sum = 0;
-        if (taps.stride_x == 1) {
-#pragma omp simd reduction(+ : sum)
-          for (int j = 0; j < columns; ++j) sum += A(g[j]) * from[j];
-        } else {
-          for (int j = 0; j < columns; ++j) sum += A(g[j]) * from[j * taps.stride_x];
-        }
-        sums[u * taps.kernel_x + v] += sum;
-      }
+  Pack<A> packs[K] = {};
+  for (int i = 0; i < rows; ++i) {
+    const A* from = frame + int64_t(i) * taps.stride_y * frame_width;
+    const T* g = grad + int64_t(i) * columns;
+    for (int j = 0; taps.stride_x == 1 && j < columns; j += LANES) {
+      const Pack<A> pack = load(g + j, std::min(LANES, columns - j));
+#pragma GCC unroll 7
+      for (int v = 0; v < K; ++v) packs[v] += pack * load(from + j + v * taps.dilation_x);
+    }
+    for (int j = 0; taps.stride_x != 1 && j < columns; ++j)
+      for (int v = 0; v < K; ++v) sums[v] += A(g[j]) * from[j * taps.stride_x + v * taps.dilation_x];
+  }
+  for (int v = 0; v < K; ++v)
+    for (int lane = 0; lane < LANES; ++lane) sums[v] += packs[v][lane];
+}
+
+template <class T>
+void correlate_all_weights(const acc_t<T>* frame, int frame_width, const T* grad, acc_t<T>* sums, int rows, int columns,
+                           const Taps& t) {
+  for (int u = 0; u < t.kernel_y; ++u)
+    for (int v = 0; v < t.kernel_x;) {
+      const int left = t.kernel_x - v;
+      auto kernel = left >= 5 ? correlate_weights<T, 5> : left >= 3 ? correlate_weights<T, 3> : correlate_weights<T, 1>;
+      kernel(frame + int64_t(u) * t.dilation_y * frame_width + v * t.dilation_x, frame_width, grad,
+             sums + u * t.kernel_x + v, rows, columns, t);
+      v += left >= 5 ? 5 : left >= 3 ? 3 : 1;
+    }
 }
 
 template <class A>
@@ -109,7 +126,7 @@ Planes<acc_t<T>> padded_planes(const Conv2dShape& s) {
   using A = acc_t<T>;
   const int height = s.y.size + 2 * s.y.padding, width = s.x.size + 2 * s.x.padding;
   const size_t taps = size_t(s.y.kernel) * s.x.kernel;
-  return {{height, width, std::vector<A>(int64_t(height) * width)}, std::vector<A>(taps), std::vector<A>(taps + 1)};
+  return {Frame<A>(height, width), std::vector<A>(taps), std::vector<A>(taps + 1)};
 }
 
 Taps taps_of(const Conv2dShape& s) {
@@ -139,8 +156,7 @@ void to_x_planes(const T* grad_out, const T* weight, T* grad_x, const Conv2dShap
   const int reach_y = s.y.dilation * (s.y.kernel - 1), reach_x = s.x.dilation * (s.x.kernel - 1);
   const Taps taps{s.y.kernel, s.x.kernel, 1, 1, s.y.dilation, s.x.dilation};
   parallel(s.batch * s.channels, 1, [&](int64_t begin, int64_t end) {
-    Frame<A> frame{s.y.size + reach_y, s.x.size + reach_x, {}};
-    frame.values.resize(int64_t(frame.height) * frame.width);
+    Frame<A> frame(s.y.size + reach_y, s.x.size + reach_x);
     std::vector<A> flipped(n_taps);
     for (int64_t plane = begin; plane < end; ++plane) {
       const int64_t c = plane % s.channels;
@@ -167,7 +183,7 @@ void to_weight_planes(const T* grad_out, const T* x, T* grad_weight, T* grad_bia
         const int64_t plane = b * s.channels + c;
         const T* grad = grad_out + plane * out_size;
         frame.fill(x + plane * s.y.size * s.x.size, s.y.size, s.x.size, s.y.padding, s.x.padding, 1, 1);
-        correlate_weights<T>(frame.values.data(), frame.width, grad, sums.data(), s.y.out_size, s.x.out_size, taps_of(s));
+        correlate_all_weights(frame.values.data(), frame.width, grad, sums.data(), s.y.out_size, s.x.out_size, taps_of(s));
         for (int64_t i = 0; i < out_size; ++i) sums[n_taps] += A(grad[i]);
       }
       for (int k = 0; k < n_taps; ++k) grad_weight[c * n_taps + k] = T(sums[k]);
@@ -186,35 +202,50 @@ std::vector<acc_t<T>> by_tap(const T* weight, const Conv2dShape& s) {
   return out;
 }
 
+// N neighbouring outputs of a row, for n channels from c0 on: a weight that was loaded serves all of them.
+template <class T, int N>
+HD void forward_some(const T* picture, const acc_t<T>* weight, const T* bias, T* to, const Conv2dShape& s, int i, int j,
+                     int64_t c0, int n) {
+  using A = acc_t<T>;
+  const int64_t C = s.channels;
+  int u0, u1, v0, v1;
+  taps_inside(s.y, i, u0, u1);
+  taps_inside(s.x, j, v0, v1);  // N > 1: the same for all of them
+  Pack<A> sum[N];
+  for (int p = 0; p < N; ++p) sum[p] = bias ? load(bias + c0, n) : Pack<A>{};
+  for (int u = u0; u < u1; ++u)
+    for (int v = v0; v < v1; ++v) {
+      const int64_t y = i * s.y.stride - s.y.padding + u * s.y.dilation, x = j * s.x.stride - s.x.padding + v * s.x.dilation;
+      const T* from = picture + (y * s.x.size + x) * C + c0;
+      const Pack<A> w = load(weight + (int64_t(u) * s.x.kernel + v) * C + c0, n);
+#pragma GCC unroll 4
+      for (int p = 0; p < N; ++p) sum[p] += w * load(from + p * s.x.stride * C, n);
+    }
+  for (int p = 0; p < N; ++p) store(to + p * C + c0, sum[p], n);
+}
+
 template <class T>
 CLONES void forward_pixels(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv2dShape& s, int64_t begin,
                            int64_t end) {  // rows of the output
-  using A = acc_t<T>;
-  const int64_t C = s.channels;
+  constexpr int N = 4;
   for (int64_t row = begin; row < end; ++row) {
-    const int i = int(row % s.y.out_size);
-    const T* picture = x + row / s.y.out_size * s.y.size * s.x.size * C;
-    int u0, u1, v0, v1;
-    taps_inside(s.y, i, u0, u1);
-    for (int j = 0; j < s.x.out_size; ++j) {
-      taps_inside(s.x, j, v0, v1);
-      T* to = out + (row * s.x.out_size + j) * C;
-      for (int64_t c0 = 0; c0 < C; c0 += BLOCK) {
-        const int n = int(std::min<int64_t>(BLOCK, C - c0));
-        A sum[BLOCK] = {};
-        for (int c = 0; bias && c < n; ++c) sum[c] = A(bias[c0 + c]);
-        for (int u = u0; u < u1; ++u)
-          for (int v = v0; v < v1; ++v) {
-            const int64_t y = i * s.y.stride - s.y.padding + u * s.y.dilation, p = j * s.x.stride - s.x.padding + v * s.x.dilation;
-            const T* from = picture + (y * s.x.size + p) * C + c0;
-            const A* w = weight + (int64_t(u) * s.x.kernel + v) * C + c0;
-            if (n == BLOCK)
-              for (int c = 0; c < BLOCK; ++c) sum[c] += w[c] * A(from[c]);
-            else
-              for (int c = 0; c < n; ++c) sum[c] += w[c] * A(from[c]);
-          }
-        for (int c = 0; c < n; ++c) to[c0 + c] = T(sum[c]);
+    const T* picture = x + row / s.y.out_size * s.y.size * s.x.size * s.channels;
+    for (int j = 0; j < s.x.out_size;) {
+      T* to = out + (row * s.x.out_size + j) * s.channels;
+      int first, last, last_of_n;
+      taps_inside(s.x, j, first, last);
+      bool together = j + N <= s.x.out_size && first == 0;
+      if (together) taps_inside(s.x, j + N - 1, first, last_of_n);
+      together = together && last == s.x.kernel && last_of_n == s.x.kernel;
+      for (int64_t c0 = 0; c0 < s.channels; c0 += LANES) {
+        const int n = int(std::min<int64_t>(LANES, s.channels - c0)), i = int(row % s.y.out_size);
+        if (together && n == LANES)
+          forward_some<T, N>(picture, weight, bias, to, s, i, j, c0, LANES);
+        else
+          for (int p = 0; p < (together ? N : 1); ++p)
+            forward_some<T, 1>(picture, weight, bias, to + p * s.channels, s, i, j + p, c0, n);
       }
+      j += together ? N : 1;
     }
   }
 }
@@ -226,59 +257,58 @@ CLONES void to_x_pixels(const T* grad_out, const acc_t<T>* weight, T* grad_x, co
   const int64_t C = s.channels;
   for (int64_t row = begin; row < end; ++row) {
     const T* picture = grad_out + row / s.y.size * s.y.out_size * s.x.out_size * C;
-    for (int q = 0; q < s.x.size; ++q) {
-      T* to = grad_x + (row * s.x.size + q) * C;
-      for (int64_t c0 = 0; c0 < C; c0 += BLOCK) {
-        const int n = int(std::min<int64_t>(BLOCK, C - c0));
-        A sum[BLOCK] = {};
+    for (int q = 0; q < s.x.size; ++q)
+      for (int64_t c0 = 0; c0 < C; c0 += LANES) {
+        const int n = int(std::min<int64_t>(LANES, C - c0));
+        Pack<A> sum{};
         for (int u = 0; u < s.y.kernel; ++u)
           for (int v = 0; v < s.x.kernel; ++v) {
             int i, j;
             if (!output_of(s.y, int(row % s.y.size), u, i) || !output_of(s.x, q, v, j)) continue;
-            const T* from = picture + (int64_t(i) * s.x.out_size + j) * C + c0;
-            const A* w = weight + (int64_t(u) * s.x.kernel + v) * C + c0;
-            for (int c = 0; c < n; ++c) sum[c] += w[c] * A(from[c]);
+            sum += load(weight + (int64_t(u) * s.x.kernel + v) * C + c0, n) *
+                   load(picture + (int64_t(i) * s.x.out_size + j) * C + c0, n);
           }
-        for (int c = 0; c < n; ++c) to[c0 + c] = T(sum[c]);
+        store(grad_x + (row * s.x.size + q) * C + c0, sum, n);
       }
-    }
   }
 }
 
-// Sums [taps + 1][BLOCK] of the channels c0 .. c0 + n - 1; the last row is the bias.
+// Sums [taps + 1][LANES] of the channels c0 .. c0 + n - 1; the last row is the bias.
 template <class T>
 CLONES void weight_sums_of_block(const T* grad_out, const T* x, acc_t<T>* sums, int64_t c0, int n, const Conv2dShape& s) {
   using A = acc_t<T>;
   const int64_t C = s.channels, n_taps = int64_t(s.y.kernel) * s.x.kernel;
+  auto add = [&](int64_t row, Pack<A> values) {
+    auto* sum = reinterpret_cast<Pack<A>*>(sums + row * LANES);
+    *sum += values;
+  };
   for (int64_t b = 0; b < s.batch; ++b)
     for (int i = 0; i < s.y.out_size; ++i)
       for (int j = 0; j < s.x.out_size; ++j) {
-        const T* grad = grad_out + ((b * s.y.out_size + i) * s.x.out_size + j) * C + c0;
+        const Pack<A> grad = load(grad_out + ((b * s.y.out_size + i) * s.x.out_size + j) * C + c0, n);
         int u0, u1, v0, v1;
         taps_inside(s.y, i, u0, u1);
         taps_inside(s.x, j, v0, v1);
         for (int u = u0; u < u1; ++u)
           for (int v = v0; v < v1; ++v) {
             const int64_t y = i * s.y.stride - s.y.padding + u * s.y.dilation, p = j * s.x.stride - s.x.padding + v * s.x.dilation;
-            const T* from = x + ((b * s.y.size + y) * s.x.size + p) * C + c0;
-            A* sum = sums + (int64_t(u) * s.x.kernel + v) * BLOCK;
-            for (int c = 0; c < n; ++c) sum[c] += A(grad[c]) * A(from[c]);
+            add(int64_t(u) * s.x.kernel + v, grad * load(x + ((b * s.y.size + y) * s.x.size + p) * C + c0, n));
           }
-        for (int c = 0; c < n; ++c) sums[n_taps * BLOCK + c] += A(grad[c]);
+        add(n_taps, grad);
       }
 }
 
 template <class T>
 void to_weight_pixels(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, const Conv2dShape& s) {
   const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  parallel((s.channels + BLOCK - 1) / BLOCK, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t c0 = begin * BLOCK; c0 < std::min(end * BLOCK, s.channels); c0 += BLOCK) {
-      const int n = int(std::min<int64_t>(BLOCK, s.channels - c0));
-      std::vector<acc_t<T>> sums((n_taps + 1) * BLOCK);
+  parallel((s.channels + LANES - 1) / LANES, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t c0 = begin * LANES; c0 < std::min(end * LANES, s.channels); c0 += LANES) {
+      const int n = int(std::min<int64_t>(LANES, s.channels - c0));
+      std::vector<acc_t<T>> sums((n_taps + 1) * LANES);
       weight_sums_of_block<T>(grad_out, x, sums.data(), c0, n, s);
       for (int c = 0; c < n; ++c) {
-        for (int64_t k = 0; k < n_taps; ++k) grad_weight[(c0 + c) * n_taps + k] = T(sums[k * BLOCK + c]);
-        grad_bias[c0 + c] = T(sums[n_taps * BLOCK + c]);
+        for (int64_t k = 0; k < n_taps; ++k) grad_weight[(c0 + c) * n_taps + k] = T(sums[k * LANES + c]);
+        grad_bias[c0 + c] = T(sums[n_taps * LANES + c]);
       }
     }
   });

@@ -17,6 +17,12 @@ struct GridLevels {
   int64_t first_row[MAX_LEVELS];
 };
 
+// Rows of a level: those of a dense one rounded up, so that every level begins at a whole cache sector.
+HD int64_t entries_of(int64_t resolution, int64_t max_entries) {
+  const int64_t side = resolution + 1, rows = (side * side * side + 7) / 8 * 8;
+  return rows < max_entries ? rows : max_entries;
+}
+
 struct GridLevel {
   int resolution;
   bool hashed;

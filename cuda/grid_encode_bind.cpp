@@ -12,10 +12,9 @@ GridLevels levels_of(const Tensor& table, const std::vector<int64_t>& resolution
   GridLevels levels{int(resolutions.size()), int(table.size(1)), uint32_t(max_entries), {}, {}};
   int64_t rows = 0;
   for (int i = 0; i < levels.n_levels; ++i) {
-    const int64_t side = resolutions[i] + 1;
     levels.resolution[i] = int(resolutions[i]);
     levels.first_row[i] = rows;
-    rows += side * side * side < max_entries ? side * side * side : max_entries;
+    rows += entries_of(resolutions[i], max_entries);
   }
   STD_TORCH_CHECK(table.size(0) == rows, "nerfkit: table must have ", std::to_string(rows), " rows");
   return levels;

@@ -8,8 +8,9 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK = 1 << 16;  // points
-constexpr int RUN = 4;              // neighbouring points that a thread of the backward pass takes
+constexpr int64_t CHUNK = 1 << 16;           // points
+constexpr int64_t CHUNK_BACKWARD = 1 << 18;  // additions gain more from a level's rows being near
+constexpr int RUN = 4;                       // neighbouring points that a thread of the backward pass takes
 
 // Which level, and which thread of its chunk, a block works for.
 struct Turn {
@@ -17,22 +18,48 @@ struct Turn {
   int64_t first_point, thread;
 };
 
-__device__ __forceinline__ Turn turn_of(int n_levels, int64_t threads_per_chunk) {
+__device__ __forceinline__ Turn turn_of(int n_levels, int64_t chunk, int64_t threads_per_chunk) {
   const int64_t blocks = (threads_per_chunk + THREADS - 1) / THREADS;
   const int64_t task = blockIdx.x / blocks;
-  return {int(task % n_levels), task / n_levels * CHUNK, (blockIdx.x % blocks) * THREADS + threadIdx.x};
+  return {int(task % n_levels), task / n_levels * chunk, (blockIdx.x % blocks) * THREADS + threadIdx.x};
 }
 
-unsigned blocks_of_turns(int n_levels, int64_t threads_per_chunk, int64_t n_points) {
-  return unsigned((n_points + CHUNK - 1) / CHUNK * n_levels * blocks_for(threads_per_chunk));
+unsigned blocks_of_turns(int n_levels, int64_t chunk, int64_t threads_per_chunk, int64_t n_points) {
+  return unsigned((n_points + chunk - 1) / chunk * n_levels * blocks_for(threads_per_chunk));
 }
 
-template <class P, class T, int V>
+// Row i of a block of 16 bytes.
+template <class T, int V>
+__device__ __forceinline__ void row_of_block(const uint4& block, unsigned i, acc_t<T> (&to)[V]) {
+  uint2 bits;
+  if constexpr (V * sizeof(T) == 4)
+    bits = {i & 2 ? (i & 1 ? block.w : block.z) : (i & 1 ? block.y : block.x), 0};
+  else
+    bits = {i & 1 ? block.z : block.x, i & 1 ? block.w : block.y};
+  const Vec<T, V>& row = reinterpret_cast<const Vec<T, V>&>(bits);
+#pragma unroll
+  for (int v = 0; v < V; ++v) to[v] = acc_t<T>(row.v[v]);
+}
+
+// Rows a and b of a table whose rows are one access of V: where both lie in one block of 16 bytes, they come together.
+template <class T, int V>
+__device__ __forceinline__ void load_pair(const T* part, uint32_t a, uint32_t b, acc_t<T> (&at_a)[V], acc_t<T> (&at_b)[V]) {
+  constexpr unsigned ROWS = 16 / (V * int(sizeof(T)));  // of a block
+  const uint4 block = *reinterpret_cast<const uint4*>(part + int64_t(a / ROWS) * ROWS * V);
+  row_of_block<T, V>(block, a % ROWS, at_a);
+  if (a / ROWS == b / ROWS)
+    row_of_block<T, V>(block, b % ROWS, at_b);
+  else
+    load(part + int64_t(b) * V, at_b);
+}
+
+// PAIRS: the features are one access, and the table is aligned to 16 bytes.
+template <class P, class T, int V, bool PAIRS>
 __global__ void __launch_bounds__(THREADS) forward(const P* __restrict__ points, const T* __restrict__ table,
                                                    T* __restrict__ out, int64_t n_points, GridLevels levels) {
   using A = acc_t<T>;
   const int f = levels.n_features, parts = f / V;
-  const Turn turn = turn_of(levels.n_levels, CHUNK * parts);
+  const Turn turn = turn_of(levels.n_levels, CHUNK, CHUNK * parts);
   const int64_t n = turn.first_point + turn.thread / parts;
   if (turn.thread >= CHUNK * parts || n >= n_points) return;
   const int j = int(turn.thread % parts) * V;
@@ -45,12 +72,25 @@ __global__ void __launch_bounds__(THREADS) forward(const P* __restrict__ points,
   rows_of(level, cell, row);
   const T* part = table + levels.first_row[turn.level] * f + j;
   A sum[V] = {};
+  if constexpr (PAIRS) {
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    A value[V];
-    load(part + int64_t(row[k]) * f, value);
+    for (int pair = 0; pair < 4; ++pair) {
+      // Neighbours in memory: along x where the hash leaves it as it is, else along z.
+      const uint32_t a = level.hashed ? row[pair] : row[2 * pair], b = level.hashed ? row[pair + 4] : row[2 * pair + 1];
+      const A w_a = A(level.hashed ? w[pair] : w[2 * pair]), w_b = A(level.hashed ? w[pair + 4] : w[2 * pair + 1]);
+      A at_a[V], at_b[V];
+      load_pair(part, a, b, at_a, at_b);
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum[i] += A(w[k]) * value[i];
+      for (int i = 0; i < V; ++i) sum[i] += w_a * at_a[i] + w_b * at_b[i];
+    }
+  } else {
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      A value[V];
+      load(part + int64_t(row[k]) * f, value);
+#pragma unroll
+      for (int i = 0; i < V; ++i) sum[i] += A(w[k]) * value[i];
+    }
   }
   store(out + (n * levels.n_levels + turn.level) * f + j, sum);
 }
@@ -113,9 +153,9 @@ __global__ void __launch_bounds__(THREADS)
              GridLevels levels) {
   using A = acc_t<T>;
   const int f = levels.n_features, parts = f / V;
-  const Turn turn = turn_of(levels.n_levels, CHUNK / RUN * parts);
+  const Turn turn = turn_of(levels.n_levels, CHUNK_BACKWARD, CHUNK_BACKWARD / RUN * parts);
   const int64_t first = turn.first_point + turn.thread / parts * RUN;
-  if (turn.thread >= CHUNK / RUN * parts || first >= n_points) return;
+  if (turn.thread >= CHUNK_BACKWARD / RUN * parts || first >= n_points) return;
   const int j = int(turn.thread % parts) * V;
   const GridLevel level = level_of(levels, turn.level);
   const int64_t offset = levels.first_row[turn.level] * f + j;
@@ -242,8 +282,11 @@ Status grid_encode(DType point_type, DType table_type, const void* points, const
     using P = decltype(p);
     using T = decltype(t);
     constexpr int V = width.value;
-    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK * (levels.n_features / V), n_points);
-    forward<P, T, V><<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const P*)points, (const T*)table, (T*)out, n_points, levels);
+    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK, CHUNK * (levels.n_features / V), n_points);
+    auto kernel = forward<P, T, V, false>;
+    if constexpr (V * sizeof(T) < 16 && V > 1)
+      if (levels.n_features == V && aligned(table, 16)) kernel = forward<P, T, V, true>;
+    kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const P*)points, (const T*)table, (T*)out, n_points, levels);
   });
   return launched();
 }
@@ -259,7 +302,7 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
     using T = decltype(t);
     using A = acc_t<T>;
     constexpr int V = width.value;
-    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK / RUN * (levels.n_features / V), n_points);
+    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK_BACKWARD, CHUNK_BACKWARD / RUN * (levels.n_features / V), n_points);
     const T* grad = (const T*)grad_out;
     auto* fixed = (unsigned long long*)fixed_point;
     auto* bound = (unsigned long long*)largest;

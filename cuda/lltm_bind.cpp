@@ -29,9 +29,9 @@ Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
   return {h, h_n, c_n, activated, c};
 }
 
-std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in,
-                                            const Tensor& offsets_in, const Tensor& weight_in, const Tensor& gates_in,
-                                            const Tensor& c_in) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,
+                                                    const Tensor& grad_c_n_in, const Tensor& offsets_in,
+                                                    const Tensor& weight_in, const Tensor& gates_in, const Tensor& c_in) {
   const OnDevice device(gates_in);
   const Tensor gates = checked("gates", gates_in, gates_in, {ANY, ANY});
   const int64_t n = gates.size(0), state = gates.size(1) / 3;
@@ -43,10 +43,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tenso
   const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
   const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
   Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
+  Tensor grad_bias = zeros(gates, {gates.is_cpu() ? 1 : BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
   const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets)};
   ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
-                           out(grad_gates), out(grad_h0), out(grad_c0), shape, device.stream));
-  return {grad_gates, grad_h0, grad_c0};
+                           out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
+  return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
 
 }  // namespace

@@ -79,4 +79,14 @@ Status lltm_cell(DType, const void* gates, const void* c, void* h, void* c_new, 
 Status lltm_cell_bwd(DType, const void* grad_h, const void* grad_c_new, const void* activated, const void* c_new,
                      void* grad_gates, void* grad_c, CellSize, Stream);
 
+// The whole cell in one kernel each way, products included; on a GPU only.
+struct SmallCellSize {
+  int batch, state, input;
+};
+Status lltm_cell_small(DType, const void* input, const void* h, const void* c, const void* weight, const void* bias,
+                       void* h_new, void* c_new, void* activated, SmallCellSize, Stream);
+Status lltm_cell_small_bwd(DType, const void* grad_h_new, const void* grad_c_new, const void* input, const void* h,
+                           const void* weight, const void* activated, const void* c_new, void* grad_input, void* grad_h,
+                           void* grad_c, void* grad_weight, void* grad_bias, SmallCellSize, Stream);
+
 }  // namespace nerfkit

@@ -12,24 +12,20 @@ namespace nerfkit {
 namespace {
 
 constexpr int GROUP = 8;
-constexpr int BLOCK = 16;  // columns that are summed together
+int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-int padded(int n) { return (n + BLOCK - 1) / BLOCK * BLOCK; }
-
-// out [rows, columns] = start [columns] + in [rows, depth] matrix [depth, columns], columns a multiple of BLOCK.
+// out [rows, columns] = start [columns] + in [rows, depth] matrix [depth, columns], columns a multiple of LANES.
 template <class A, int ROWS>
 HD void product_of_rows(const A* in, const A* matrix, const A* start, A* out, int depth, int columns) {
-  for (int j = 0; j < columns; j += BLOCK) {
-    A sum[ROWS][BLOCK];
-    for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < BLOCK; ++i) sum[r][i] = start ? start[j + i] : A(0);
+  for (int j = 0; j < columns; j += LANES) {
+    Pack<A> sum[ROWS];
+    for (int r = 0; r < ROWS; ++r) sum[r] = start ? load(start + j) : Pack<A>{};
     for (int k = 0; k < depth; ++k) {
-      const A* row = matrix + int64_t(k) * columns + j;
-      for (int r = 0; r < ROWS; ++r)
-        for (int i = 0; i < BLOCK; ++i) sum[r][i] += in[r * depth + k] * row[i];
+      const Pack<A> row = load(matrix + int64_t(k) * columns + j);
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; ++r) sum[r] += in[r * depth + k] * row;
     }
-    for (int r = 0; r < ROWS; ++r)
-      for (int i = 0; i < BLOCK; ++i) out[r * columns + j + i] = sum[r][i];
+    for (int r = 0; r < ROWS; ++r) *reinterpret_cast<Pack<A>*>(out + r * columns + j) = sum[r];
   }
 }
 
@@ -166,6 +162,12 @@ void backward_group(const RayGroup& group, const Gradients<T>& a, const acc_t<T>
   }
 }
 
+template <class T>
+CLONES void add_rows(const T* rows, acc_t<T>* sum, int64_t n_rows, int columns) {
+  for (int64_t n = 0; n < n_rows; ++n)
+    for (int j = 0; j < columns; ++j) sum[j] += acc_t<T>(rows[n * columns + j]);
+}
+
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
@@ -187,8 +189,8 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
 }
 
 Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
-                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, const LltmShape& s,
-                Stream) {
+                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
+                const LltmShape& s, Stream) {
   const auto rays = longest_first(s);
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
@@ -199,6 +201,7 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)activated, (const T*)c,
                               (T*)grad_gates,   (T*)grad_h0,        (T*)grad_c0};
     for_groups(rays, s, [&](const RayGroup& group) { backward_group(group, arrays, matrix.data(), columns); });
+    add_rows((const T*)grad_gates, (A*)grad_bias, s.n_samples, 3 * s.n_state);
   });
   return 0;
 }

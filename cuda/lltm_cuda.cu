@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp walks 16 rays from end to end. The products of a step run on tensor cores, the weight lies in shared memory in
-// the order in which lanes need it, and the state stays in registers: the accumulators of one product are, lane by lane,
-// the operand of the next. float32 splits every operand into two parts of 11 bits and adds three products.
+// A group of warps walks 16 rays together, a warp for 16 units of the state. The products of a step run on tensor cores;
+// the weight stays in registers (half types) or in shared memory (float32), so that a step reads nothing but its samples.
+// float32 splits every operand into two parts of 11 bits and adds three products.
 // Where there are no such cores, or sizes they do not fit: a warp a ray, in plain arithmetic.
 
 #include "gpu.cuh"
@@ -10,9 +10,9 @@
 namespace nerfkit {
 namespace {
 
-constexpr int WARPS = 4;        // of a block
-constexpr int RAYS = 16;        // of a warp
-constexpr int WIDEST_STATE = 64;   // of the tensor cores' kernels
+constexpr int RAYS = 16;         // of a group
+constexpr int UNITS = 16;        // of a warp
+constexpr int WIDEST_STATE = 64;  // of the tensor cores' kernels
 constexpr int WIDEST_INPUT = 64;
 
 template <class T>
@@ -26,14 +26,23 @@ template <class T>
 struct LltmGradients {
   const T *h, *h_n, *c_n, *weight, *activated, *c;
   T *gates, *h0, *c0;
+  acc_t<T>* bias;  // [BIAS_PARTS, 3H]
   LltmShape shape;
 };
 
-// ---- products of 16 rows with tensor cores ------------------------------------------------------------------------
+// ---- products with tensor cores ----
 //
-// Lane l = 4 g + t holds, of an accumulator of 16 rows and 8 columns: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-// Operands are taken in the same places. Half types go 16 deep, two accumulators side by side; float32 goes 8 deep, where
-// the hardware's columns t and t + 4 are taken to be 2t and 2t + 1.
+// Lane 4 g + t holds, of an accumulator of 16 rows and 8 columns: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+// Two accumulators stand for 16 neighbouring columns, shared out so that a lane has 4 neighbours, 4t .. 4t + 3, of rows g
+// and g + 8: a quad. Operands are taken in the same places. Half types go 16 deep in one product, float32 8 deep.
+
+template <class T>
+struct alignas(4 * sizeof(T)) Quad {
+  T v[4];
+};
+
+// The column that lane row g of accumulator p stands for.
+__device__ __forceinline__ int column_of(int g, int p) { return 4 * (g / 2) + 2 * p + g % 2; }
 
 template <class T>
 struct Tile;
@@ -41,22 +50,25 @@ struct Tile;
 template <class T>
 struct HalfTile {
   static constexpr int DEPTH = 16;
-  using Weight = uint2;  // a lane's part of DEPTH x 8 weights
-  struct Rows {          // a lane's part of 16 x DEPTH values
+  static constexpr bool IN_REGISTERS = true;
+  struct alignas(8) Weight {  // a lane's part of DEPTH x 8 weights
+    unsigned value[2];
+  };
+  struct Rows {  // a lane's part of 16 x DEPTH values
     unsigned value[4];
   };
   static __device__ __forceinline__ unsigned pack(float low, float high) {
-    Vec<T, 2> both{{T(low), T(high)}};
-    return *reinterpret_cast<unsigned*>(&both);
+    const Vec<T, 2> both{{T(low), T(high)}};
+    return reinterpret_cast<const unsigned&>(both);
   }
-  // at(k): weight of depth k in this lane's column
+  // at(k): weight of depth k, 0 to 15, in this lane's column
   template <class F>
-  static __device__ __forceinline__ Weight weight(int t, const F& at) {
-    return {pack(at(2 * t), at(2 * t + 1)), pack(at(2 * t + 8), at(2 * t + 9))};
+  static __device__ __forceinline__ Weight weight(int t, int, const F& at) {
+    return {{pack(at(4 * t), at(4 * t + 1)), pack(at(4 * t + 2), at(4 * t + 3))}};
   }
-  static __device__ __forceinline__ Rows rows(const float (&values)[2][4]) {
-    return {{pack(values[0][0], values[0][1]), pack(values[0][2], values[0][3]), pack(values[1][0], values[1][1]),
-             pack(values[1][2], values[1][3])}};
+  static __device__ __forceinline__ Rows rows(const Quad<T>& low, const Quad<T>& high, int) {
+    const uint2 &a = reinterpret_cast<const uint2&>(low), &b = reinterpret_cast<const uint2&>(high);
+    return {{a.x, b.x, a.y, b.y}};
   }
 };
 
@@ -66,7 +78,7 @@ struct Tile<__half> : HalfTile<__half> {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.x), "r"(b.y));
+        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.value[0]), "r"(b.value[1]));
 #endif
   }
 };
@@ -77,7 +89,7 @@ struct Tile<__nv_bfloat16> : HalfTile<__nv_bfloat16> {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.x), "r"(b.y));
+        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.value[0]), "r"(b.value[1]));
 #endif
   }
 };
@@ -85,6 +97,7 @@ struct Tile<__nv_bfloat16> : HalfTile<__nv_bfloat16> {
 template <>
 struct Tile<float> {
   static constexpr int DEPTH = 8;
+  static constexpr bool IN_REGISTERS = false;
   struct alignas(16) Weight {
     unsigned high[2], low[2];
   };
@@ -97,17 +110,20 @@ struct Tile<float> {
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(value - __uint_as_float(high)));
 #endif
   }
+  // half: which 8 of 16 columns, those of accumulator 0 or 1
   template <class F>
-  static __device__ __forceinline__ Weight weight(int t, const F& at) {
-    Weight out;
-    split(at(2 * t), out.high[0], out.low[0]);
-    split(at(2 * t + 1), out.high[1], out.low[1]);
+  static __device__ __forceinline__ Weight weight(int t, int half, const F& at) {
+    Weight out{};
+    split(at(4 * t + 2 * half), out.high[0], out.low[0]);
+    split(at(4 * t + 2 * half + 1), out.high[1], out.low[1]);
     return out;
   }
-  static __device__ __forceinline__ Rows rows(const float (&values)[1][4]) {
-    Rows out;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) split(values[0][(i & 1) * 2 + i / 2], out.high[i], out.low[i]);
+  static __device__ __forceinline__ Rows rows(const Quad<float>& low, const Quad<float>& high, int half) {
+    Rows out{};
+    split(half ? low.v[2] : low.v[0], out.high[0], out.low[0]);
+    split(half ? high.v[2] : high.v[0], out.high[1], out.low[1]);
+    split(half ? low.v[3] : low.v[1], out.high[2], out.low[2]);
+    split(half ? high.v[3] : high.v[1], out.high[3], out.low[3]);
     return out;
   }
   static __device__ __forceinline__ void one_product(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
@@ -124,7 +140,7 @@ struct Tile<float> {
   }
 };
 
-// ---- the cell in float32, as fast as the element type allows --------------------------------------------------------
+// ---- the cell in float32, as fast as the element type allows ----
 
 template <class T>
 __device__ __forceinline__ float fast_tanh(float x) {
@@ -150,13 +166,28 @@ __device__ __forceinline__ Gates<float> fast_activate(float a_i, float a_o, floa
   return {open(a_i), open(a_o), a_g > 0 ? a_g : __expf(a_g) - 1.f};
 }
 
-// ---- rows of a warp's 16 rays ---------------------------------------------------------------------------------------
+// ---- 16 rays ----
+
+template <class T, int H>
+struct Group {
+  static constexpr int WARPS = H / UNITS;
+  // Blocks of many groups where they share the weight.
+#ifndef FLOAT_WARPS
+#define FLOAT_WARPS 8
+#endif
+  static constexpr int GROUPS = Tile<T>::IN_REGISTERS ? (WARPS < 4 ? 4 / WARPS : 1) : FLOAT_WARPS / WARPS;
+  static constexpr int THREADS = 32 * WARPS * GROUPS;
+};
+
+__device__ __forceinline__ void wait_for_group(int group, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");
+}
 
 // This lane's two rows: those of rays g and g + 8.
 struct LaneRows {
   int64_t ray[2], first[2];
   int length[2];
-  int longest;  // of the warp's rays
+  int longest;  // of the group's rays
 };
 
 __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t tile, int g) {
@@ -177,225 +208,296 @@ __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t til
   return rows;
 }
 
-// Two neighbouring columns of a row with an even number of them; zero beyond its end.
+// Columns column .. column + 3 of a row; zero beyond its end.
 template <class T>
-__device__ __forceinline__ void load_pair(const T* row, int column, int columns, bool real, float& a, float& b) {
-  a = b = 0.f;
-  if (!real || column >= columns) return;
-  float pair[2];
-  load(row + column, pair);
-  a = pair[0], b = pair[1];
+__device__ __forceinline__ Quad<T> load_quad(const T* row, int column, int columns, bool real) {
+  Quad<T> out{{T(0.f), T(0.f), T(0.f), T(0.f)}};
+  if (!real || column >= columns) return out;
+  if (columns % 4 == 0) return *reinterpret_cast<const Quad<T>*>(row + column);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (column + i < columns) out.v[i] = row[column + i];
+  return out;
 }
 
 template <class T>
-__device__ __forceinline__ void store_pair(T* row, int column, int columns, bool real, float a, float b) {
+__device__ __forceinline__ void store_quad(T* row, int column, int columns, bool real, const float (&values)[4]) {
   if (!real || column >= columns) return;
-  const float pair[2] = {a, b};
-  store(row + column, pair);
+  if (columns % 4 == 0) return store(row + column, values);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (column + i < columns) row[column + i] = T(values[i]);
 }
+
+constexpr int PADDING = 16;  // between rows in shared memory, against bank conflicts
 
 // H and I are the sizes, rounded up to a multiple of 16; what is added is zero and stays zero.
 template <class T, int H, int I>
-__global__ void __launch_bounds__(32 * WARPS) forward_tiles(const LltmArrays<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const LltmArrays<T> a, int64_t tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
-  constexpr int DEPTH = Op::DEPTH, DEPTHS_H = H / DEPTH, DEPTHS_I = I / DEPTH, DEPTHS = DEPTHS_H + DEPTHS_I;
-  constexpr int UNITS = H / 8, GROUPS = DEPTH / 8;
-  constexpr bool AHEAD = sizeof(T) == 2 || H + I < 128;  // whether registers are left for the input of the next step
+  constexpr int PARTS = 16 / Op::DEPTH, QUADS_H = H / 16, QUADS = QUADS_H + I / 16, DEPTHS = QUADS * PARTS;
+  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * 3 * DEPTHS;  // of a warp
   extern __shared__ __align__(16) unsigned char shared[];
-  Weight* weights = reinterpret_cast<Weight*>(shared);  // [unit tile, gate, depth, lane]
-  float* bias = reinterpret_cast<float*>(weights + UNITS * 3 * DEPTHS * 32);  // [gate, H]
+  T* states = reinterpret_cast<T*>(shared);                              // [GROUPS, 2, RAYS, H + PADDING]
+  float* biases = reinterpret_cast<float*>(states + GROUPS * 2 * RAYS * (H + PADDING));  // [3, H]
+  Weight* weights = reinterpret_cast<Weight*>(biases + 3 * H);           // [WARPS, WEIGHTS, 32]
   const int n_state = a.shape.n_state, n_input = a.shape.n_input, columns = n_state + n_input;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
 
-  for (int i = threadIdx.x; i < UNITS * 3 * DEPTHS * 32; i += 32 * WARPS) {
-    const int at_lane = i % 32, depth = i / 32 % DEPTHS, gate = i / 32 / DEPTHS % 3;
-    const int unit = i / 32 / DEPTHS / 3 * 8 + at_lane / 4;
+  auto weight_of = [&](int i) {  // i = (p * 3 + gate) * DEPTHS + d
+    const int d = i % DEPTHS, gate = i / DEPTHS % 3, p = i / DEPTHS / 3, quad = d / PARTS;
+    const int unit = unit0 + column_of(g, p);
     const T* row = a.weight + int64_t(gate * n_state + unit) * columns;
-    weights[i] = Op::weight(at_lane % 4, [&](int k) {
-      const bool is_h = depth < DEPTHS_H;
-      const int column = (is_h ? depth : depth - DEPTHS_H) * DEPTH + k;
+    return Op::weight(t, d % PARTS, [&](int k) {
+      const bool is_h = quad < QUADS_H;
+      const int column = (is_h ? quad : quad - QUADS_H) * 16 + k;
       return unit < n_state && column < (is_h ? n_state : n_input) ? float(row[is_h ? column : n_state + column]) : 0.f;
     });
+  };
+  Weight own[Op::IN_REGISTERS ? WEIGHTS : 1];
+  if constexpr (Op::IN_REGISTERS) {
+#pragma unroll
+    for (int i = 0; i < WEIGHTS; ++i) own[i] = weight_of(i);
+  } else {
+    for (int i = group; i < WEIGHTS; i += GROUPS) weights[(part * WEIGHTS + i) * 32 + lane] = weight_of(i);
   }
-  for (int i = threadIdx.x; i < 3 * H; i += 32 * WARPS)
-    bias[i] = i % H < n_state ? float(a.bias[i / H * n_state + i % H]) : 0.f;
+  for (int i = threadIdx.x; i < 3 * H; i += Group<T, H>::THREADS)
+    biases[i] = i % H < n_state ? float(a.bias[i / H * n_state + i % H]) : 0.f;
   __syncthreads();
 
-  for (int64_t tile = int64_t(blockIdx.x) * WARPS + threadIdx.x / 32; tile < tiles; tile += int64_t(gridDim.x) * WARPS) {
+  T* state = states + group * 2 * RAYS * (H + PADDING);
+  auto place = [&](int buffer, int r) { return state + (buffer * RAYS + g + 8 * r) * (H + PADDING); };
+  const int unit = unit0 + 4 * t;  // the first of this lane's four
+
+  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
     const LaneRows rows = rows_of_lane(a.shape, tile, g);
-    float h[UNITS][4], c[UNITS][4];
+    float c[2][4];
+    int now = 0;
 #pragma unroll
-    for (int j = 0; j < UNITS; ++j)
+    for (int r = 0; r < 2; ++r) {
+      const bool real = rows.ray[r] >= 0;
+      const Quad<T> start = load_quad(a.c0 + rows.ray[r] * n_state, unit, n_state, real);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool real = rows.ray[r] >= 0;
-        load_pair(a.h0 + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, h[j][2 * r], h[j][2 * r + 1]);
-        load_pair(a.c0 + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, c[j][2 * r], c[j][2 * r + 1]);
-      }
-    auto load_input = [&](int step, float (&x)[I / 8][4]) {
+      for (int k = 0; k < 4; ++k) c[r][k] = float(start.v[k]);
+      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) = load_quad(a.h0 + rows.ray[r] * n_state, unit, n_state, real);
+    }
+    Quad<T> x[I / 16][2];
+    auto load_input = [&](int step) {
 #pragma unroll
-      for (int j = 0; j < I / 8; ++j)
+      for (int i = 0; i < I / 16; ++i)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          load_pair(a.input + (rows.first[r] + step) * n_input, 8 * j + 2 * t, n_input, step < rows.length[r], x[j][2 * r],
-                    x[j][2 * r + 1]);
+          x[i][r] = load_quad(a.input + (rows.first[r] + step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
     };
-    float x[I / 8][4];
-    if (AHEAD) load_input(0, x);
+    if (Op::IN_REGISTERS) load_input(0);
+    wait_for_group(group, 32 * WARPS);
     for (int step = 0; step < rows.longest; ++step) {
-      if (!AHEAD) load_input(step, x);
-      typename Op::Rows in[DEPTHS];
+      if (!Op::IN_REGISTERS) load_input(step);
+      float sum[3][2][4];
 #pragma unroll
-      for (int d = 0; d < DEPTHS; ++d) {
-        float values[GROUPS][4];
-#pragma unroll
-        for (int i = 0; i < GROUPS; ++i)
-#pragma unroll
-          for (int k = 0; k < 4; ++k) values[i][k] = d < DEPTHS_H ? h[d * GROUPS + i][k] : x[(d - DEPTHS_H) * GROUPS + i][k];
-        in[d] = Op::rows(values);
-      }
-      if (AHEAD) load_input(step + 1, x);  // arrives while this step is computed
-#pragma unroll
-      for (int j = 0; j < UNITS; ++j) {
-        float gates[3][4];
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-          const float2 start = *reinterpret_cast<const float2*>(bias + gate * H + 8 * j + 2 * t);
-          gates[gate][0] = gates[gate][2] = start.x;
-          gates[gate][1] = gates[gate][3] = start.y;
-        }
-#pragma unroll
-        for (int d = 0; d < DEPTHS; ++d)
-#pragma unroll
-          for (int gate = 0; gate < 3; ++gate) Op::product(gates[gate], in[d], weights[((j * 3 + gate) * DEPTHS + d) * 32 + lane]);
-        float act[3][4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const Gates<float> unit = fast_activate<T>(gates[0][k], gates[1][k], gates[2][k]);
-          const bool active = step < rows.length[k / 2];
-          const float c_new = c[j][k] + unit.g * unit.i;
-          c[j][k] = active ? c_new : c[j][k];
-          h[j][k] = active ? fast_tanh<T>(c_new) * unit.o : h[j][k];
-          act[0][k] = unit.i, act[1][k] = unit.o, act[2][k] = unit.g;
-        }
+      for (int gate = 0; gate < 3; ++gate) {
+        const float4 start = *reinterpret_cast<const float4*>(biases + gate * H + unit);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const int64_t n = rows.first[r] + step;
-          const bool active = step < rows.length[r];
-          store_pair(a.h + n * n_state, 8 * j + 2 * t, n_state, active, h[j][2 * r], h[j][2 * r + 1]);
-          if (!a.activated) continue;
-          store_pair(a.c + n * n_state, 8 * j + 2 * t, n_state, active, c[j][2 * r], c[j][2 * r + 1]);
-#pragma unroll
-          for (int gate = 0; gate < 3; ++gate)
-            store_pair(a.activated + (3 * n + gate) * n_state, 8 * j + 2 * t, n_state, active, act[gate][2 * r], act[gate][2 * r + 1]);
+          sum[gate][0][2 * r] = start.x, sum[gate][0][2 * r + 1] = start.y;
+          sum[gate][1][2 * r] = start.z, sum[gate][1][2 * r + 1] = start.w;
         }
       }
-    }
+      auto add_products = [&](int quad, const Quad<T>& low, const Quad<T>& high) {
 #pragma unroll
-    for (int j = 0; j < UNITS; ++j)
+        for (int half = 0; half < PARTS; ++half) {
+          const typename Op::Rows in = Op::rows(low, high, half);
+          const int d = quad * PARTS + half;
+#pragma unroll
+          for (int p = 0; p < 2; ++p)
+#pragma unroll
+            for (int gate = 0; gate < 3; ++gate) {
+              const int i = (p * 3 + gate) * DEPTHS + d;
+              if constexpr (Op::IN_REGISTERS)
+                Op::product(sum[gate][p], in, own[i]);
+              else
+                Op::product(sum[gate][p], in, weights[(part * WEIGHTS + i) * 32 + lane]);
+            }
+        }
+      };
+#pragma unroll
+      for (int quad = 0; quad < QUADS_H; ++quad)
+        add_products(quad, *reinterpret_cast<const Quad<T>*>(place(now, 0) + 16 * quad + 4 * t),
+                     *reinterpret_cast<const Quad<T>*>(place(now, 1) + 16 * quad + 4 * t));
+#pragma unroll
+      for (int i = 0; i < I / 16; ++i) add_products(QUADS_H + i, x[i][0], x[i][1]);
+      if (Op::IN_REGISTERS) load_input(step + 1);  // arrives while this step is computed
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const bool real = rows.ray[r] >= 0;
-        store_pair(a.h_n + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, h[j][2 * r], h[j][2 * r + 1]);
-        store_pair(a.c_n + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, c[j][2 * r], c[j][2 * r + 1]);
+        const bool active = step < rows.length[r];
+        const int64_t n = rows.first[r] + step;
+        float h[4], act[3][4];
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const int e = 2 * r + k % 2;
+          const Gates<float> gates = fast_activate<T>(sum[0][k / 2][e], sum[1][k / 2][e], sum[2][k / 2][e]);
+          if (active) c[r][k] += gates.g * gates.i;
+          h[k] = fast_tanh<T>(c[r][k]) * gates.o;
+          act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
+        }
+        T* next = place(now ^ 1, r) + unit;
+        if (active)
+          store(next, h);
+        else
+          *reinterpret_cast<Quad<T>*>(next) = *reinterpret_cast<const Quad<T>*>(place(now, r) + unit);
+        store_quad(a.h + n * n_state, unit, n_state, active, h);
+        if (!a.activated) continue;
+        store_quad(a.c + n * n_state, unit, n_state, active, c[r]);
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate)
+          store_quad(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);
       }
+      now ^= 1;
+      wait_for_group(group, 32 * WARPS);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool real = rows.ray[r] >= 0;
+      float h[4];
+      load(place(now, r) + unit, h);
+      store_quad(a.h_n + rows.ray[r] * n_state, unit, n_state, real, h);
+      store_quad(a.c_n + rows.ray[r] * n_state, unit, n_state, real, c[r]);
+    }
   }
 }
 
 template <class T, int H>
-__global__ void __launch_bounds__(32 * WARPS) backward_tiles(const LltmGradients<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const LltmGradients<T> a, int64_t tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
-  constexpr int DEPTH = Op::DEPTH, GROUPS = DEPTH / 8, DEPTHS = H / DEPTH, UNITS = H / 8;
+  constexpr int PARTS = 16 / Op::DEPTH, QUADS = 3 * H / 16, DEPTHS = QUADS * PARTS;
+  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * DEPTHS, ROW = 3 * H + PADDING;
   extern __shared__ __align__(16) unsigned char shared[];
-  Weight* weights = reinterpret_cast<Weight*>(shared);  // [gate, depth of units, unit tile, lane]
+  T* grads = reinterpret_cast<T*>(shared);  // [GROUPS, 2, RAYS, ROW], of the gates
+  Weight* weights = reinterpret_cast<Weight*>(grads + GROUPS * 2 * RAYS * ROW);
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
 
-  for (int i = threadIdx.x; i < 3 * DEPTHS * UNITS * 32; i += 32 * WARPS) {
-    const int at_lane = i % 32, to = i / 32 % UNITS * 8 + at_lane / 4, depth = i / 32 / UNITS % DEPTHS;
-    const int gate = i / 32 / UNITS / DEPTHS;
-    weights[i] = Op::weight(at_lane % 4, [&](int k) {
-      const int unit = depth * DEPTH + k;
-      return unit < n_state && to < n_state ? float(a.weight[int64_t(gate * n_state + unit) * columns + to]) : 0.f;
+  auto weight_of = [&](int i) {  // i = p * DEPTHS + d
+    const int d = i % DEPTHS, p = i / DEPTHS, to = unit0 + column_of(g, p);
+    return Op::weight(t, d % PARTS, [&](int k) {
+      const int at = d / PARTS * 16 + k, gate = at / H, from = at % H;
+      return from < n_state && to < n_state ? float(a.weight[int64_t(gate * n_state + from) * columns + to]) : 0.f;
     });
-  }
-  __syncthreads();
-
-  for (int64_t tile = int64_t(blockIdx.x) * WARPS + threadIdx.x / 32; tile < tiles; tile += int64_t(gridDim.x) * WARPS) {
-    const LaneRows rows = rows_of_lane(a.shape, tile, g);
-    float grad_h[UNITS][4], grad_c[UNITS][4];
+  };
+  Weight own[Op::IN_REGISTERS ? WEIGHTS : 1];
+  if constexpr (Op::IN_REGISTERS) {
 #pragma unroll
-    for (int j = 0; j < UNITS; ++j)
+    for (int i = 0; i < WEIGHTS; ++i) own[i] = weight_of(i);
+  } else {
+    for (int i = group; i < WEIGHTS; i += GROUPS) weights[(part * WEIGHTS + i) * 32 + lane] = weight_of(i);
+    __syncthreads();
+  }
+  T* grad_rows = grads + group * 2 * RAYS * ROW;
+  float bias[3][4] = {};
+  auto place = [&](int buffer, int r) { return grad_rows + (buffer * RAYS + g + 8 * r) * ROW; };
+  const int unit = unit0 + 4 * t;
+
+  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
+    const LaneRows rows = rows_of_lane(a.shape, tile, g);
+    float grad_h[2][4], grad_c[2][4];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool real = rows.ray[r] >= 0;
+      const Quad<T> from_h = load_quad(a.h_n + rows.ray[r] * n_state, unit, n_state, real);
+      const Quad<T> from_c = load_quad(a.c_n + rows.ray[r] * n_state, unit, n_state, real);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) grad_h[r][k] = float(from_h.v[k]), grad_c[r][k] = float(from_c.v[k]);
+    }
+    struct Sample {
+      Quad<T> act[3], c, grad_h;
+    } sample[2];
+    auto load_sample = [&](int step) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const bool real = rows.ray[r] >= 0;
-        load_pair(a.h_n + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, grad_h[j][2 * r], grad_h[j][2 * r + 1]);
-        load_pair(a.c_n + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, grad_c[j][2 * r], grad_c[j][2 * r + 1]);
+        const bool active = step >= 0 && step < rows.length[r];
+        const int64_t n = rows.first[r] + step;
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate)
+          sample[r].act[gate] = load_quad(a.activated + (3 * n + gate) * n_state, unit, n_state, active);
+        sample[r].c = load_quad(a.c + n * n_state, unit, n_state, active);
+        sample[r].grad_h = load_quad(a.h + n * n_state, unit, n_state, active);
       }
+    };
+    int now = 0;
+    if (Op::IN_REGISTERS) load_sample(rows.longest - 1);
     for (int step = rows.longest - 1; step >= 0; --step) {
-      float before[UNITS][4];  // gradient of the state before this step
+      if (!Op::IN_REGISTERS) load_sample(step);
 #pragma unroll
-      for (int j = 0; j < UNITS; ++j)
+      for (int r = 0; r < 2; ++r) {
+        const bool active = step < rows.length[r];
+        float grad[3][4];
 #pragma unroll
-        for (int k = 0; k < 4; ++k) before[j][k] = 0.f;
+        for (int k = 0; k < 4; ++k) {
+          const float i = float(sample[r].act[0].v[k]), o = float(sample[r].act[1].v[k]), gate_g = float(sample[r].act[2].v[k]);
+          const float dh = grad_h[r][k] + float(sample[r].grad_h.v[k]), tanh_c = fast_tanh<T>(float(sample[r].c.v[k]));
+          const float dc = grad_c[r][k] + dh * o * (1.f - tanh_c * tanh_c);
+          grad[0][k] = active ? dc * gate_g * i * (1.f - i) : 0.f;
+          grad[1][k] = active ? dh * tanh_c * o * (1.f - o) : 0.f;
+          grad[2][k] = active ? dc * i * (gate_g > 0 ? 1.f : gate_g + 1.f) : 0.f;
+          grad_c[r][k] = active ? dc : grad_c[r][k];
+        }
+        const int64_t n = rows.first[r] + step;
 #pragma unroll
-      for (int d = 0; d < DEPTHS; ++d) {
-        float grad[3][GROUPS][4];
+        for (int gate = 0; gate < 3; ++gate) {
 #pragma unroll
-        for (int i = 0; i < GROUPS; ++i) {
-          const int j = d * GROUPS + i;
+          for (int k = 0; k < 4; ++k) bias[gate][k] += grad[gate][k];
+          store(place(now, r) + gate * H + unit, grad[gate]);
+          store_quad(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
+        }
+      }
+      if (Op::IN_REGISTERS) load_sample(step - 1);  // arrives while this step is computed
+      wait_for_group(group, 32 * WARPS);
+      float before[2][4] = {};  // gradient of the state before this step
 #pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const bool active = step < rows.length[r];
-            const int64_t n = rows.first[r] + step;
-            const int column = 8 * j + 2 * t;
-            float act[3][2], c[2], from[2];
-            load_pair(a.c + n * n_state, column, n_state, active, c[0], c[1]);
-            load_pair(a.h + n * n_state, column, n_state, active, from[0], from[1]);
+      for (int quad = 0; quad < QUADS; ++quad)
 #pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
-              load_pair(a.activated + (3 * n + gate) * n_state, column, n_state, active, act[gate][0], act[gate][1]);
+        for (int half = 0; half < PARTS; ++half) {
+          const typename Op::Rows in = Op::rows(*reinterpret_cast<const Quad<T>*>(place(now, 0) + 16 * quad + 4 * t),
+                                                *reinterpret_cast<const Quad<T>*>(place(now, 1) + 16 * quad + 4 * t), half);
 #pragma unroll
-            for (int p = 0; p < 2; ++p) {
-              const int k = 2 * r + p;
-              const float dh = grad_h[j][k] + from[p], tanh_c = fast_tanh<T>(c[p]);
-              const float dc = grad_c[j][k] + dh * act[1][p] * (1.f - tanh_c * tanh_c);
-              grad[0][i][k] = active ? dc * act[2][p] * act[0][p] * (1.f - act[0][p]) : 0.f;
-              grad[1][i][k] = active ? dh * tanh_c * act[1][p] * (1.f - act[1][p]) : 0.f;
-              grad[2][i][k] = active ? dc * act[0][p] * (act[2][p] > 0 ? 1.f : act[2][p] + 1.f) : 0.f;
-              grad_c[j][k] = active ? dc : grad_c[j][k];
-            }
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate)
-              store_pair(a.gates + (3 * n + gate) * n_state, column, n_state, active, grad[gate][i][2 * r], grad[gate][i][2 * r + 1]);
+          for (int p = 0; p < 2; ++p) {
+            const int i = p * DEPTHS + quad * PARTS + half;
+            if constexpr (Op::IN_REGISTERS)
+              Op::product(before[p], in, own[i]);
+            else
+              Op::product(before[p], in, weights[(part * WEIGHTS + i) * 32 + lane]);
           }
         }
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-          const typename Op::Rows in = Op::rows(grad[gate]);
+      for (int r = 0; r < 2; ++r)
 #pragma unroll
-          for (int j = 0; j < UNITS; ++j) Op::product(before[j], in, weights[((gate * DEPTHS + d) * UNITS + j) * 32 + lane]);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < UNITS; ++j)
-#pragma unroll
-        for (int k = 0; k < 4; ++k) grad_h[j][k] = step < rows.length[k / 2] ? before[j][k] : grad_h[j][k];
+        for (int k = 0; k < 4; ++k) grad_h[r][k] = step < rows.length[r] ? before[k / 2][2 * r + k % 2] : grad_h[r][k];
+      now ^= 1;
     }
 #pragma unroll
-    for (int j = 0; j < UNITS; ++j)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool real = rows.ray[r] >= 0;
-        store_pair(a.h0 + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, grad_h[j][2 * r], grad_h[j][2 * r + 1]);
-        store_pair(a.c0 + rows.ray[r] * n_state, 8 * j + 2 * t, n_state, real, grad_c[j][2 * r], grad_c[j][2 * r + 1]);
-      }
+    for (int r = 0; r < 2; ++r) {
+      const bool real = rows.ray[r] >= 0;
+      store_quad(a.h0 + rows.ray[r] * n_state, unit, n_state, real, grad_h[r]);
+      store_quad(a.c0 + rows.ray[r] * n_state, unit, n_state, real, grad_c[r]);
+    }
+    wait_for_group(group, 32 * WARPS);
   }
+  float* bias_row = a.bias + (int64_t(blockIdx.x) * GROUPS + group) * 3 * n_state;
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float sum = bias[gate][k];
+      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+      if (g == 0 && unit + k < n_state) bias_row[gate * n_state + unit + k] = sum;
+    }
 }
 
-// ---- any size and type: a warp a ray ----------------------------------------------------------------------------------
+// ---- any size and type: a warp a ray ----
 
 template <class T>
 __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
@@ -440,6 +542,7 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int H = a.shape.n_state, columns = H + a.shape.n_input, lane = threadIdx.x;
   A *grad_h = reinterpret_cast<A*>(shared), *grad_c = grad_h + H, *grad_gates = grad_c + H;
+  A* bias = a.bias + int64_t(blockIdx.x) * 3 * H;
   for (int64_t ray = blockIdx.x; ray < a.shape.n_rays; ray += gridDim.x) {
     for (int j = lane; j < H; j += 32) grad_h[j] = A(a.h_n[ray * H + j]), grad_c[j] = A(a.c_n[ray * H + j]);
     for (int64_t n = a.shape.ray_offsets[ray + 1] - 1; n >= a.shape.ray_offsets[ray]; --n) {
@@ -449,6 +552,7 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
         Gates<A> grad;
         grad_c[j] = activate_bwd(gate, A(a.c[n * H + j]), grad_h[j] + A(a.h[n * H + j]), grad_c[j], grad);
         grad_gates[j] = grad.i, grad_gates[H + j] = grad.o, grad_gates[2 * H + j] = grad.g;
+        bias[j] += grad.i, bias[H + j] += grad.o, bias[2 * H + j] += grad.g;
         T* to = a.gates + 3 * n * H + j;
         to[0] = T(grad.i), to[H] = T(grad.o), to[2 * H] = T(grad.g);
       }
@@ -465,7 +569,7 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
   }
 }
 
-// ---- launching ----------------------------------------------------------------------------------------------------------
+// ---- launching ----
 
 struct Gpu {
   int major, processors, shared_bytes;
@@ -484,7 +588,7 @@ Gpu current_gpu() {
 int padded(int n) { return n <= 16 ? 16 : n <= 32 ? 32 : 64; }
 
 bool fits_tiles(const LltmShape& s) {
-  return s.n_state % 2 == 0 && s.n_input % 2 == 0 && s.n_state <= WIDEST_STATE && s.n_input <= WIDEST_INPUT && s.n_input > 0;
+  return s.n_state <= WIDEST_STATE && s.n_input <= WIDEST_INPUT && s.n_input > 0;
 }
 
 // Calls f with a constant.
@@ -498,16 +602,17 @@ void with_size(int n, const F& f) {
 }
 
 // False if the kernel needs more shared memory than there is.
-template <class Kernel, class Arrays>
+template <class Size, class Kernel, class Arrays>
 bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu& gpu, cudaStream_t stream) {
   if (shared > size_t(gpu.shared_bytes)) return false;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
   int blocks = 0;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * WARPS, shared);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Size::THREADS, shared);
   if (blocks == 0) return false;
   const int64_t tiles = (arrays.shape.n_rays + RAYS - 1) / RAYS;
-  const int64_t grid = std::min<int64_t>((tiles + WARPS - 1) / WARPS, int64_t(blocks) * gpu.processors);
-  kernel<<<unsigned(grid), 32 * WARPS, shared, stream>>>(arrays, tiles);
+  const int64_t resident = std::min<int64_t>(int64_t(blocks) * gpu.processors, BIAS_PARTS / Size::GROUPS);
+  const int64_t grid = std::min<int64_t>((tiles + Size::GROUPS - 1) / Size::GROUPS, resident);
+  kernel<<<unsigned(grid), Size::THREADS, shared, stream>>>(arrays, tiles);
   return true;
 }
 
@@ -519,8 +624,10 @@ bool forward_with_tiles(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t str
     with_size(a.shape.n_state, [&](auto state) {
       with_size(a.shape.n_input, [&](auto input) {
         constexpr int H = state.value, I = input.value;
-        const size_t shared = size_t(H / 8) * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight) + 3 * H * sizeof(float);
-        done = launch_tiles(forward_tiles<T, H, I>, a, shared, gpu, stream);
+        using Size = Group<T, H>;
+        size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (H + PADDING) * sizeof(T) + 3 * H * sizeof(float);
+        if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+        done = launch_tiles<Size>(forward_tiles<T, H, I>, a, shared, gpu, stream);
       });
     });
   }
@@ -534,8 +641,10 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
     using Op = Tile<T>;
     with_size(a.shape.n_state, [&](auto state) {
       constexpr int H = state.value;
-      const size_t shared = size_t(3) * (H / Op::DEPTH) * (H / 8) * 32 * sizeof(typename Op::Weight);
-      done = launch_tiles(backward_tiles<T, H>, a, shared, gpu, stream);
+      using Size = Group<T, H>;
+      size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (3 * H + PADDING) * sizeof(T);
+      if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+      done = launch_tiles<Size>(backward_tiles<T, H>, a, shared, gpu, stream);
     });
   }
   return done;
@@ -544,7 +653,7 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
 template <class Kernel, class Arrays>
 void launch_rays(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu&, cudaStream_t stream) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-  kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, 1 << 20)), 32, shared, stream>>>(arrays);
+  kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, BIAS_PARTS)), 32, shared, stream>>>(arrays);
 }
 
 }  // namespace
@@ -557,26 +666,26 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
                           (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        s};
-    const size_t pair = 2 * sizeof(T);
-    const bool pairs = aligned(input, pair) && aligned(h0, pair) && aligned(c0, pair);
-    if (gpu.major >= 8 && pairs && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+    const size_t quad = 4 * sizeof(T);
+    const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
+    if (gpu.major >= 8 && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
     launch_rays(forward_ray<T>, a, size_t(3 * s.n_state + s.n_input) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
 }
 
 Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
-                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, const LltmShape& s,
-                Stream stream) {
+                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
+                const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
-                             (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      s};
-    const size_t pair = 2 * sizeof(T);
-    const bool pairs = aligned(grad_h, pair) && aligned(grad_h_n, pair) && aligned(grad_c_n, pair);
-    if (gpu.major >= 8 && pairs && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+                             (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
+    const size_t quad = 4 * sizeof(T);
+    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
+    if (gpu.major >= 8 && quads && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
     launch_rays(backward_ray<T>, a, size_t(5) * s.n_state * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();

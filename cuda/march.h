@@ -24,12 +24,21 @@ struct MarchLimits {
 
 HD int64_t place_in(const int cell[3], const int size[3]) { return (int64_t(cell[0]) * size[1] + cell[1]) * size[2] + cell[2]; }
 
-// Calls emit(k, t) for the intervals k with their middle t in an occupied cell, near to far.
-template <class P, class F>
-HD void march_ray(const P* origin, const P* direction, const P* box, P jitter, bool jittered, const MarchGrid& grid,
-                  const MarchLimits& limits, const F& emit) {
+// A ray in units of cells, and the middles of its intervals: start + k step while before leave.
+template <class P>
+struct GridRay {
+  P o[3], d[3], inverse[3];
+  P start, step, leave;
+
+  HD P middle(int64_t k) const { return start + P(k) * step; }
+};
+
+template <class P>
+HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitter, bool jittered, const MarchGrid& grid,
+                       const MarchLimits& limits) {
   const P tiny = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
-  P enter = P(limits.near), leave = P(limits.far), o[3], d[3], inverse[3];
+  P enter = P(limits.near), leave = P(limits.far);
+  GridRay<P> ray;
   bool moves = false;
   for (int axis = 0; axis < 3; ++axis) {
     const P raw = direction[axis], magnitude = raw < 0 ? -raw : raw;
@@ -40,37 +49,41 @@ HD void march_ray(const P* origin, const P* direction, const P* box, P jitter, b
     enter = first > enter ? first : enter;
     leave = last < leave ? last : leave;
     const P scale = P(grid.cells[axis]) / (box[3 + axis] - box[axis]);
-    o[axis] = (origin[axis] - box[axis]) * scale;
-    d[axis] = raw * scale;
-    inverse[axis] = magnitude < tiny ? P(0) : P(1) / d[axis];
+    ray.o[axis] = (origin[axis] - box[axis]) * scale;
+    ray.d[axis] = raw * scale;
+    ray.inverse[axis] = magnitude < tiny ? P(0) : P(1) / ray.d[axis];
   }
-  if (!moves) return;
-  const P step = P(limits.step);
-  const P start = jittered ? enter + (jitter + P(0.5)) * step : enter + step / P(2);
-  for (int64_t k = 0;; ++k) {
-    const P t = start + P(k) * step;
-    if (!(t < leave)) return;
-    int cell[3], block[3];
-    for (int axis = 0; axis < 3; ++axis) {
-      const int at = int(o[axis] + d[axis] * t);
-      cell[axis] = at < 0 ? 0 : at > grid.cells[axis] - 1 ? grid.cells[axis] - 1 : at;
-      block[axis] = cell[axis] / COARSE;
-    }
-    if (grid.any[place_in(block, grid.coarse)]) {
-      if (grid.occupancy[place_in(cell, grid.cells)]) emit(k, t);
-      continue;
-    }
-    // Nothing in this coarse cell: on to the last interval that is in it for sure, whatever the rounding.
-    P out = leave;
-    for (int axis = 0; axis < 3; ++axis) {
-      if (inverse[axis] == 0) continue;
-      const P wall = P((block[axis] + (d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - o[axis]) * inverse[axis];
-      out = crossed < out ? crossed : out;
-    }
-    const P ahead = (out - start) / step;
-    const int64_t reached = int64_t(ahead * P(0.99999) - P(1.01));
-    k = reached > k ? reached : k;
+  ray.step = P(limits.step);
+  ray.start = jittered ? enter + (jitter + P(0.5)) * ray.step : enter + ray.step / P(2);
+  ray.leave = moves ? leave : ray.start;  // a ray without direction has no samples
+  return ray;
+}
+
+struct MarchCell {
+  int cell[3], block[3];
+};
+
+template <class P>
+HD MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
+  MarchCell at;
+  for (int axis = 0; axis < 3; ++axis) {
+    const int i = int(ray.o[axis] + ray.d[axis] * t);
+    at.cell[axis] = i < 0 ? 0 : i > grid.cells[axis] - 1 ? grid.cells[axis] - 1 : i;
+    at.block[axis] = at.cell[axis] / COARSE;
   }
+  return at;
+}
+
+// The last interval that is in the block for sure, whatever the rounding.
+template <class P>
+HD int64_t last_in_block(const GridRay<P>& ray, const int block[3]) {
+  P out = ray.leave;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (ray.inverse[axis] == 0) continue;
+    const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - ray.o[axis]) * ray.inverse[axis];
+    out = crossed < out ? crossed : out;
+  }
+  return int64_t((out - ray.start) / ray.step * P(0.99999) - P(1.01));
 }
 
 struct MarchArguments {

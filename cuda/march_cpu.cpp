@@ -9,11 +9,27 @@ namespace {
 
 constexpr int64_t GRAIN = 64;  // rays that are worth a thread
 
+// Calls emit(t) for the middles that are in occupied cells, near to far.
 template <class P, class F>
-void march_one(const MarchArguments& in, int64_t ray, const F& emit) {
+void march_one(const MarchArguments& in, int64_t index, const F& emit) {
   const P* jitter = (const P*)in.jitter;
-  march_ray((const P*)in.origins + 3 * ray, (const P*)in.directions + 3 * ray, (const P*)in.box,
-            jitter ? jitter[ray] : P(0), jitter != nullptr, in.grid, in.limits, emit);
+  const GridRay<P> ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
+                                  jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
+  int64_t last_cell = -1;  // neighbouring intervals often share it
+  bool occupied = false;
+  for (int64_t k = 0;; ++k) {
+    const P t = ray.middle(k);
+    if (!(t < ray.leave)) return;
+    const MarchCell at = cell_at(ray, in.grid, t);
+    const int64_t cell = place_in(at.cell, in.grid.cells);
+    if (cell != last_cell) {
+      last_cell = cell;
+      const bool some = in.grid.any[place_in(at.block, in.grid.coarse)];
+      occupied = some && in.grid.occupancy[cell];
+      if (!some) k = std::max(k, last_in_block(ray, at.block));
+    }
+    if (occupied) emit(t);
+  }
 }
 
 template <class F>
@@ -39,7 +55,7 @@ Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, Strea
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end; ++ray) {
         int64_t count = 0;
-        march_one<P>(in, ray, [&](int64_t, P) { ++count; });
+        march_one<P>(in, ray, [&](P) { ++count; });
         counts[ray] = count;
       }
     });
@@ -54,7 +70,7 @@ Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offs
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end; ++ray) {
         int64_t n = ray_offsets[ray];
-        march_one<P>(in, ray, [&](int64_t, P t) {
+        march_one<P>(in, ray, [&](P t) {
           ((P*)t_starts)[n] = t - half;
           ((P*)t_ends)[n++] = t + half;
         });

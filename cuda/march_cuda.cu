@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread a ray, twice: to count its samples, then to write them where the counts say.
+// Eight lanes a ray, which look at neighbouring intervals; twice: to count the samples, then to write them where the
+// counts say.
 
 #include "gpu.cuh"
 #include "march.h"
@@ -7,35 +8,60 @@
 namespace nerfkit {
 namespace {
 
-constexpr int RAY_THREADS = 64;  // small blocks: rays differ in length
+constexpr int LANES = 8;
 
+// Calls emit(whether this lane's interval is a sample, its middle, the samples of the lower lanes, those of all lanes).
 template <class P, class F>
-__device__ __forceinline__ void march_one(const MarchArguments& in, int64_t ray, const F& emit) {
+__device__ __forceinline__ void march_together(const MarchArguments& in, int64_t index, const F& emit) {
+  const int lane = threadIdx.x % LANES, shift = threadIdx.x % 32 / LANES * LANES;
   const P* jitter = (const P*)in.jitter;
-  march_ray((const P*)in.origins + 3 * ray, (const P*)in.directions + 3 * ray, (const P*)in.box,
-            jitter ? jitter[ray] : P(0), jitter != nullptr, in.grid, in.limits, emit);
+  const bool is_ray = index < in.n_rays;
+  GridRay<P> ray{};
+  if (is_ray)
+    ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
+                   jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
+  int64_t base = 0;
+  while (true) {
+    const P t = ray.middle(base + lane);
+    const bool inside = is_ray && t < ray.leave;
+    if (!__any_sync(ALL_LANES, inside)) return;
+    MarchCell at{};
+    bool some = false, occupied = false;
+    if (inside) {
+      at = cell_at(ray, in.grid, t);
+      some = in.grid.any[place_in(at.block, in.grid.coarse)];
+      occupied = in.grid.occupancy[place_in(at.cell, in.grid.cells)];  // not to wait for one before the other
+    }
+    constexpr unsigned MINE = (1u << LANES) - 1;
+    const unsigned samples = __ballot_sync(ALL_LANES, occupied) >> shift & MINE;
+    emit(occupied, t, __popc(samples & ((1u << lane) - 1)), __popc(samples));
+    const bool nothing = (__ballot_sync(ALL_LANES, some) >> shift & MINE) == 0;
+    int64_t next = base + LANES;
+    if (nothing && inside) {
+      const int64_t reached = last_in_block(ray, at.block) + 1;
+      next = reached > next ? reached : next;
+    }
+    base = __shfl_sync(ALL_LANES, next, LANES - 1, LANES);  // all lanes before the last have nothing
+  }
 }
 
 template <class P>
-__global__ void __launch_bounds__(RAY_THREADS) count(MarchArguments in, int64_t* __restrict__ counts) {
-  const int64_t ray = int64_t(blockIdx.x) * RAY_THREADS + threadIdx.x;
-  if (ray >= in.n_rays) return;
+__global__ void __launch_bounds__(THREADS) count(MarchArguments in, int64_t* __restrict__ counts) {
+  const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   int64_t count = 0;
-  march_one<P>(in, ray, [&](int64_t, P) { ++count; });
-  counts[ray] = count;
+  march_together<P>(in, ray, [&](bool, P, int, int all) { count += all; });
+  if (ray < in.n_rays && threadIdx.x % LANES == 0) counts[ray] = count;
 }
 
 template <class P>
-__global__ void __launch_bounds__(RAY_THREADS)
+__global__ void __launch_bounds__(THREADS)
     fill(MarchArguments in, const int64_t* __restrict__ ray_offsets, P* __restrict__ t_starts, P* __restrict__ t_ends) {
-  const int64_t ray = int64_t(blockIdx.x) * RAY_THREADS + threadIdx.x;
-  if (ray >= in.n_rays) return;
+  const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const P half = P(in.limits.step / 2);
-  int64_t n = ray_offsets[ray];
-  if (n == ray_offsets[ray + 1]) return;
-  march_one<P>(in, ray, [&](int64_t, P t) {
-    t_starts[n] = t - half;
-    t_ends[n++] = t + half;
+  int64_t n = ray < in.n_rays ? ray_offsets[ray] : 0;
+  march_together<P>(in, ray, [&](bool sample, P t, int before, int all) {
+    if (sample) t_starts[n + before] = t - half, t_ends[n + before] = t + half;
+    n += all;
   });
 }
 
@@ -67,18 +93,18 @@ Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream
 Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, Stream stream) {
   if (in.n_rays == 0) return 0;
   auto kernel = dtype == DType::f64 ? count<double> : count<float>;
-  kernel<<<blocks_for(in.n_rays, RAY_THREADS), RAY_THREADS, 0, (cudaStream_t)stream>>>(in, counts);
+  kernel<<<blocks_for(in.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(in, counts);
   return launched();
 }
 
 Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, void* t_starts, void* t_ends,
                   Stream stream) {
   if (in.n_rays == 0) return 0;
-  const unsigned blocks = blocks_for(in.n_rays, RAY_THREADS);
+  const unsigned blocks = blocks_for(in.n_rays * LANES);
   if (dtype == DType::f64)
-    fill<<<blocks, RAY_THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (double*)t_starts, (double*)t_ends);
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (double*)t_starts, (double*)t_ends);
   else
-    fill<<<blocks, RAY_THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (float*)t_starts, (float*)t_ends);
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (float*)t_starts, (float*)t_ends);
   return launched();
 }
 

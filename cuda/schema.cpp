@@ -25,11 +25,17 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_lltm_cell(Tensor gates, Tensor c) -> (Tensor, Tensor, Tensor)");
   m.def("_lltm_cell_bwd(Tensor grad_h, Tensor grad_c, Tensor gates, Tensor c_new) -> (Tensor, Tensor)");
 
+  // The whole cell, on a GPU, for a batch that is too small to be worth a matrix product of its own.
+  m.def("_lltm_cell_small(Tensor input, Tensor h, Tensor c, Tensor weight, Tensor bias) -> (Tensor, Tensor, Tensor)");
+  m.def("_lltm_cell_small_bwd(Tensor grad_h, Tensor grad_c, Tensor input, Tensor h, Tensor weight, Tensor gates, "
+        "Tensor c_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+
   // -> h, h_n, c_n and, with save, the activated gates [N, 3H] and c [N, H].
   m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, bool save) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // -> gradients of the gates before activation, of h0 and c0, and parts [P, 3H] of that of the bias.
   m.def("_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor ray_offsets, Tensor weight, Tensor gates, "
-        "Tensor c) -> (Tensor, Tensor, Tensor)");
+        "Tensor c) -> (Tensor, Tensor, Tensor, Tensor)");
 
   // The coarse grid tells whether any cell of a block is occupied; samples are counted, then written.
   m.def("_march_coarse(Tensor occupancy) -> Tensor");

@@ -358,6 +358,7 @@ def march_work(device: str) -> Iterator[Work]:
         under("torch", call),
         "definition",
         parts=("forward", "wall forward"),
+        check=False,  # a middle within rounding of a border may fall on either side; the tests compare in float64
     )
 
 
@@ -442,8 +443,6 @@ def difference(fused: Callable, baseline: Callable) -> float:
     as_tuple = lambda x: (x,) if isinstance(x, Tensor) else x  # noqa: E731
     for got, wanted in zip(as_tuple(fused()), as_tuple(baseline()), strict=True):
         got, wanted = got.detach(), wanted.detach()
-        if got.shape != wanted.shape:  # march at a border
-            continue
         error = float((got.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp(min=1e-12))
         worst = max(worst, error)
         if error > TOLERANCE[got.dtype]:

@@ -19,8 +19,11 @@ HASH_PRIMES = (1, 2654435761, 805459861)
 
 
 def level_entries(resolution: int, max_entries: int) -> int:
-    """Table rows of a level with `resolution` cells a side: all its vertices if they fit, else `max_entries`."""
-    return min((resolution + 1) ** 3, max_entries)
+    """Table rows of a level with `resolution` cells a side: all its vertices if they fit, else `max_entries`.
+
+    The vertices' number is rounded up to a multiple of 8, so that every level begins at a whole cache sector.
+    """
+    return min(-(-((resolution + 1) ** 3) // 8) * 8, max_entries)
 
 
 def grid_encode(

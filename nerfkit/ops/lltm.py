@@ -176,13 +176,13 @@ class _Lltm(torch.autograd.Function):
 
 def _native_gradients(input, ray_offsets, weight, h0, h, gates, c, grad_h, grad_h_n, grad_c_n):
     """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
-    grad_gates, grad_h0, grad_c0 = torch.ops.nerfkit._lltm_bwd(
+    grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
         grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c
     )
     n_state = h0.shape[1]
     before = _state_before(h, ray_offsets, h0)  # [N, H]
     grad_weight = torch.cat([grad_gates.t() @ before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
-    return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h0, grad_c0
+    return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(h.dtype), grad_h0, grad_c0
 
 
 def _state_before(h: Tensor, ray_offsets: Tensor, h0: Tensor) -> Tensor:
@@ -205,6 +205,11 @@ def _(input, ray_offsets, weight, bias, h0, c0, save):
     )
 
 
+BIAS_PARTS = 1024  # of cuda/lltm.h
+
+
 @native.fake("_lltm_bwd")
 def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c):
-    return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape)
+    wide = torch.float64 if gates.dtype == torch.float64 else torch.float32
+    bias = gates.new_empty(BIAS_PARTS if gates.is_cuda else 1, gates.shape[1], dtype=wide)
+    return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias

@@ -66,37 +66,51 @@ def _lltm_cell_torch(input, h, c, weight, bias):
     return c.tanh() * a_o.sigmoid(), c
 
 
+SMALL_BATCH, SMALL_STATE = 64, 512  # up to these, one kernel for all is faster than matrix products between kernels
+
+
 @implements("lltm_cell", "cpp", "cuda")
 def _lltm_cell_native(input, h, c, weight, bias):
     if wants_gradient(input, h, c, weight, bias):
         return _LltmCell.apply(input, h, c, weight, bias)
-    h_new, c_new, _ = torch.ops.nerfkit._lltm_cell(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
-    return h_new, c_new
+    return _forward(input, h, c, weight, bias)[:2]
+
+
+def _is_small(input: Tensor, h: Tensor) -> bool:
+    return input.is_cuda and 0 < input.shape[0] <= SMALL_BATCH and h.shape[1] <= SMALL_STATE
+
+
+def _forward(input, h, c, weight, bias):
+    """New h and c [B, H], and the activated gates [B, 3H]."""
+    if _is_small(input, h):
+        return torch.ops.nerfkit._lltm_cell_small(input, h, c, weight, bias)
+    return torch.ops.nerfkit._lltm_cell(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
 
 
 class _LltmCell(torch.autograd.Function):
-    """The products are PyTorch's; all that is done unit by unit is one kernel each way."""
-
     @staticmethod
     def forward(ctx, input, h, c, weight, bias):
-        joined = torch.cat([h, input], dim=1)  # [B, H+I]
-        h_new, c_new, gates = torch.ops.nerfkit._lltm_cell(F.linear(joined, weight, bias), c)
-        ctx.save_for_backward(input, h, c, weight, bias, joined, gates, c_new)
+        h_new, c_new, gates = _forward(input, h, c, weight, bias)
+        ctx.save_for_backward(input, h, c, weight, bias, gates, c_new)
         return h_new, c_new
 
     @staticmethod
     def backward(ctx, grad_h, grad_c):
-        *arguments, joined, gates, c_new = ctx.saved_tensors
+        *arguments, gates, c_new = ctx.saved_tensors
         if wants_second_derivative():
             return through_definition(_lltm_cell_torch, arguments, ctx.needs_input_grad, [grad_h, grad_c])
-        n_state = c_new.shape[1]
-        weight = arguments[3]
-        grad_gates, grad_c = torch.ops.nerfkit._lltm_cell_bwd(grad_h, grad_c, gates, c_new)  # [B, 3H], [B, H]
-        grad_joined = grad_gates @ weight  # [B, H+I]
-        gradients = (
-            grad_joined[:, n_state:], grad_joined[:, :n_state], grad_c, grad_gates.t() @ joined, grad_gates.sum(0)
-        )  # fmt: skip
-        return only_needed(gradients, ctx.needs_input_grad)
+        return only_needed(_gradients(*arguments, gates, c_new, grad_h, grad_c), ctx.needs_input_grad)
+
+
+def _gradients(input, h, c, weight, bias, gates, c_new, grad_h, grad_c):
+    """Gradients of input, h, c, weight and bias; `gates` [B, 3H] are after activation."""
+    if _is_small(input, h):
+        return torch.ops.nerfkit._lltm_cell_small_bwd(grad_h, grad_c, input, h, weight, gates, c_new)
+    grad_gates, grad_c = torch.ops.nerfkit._lltm_cell_bwd(grad_h, grad_c, gates, c_new)  # [B, 3H], [B, H]
+    joined, n_state = torch.cat([h, input], dim=1), h.shape[1]  # [B, H+I]
+    grad_joined = grad_gates @ weight  # [B, H+I]
+    grad_weight = grad_gates.t() @ joined  # [3H, H+I]
+    return grad_joined[:, n_state:], grad_joined[:, :n_state], grad_c, grad_weight, grad_gates.sum(0)
 
 
 @native.fake("_lltm_cell")
@@ -107,3 +121,14 @@ def _(gates, c):
 @native.fake("_lltm_cell_bwd")
 def _(grad_h, grad_c, gates, c_new):
     return gates.new_empty(gates.shape), c_new.new_empty(c_new.shape)
+
+
+@native.fake("_lltm_cell_small")
+def _(input, h, c, weight, bias):
+    return h.new_empty(h.shape), h.new_empty(h.shape), h.new_empty(h.shape[0], 3 * h.shape[1])
+
+
+@native.fake("_lltm_cell_small_bwd")
+def _(grad_h, grad_c, input, h, weight, gates, c_new):
+    inputs = input.new_empty(input.shape), h.new_empty(h.shape), h.new_empty(h.shape)
+    return *inputs, weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])

@@ -39,7 +39,7 @@ def grid_encode(points, table, resolutions, max_entries):
                 index = (x * (n + 1) + y) * (n + 1) + z if dense else (x ^ y * 2654435761 ^ z * 805459861) % max_entries
                 level[row] += weight * table[start + index]
         levels.append(level)
-        start += min((n + 1) ** 3, max_entries)
+        start += min(-(-((n + 1) ** 3) // 8) * 8, max_entries)
     return (np.concatenate(levels, axis=1),)
 
 
