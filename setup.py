@@ -154,10 +154,13 @@ def jobs() -> int:
 
 
 def run(command: list[str]) -> None:
+    """Run a compiler. What it says of a file that it compiles goes beside the object, as FILE.o.log."""
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:
         raise RuntimeError(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
-    if result.stderr.strip():
+    if command[-1].endswith(".o"):
+        Path(command[-1] + ".log").write_text(result.stderr)
+    if "warning" in result.stderr:
         say(result.stderr.strip())
 
 
@@ -191,10 +194,11 @@ class BuildLibraries(build_ext):
         if source.endswith(".cu"):
             host = "-fPIC,-fvisibility=hidden"
             host_compiler = ["-ccbin", CXX[0]] if "CXX" in os.environ else []
-            flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr"]
+            flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr", "-Xptxas", "-v"]
             return [str(NVCC), *flags, *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
         major, minor = OLDEST_TORCH
-        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
+        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]
+        flags += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
         # Not -ffast-math: it would flush the whole process's denormals to zero.
         flags += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-ffile-prefix-map={ROOT}=nerfkit"]
         flags += [

@@ -30,7 +30,7 @@ def report() -> tuple[list[str], bool]:
     else:
         lines.append(f"device    cpu, {torch.get_num_threads()} threads (no GPU that torch can use)")
     for library in native.libraries():
-        lines.append(f"{library.path.name:<9} {'loaded' if library.loaded else 'not used: ' + library.reason}")
+        lines += _library(library)
     lines.append(f"ffmpeg    {_ffmpeg()}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lines.append(f"ops       on {device}, ops.backend=auto:")
@@ -40,6 +40,23 @@ def report() -> tuple[list[str], bool]:
     works = _trains(device)
     lines.append("verdict   " + (f"training works on {device}" if works is None else f"BROKEN: {works}"))
     return lines, works is None
+
+
+def _library(library: native.Library) -> list[str]:
+    """What loaded, what it was built for and with; what to type where it is missing."""
+    if not library.loaded:
+        return [
+            f"{library.path.name:<9} not used: {library.reason}",
+            f"          {native.how_to_build(library.backend)}",
+        ]
+    info = native.build_info(library.backend)
+    lines = [
+        f"{library.path.name:<9} loaded, for {info['targets']}; {info['compiler']}, headers of torch {info['torch']}"
+    ]
+    if library.backend == "cuda" and torch.cuda.is_available():
+        reasons = [native.why_not_on(index) for index in range(torch.cuda.device_count())]
+        lines += [f"          NOT usable: {reason}. {native.how_to_build('cuda')}" for reason in reasons if reason]
+    return lines
 
 
 def _ffmpeg() -> str:

@@ -126,7 +126,7 @@ def points_along_rays(n: int, device: str, samples: int = 64) -> Tensor:
     return (start + direction * t).flatten(0, 1).frac().abs()
 
 
-def grid_work(device: str) -> Iterator[Work]:
+def grid_encode_work(device: str) -> Iterator[Work]:
     n = 2**20 if device == "cuda" else 2**15
     growth = (4096 / 16) ** (1 / 15)
     resolutions = [round(16 * growth**level) for level in range(16)]
@@ -161,7 +161,7 @@ def grid_work(device: str) -> Iterator[Work]:
 CONV2D = [((8, 64, 256, 256), 3), ((32, 96, 56, 56), 7), ((16, 128, 512, 512), 5)]
 
 
-def conv2d_work(device: str) -> Iterator[Work]:
+def depthwise_conv2d_work(device: str) -> Iterator[Work]:
     shapes = CONV2D if device == "cuda" else [((1, 64, 256, 256), 3), ((4, 96, 56, 56), 7), ((1, 128, 128, 128), 5)]
     for (b, c, h, w), k in shapes:
         for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
@@ -187,7 +187,7 @@ def conv2d_work(device: str) -> Iterator[Work]:
                 )
 
 
-def conv1d_work(device: str) -> Iterator[Work]:
+def depthwise_conv1d_work(device: str) -> Iterator[Work]:
     b = 65536 if device == "cuda" else 2048
     for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
         x = with_gradient(
@@ -364,9 +364,9 @@ def march_work(device: str) -> Iterator[Work]:
 
 WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "trilinear": trilinear_work,
-    "grid_encode": grid_work,
-    "depthwise_conv2d": conv2d_work,
-    "depthwise_conv1d": conv1d_work,
+    "grid_encode": grid_encode_work,
+    "depthwise_conv2d": depthwise_conv2d_work,
+    "depthwise_conv1d": depthwise_conv1d_work,
     "lltm_cell": lltm_cell_work,
     "lltm": lltm_work,
     "composite": composite_work,

@@ -6,8 +6,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-import torch
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 from nerfkit import ops
 from nerfkit.config import Config

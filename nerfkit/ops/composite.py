@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -63,6 +63,7 @@ def composite(
     >>> depth                                                # (0.5*0.5 + 0.25*1.5 + 0.125*2.5) / 0.875
     tensor([1.0714])
     """
+    density, rgb, t_starts, t_ends, background = autocast.cast("composite", density, rgb, t_starts, t_ends, background)
     check_shape("composite", "density", density, ("N",))
     n = density.shape[0]
     check_dtype("composite", "density", density, FLOATS)

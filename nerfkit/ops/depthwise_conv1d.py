@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
@@ -53,6 +53,7 @@ def depthwise_conv1d(
     """
     op = "depthwise_conv1d"
     packed = ray_offsets is not None
+    x, weight, bias = autocast.cast(op, x, weight, bias)
     check_shape(op, "x", x, ("N", "C") if packed else ("B", "C", "L"))
     check_dtype(op, "x", x, FLOATS)
     check_shape(op, "weight", weight, (x.shape[1], "k"))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -48,6 +48,7 @@ def depthwise_conv2d(
     >>> depthwise_conv2d(x, torch.tensor([[[[1.0, 0.0, -1.0]]]]), padding=(0, 1))       # 0 - 2, 1 - 4, 2 - 0
     tensor([[[[-2., -3.,  2.]]]])
     """
+    x, weight, bias = autocast.cast("depthwise_conv2d", x, weight, bias)
     check_shape("depthwise_conv2d", "x", x, ("B", "C", "H", "W"))
     check_dtype("depthwise_conv2d", "x", x, FLOATS)
     channels = x.shape[1]

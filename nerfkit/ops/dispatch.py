@@ -75,30 +75,40 @@ def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
         raise BackendError(f"unknown backend {choice!r} for {op}; choose one of {', '.join(CHOICES)}")
     if choice == "torch":
         return Resolved("torch", "asked for")
+    kind = device.partition(":")[0]
     if choice == "auto":
-        fused = next((b for b, d in DEVICE_OF.items() if d == device), None)
+        fused = next((b for b, d in DEVICE_OF.items() if d == kind), None)
         if fused is None:
-            return Resolved("torch", f"no fused backend for {device} tensors")
-        if (op, fused) in _implementations:
-            return Resolved(fused, "built")
-        return Resolved("torch", f"{fused} not built")
+            return Resolved("torch", f"no fused backend for {kind} tensors")
+        if (op, fused) not in _implementations:
+            return Resolved("torch", f"{fused} not built")
+        unfit = native.why_not_on(_gpu_index(device)) if fused == "cuda" else None
+        return Resolved("torch", f"cuda is {unfit}") if unfit else Resolved(fused, "built")
     if (op, choice) not in _implementations:
         raise BackendError(
             f"{op}: backend {choice!r} was asked for but is not built ({native.why_missing(choice)}); "
             f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} "
             "Or use ops.backend=auto."
         )
-    if DEVICE_OF[choice] != device:
+    if DEVICE_OF[choice] != kind:
         raise BackendError(
-            f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {device} tensors; "
+            f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {kind} tensors; "
             "move the tensors, or use ops.backend=auto"
         )
+    unfit = native.why_not_on(_gpu_index(device)) if choice == "cuda" else None
+    if unfit:
+        raise BackendError(f"{op}: backend 'cuda' is {unfit}. {native.how_to_build('cuda')} Or use ops.backend=torch.")
     return Resolved(choice, "asked for")
+
+
+def _gpu_index(device: str) -> int:
+    index = device.partition(":")[2]
+    return int(index) if index else torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 def implementation(op: str, tensor: Tensor) -> Callable:
     """The function that runs `op` on `tensor` under the backend in force."""
-    return _implementations[op, resolve(op, tensor.device.type, _choice[op]).backend]
+    return _implementations[op, resolve(op, str(tensor.device), _choice[op]).backend]
 
 
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:
@@ -125,5 +135,4 @@ def backend(default: str = "auto", overrides: dict[str, str] | None = None) -> I
 
 def resolved(device: torch.device | str) -> dict[str, Resolved]:
     """The backend of every op on `device` under the choice in force; raises if one cannot run."""
-    kind = torch.device(device).type
-    return {op: resolve(op, kind, _choice[op]) for op in OPS}
+    return {op: resolve(op, str(torch.device(device)), _choice[op]) for op in OPS}

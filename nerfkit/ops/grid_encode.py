@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -62,6 +62,7 @@ def grid_encode(
     >>> [grid_encode(torch.tensor([[x, 1.0, 0.0]]), table, [1], 8).item() for x in (0.0, 0.5, 1.0)]
     [2.0, 4.0, 6.0]
     """
+    (points,) = autocast.cast("grid_encode", points)
     check_shape("grid_encode", "points", points, ("N", 3))
     check_dtype("grid_encode", "points", points, POSITION_FLOATS)
     check_shape("grid_encode", "table", table, ("T", "F"))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import no_second_derivative, wants_gradient
@@ -53,6 +53,7 @@ def lltm(
     >>> h.flatten()                                                          # tanh of 0.5, 1.5 and 2, halved
     tensor([0.2311, 0.4526, 0.4820])
     """
+    input, weight, bias, h0, c0 = autocast.cast("lltm", input, weight, bias, h0, c0)
     check_shape("lltm", "input", input, ("N", "I"))
     check_dtype("lltm", "input", input, FLOATS)
     check_ray_offsets("lltm", ray_offsets, input)

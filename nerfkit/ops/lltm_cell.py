@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -44,6 +44,7 @@ def lltm_cell(
     >>> h, c                                                # c' = 0 + 3 * 1/2, h' = tanh(1.5) * 1/2
     (tensor([[0.4526]]), tensor([[1.5000]]))
     """
+    input, h, c, weight, bias = autocast.cast("lltm_cell", input, h, c, weight, bias)
     check_shape("lltm_cell", "input", input, ("B", "I"))
     check_dtype("lltm_cell", "input", input, FLOATS)
     check_shape("lltm_cell", "h", h, (input.shape[0], "H"))

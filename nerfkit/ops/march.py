@@ -9,12 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
+MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
 
 
 def march(
@@ -57,6 +58,7 @@ def march(
     >>> t_starts, t_ends, ray_offsets
     (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
     """
+    origins, directions, box, jitter = autocast.cast("march", origins, directions, box, jitter)
     check_shape("march", "origins", origins, ("R", 3))
     check_dtype("march", "origins", origins, POSITION_FLOATS)
     check_shape("march", "directions", directions, tuple(origins.shape))
@@ -87,7 +89,8 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
     enter, leave = box_span(origins, directions, box, near, far)  # [R] each
     first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] middle of interval 0
-    hit = (first < leave).nonzero()[:, 0]  # [M] rays with a candidate
+    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray without direction has no samples
+    hit = ((first < leave) & moves).nonzero()[:, 0]  # [M] rays with a candidate
     counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
     if hit.numel() == 0 or occupancy.numel() == 0:
         nothing = origins.new_zeros(0)
@@ -95,6 +98,10 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
 
     o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
     n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
+    if n_blocks > MAX_BLOCKS:
+        raise ValueError(
+            f"march: step {step:g} cuts a ray into more than {MAX_BLOCKS * BLOCK} intervals; use a larger one"
+        )
     blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
     reach = BLOCK / 2 * step
     coarse = _widened(occupancy, box, reach)

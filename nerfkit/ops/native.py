@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -73,6 +74,28 @@ def build_info(backend: str) -> dict[str, str]:
     function = ctypes.CDLL(str(_libraries[backend].path)).nerfkit_build_info
     function.restype = ctypes.c_char_p
     return dict(line.split("=", 1) for line in function().decode().splitlines())
+
+
+@functools.cache
+def why_not_on(gpu: int) -> str | None:
+    """Why the CUDA library has no code for this GPU; None if it has."""
+    if not loaded("cuda"):
+        return None
+    targets = build_info("cuda")["targets"].split()
+    capability = torch.cuda.get_device_capability(gpu)
+    if any(_runs_on(target, capability) for target in targets):
+        return None
+    name = torch.cuda.get_device_name(gpu)
+    wanted = ".".join(map(str, capability))
+    return f"built for {', '.join(targets)}, but {name} has compute capability {wanted}"
+
+
+def _runs_on(target: str, capability: tuple[int, int]) -> bool:
+    """Whether code for `target`, such as 8.6 or 12.0+PTX, runs on a GPU of `capability`."""
+    major, minor = (int(n) for n in target.removesuffix("+PTX").split("."))
+    return (major == capability[0] and minor <= capability[1]) or (
+        target.endswith("+PTX") and (major, minor) <= capability
+    )
 
 
 def why_missing(backend: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.ops import native
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -39,6 +39,7 @@ def trilinear(
     >>> [trilinear(feats, torch.tensor([[x, 0.3, -0.7]])).item() for x in (-1.0, 0.0, 0.5)]
     [0.0, 0.5, 0.75]
     """
+    (points,) = autocast.cast("trilinear", points)
     check_shape("trilinear", "feats", feats, ("N", 8, "F"))
     check_dtype("trilinear", "feats", feats, FLOATS)
     check_shape("trilinear", "points", points, (feats.shape[0], 3))

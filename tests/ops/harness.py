@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfkit import ops
 from nerfkit.ops.dispatch import DEVICE_OF
@@ -13,13 +14,22 @@ from tests.ops import naive
 from tests.ops.cases import Case, cases
 from tests.ops.tolerances import TOLERANCE, assert_close
 
-FULLGRAPH = {"trilinear", "grid_encode", "depthwise_conv2d", "lltm_cell", "composite"}
+OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+BROKEN_GRAPH = {  # ops that read a value on the way, so that torch.compile splits the graph there
+    "torch": {"depthwise_conv1d", "lltm", "march"},
+    "cpp": {"march"},
+    "cuda": {"march"},
+}
 
 
 def backend_params(op: str) -> list:
     """(backend, device) for everything that is built here, and CUDA marked as such."""
     pairs = [(b, d) for b in ops.available(op) for d in ("cpu", "cuda") if DEVICE_OF.get(b, d) == d]
     return [pytest.param(b, d, id=f"{b}-{d}", marks=[pytest.mark.cuda] if d == "cuda" else []) for b, d in pairs]
+
+
+def fused_params(op: str) -> list:
+    return [p for p in backend_params(op) if p.values[0] != "torch"]
 
 
 def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
@@ -52,11 +62,29 @@ def checks_of(op: str) -> type:
             check_layouts(case, backend, device)
 
         @every_case
-        def test_compiles(self, case: Case):
-            check_compiles(case)
+        @every_backend
+        def test_compiles(self, case: Case, backend: str, device: str):
+            check_compiles(case, backend, device)
+
+        @every_case
+        @pytest.mark.parametrize("backend, device", fused_params(op))
+        def test_opcheck(self, case: Case, backend: str, device: str):
+            check_native_ops(case, backend, device)
+
+        @smooth_case
+        @pytest.mark.parametrize("backend, device", fused_params(op))
+        def test_deterministic(self, case: Case, backend: str, device: str):
+            check_deterministic(case, backend, device)
+
+        @every_case
+        @pytest.mark.cuda
+        def test_graph_and_stream(self, case: Case):
+            check_graph_and_stream(case)
 
     if not smooth_cases(op):  # nothing is differentiable
-        del Checks.test_gradient
+        del Checks.test_gradient, Checks.test_deterministic
+    if op == "march":  # the number of samples is read on the way
+        del Checks.test_graph_and_stream
     return Checks
 
 
@@ -130,17 +158,90 @@ def _sliced(x: Tensor) -> Tensor:
     return inner
 
 
-def check_compiles(case: Case) -> None:
+def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
+    """Outputs and the gradients of their sum, detached."""
+    inputs = case.tensors(arguments)
+    outputs = as_tuple(case.function(*arguments))
+    smooth = [x for x in outputs if x.is_floating_point()]
+    gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
+    return [x.detach() for x in (*outputs, *gradients)]
+
+
+def check_compiles(case: Case, backend: str, device: str) -> None:
     """Under torch.compile, forward and backward give what they give without."""
-    arguments = case.arguments(torch.float64)
-    inputs = [x.requires_grad_() for x in case.tensors(arguments)]
+    arguments = case.arguments(torch.float64, device)
+    for tensor in case.tensors(arguments):
+        tensor.requires_grad_()
     torch._dynamo.reset()
-    compiled = torch.compile(case.function, backend="aot_eager", fullgraph=case.op in FULLGRAPH)
-    results = []
-    for function in (case.function, compiled):
-        outputs = as_tuple(function(*arguments))
+    with ops.backend(backend):
+        eager = forward_and_backward(case, arguments)
+        compiled = torch.compile(case.function, backend="aot_eager", fullgraph=case.op not in BROKEN_GRAPH[backend])
+        outputs = as_tuple(compiled(*arguments))
+        inputs = case.tensors(arguments)
         smooth = [x for x in outputs if x.is_floating_point()]
         gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
-        results.append([*outputs, *gradients])
-    for eager, other in zip(*results, strict=True):
-        torch.testing.assert_close(other, eager, rtol=1e-10, atol=1e-10)
+    for got, wanted in zip([*outputs, *gradients], eager, strict=True):
+        torch.testing.assert_close(got.detach(), wanted, rtol=1e-10, atol=1e-10)
+
+
+class NativeCalls(TorchDispatchMode):
+    """Notes the native ops that are called, with copies of their arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls: list[tuple] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "nerfkit":
+            self.calls.append((function, tuple(x.detach().clone() if isinstance(x, Tensor) else x for x in args)))
+        return function(*args, **(kwargs or {}))
+
+
+def check_native_ops(case: Case, backend: str, device: str) -> None:
+    """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
+    arguments = case.arguments(torch.float32, device)
+    for tensor in case.tensors(arguments):
+        tensor.requires_grad_()
+    with ops.backend(backend), NativeCalls() as seen:
+        forward_and_backward(case, arguments)
+    assert seen.calls, "no native op was called"
+    for function, args in seen.calls:
+        torch.library.opcheck(function, args, test_utils=OPCHECKS)
+
+
+def check_deterministic(case: Case, backend: str, device: str) -> None:
+    """torch.use_deterministic_algorithms: ten runs give the same bits."""
+    arguments = case.arguments(torch.float32, device)
+    for tensor in case.tensors(arguments):
+        tensor.requires_grad_()
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with ops.backend(backend):
+            first, *others = (forward_and_backward(case, arguments) for _ in range(10))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def check_graph_and_stream(case: Case) -> None:
+    """On a side stream and in a CUDA graph the results are those of the default stream."""
+    arguments = case.arguments(torch.float32, "cuda")
+    for tensor in case.tensors(arguments):
+        tensor.requires_grad_()
+    with ops.backend("cuda"):
+        wanted = forward_and_backward(case, arguments)
+        arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            on_side = forward_and_backward(case, arguments)
+            side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=side):
+            captured = forward_and_backward(case, arguments)
+        graph.replay()
+        torch.cuda.synchronize()
+    for got in (on_side, captured):
+        for a, b in zip(got, wanted, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 
 import importlib
 import inspect
+import os
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from nerfkit.ops.dispatch import OPS
 from tests.ops import naive
 from tests.ops.cases import cases
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 CONTRACT = ("Args:", "Returns:", "dtype:", "Raises", "Source:", ">>>")
 
 
@@ -35,3 +37,20 @@ def test_op_has_all_tests(op: str):
     assert f'checks_of("{op}")' in text
     assert "def test_bad_input" in text
     assert len(re.findall(r"^def test_", text, re.M)) >= 3, "property tests beside the shared ones"
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_op_has_every_native_layer(op: str):
+    for name in (f"{op}.h", f"{op}_bind.cpp", f"{op}_cpu.cpp", f"{op}_cuda.cu"):
+        assert (ROOT / "cuda" / name).exists()
+    assert f'm.def("_{op}' in (ROOT / "cuda" / "schema.cpp").read_text()
+    text = (ROOT / "nerfkit" / "ops" / f"{op}.py").read_text()
+    assert f'@implements("{op}", "cpp", "cuda")' in text and "@native.fake(" in text
+    assert f'"{op}": {op}_work' in (ROOT / "scripts" / "bench_ops.py").read_text()
+
+
+def test_what_was_to_be_built_is_there():
+    if os.environ.get("NERFKIT_NATIVE") == "1":
+        assert all("cpp" in ops.available(op) for op in OPS)
+    if os.environ.get("REQUIRE_CUDA") == "1":
+        assert all("cuda" in ops.available(op) for op in OPS)

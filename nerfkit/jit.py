@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile ops while writing them: only what changed is compiled again, and nothing is installed.
+
+`torch.utils.cpp_extension` does the work; it needs ninja (``pip install ninja``) and, for .cu files, nvcc and a CUDA
+torch. Nothing here runs at import of nerfkit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import torch
+
+from nerfkit.errors import UserError
+
+SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
+TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
+FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", TARGET]
+
+
+class BuildError(UserError, RuntimeError):
+    """Ops cannot be compiled here, or were not."""
+
+
+def build_folder(name: str) -> Path:
+    """Where `name` is compiled: in TORCH_EXTENSIONS_DIR, or the user's cache."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "nerfkit"
+    return Path(root) / name
+
+
+def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool = False) -> Path:
+    """Compile `sources` into a library of private ops and load it, as `torch.ops.<its namespace>`.
+
+    Args:
+        name: of the library; a second build of one name compiles what changed.
+        sources: .cpp files, with `cuda` also .cu files. The headers in cuda/ can be included.
+        cuda: build for the GPU, with USE_CUDA defined.
+        verbose: show the compilers' commands.
+
+    Returns:
+        The library's path. Raises BuildError with the compiler's words, or for a lock that a killed build left behind.
+    """
+    from torch.utils import cpp_extension
+
+    folder = build_folder(name)
+    lock = folder / "lock"
+    if lock.exists():
+        raise BuildError(
+            f"{lock} exists: another process is building {name}, or one was killed while it did. "
+            "If none is building, delete that file and try again."
+        )
+    if not shutil.which("ninja") and not _has_ninja():
+        raise BuildError("ninja is not installed; type: pip install ninja")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        cpp_extension.load(
+            name=name,
+            sources=[str(source) for source in sources],
+            extra_cflags=[*FLAGS, *(["-DUSE_CUDA"] if cuda else [])],
+            extra_cuda_cflags=["-O3", "--expt-relaxed-constexpr", "-DUSE_CUDA"],
+            extra_include_paths=[str(SOURCES)],
+            build_directory=str(folder),
+            with_cuda=cuda,
+            is_python_module=False,
+            verbose=verbose,
+        )
+    except (RuntimeError, OSError) as error:
+        raise BuildError(f"{name} did not build: {error}") from error
+    return folder / f"{name}.so"
+
+
+def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
+    """Compile nerfkit's own ops from a checkout's cuda/ and put them beside the package, for the next start of Python.
+
+    `cuda` is whether to build the GPU's library too; by default, if this torch is a CUDA build.
+    """
+    if not (SOURCES / "schema.cpp").exists():
+        raise BuildError(f"{SOURCES} is not there; nerfkit's own ops are built from a checkout of its repository")
+    if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
+        raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
+    shared = sorted(SOURCES.glob("*_bind.cpp"))
+    libraries = {"_C": [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}
+    if torch.version.cuda if cuda is None else cuda:
+        libraries["_C_cuda"] = [*shared, *sorted(SOURCES.glob("*_cuda.cu"))]
+    built = []
+    for name, sources in libraries.items():
+        targets = _targets() if name == "_C_cuda" else "default x86-64-v3 x86-64-v4"
+        library = load(name, [_build_info(name, targets), *sources], cuda=name == "_C_cuda", verbose=verbose)
+        target = Path(__file__).resolve().parent / f"{name}.so"
+        shutil.copy(library, target.with_suffix(".new"))
+        os.replace(target.with_suffix(".new"), target)
+        built.append(target)
+    return built
+
+
+def _build_info(name: str, targets: str) -> Path:
+    """Source of what `python -m nerfkit doctor` prints of the library; written only if it changed."""
+    facts = {"COMPILER": "compiled while developing", "TORCH": torch.__version__, "TARGETS": targets}
+    defines = "".join(f'#define BUILD_{key} "{value}"\n' for key, value in facts.items())
+    text = f'{defines}#include "{SOURCES / "build_info.cpp"}"\n'
+    path = build_folder(name) / "build_info.cpp"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+    return path
+
+
+def _targets() -> str:
+    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+    return os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(capabilities))
+
+
+def _has_ninja() -> bool:
+    from torch.utils import cpp_extension
+
+    return cpp_extension.is_ninja_available()

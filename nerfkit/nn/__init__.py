@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The ops as modules, for any project: parameters live in the module, the backend is chosen at the call."""
+
+from nerfkit.nn.depthwise_conv import DepthwiseConv1d, DepthwiseConv2d
+from nerfkit.nn.feature_grid import FeatureGrid
+from nerfkit.nn.lltm import LLTM, LLTMCell
+
+__all__ = ["LLTM", "DepthwiseConv1d", "DepthwiseConv2d", "FeatureGrid", "LLTMCell"]

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The multi-resolution feature grid as a module."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.ops import grid_encode
+from nerfkit.ops.grid_encode import level_entries
+
+
+class FeatureGrid(nn.Module):
+    """Learned features of points in the unit cube: dense levels where they fit, hashed levels above.
+
+    Equation and source at `nerfkit.ops.grid_encode`.
+
+    Args:
+        levels: L; features: F of each level.
+        log2_table: a level has at most 2**log2_table rows.
+        min_resolution, max_resolution: cells a side of the first and the last level, in geometric steps between.
+
+    Call: points [..., 3] float32 or float64 in [0, 1] -> [..., L*F] in the dtype of the table.
+
+    >>> FeatureGrid(levels=4, features=2, log2_table=12, max_resolution=64)(torch.rand(5, 7, 3)).shape
+    torch.Size([5, 7, 8])
+    """
+
+    def __init__(
+        self,
+        levels: int = 16,
+        features: int = 2,
+        log2_table: int = 19,
+        min_resolution: int = 16,
+        max_resolution: int = 2048,
+        device=None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.max_entries = 2**log2_table
+        self.resolutions = level_resolutions(levels, min_resolution, max_resolution)
+        self.n_features = levels * features
+        rows = sum(level_entries(n, self.max_entries) for n in self.resolutions)
+        self.table = nn.Parameter(torch.empty(rows, features, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1e-4, as in instant-ngp."""
+        nn.init.uniform_(self.table, -1e-4, 1e-4)
+
+    def extra_repr(self) -> str:
+        return f"resolutions={self.resolutions}, features={self.table.shape[1]}, max_entries={self.max_entries}"
+
+    def forward(self, points: Tensor) -> Tensor:
+        if points.shape[-1:] != (3,):
+            raise ValueError(f"FeatureGrid: points must have 3 coordinates last, got {list(points.shape)}")
+        flat = points.reshape(-1, 3)
+        out = grid_encode(flat, self.table, self.resolutions, self.max_entries)  # [N, L*F]
+        return out.view(*points.shape[:-1], self.n_features)
+
+
+def level_resolutions(levels: int, coarsest: int, finest: int) -> list[int]:
+    """Cells a side of each level, in geometric steps from `coarsest` to `finest`.
+
+    >>> level_resolutions(4, 16, 128)
+    [16, 32, 64, 128]
+    """
+    growth = (finest / coarsest) ** (1 / max(levels - 1, 1))
+    return [round(coarsest * growth**level) for level in range(levels)]

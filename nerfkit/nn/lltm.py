@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The LLTM as modules with the call signatures of `nn.LSTMCell` and `nn.LSTM`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from nerfkit import ops
+from nerfkit.ops.packed import dense_offsets, offsets_from_counts
+
+State = tuple[Tensor, Tensor]
+
+
+class _LLTMParameters(nn.Module):
+    """weight [3H, H+I], rows input gate, output gate, candidate, columns h, then input; bias [3H]."""
+
+    def __init__(self, input_size: int, hidden_size: int, device=None, dtype: torch.dtype | None = None):
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        shape = 3 * hidden_size, hidden_size + input_size
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(shape[0], device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1 / sqrt(hidden_size), as nn.LSTM."""
+        bound = self.hidden_size**-0.5 if self.hidden_size else 0.0
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}"
+
+    def _check_input(self, input: Tensor, dims: tuple[int, ...]) -> None:
+        if input.dim() not in dims or input.shape[-1] != self.input_size:
+            wanted = " or ".join(f"{n}-d" for n in dims)
+            raise ValueError(
+                f"{type(self).__name__}: input must be {wanted} with {self.input_size} features last, "
+                f"got {list(input.shape)}"
+            )
+
+    def _state(self, state: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
+        """h and c of `shape`; zero where no state is given."""
+        if state is None:
+            zero = like.new_zeros(shape)
+            return zero, zero
+        for name, value in zip("hc", state, strict=True):
+            if tuple(value.shape) != shape:
+                raise ValueError(
+                    f"{type(self).__name__}: {name} must have shape {list(shape)}, got {list(value.shape)}"
+                )
+        return state
+
+
+class LLTMCell(_LLTMParameters):
+    """One step of the LLTM: `h, c = cell(input, (h, c))`; equation and source at `nerfkit.ops.lltm_cell`.
+
+    Args:
+        input_size: I; hidden_size: H.
+
+    Call: input [B, I] or [I]; state h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the dtype
+    of the parameters. Raises ValueError for a shape that does not fit.
+
+    >>> h, c = LLTMCell(3, 4)(torch.zeros(2, 3))
+    >>> h.shape, c.shape
+    (torch.Size([2, 4]), torch.Size([2, 4]))
+    """
+
+    def forward(self, input: Tensor, state: State | None = None) -> State:
+        self._check_input(input, (1, 2))
+        h, c = self._state(state, input, (*input.shape[:-1], self.hidden_size))
+        if input.dim() == 2:
+            return ops.lltm_cell(input, h, c, self.weight, self.bias)
+        h, c = ops.lltm_cell(input[None], h[None], c[None], self.weight, self.bias)
+        return h[0], c[0]
+
+
+class LLTM(_LLTMParameters):
+    """The LLTM along sequences, called as a one-layer `nn.LSTM`: `output, (h_n, c_n) = module(input, (h_0, c_0))`.
+
+    Args:
+        input_size: I; hidden_size: H.
+        batch_first: sequences are [B, L, I] instead of [L, B, I].
+
+    Call: input [L, B, I], [B, L, I] with batch_first, [L, I], or a PackedSequence; h_0 and c_0 [1, B, H] ([1, H]
+    for [L, I]), zero if left out. Returns output shaped as the input with H features, and h_n, c_n [1, B, H]. For
+    packed rays see `along_rays`. Equation and source at `nerfkit.ops.lltm`; differentiable once. Raises ValueError for
+    a shape that does not fit.
+
+    >>> output, (h_n, c_n) = LLTM(3, 4, batch_first=True)(torch.zeros(2, 5, 3))
+    >>> output.shape, h_n.shape
+    (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        batch_first: bool = False,
+        device=None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__(input_size, hidden_size, device, dtype)
+        self.batch_first = batch_first
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (", batch_first=True" if self.batch_first else "")
+
+    def forward(self, input: Tensor | PackedSequence, state: State | None = None):
+        if isinstance(input, PackedSequence):
+            return self._packed_sequence(input, state)
+        self._check_input(input, (2, 3))
+        if input.dim() == 2:
+            state = None if state is None else tuple(x[:, None] for x in state)
+            output, (h_n, c_n) = self._batch(input[None], state)
+            return output[0], (h_n[:, 0], c_n[:, 0])
+        output, state = self._batch(input if self.batch_first else input.transpose(0, 1), state)
+        return output if self.batch_first else output.transpose(0, 1), state
+
+    def along_rays(self, input: Tensor, ray_offsets: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """output [N, H] and h_n, c_n [R, H] for packed samples `input` [N, I] of the rays in `ray_offsets` [R+1]."""
+        self._check_input(input, (2,))
+        h, c = self._state(state, input, (ray_offsets.shape[0] - 1, self.hidden_size))
+        output, h_n, c_n = ops.lltm(input, ray_offsets, self.weight, self.bias, h, c)
+        return output, (h_n, c_n)
+
+    def _batch(self, input: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Sequences [B, L, I]."""
+        batch, length, _ = input.shape
+        h, c = self._state(state, input, (1, batch, self.hidden_size))
+        offsets = dense_offsets(batch, length, input.device)
+        output, (h_n, c_n) = self.along_rays(input.flatten(0, 1), offsets, (h[0], c[0]))
+        return output.view(batch, length, self.hidden_size), (h_n[None], c_n[None])
+
+    def _packed_sequence(self, input: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+        padded, lengths = pad_packed_sequence(input, batch_first=True)  # [B, L, I], [B], in the caller's order
+        self._check_input(padded, (3,))
+        real = (torch.arange(padded.shape[1]) < lengths[:, None]).to(padded.device)  # [B, L]
+        h, c = self._state(state, padded, (1, padded.shape[0], self.hidden_size))
+        offsets = offsets_from_counts(lengths).to(padded.device)
+        output, (h_n, c_n) = self.along_rays(padded[real], offsets, (h[0], c[0]))
+        spread = padded.new_zeros(*real.shape, self.hidden_size, dtype=output.dtype).masked_scatter(
+            real[..., None], output
+        )
+        packed = pack_padded_sequence(spread, lengths, batch_first=True, enforce_sorted=input.sorted_indices is None)
+        return packed, (h_n[None], c_n[None])

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `torch.autocast` does to the inputs of an op; elsewhere, mixed dtypes are an error.
+
+| ops | under autocast |
+|---|---|
+| depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm | all floating inputs in the autocast dtype, as F.conv2d |
+| composite, march | all floating inputs in float32: distances and sums of many samples |
+| trilinear, grid_encode | features as they are; half points in float32 |
+
+float64 stays as it is.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm")
+
+
+def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`tensors` as autocast wants them for `op`; unchanged where autocast is off."""
+    device = tensors[0].device.type
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return tensors
+    dtype = torch.get_autocast_dtype(device) if op in IN_AUTOCAST_DTYPE else torch.float32
+    return tuple(x.to(dtype) if x is not None and _casts(x) else x for x in tensors)
+
+
+def _casts(x: Tensor) -> bool:
+    return x.is_floating_point() and x.dtype != torch.float64

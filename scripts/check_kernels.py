@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without a GPU: build the CUDA library for every architecture, read what ptxas says of each kernel, load the library.
+
+    python scripts/check_kernels.py         fails on a spill, a stack frame, an unknown symbol or a missing kernel
+
+Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHITECTURES = "7.5 8.0 8.6 8.9 9.0 10.0 12.0"
+# Symbols that only a CUDA torch has; everything else must be in libtorch_cpu.
+CUDA_SYMBOLS = {"aoti_torch_get_current_cuda_stream", "torch_c10_cuda_check_msg", "torch_c10_cuda_free_error_msg"}
+# Bytes that ptxas may spill. Where kernels are measured, none; elsewhere it trades a few for occupancy.
+MAY_SPILL = {"sm_90": 0}
+MAY_SPILL_ELSEWHERE = 64
+# Kernels that may spill all the same, and why.
+EXEMPT = {"tile<__half, 1, 5, 4, false, true>": "4 bytes, for rows that are not aligned"}
+REPORT = re.compile(
+    r"Compiling entry function '(?P<name>\S+)' for '(?P<arch>\S+)'.*?(?P<stack>\d+) bytes stack frame, "
+    r"(?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+    re.S,
+)
+
+
+def build(folder: Path) -> None:
+    environment = os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "1", "TORCH_CUDA_ARCH_LIST": ARCHITECTURES}
+    command = [
+        sys.executable,
+        "setup.py",
+        "build_ext",
+        "--build-lib",
+        str(folder),
+        "--build-temp",
+        str(folder / "temp"),
+    ]
+    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def kernels(folder: Path) -> list[dict[str, str]]:
+    """What ptxas said, a dictionary for each kernel and architecture."""
+    found = []
+    for log in sorted((folder / "temp").rglob("*.cu.o.log")):
+        blocks = log.read_text().split("ptxas info    : Compiling entry function")[1:]
+        for block in blocks:
+            match = REPORT.search("Compiling entry function" + block)
+            if match is None:
+                sys.exit(f"{log.name}: cannot read what ptxas says of a kernel")
+            found.append(match.groupdict() | {"file": log.name.removesuffix(".o.log")})
+    return found
+
+
+def spills(found: list[dict[str, str]]) -> list[str]:
+    names = [kernel["name"] for kernel in found]
+    readable = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True).stdout.splitlines()
+    out = []
+    for kernel, name in zip(found, readable, strict=True):
+        name = re.sub(r"\(.*", "", name.replace("nerfkit::(anonymous namespace)::", "").replace("void ", ""))
+        allowed = MAY_SPILL.get(kernel["arch"], MAY_SPILL_ELSEWHERE)
+        if max(int(kernel[key]) for key in ("stack", "stores", "loads")) > allowed and name not in EXEMPT:
+            out.append(
+                f"{kernel['file']} {name} {kernel['arch']}: {kernel['registers']} registers, stack {kernel['stack']}, "
+                f"spilled {kernel['stores']}/{kernel['loads']} bytes"
+            )
+    return out
+
+
+def undefined_symbols(library: Path) -> set[str]:
+    lines = subprocess.run(["nm", "-D", "--undefined-only", str(library)], capture_output=True, text=True).stdout
+    return {name for name in re.findall(r"U (\w+)", lines) if name.startswith(("aoti_", "torch_"))}
+
+
+def load_through_stub(folder: Path) -> None:
+    """Load both libraries in a process that has the CUDA symbols from a stub, and look every CUDA kernel up."""
+    with tempfile.TemporaryDirectory() as scratch:
+        stub = Path(scratch) / "stub.so"
+        source = "".join(f"void {name}(void) {{}}\n" for name in sorted(CUDA_SYMBOLS))
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(stub)], input=source, text=True, check=True
+        )
+        program = (
+            "import re, sys, torch\n"
+            "torch.ops.load_library(sys.argv[1] + '/_C.so'); torch.ops.load_library(sys.argv[1] + '/_C_cuda.so')\n"
+            "names = re.findall(r'm.def\\(\"(_\\w+)', open('cuda/schema.cpp').read())\n"
+            "has = torch._C._dispatch_has_kernel_for_dispatch_key\n"
+            "missing = [n for n in names if not has('nerfkit::' + n, 'CUDA')]\n"
+            "assert names and not missing, f'no CUDA kernel: {missing}'\n"
+            "print(f'{len(names)} native ops have a CUDA kernel')\n"
+        )
+        environment = os.environ | {"LD_PRELOAD": str(stub)}
+        command = [sys.executable, "-c", program, str(folder / "nerfkit")]
+        subprocess.run(command, cwd=ROOT, env=environment, check=True)
+
+
+def main() -> None:
+    folder = ROOT / "build" / "kernels"
+    build(folder)
+    found = kernels(folder)
+    wrong = spills(found)
+    symbols = undefined_symbols(folder / "nerfkit" / "_C_cuda.so")
+    libtorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    known = set(
+        subprocess.run(["nm", "-D", "--defined-only", str(libtorch)], capture_output=True, text=True).stdout.split()
+    )
+    wrong += [f"_C_cuda.so needs {name}, which no torch has" for name in symbols - known - CUDA_SYMBOLS]
+    load_through_stub(folder)
+    most = max(int(kernel["registers"]) for kernel in found)
+    print(f"{len(found)} kernels for {ARCHITECTURES}: at most {most} registers, {len(wrong)} faults")
+    if wrong:
+        sys.exit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

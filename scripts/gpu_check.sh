@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Everything that needs a GPU, in one go: build, tests with none skipped, sanitizers, determinism's price, benchmark.
+#   scripts/gpu_check.sh [FOLDER]     logs and JSON go to FOLDER (default build/gpu_check); one table at the end
+# PART=build,tests,sanitizer,bench runs some of it.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${1:-build/gpu_check}
+part=,${PART:-build,tests,sanitizer,bench},
+python=${PYTHON:-python3}
+export NERFKIT_NATIVE=1 NERFKIT_CUDA=1 REQUIRE_CUDA=1
+mkdir -p "$out"
+summary=()
+failed=0
+
+step() { # name, command...
+  local name=$1 start=$SECONDS
+  shift
+  if "$@" >"$out/$name.log" 2>&1; then
+    summary+=("ok      $name ($((SECONDS - start)) s)")
+  else
+    summary+=("FAILED  $name ($((SECONDS - start)) s), see $out/$name.log")
+    tail -n 15 "$out/$name.log"
+    failed=1
+  fi
+}
+
+wanted() { [[ $part == *,$1,* ]]; }
+
+if wanted build; then
+  step build "$python" setup.py build_ext -i
+  step doctor "$python" -m nerfkit doctor
+fi
+if wanted tests; then
+  step tests "$python" -m pytest -q -rfEs tests nerfkit
+fi
+if wanted sanitizer; then
+  sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)
+  if [[ -z $sanitizer ]]; then
+    summary+=("FAILED  sanitizer: compute-sanitizer was not found")
+    failed=1
+  else
+    for tool in memcheck racecheck initcheck; do
+      PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 \
+        --kernel-regex kns=nerfkit "$python" -m pytest -q -x tests/ops -k "cuda and (layouts or forward) and float32 or (cuda-cuda and layouts)"
+    done
+  fi
+fi
+if wanted bench; then
+  step bench "$python" -W ignore scripts/bench_ops.py --out "$out/h200.json"
+  cat "$out/bench.log"
+fi
+printf '%s\n' "${summary[@]}"
+exit $failed

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from nerfkit.nn import FeatureGrid
+
+
+def test_any_number_of_leading_axes(device: str):
+    grid = FeatureGrid(levels=3, log2_table=10, max_resolution=32, device=device)
+    points = torch.rand(4, 5, 3, device=device)
+    out = grid(points)
+    assert out.shape == (4, 5, 6) and grid(points[:0]).shape == (0, 5, 6)
+    torch.testing.assert_close(out[2, 3], grid(points[2, 3]))
+
+
+def test_it_learns_a_function_of_position():
+    torch.manual_seed(0)
+    grid = FeatureGrid(levels=4, features=1, log2_table=12, min_resolution=4, max_resolution=32)
+    points = torch.rand(512, 3)
+    target = (points * 6).sin().prod(-1)
+    optimizer = torch.optim.Adam(grid.parameters(), lr=0.05)
+    for _ in range(60):
+        loss = (grid(points).sum(-1) - target).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.02 * target.var()
+
+
+def test_state_dict_round_trip():
+    first, second = (FeatureGrid(levels=2, log2_table=8, max_resolution=32) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    points = torch.rand(9, 3)
+    assert torch.equal(first(points), second(points))
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"points must have 3 coordinates last, got \[5, 2\]"):
+        FeatureGrid(levels=2, log2_table=8)(torch.rand(5, 2))

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.utils.rnn import pack_sequence, unpack_sequence
+
+from nerfkit.nn import LLTM, LLTMCell
+
+
+def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """Output [L, H] and the last state [H] of one sequence [L, I], step by step."""
+    cell = LLTMCell(module.input_size, module.hidden_size, device=sequence.device, dtype=sequence.dtype)
+    cell.load_state_dict(module.state_dict())
+    state = torch.zeros(2, module.hidden_size, device=sequence.device, dtype=sequence.dtype).unbind()
+    outputs = []
+    for step in sequence:
+        state = cell(step, state)
+        outputs.append(state[0])
+    return torch.stack(outputs), state
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_batch_is_its_sequences_step_by_step(batch_first: bool, device: str):
+    module = LLTM(3, 4, batch_first, device=device)
+    x = torch.randn(5, 2, 3, device=device)  # [L, B, I]
+    output, (h_n, c_n) = module(x.transpose(0, 1) if batch_first else x)
+    output = output.transpose(0, 1) if batch_first else output
+    for b in range(2):
+        wanted, (h, c) = run_cell(module, x[:, b])
+        for got, want in ((output[:, b], wanted), (h_n[0, b], h), (c_n[0, b], c)):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_signature_and_shapes_are_those_of_lstm():
+    for shape, state in (((5, 2, 3), (1, 2, 4)), ((5, 3), (1, 4)), ((0, 2, 3), (1, 2, 4))):
+        given_state = torch.zeros(state), torch.zeros(state)
+        outputs = [LLTM(3, 4)(torch.zeros(shape), given_state)]
+        if shape[0]:
+            outputs.append(torch.nn.LSTM(3, 4)(torch.zeros(shape), given_state))
+        shapes = {(o.shape, h.shape, c.shape) for o, (h, c) in outputs}
+        assert shapes == {((*shape[:-1], 4), state, state)}
+
+
+@settings(max_examples=20, deadline=None)
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
+def test_packed_sequences_keep_the_order_of_the_caller(lengths):
+    torch.manual_seed(0)
+    module = LLTM(3, 4)
+    sequences = [torch.randn(n, 3) for n in lengths]
+    packed, (h_n, c_n) = module(pack_sequence(sequences, enforce_sorted=False))
+    for b, (got, sequence) in enumerate(zip(unpack_sequence(packed), sequences, strict=True)):
+        wanted, (h, c) = run_cell(module, sequence)
+        for a, want in ((got, wanted), (h_n[0, b], h), (c_n[0, b], c)):
+            torch.testing.assert_close(a, want, rtol=1e-4, atol=1e-5)
+
+
+def test_along_rays_takes_packed_samples(device: str):
+    module = LLTM(2, 3, device=device)
+    x, offsets = torch.randn(5, 2, device=device), torch.tensor([0, 2, 2, 5], device=device)
+    output, (h_n, _) = module.along_rays(x, offsets)
+    torch.testing.assert_close(output[2:], module(x[2:])[0])
+    torch.testing.assert_close(h_n[0], output[1])
+    assert not h_n[1].any()
+
+
+def test_gradients_reach_all_parameters():
+    module = LLTM(3, 4).double()
+    x = torch.randn(4, 2, 3).double().requires_grad_()
+    assert torch.autograd.gradcheck(lambda x, *_: module(x)[0], (x, *module.parameters()))
+
+
+def test_state_dict_and_copies(tmp_path):
+    module = LLTM(3, 4)
+    torch.save(module.state_dict(), tmp_path / "lltm.pt")
+    other = LLTM(3, 4)
+    other.load_state_dict(torch.load(tmp_path / "lltm.pt"))
+    x = torch.randn(5, 2, 3)
+    for twin in (other, copy.deepcopy(module)):
+        assert torch.equal(twin(x)[0], module(x)[0])
+    assert repr(LLTM(3, 4, batch_first=True)) == "LLTM(3, 4, batch_first=True)"
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: LLTM(3, 4)(torch.zeros(5, 2, 2)),
+            r"LLTM: input must be 2-d or 3-d with 3 features last, got \[5, 2, 2\]",
+        ),
+        (lambda: LLTM(3, 4)(torch.zeros(3)), "LLTM: input must be 2-d or 3-d"),
+        (
+            lambda: LLTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(2, 4), torch.zeros(1, 2, 4))),
+            r"LLTM: h must have shape \[1, 2, 4\], got \[2, 4\]",
+        ),
+        (
+            lambda: LLTMCell(3, 4)(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5))),
+            r"LLTMCell: c must have shape \[2, 4\], got \[2, 5\]",
+        ),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
