@@ -25,6 +25,9 @@ step() { # name, command...
   fi
 }
 
+# Forward and backward of every kernel, at the small sizes of the cases.
+small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)))"
+
 wanted() { [[ $part == *,$1,* ]]; }
 
 if wanted build; then
@@ -42,7 +45,7 @@ if wanted sanitizer; then
   else
     for tool in memcheck racecheck initcheck; do
       PYTORCH_NO_CUDA_MEMORY_CACHING=1 step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 \
-        --kernel-regex kns=nerfkit "$python" -m pytest -q -x tests/ops -k "cuda and (layouts or forward) and float32 or (cuda-cuda and layouts)"
+        --kernel-name kns=nerfkit "$python" -m pytest -q -x tests/ops -k "$small"
     done
   fi
 fi

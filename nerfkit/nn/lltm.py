@@ -60,8 +60,8 @@ class LLTMCell(_LLTMParameters):
     Args:
         input_size: I; hidden_size: H.
 
-    Call: input [B, I] or [I]; state h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the dtype
-    of the parameters. Raises ValueError for a shape that does not fit.
+    Call: input [B, I] or [I]; state h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the
+    dtype of the parameters. Raises ValueError for a shape that does not fit.
 
     >>> h, c = LLTMCell(3, 4)(torch.zeros(2, 3))
     >>> h.shape, c.shape

@@ -15,13 +15,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+DEVICES = ("cpu", "cuda")
 IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm")
 
 
 def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
     """`tensors` as autocast wants them for `op`; unchanged where autocast is off."""
     device = tensors[0].device.type
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+    if device not in DEVICES or not torch.is_autocast_enabled(device):
         return tensors
     dtype = torch.get_autocast_dtype(device) if op in IN_AUTOCAST_DTYPE else torch.float32
     return tuple(x.to(dtype) if x is not None and _casts(x) else x for x in tensors)

@@ -108,7 +108,13 @@ def _gpu_index(device: str) -> int:
 
 def implementation(op: str, tensor: Tensor) -> Callable:
     """The function that runs `op` on `tensor` under the backend in force."""
-    return _implementations[op, resolve(op, str(tensor.device), _choice[op]).backend]
+    return _implementations[op, _backend_of(op, tensor.device.type, tensor.device.index)]
+
+
+@torch.compiler.assume_constant_result
+def _backend_of(op: str, kind: str, index: int | None) -> str:
+    """Resolved while torch.compile traces, not by the compiled code."""
+    return resolve(op, kind if index is None else f"{kind}:{index}", _choice[op]).backend
 
 
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:

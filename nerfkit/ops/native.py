@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,11 +92,14 @@ def why_not_on(gpu: int) -> str | None:
 
 
 def _runs_on(target: str, capability: tuple[int, int]) -> bool:
-    """Whether code for `target`, such as 8.6 or 12.0+PTX, runs on a GPU of `capability`."""
-    major, minor = (int(n) for n in target.removesuffix("+PTX").split("."))
-    return (major == capability[0] and minor <= capability[1]) or (
-        target.endswith("+PTX") and (major, minor) <= capability
-    )
+    """Whether code for `target`, such as 8.6, 9.0a or 12.0+PTX, runs on a GPU of `capability`."""
+    match = re.fullmatch(r"(\d+)\.(\d)([a-z]?)(\+PTX)?", target)
+    if match is None:
+        return True  # not known; the GPU itself will tell
+    built = int(match[1]), int(match[2])
+    if match[3]:  # 9.0a: for this one only
+        return built == capability
+    return (built[0] == capability[0] and built[1] <= capability[1]) or (bool(match[4]) and built <= capability)
 
 
 def why_missing(backend: str) -> str:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from nerfkit import ops
-from nerfkit.ops import BackendError, dispatch
+from nerfkit.ops import BackendError, dispatch, native
 
 
 @pytest.mark.parametrize("name", ["cpp", "cuda"])
@@ -50,3 +50,22 @@ def test_the_context_restores():
             raise RuntimeError("inner")
         assert {r.reason for r in ops.resolved("cpu").values()} == {"asked for"}
     assert set(dispatch._choice.values()) == {"auto"}
+
+
+@pytest.mark.parametrize(
+    "target, capability, runs",
+    [
+        ("9.0", (9, 0), True), ("8.0", (8, 6), True), ("8.6", (8, 0), False), ("9.0", (10, 0), False),
+        ("9.0a", (9, 0), True), ("10.0a", (10, 3), False), ("12.0+PTX", (12, 1), True), ("9.0+PTX", (12, 0), True),
+    ],
+)  # fmt: skip
+def test_which_gpu_a_binary_runs_on(target: str, capability: tuple[int, int], runs: bool):
+    assert native._runs_on(target, capability) == runs
+
+
+def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
+    monkeypatch.setitem(dispatch._implementations, ("trilinear", "cuda"), lambda: None)
+    monkeypatch.setattr(native, "why_not_on", lambda gpu: "built for 9.0, but Old GPU has compute capability 7.5")
+    assert dispatch.resolve("trilinear", "cuda:1").backend == "torch"
+    with pytest.raises(BackendError, match="built for 9.0, but Old GPU has compute capability 7.5. To build it"):
+        dispatch.resolve("trilinear", "cuda:1", "cuda")

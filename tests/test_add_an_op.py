@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/add_an_op.md does what it says: its files are written out as they stand, compiled and run."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nerfkit import jit
+
+ROOT = Path(__file__).resolve().parent.parent
+BLOCK = re.compile(r"^`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """The page's files."""
+    path = tmp_path_factory.mktemp("three_x")
+    for block in BLOCK.finditer((ROOT / "docs" / "add_an_op.md").read_text()):
+        (path / block["name"]).write_text(block["text"])
+    return path
+
+
+def environment(folder: Path) -> dict[str, str]:
+    return os.environ | {
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+        "TORCH_EXTENSIONS_DIR": str(folder / "built"),
+    }
+
+
+def test_the_page_runs_as_written(folder: Path):
+    assert len(list(folder.iterdir())) == 7
+    result = subprocess.run(
+        [sys.executable, "check.py"], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "all checks passed" in result.stdout
+
+
+def test_its_kernel_compiles_without_a_gpu(folder: Path):
+    if not shutil.which("nvcc"):
+        pytest.skip("needs nvcc")
+    command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90", "-cubin", f"-I{ROOT / 'cuda'}"]
+    result = subprocess.run(
+        [*command, "three_x_cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_ahead_of_time_it_builds_with_the_package(folder: Path, tmp_path: Path):
+    shutil.copytree(ROOT / "cuda", tmp_path / "cuda")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    for name in ("three_x.h", "three_x_bind.cpp", "three_x_cpu.cpp"):
+        text = re.sub(r"^const char\* status_text.*\n", "", (folder / name).read_text(), flags=re.M)
+        (tmp_path / "cuda" / name).write_text(text.replace("LIBRARY_IMPL(three,", "LIBRARY_IMPL(nerfkit,"))
+    schema = (tmp_path / "cuda" / "schema.cpp").read_text()
+    line = re.search(r'm\.def\("_three_x.*?"\);', (folder / "three_x_schema.cpp").read_text())[0]
+    (tmp_path / "cuda" / "schema.cpp").write_text(schema.replace("  m.def(", f"  {line}\n  m.def(", 1))
+    build = [sys.executable, "setup.py", "build_ext", "--build-lib", "out"]
+    result = subprocess.run(
+        build,
+        cwd=tmp_path,
+        env=os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "0"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    program = (
+        "import torch; torch.ops.load_library('out/nerfkit/_C.so'); x = torch.ones(2); "
+        "print(torch.ops.nerfkit._three_x(x, x))"
+    )
+    result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert "tensor([2., 2.])" in result.stdout, result.stderr
+
+
+def test_a_lock_that_was_left_behind_is_named(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three" / "lock").touch()
+    with pytest.raises(jit.BuildError, match=f"{tmp_path}/three/lock exists: .* or one was killed .* delete that file"):
+        jit.load("three", [])
+
+
+def test_loaded_ops_are_not_replaced(monkeypatch):
+    monkeypatch.delenv("NERFKIT_DISABLE_NATIVE", raising=False)
+    with pytest.raises(jit.BuildError, match="set NERFKIT_DISABLE_NATIVE=1"):
+        jit.build_ops()
+
+
+def test_a_compiler_error_is_shown(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "broken.cpp").write_text("this is not C++")
+    with pytest.raises(jit.BuildError, match="broken did not build: (.|\n)*error:"):
+        jit.load("broken", [tmp_path / "broken.cpp"])
