@@ -1,13 +1,14 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
 # make test   the whole test suite
-# Both make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
+# make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
+# All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 
 TORCH := torch==2.13.0
 PYTHON := python3
 VENV := .venv
 RUN := runs/orrery
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint kernels clean
 
 demo: $(VENV)/ready
 	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
@@ -21,7 +22,11 @@ test: $(VENV)/ready
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
 
-$(VENV)/ready: pyproject.toml setup.py
+# Without a GPU: the CUDA kernels for all architectures, what ptxas says of them, and whether the library loads.
+kernels: $(VENV)/ready
+	$(VENV)/bin/python scripts/check_kernels.py
+
+$(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
 	@set -e; \
 	if $(PYTHON) -c "import torch; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
 	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \

@@ -499,12 +499,15 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
 
 // ---- any size and type: a warp a ray ----
 
+// Room for an array that is read four numbers at a time.
+HD int whole_quads(int n) { return (n + 3) / 4 * 4; }
+
 template <class T>
 __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
   using A = acc_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   const int H = a.shape.n_state, I = a.shape.n_input, lane = threadIdx.x;
-  A *in = reinterpret_cast<A*>(shared), *h_new = in + H + I, *c = h_new + H;  // in = [h, input]
+  A *in = reinterpret_cast<A*>(shared), *h_new = in + whole_quads(H + I), *c = h_new + H;  // in = [h, input]
   for (int64_t ray = blockIdx.x; ray < a.shape.n_rays; ray += gridDim.x) {
     for (int j = lane; j < H; j += 32) in[j] = A(a.h0[ray * H + j]), c[j] = A(a.c0[ray * H + j]);
     for (int64_t n = a.shape.ray_offsets[ray]; n < a.shape.ray_offsets[ray + 1]; ++n) {
@@ -669,7 +672,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
     if (gpu.major >= 8 && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
-    launch_rays(forward_ray<T>, a, size_t(3 * s.n_state + s.n_input) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
+    launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
 }
@@ -686,7 +689,7 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
     if (gpu.major >= 8 && quads && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
-    launch_rays(backward_ray<T>, a, size_t(5) * s.n_state * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
+    launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
 }
