@@ -96,9 +96,9 @@ def test_errors_say_what_to_do(trained, tmp_path):
     assert "give the scene's folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
     assert "no scene given: set data.path" in call("scripts/train.py", "--out", tmp_path / "x", status=1)
     message = call(
-        "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cpp", "--device", "cpu", status=1
+        "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cuda", "--device", "cpu", status=1
     )
-    assert "backend 'cpp' was asked for but is not built" in message
+    assert "backend 'cuda' was asked for but is not built" in message or "'cuda' needs cuda tensors" in message
 
 
 def test_doctor():
