@@ -8,7 +8,6 @@ Each file is whole by itself, written aside and renamed, and the last two are ke
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 
 FORMAT_VERSION = 1
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
@@ -31,27 +31,11 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Non
     data = safetensors.torch.save(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"state": json.dumps(state)}
     )
-    aside, aside_state = folder / (NEWEST + ".tmp"), folder / (STATE + ".tmp")
     try:
-        _write(aside, data)
-        _write(aside_state, json.dumps(state, indent=1).encode())
-        if (folder / NEWEST).exists():
-            os.replace(folder / NEWEST, folder / PREVIOUS)
-        os.replace(aside, folder / NEWEST)
-        os.replace(aside_state, folder / STATE)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        aside_state.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot save the checkpoint in {folder}: {error.strerror or error}; the last one is kept"
-        ) from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        write_aside(folder / NEWEST, data, keep=folder / PREVIOUS)
+        write_aside(folder / STATE, json.dumps(state, indent=1))
+    except RunError as error:
+        raise RunError(f"cannot save the checkpoint in {folder}: {error}; the last one is kept") from None
 
 
 def exists(folder: Path) -> bool:

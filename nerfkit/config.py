@@ -18,6 +18,7 @@ import msgspec
 import tomli_w
 
 from nerfkit.errors import ConfigError
+from nerfkit.files import write_aside
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -181,7 +182,7 @@ def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 def dump(config: Config, path: Path) -> None:
     """Write every option to a TOML file."""
-    path.write_text(tomli_w.dumps(to_dict(config)))
+    write_aside(path, tomli_w.dumps(to_dict(config)))
 
 
 POSITIVE = (

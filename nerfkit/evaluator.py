@@ -14,7 +14,7 @@ from tqdm import tqdm
 from nerfkit import ops, run
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config
-from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 from nerfkit.image import PictureRenderer, error_sheet, save_png
 from nerfkit.metrics import SSIM_DEFINITION, psnr, ssim
 from nerfkit.renderer import Renderer
@@ -53,7 +53,7 @@ def evaluate(
         "protocol": protocol(config, cameras, background, device),
         "views": rows,
     }
-    _write(folder / run.METRICS, metrics)
+    write_aside(folder / run.METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
@@ -79,10 +79,3 @@ def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch
         "versions": versions(),
         "device": device_name(device),
     }
-
-
-def _write(path: Path, metrics: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(metrics, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from None

@@ -23,6 +23,7 @@ from nerfkit import config as config_module
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config
 from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 from nerfkit.readers.transforms import parse_cameras, to_json
 from nerfkit.renderer import Renderer
 from nerfkit.scene import BACKGROUNDS, Scene
@@ -66,6 +67,7 @@ def _delete(folder: Path) -> None:
     """Delete what a run writes, and nothing else that may be in its folder."""
     for name in OWN_FILES:
         (folder / name).unlink(missing_ok=True)
+        (folder / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill in the middle of writing
     for name in OWN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
 
@@ -73,11 +75,8 @@ def _delete(folder: Path) -> None:
 def save_description(folder: Path, config: Config, scene: Scene) -> None:
     """Write the resolved configuration and the scene's cameras."""
     splits = {name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()}
-    try:
-        config_module.dump(config, folder / CONFIG)
-        (folder / SCENE).write_text(json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
-    except OSError as error:
-        raise RunError(f"cannot write to the run folder {folder}: {error.strerror}") from None
+    config_module.dump(config, folder / CONFIG)
+    write_aside(folder / SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
 
 
 def read_config(folder: Path) -> Config:
@@ -93,6 +92,18 @@ def read_scene(folder: Path) -> dict[str, Any]:
         return json.loads((folder / SCENE).read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {folder / SCENE}: {error}") from None
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Logged steps; a line that a kill or a full disk cut short is passed over."""
+    log = folder / LOG
+    lines = []
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
 
 
 def read_cameras(folder: Path, split: str) -> Cameras:

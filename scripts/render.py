@@ -21,6 +21,7 @@ from nerfkit import cli, ops, paths, run
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config, OpsConfig
 from nerfkit.errors import RunError, UserError
+from nerfkit.files import write_aside
 from nerfkit.image import PictureRenderer, preview, probe_video, save_png, write_video
 from nerfkit.readers.transforms import parse_cameras, read_json, to_json
 
@@ -113,7 +114,7 @@ def prepare(folder: Path, cameras: Cameras) -> str | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = [f"{index:04d}" for index in range(len(cameras))]
-        (folder / "path.json").write_text(json.dumps(to_json(cameras, names)))
+        write_aside(folder / "path.json", json.dumps(to_json(cameras, names)))
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
     return probe_video(folder)
