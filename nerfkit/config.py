@@ -185,6 +185,27 @@ def dump(config: Config, path: Path) -> None:
     write_aside(path, tomli_w.dumps(to_dict(config)))
 
 
+# What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.
+FREE_ON_RESUME = (
+    "out", "device", "data.path", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
+    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "eval.", "ops.",
+)  # fmt: skip
+
+
+def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """Name, old and new value of every option that differs, and must not when a run is resumed."""
+    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    changed = [name for name in before if before[name] != after[name] and not name.startswith(FREE_ON_RESUME)]
+    return [(name, before[name], after[name]) for name in changed]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
 POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",

@@ -86,6 +86,17 @@ def read_config(folder: Path) -> Config:
     return config_module.load([folder / CONFIG])
 
 
+def check_resumable(folder: Path, config: Config) -> None:
+    """Raise RunError if `config` changes what the run in `folder` was trained with."""
+    changed = config_module.fixed_differences(read_config(folder), config)
+    if changed:
+        options = "; ".join(f"{name} is {old} in the run, but {new} was asked for" for name, old, new in changed)
+        raise RunError(
+            f"cannot resume {folder}: {options}. Leave out {', '.join(name for name, _, _ in changed)} to go on, "
+            "or train a new run with another --out instead of --resume"
+        )
+
+
 def read_scene(folder: Path) -> dict[str, Any]:
     """Name, up axis and splits of the run's scene."""
     try:

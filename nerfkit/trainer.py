@@ -158,7 +158,8 @@ class Trainer:
         checkpoint.save(self.folder, tensors | random_tensors, state)
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint of the run folder."""
+        """Go back to the newest checkpoint of the run folder; raises RunError if the run had other options."""
+        run.check_resumable(self.folder, self.config)
         tensors, state = checkpoint.load(self.folder)
         groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
         for name, value in tensors.items():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nerfkit import checkpoint, run
+from nerfkit import config as config_module
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.evaluator import evaluate
 from nerfkit.scene import load_scene
@@ -56,6 +57,7 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     for _ in range(50):
         first.train_step()
     first.save()
+    config_module.dump(small_config, tmp_path / "parts" / run.CONFIG)
     second = make_trainer(small_config, tmp_path / "parts")
     torch.rand(17)
     second.restore()
@@ -67,6 +69,30 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     for a, b in zip(whole.renderer.parameters(), second.renderer.parameters(), strict=True):
         moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
         assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
+
+
+@pytest.mark.parametrize(
+    "group, key, value, message",
+    [
+        ("data", "box", (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0), r"data.box is \(-0.8.*\) in the run, but \(-1.0, .*asked"),
+        ("model", "hidden", 32, "model.hidden is 16 in the run, but 32 was asked for. Leave out model.hidden to go on"),
+        ("sampling", "step", 0.05, "sampling.step is 0.04 in the run, but 0.05 was .* or train a new run with .*--out"),
+        ("", "seed", 7, "seed is 0 in the run, but 7 was asked for"),
+    ],
+)
+def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, message: str):
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    setattr(getattr(small_config, group) if group else small_config, key, value)
+    with pytest.raises(RunError, match=message):
+        make_trainer(small_config, tmp_path).restore()
+
+
+def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
+    make_trainer(small_config, tmp_path).save()
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
+    small_config.out, small_config.eval.sheets, small_config.ops.lltm = "elsewhere", 1, "torch"
+    make_trainer(small_config, tmp_path).restore()
 
 
 def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
@@ -193,8 +219,6 @@ def test_unknown_device():
 
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
     """scripts/train.py as its own process: SIGTERM in mid-run, then --resume to the end."""
-    from nerfkit import config as config_module
-
     small_config.trainer.steps, small_config.eval.after_training = 3000, False
     config_module.dump(small_config, tmp_path / "options.toml")
     folder = tmp_path / "run"
