@@ -90,6 +90,13 @@ def save_png(path: Path, picture: Tensor) -> None:
     write_aside(path, content.getvalue())
 
 
+def save_npz(path: Path, **values: np.ndarray) -> None:
+    """Write arrays by name; complete or not at all."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **values)
+    write_aside(path, content.getvalue())
+
+
 def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
     """Picture [H, W, 3] of values [H, W], low to high along a colormap."""
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
         f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
     )
     kinds = {
-        "videos": sorted(folder.glob("render/*.mp4")),
+        "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / "eval"],
         "loss over time": [folder / "loss.png"],
     }
