@@ -5,8 +5,8 @@
     checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
     scene.json                cameras of every split, up axis
     metrics.jsonl             one line per logged step
-    metrics.json              scores on held-out views, with their protocol
-    loss.png  eval/  render/  pictures
+    metrics.json              scores on the test views, with their protocol
+    loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
 """
 
 from __future__ import annotations
@@ -115,6 +115,12 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
         except ValueError:
             continue
     return lines
+
+
+def scores_places(folder: Path, split: str) -> tuple[Path, Path]:
+    """File of a split's scores and folder of its sheets; another split's are below those of the test views."""
+    sheets = folder / "eval" if split == "test" else folder / "eval" / split
+    return (folder if split == "test" else sheets) / METRICS, sheets
 
 
 def read_cameras(folder: Path, split: str) -> Cameras:

@@ -35,15 +35,27 @@ def trained(tmp_path_factory):
     options.model.hidden = options.model.state = 16
     options.trainer.steps, options.trainer.samples, options.device = 150, 4096, "cpu"
     options.trainer.learning_rate, options.trainer.warmup = 0.03, 10
+    options.eval.sheets = 1
     config_module.dump(options, folder / "options.toml")
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
     assert "scene     scene (nerf_synthetic): 12 train, 2 test views of 17x17" in output
     assert "op        lltm" in output and "test views: PSNR" in output
-    again = call("scripts/eval.py", folder / "first")
-    assert "2 test views: PSNR" in again
+    score_twice(folder / "first")
     shutil.move(folder / "first", folder / "moved")
     shutil.rmtree(folder / "scene")
     return folder / "moved"
+
+
+def score_twice(folder) -> None:
+    """Scores of the train views leave those of the test views alone; --sheets stays the run's unless given."""
+    scores, sheets = (folder / "metrics.json").read_text(), len(list((folder / "eval").glob("*.png")))
+    assert sheets == 1, "the run asks for one"
+    assert "12 train views: PSNR" in call("scripts/eval.py", folder, "--split", "train", "--sheets", "2")
+    assert (folder / "metrics.json").read_text() == scores and len(list((folder / "eval").glob("*.png"))) == sheets
+    assert json.loads((folder / "eval" / "train" / "metrics.json").read_text())["protocol"]["split"] == "train"
+    assert len(list((folder / "eval" / "train").glob("*.png"))) == 2
+    assert "2 test views: PSNR" in call("scripts/eval.py", folder)
+    assert len(list((folder / "eval").glob("*.png"))) == sheets
 
 
 def test_the_run_folder_is_complete(trained):
@@ -127,6 +139,15 @@ def test_errors_say_what_to_do(trained, tmp_path):
         "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cpp", "--device", "cpu", status=1
     )
     assert "backend 'cpp' was asked for but is not built" in message
+
+
+def test_a_missing_split_is_said(toy_scene, tmp_path):
+    output = call(
+        "scripts/train.py", "--config", "configs/orrery_cpu.toml", "--data.path", toy_scene, "--data.downscale", "1",
+        "--trainer.steps", "1", "--trainer.samples", "64", "--eval.split", "val", "--out", tmp_path / "run",
+        "--model.log2_table", "8", "--device", "cpu",
+    )  # fmt: skip
+    assert "not scored: the scene has no val views, only train, test" in output
 
 
 def test_doctor():
