@@ -1,6 +1,7 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
 # make test   the whole test suite
 # Both make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
+# A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
 
 TORCH := torch==2.13.0
 PYTHON := python3
@@ -23,7 +24,7 @@ lint: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml setup.py
 	@set -e; \
-	if $(PYTHON) -c "import torch; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
+	if $(PYTHON) -c "import sys, torch; assert sys.prefix == sys.base_prefix; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
 	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
 	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \
