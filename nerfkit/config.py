@@ -210,7 +210,7 @@ POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
     "sampling.occupancy_every", "trainer.steps", "trainer.samples", "trainer.max_rays", "trainer.learning_rate",
-    "trainer.log_every",
+    "trainer.final_learning_rate", "trainer.log_every",
 )  # fmt: skip
 
 
