@@ -152,10 +152,15 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
             "run `python -m nerfkit doctor`, or use --device cpu"
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise RunError(f"device: {name} was asked for, but there are cuda:0 to cuda:{last} only")
     return device

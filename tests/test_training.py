@@ -209,12 +209,21 @@ def test_run_folders_are_not_overwritten(small_config, tmp_path):
         run.create(tmp_path / "file" / "run")
 
 
-def test_unknown_device():
-    with pytest.raises(RunError, match="'tpux' is unknown; use auto, cpu"):
-        run.pick_device("tpux")
+@pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
+def test_unknown_device(name: str):
+    with pytest.raises(RunError, match=f"'{name}' is unknown; use auto, cpu"):
+        run.pick_device(name)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="sees no GPU; run .python -m nerfkit doctor"):
             run.pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert run.pick_device("cuda:1").index == 1
+    with pytest.raises(RunError, match="cuda:7 was asked for, but there are cuda:0 to cuda:1 only"):
+        run.pick_device("cuda:7")
 
 
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
