@@ -163,11 +163,24 @@ def test_a_cut_checkpoint_falls_back_to_the_previous(tmp_path):
         checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
     file = tmp_path / checkpoint.NEWEST
     file.write_bytes(file.read_bytes()[:-100])
-    tensors, state = checkpoint.load(tmp_path)
+    with pytest.warns(UserWarning, match="checkpoint.safetensors is cut short .*; using .*previous.* of step 1"):
+        tensors, state = checkpoint.load(tmp_path)
     assert state["step"] == 1 and tensors["x"][0] == 1
     (tmp_path / checkpoint.PREVIOUS).unlink()
     with pytest.raises(RunError, match="no whole checkpoint in .*checkpoint.safetensors is cut short"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"no checkpoint", None])
+def test_a_broken_checkpoint_never_becomes_the_previous(tmp_path, broken: bytes | None):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
+    file = tmp_path / checkpoint.NEWEST
+    file.write_bytes(file.read_bytes()[:-100] if broken is None else broken)
+    checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {"step": 3})
+    assert checkpoint.load(tmp_path)[1]["step"] == 3
+    file.unlink()
+    assert checkpoint.load(tmp_path)[1]["step"] == 1
 
 
 def test_no_and_other_checkpoints(tmp_path, monkeypatch):
