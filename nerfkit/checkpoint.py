@@ -67,6 +67,12 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     raise RunError(f"no checkpoint in {folder}; is it a run folder made by scripts/train.py?")
 
 
+def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors called `name.`..., without that prefix."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
 def _is_whole(path: Path) -> bool:
     """Whether `path` has a checkpoint's header and is as long as that says."""
     try:

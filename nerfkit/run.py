@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nerfkit import checkpoint
 from nerfkit import config as config_module
@@ -136,8 +137,16 @@ def load_renderer(folder: Path, device: torch.device) -> tuple[Renderer, Config,
     config = read_config(folder)
     tensors, state = checkpoint.load(folder)
     renderer = Renderer(config)
-    renderer.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+    load_model(renderer, tensors, folder)
     return renderer.to(device).eval(), config, state
+
+
+def load_model(renderer: Renderer, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill `renderer` from a checkpoint's tensors; raises RunError if they do not fit."""
+    try:
+        renderer.load_state_dict(checkpoint.part(tensors, "model"))
+    except RuntimeError as error:
+        raise RunError(f"the checkpoint in {folder} does not fit this configuration: {error}") from None
 
 
 def background_color(config: Config, device: torch.device) -> torch.Tensor:

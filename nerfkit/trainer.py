@@ -161,21 +161,14 @@ class Trainer:
         """Go back to the newest checkpoint of the run folder; raises RunError if the run had other options."""
         run.check_resumable(self.folder, self.config)
         tensors, state = checkpoint.load(self.folder)
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
-        for name, value in tensors.items():
-            group, _, rest = name.partition(".")
-            groups[group][rest] = value
-        try:
-            self.renderer.load_state_dict(groups["model"])
-        except RuntimeError as error:
-            raise RunError(f"the checkpoint in {self.folder} does not fit this configuration: {error}") from None
+        run.load_model(self.renderer, tensors, self.folder)
         optimizer = self.optimizer.state_dict()
-        for name, value in groups["optimizer"].items():
+        for name, value in checkpoint.part(tensors, "optimizer").items():
             index, _, key = name.partition(".")
             optimizer["state"].setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
         self.step, self.seconds, self.n_rays = state["step"], state["seconds"], state["n_rays"]
-        restore_random_states(groups["random"], state["random"])
+        restore_random_states(checkpoint.part(tensors, "random"), state["random"])
         self._forget_log()
 
     def _remember_signal(self, number: int, frame: Any) -> None:

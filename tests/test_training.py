@@ -95,6 +95,16 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
     make_trainer(small_config, tmp_path).restore()
 
 
+def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
+    make_trainer(small_config, tmp_path).save()
+    small_config.model.hidden = 32
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
+        make_trainer(small_config, tmp_path).restore()
+    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
+        run.load_renderer(tmp_path, torch.device("cpu"))
+
+
 def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
     trainer = make_trainer(small_config, tmp_path / "run")
     names = set(trainer.renderer.state_dict())
