@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,10 @@ def _delete(folder: Path) -> None:
 
 
 def save_description(folder: Path, config: Config, scene: Scene) -> None:
-    """Write the resolved configuration and the scene's cameras."""
+    """Write the configuration, with the scene's folder as seen from anywhere, and the scene's cameras."""
+    path = str(Path(config.data.path).expanduser().resolve())
     splits = {name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()}
-    config_module.dump(config, folder / CONFIG)
+    config_module.dump(replace(config, data=replace(config.data, path=path)), folder / CONFIG)
     write_aside(folder / SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
 
 

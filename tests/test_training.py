@@ -232,6 +232,15 @@ def test_run_folders_are_not_overwritten(small_config, tmp_path):
         run.create(tmp_path / "file" / "run")
 
 
+def test_the_scene_is_found_from_any_working_folder(small_config, toy_scene, tmp_path, monkeypatch):
+    monkeypatch.chdir(toy_scene.parent)
+    small_config.data.path = toy_scene.name
+    run.save_description(tmp_path, small_config, load_scene(small_config.data.path))
+    assert small_config.data.path == toy_scene.name
+    monkeypatch.chdir(tmp_path)
+    assert load_scene(run.read_config(tmp_path).data.path).name == toy_scene.name
+
+
 @pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
 def test_unknown_device(name: str):
     with pytest.raises(RunError, match=f"'{name}' is unknown; use auto, cpu"):
