@@ -2,6 +2,7 @@
 # make test   the whole test suite
 # make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
+# A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
 
 TORCH := torch==2.13.0
 PYTHON := python3
@@ -28,7 +29,7 @@ kernels: $(VENV)/ready
 
 $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
 	@set -e; \
-	if $(PYTHON) -c "import torch; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
+	if $(PYTHON) -c "import sys, torch; assert sys.prefix == sys.base_prefix; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
 	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
 	else \
 	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \

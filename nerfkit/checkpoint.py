@@ -8,7 +8,7 @@ Each file is whole by itself, written aside and renamed, and the last two are ke
 from __future__ import annotations
 
 import json
-import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,41 +17,28 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 
 FORMAT_VERSION = 1
+BROKEN = (OSError, ValueError, KeyError, SafetensorError)  # what reading a cut or foreign file raises
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 
 
 def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write a checkpoint; the one before becomes the previous one.
 
-    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then as it was.
+    One that is cut short does not: the previous one stays. Raises RunError if the disk is full or the folder cannot be
+    written; the last checkpoint is then as it was.
     """
     state = {"format": FORMAT_VERSION, **state}
     data = safetensors.torch.save(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"state": json.dumps(state)}
     )
-    aside, aside_state = folder / (NEWEST + ".tmp"), folder / (STATE + ".tmp")
     try:
-        _write(aside, data)
-        _write(aside_state, json.dumps(state, indent=1).encode())
-        if (folder / NEWEST).exists():
-            os.replace(folder / NEWEST, folder / PREVIOUS)
-        os.replace(aside, folder / NEWEST)
-        os.replace(aside_state, folder / STATE)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        aside_state.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot save the checkpoint in {folder}: {error.strerror or error}; the last one is kept"
-        ) from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+        write_aside(folder / NEWEST, data, keep=folder / PREVIOUS if _is_whole(folder / NEWEST) else None)
+        write_aside(folder / STATE, json.dumps(state, indent=1))
+    except RunError as error:
+        raise RunError(f"cannot save the checkpoint in {folder}: {error}; the last one is kept") from None
 
 
 def exists(folder: Path) -> bool:
@@ -60,7 +47,7 @@ def exists(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of the newest whole checkpoint.
+    """Tensors and state of the newest whole checkpoint; warns if that is not the newest one.
 
     Raises RunError if there is none, or it is of another format version.
     """
@@ -68,12 +55,31 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for path in (folder / NEWEST, folder / PREVIOUS):
         if path.exists():
             try:
-                return _read(path)
-            except (OSError, ValueError, KeyError, SafetensorError) as error:
+                tensors, state = _read(path)
+            except BROKEN as error:
                 problems.append(f"{path.name} is cut short or no checkpoint: {error}")
+                continue
+            if problems:
+                warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state.get('step')}", stacklevel=2)
+            return tensors, state
     if problems:
         raise RunError(f"no whole checkpoint in {folder} ({'; '.join(problems)})")
     raise RunError(f"no checkpoint in {folder}; is it a run folder made by scripts/train.py?")
+
+
+def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors called `name.`..., without that prefix."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether `path` has a checkpoint's header and is as long as that says."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return "state" in (file.metadata() or {})
+    except BROKEN:
+        return False
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -18,6 +18,7 @@ import msgspec
 import tomli_w
 
 from nerfkit.errors import ConfigError
+from nerfkit.files import write_aside
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -181,14 +182,35 @@ def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 def dump(config: Config, path: Path) -> None:
     """Write every option to a TOML file."""
-    path.write_text(tomli_w.dumps(to_dict(config)))
+    write_aside(path, tomli_w.dumps(to_dict(config)))
+
+
+# What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.
+FREE_ON_RESUME = (
+    "out", "device", "data.path", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
+    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "eval.", "ops.",
+)  # fmt: skip
+
+
+def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
+    """Name, old and new value of every option that differs, and must not when a run is resumed."""
+    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    changed = [name for name in before if before[name] != after[name] and not name.startswith(FREE_ON_RESUME)]
+    return [(name, before[name], after[name]) for name in changed]
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
 
 
 POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
     "sampling.occupancy_every", "trainer.steps", "trainer.samples", "trainer.max_rays", "trainer.learning_rate",
-    "trainer.log_every",
+    "trainer.final_learning_rate", "trainer.log_every",
 )  # fmt: skip
 
 

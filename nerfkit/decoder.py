@@ -33,8 +33,13 @@ class Decoder(nn.Module):
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Density [N] per scene unit and embedding [N, E] of features [N, C]."""
+        log_density, embedding = self.log_density(features)
+        return torch.exp(log_density.clamp(max=MAX_LOG_DENSITY)), embedding
+
+    def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithm of the density [N], finite where the density itself is 0 or limited, and embedding [N, E]."""
         out = self.density_out(F.relu(self.density_hidden(features)))
-        return torch.exp((out[:, 0] - 1).clamp(max=MAX_LOG_DENSITY)), out[:, 1:]
+        return out[:, 0] - 1, out[:, 1:]
 
     def color(self, embedding: Tensor, directions: Tensor, encoded: Tensor | None, state: Tensor | None) -> Tensor:
         """Color [N, 3] in [0, 1] from embedding [N, E], unit directions [N, 3] and the ray's context."""

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from nerfkit import ops, run
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config
-from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 from nerfkit.image import PictureRenderer, error_sheet, save_png
 from nerfkit.metrics import SSIM_DEFINITION, psnr, ssim
 from nerfkit.renderer import Renderer
@@ -25,7 +25,7 @@ from nerfkit.versions import device_name, versions
 def evaluate(
     renderer: Renderer, config: Config, views: Views, state: dict[str, Any], folder: Path, device: torch.device
 ) -> dict[str, Any]:
-    """Render every view of a split, compare it with the truth, and write metrics.json and eval/ sheets.
+    """Render every view of a split, compare it with the truth, and write scores and sheets to `run.scores_places`.
 
     `state` is the checkpoint's: steps and training time.
     """
@@ -33,6 +33,7 @@ def evaluate(
     background = run.background_color(config, device)
     picture_of = PictureRenderer(renderer, background)
     cameras = views.cameras.to(device)
+    scores, sheets = run.scores_places(folder, config.eval.split)
     n_sheets = len(cameras) if config.eval.sheets < 0 else config.eval.sheets
     rows = []
     bar = tqdm(range(len(cameras)), desc=f"evaluating {config.eval.split}", unit="view", dynamic_ncols=True)
@@ -41,7 +42,7 @@ def evaluate(
         rows[-1]["view"] = views.files[view].stem
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_sheets:
-            save_png(folder / "eval" / f"{views.files[view].stem}.png", rows[-1].pop("sheet"))
+            save_png(sheets / f"{views.files[view].stem}.png", rows[-1].pop("sheet"))
         rows[-1].pop("sheet", None)
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
@@ -53,7 +54,7 @@ def evaluate(
         "protocol": protocol(config, cameras, background, device),
         "views": rows,
     }
-    _write(folder / run.METRICS, metrics)
+    write_aside(scores, json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
@@ -79,10 +80,3 @@ def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch
         "versions": versions(),
         "device": device_name(device),
     }
-
-
-def _write(path: Path, metrics: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(metrics, indent=1) + "\n")
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror}") from None

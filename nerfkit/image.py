@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import torch
 from torch import Tensor
 
 from nerfkit.cameras import Cameras, Rays
-from nerfkit.errors import RunError, UserError
+from nerfkit.errors import UserError
+from nerfkit.files import write_aside
 from nerfkit.ops.packed import ray_indices, sum_rays
 from nerfkit.renderer import Renderer
 
@@ -83,13 +85,16 @@ def to_uint8(picture: Tensor) -> np.ndarray:
 
 def save_png(path: Path, picture: Tensor) -> None:
     """Write a picture [H, W, 3] in [0, 1]; complete or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".tmp")
-    try:
-        imageio.imwrite(aside, to_uint8(picture), format="png")
-        os.replace(aside, path)
-    except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+    content = io.BytesIO()
+    imageio.imwrite(content, to_uint8(picture), format="png")
+    write_aside(path, content.getvalue())
+
+
+def save_npz(path: Path, **values: np.ndarray) -> None:
+    """Write arrays by name; complete or not at all."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **values)
+    write_aside(path, content.getvalue())
 
 
 def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:

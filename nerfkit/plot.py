@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-import json
+import io
 from pathlib import Path
 
 import matplotlib
 
 from nerfkit import run
+from nerfkit.files import write_aside
 
 matplotlib.use("Agg")  # no display needed
 
@@ -17,8 +18,7 @@ def plot_training(folder: Path) -> None:
     """Draw metrics.jsonl as loss.png; nothing if no step was logged yet."""
     import matplotlib.pyplot as plt
 
-    log = folder / run.LOG
-    lines = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    lines = run.read_log(folder)
     if not lines:
         return
     seconds = [line["seconds"] for line in lines]
@@ -29,5 +29,7 @@ def plot_training(folder: Path) -> None:
     right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    figure.savefig(folder / "loss.png", dpi=100)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=100)
     plt.close(figure)
+    write_aside(folder / "loss.png", picture.getvalue())

@@ -55,6 +55,6 @@ class Renderer(nn.Module):
         """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
         with torch.enable_grad():
             positions = positions.detach().requires_grad_()
-            density = self.density(positions)
-            (gradient,) = torch.autograd.grad(density.log().sum(), positions)
+            log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
+            (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)

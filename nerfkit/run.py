@@ -5,24 +5,27 @@
     checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
     scene.json                cameras of every split, up axis
     metrics.jsonl             one line per logged step
-    metrics.json              scores on held-out views, with their protocol
-    loss.png  eval/  render/  pictures
+    metrics.json              scores on the test views, with their protocol
+    loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from nerfkit import checkpoint
 from nerfkit import config as config_module
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config
 from nerfkit.errors import RunError
+from nerfkit.files import write_aside
 from nerfkit.readers.transforms import parse_cameras, to_json
 from nerfkit.renderer import Renderer
 from nerfkit.scene import BACKGROUNDS, Scene
@@ -66,18 +69,17 @@ def _delete(folder: Path) -> None:
     """Delete what a run writes, and nothing else that may be in its folder."""
     for name in OWN_FILES:
         (folder / name).unlink(missing_ok=True)
+        (folder / f"{name}.tmp").unlink(missing_ok=True)  # left by a kill in the middle of writing
     for name in OWN_FOLDERS:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
 def save_description(folder: Path, config: Config, scene: Scene) -> None:
-    """Write the resolved configuration and the scene's cameras."""
+    """Write the configuration, with the scene's folder as seen from anywhere, and the scene's cameras."""
+    path = str(Path(config.data.path).expanduser().resolve())
     splits = {name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()}
-    try:
-        config_module.dump(config, folder / CONFIG)
-        (folder / SCENE).write_text(json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
-    except OSError as error:
-        raise RunError(f"cannot write to the run folder {folder}: {error.strerror}") from None
+    config_module.dump(replace(config, data=replace(config.data, path=path)), folder / CONFIG)
+    write_aside(folder / SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
 
 
 def read_config(folder: Path) -> Config:
@@ -87,12 +89,41 @@ def read_config(folder: Path) -> Config:
     return config_module.load([folder / CONFIG])
 
 
+def check_resumable(folder: Path, config: Config) -> None:
+    """Raise RunError if `config` changes what the run in `folder` was trained with."""
+    changed = config_module.fixed_differences(read_config(folder), config)
+    if changed:
+        options = "; ".join(f"{name} is {old} in the run, but {new} was asked for" for name, old, new in changed)
+        raise RunError(
+            f"cannot resume {folder}: {options}. Leave out {', '.join(name for name, _, _ in changed)} to go on, "
+            "or train a new run with another --out instead of --resume"
+        )
+
+
 def read_scene(folder: Path) -> dict[str, Any]:
     """Name, up axis and splits of the run's scene."""
     try:
         return json.loads((folder / SCENE).read_text())
     except (OSError, ValueError) as error:
         raise RunError(f"cannot read {folder / SCENE}: {error}") from None
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Logged steps; a line that a kill or a full disk cut short is passed over."""
+    log = folder / LOG
+    lines = []
+    for line in log.read_text(errors="replace").splitlines() if log.exists() else []:
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            continue
+    return lines
+
+
+def scores_places(folder: Path, split: str) -> tuple[Path, Path]:
+    """File of a split's scores and folder of its sheets; another split's are below those of the test views."""
+    sheets = folder / "eval" if split == "test" else folder / "eval" / split
+    return (folder if split == "test" else sheets) / METRICS, sheets
 
 
 def read_cameras(folder: Path, split: str) -> Cameras:
@@ -108,8 +139,16 @@ def load_renderer(folder: Path, device: torch.device) -> tuple[Renderer, Config,
     config = read_config(folder)
     tensors, state = checkpoint.load(folder)
     renderer = Renderer(config)
-    renderer.load_state_dict({k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
+    load_model(renderer, tensors, folder)
     return renderer.to(device).eval(), config, state
+
+
+def load_model(renderer: Renderer, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill `renderer` from a checkpoint's tensors; raises RunError if they do not fit."""
+    try:
+        renderer.load_state_dict(checkpoint.part(tensors, "model"))
+    except RuntimeError as error:
+        raise RunError(f"the checkpoint in {folder} does not fit this configuration: {error}") from None
 
 
 def background_color(config: Config, device: torch.device) -> torch.Tensor:
@@ -124,10 +163,15 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
             "run `python -m nerfkit doctor`, or use --device cpu"
         )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        last = torch.cuda.device_count() - 1
+        raise RunError(f"device: {name} was asked for, but there are cuda:0 to cuda:{last} only")
     return device

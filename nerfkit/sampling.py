@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nerfkit.cameras import Rays
 from nerfkit.config import SamplingConfig
 from nerfkit.ops import march
+from nerfkit.ops.composite import MAX_THICKNESS
 from nerfkit.ops.packed import exclusive_cumsum, offsets_from_counts, ray_indices
 
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
@@ -50,7 +51,7 @@ class Sampler(nn.Module):
             ray_index = ray_indices(ray_offsets, t_starts.shape[0])  # [N]
             positions = place(rays, ray_index, t_starts, t_ends)
             if self.config.min_transmittance > 0:
-                thickness = (density_fn(positions) * (t_ends - t_starts)).clamp(max=50)  # [N]
+                thickness = (density_fn(positions) * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
                 reached = torch.exp(-exclusive_cumsum(thickness, ray_offsets, ray_index))
                 kept = reached > self.config.min_transmittance  # [N]
                 counts = torch.zeros_like(ray_offsets[1:]).index_add(0, ray_index, kept.long())

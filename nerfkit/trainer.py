@@ -18,6 +18,7 @@ from nerfkit import checkpoint, run
 from nerfkit.cameras import Cameras, Rays
 from nerfkit.config import Config
 from nerfkit.errors import RunError, SceneError, TrainingError
+from nerfkit.files import write_aside
 from nerfkit.ops.march import box_span
 from nerfkit.randomness import random_states, restore_random_states, seed_everything
 from nerfkit.renderer import Renderer
@@ -157,23 +158,17 @@ class Trainer:
         checkpoint.save(self.folder, tensors | random_tensors, state)
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint of the run folder."""
+        """Go back to the newest checkpoint of the run folder; raises RunError if the run had other options."""
+        run.check_resumable(self.folder, self.config)
         tensors, state = checkpoint.load(self.folder)
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "optimizer": {}, "random": {}}
-        for name, value in tensors.items():
-            group, _, rest = name.partition(".")
-            groups[group][rest] = value
-        try:
-            self.renderer.load_state_dict(groups["model"])
-        except RuntimeError as error:
-            raise RunError(f"the checkpoint in {self.folder} does not fit this configuration: {error}") from None
+        run.load_model(self.renderer, tensors, self.folder)
         optimizer = self.optimizer.state_dict()
-        for name, value in groups["optimizer"].items():
+        for name, value in checkpoint.part(tensors, "optimizer").items():
             index, _, key = name.partition(".")
             optimizer["state"].setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
         self.step, self.seconds, self.n_rays = state["step"], state["seconds"], state["n_rays"]
-        restore_random_states(groups["random"], state["random"])
+        restore_random_states(checkpoint.part(tensors, "random"), state["random"])
         self._forget_log()
 
     def _remember_signal(self, number: int, frame: Any) -> None:
@@ -202,11 +197,8 @@ class Trainer:
 
     def _forget_log(self) -> None:
         """Drop logged steps after the checkpoint: they are trained, and logged, again."""
-        log = self.folder / run.LOG
-        if log.exists():
-            lines = log.read_text().splitlines(keepends=True)
-            whole = [line for line in lines if line.endswith("}\n")]  # a kill may have cut the last one short
-            log.write_text("".join(line for line in whole if json.loads(line)["step"] <= self.step))
+        kept = [line for line in run.read_log(self.folder) if line["step"] <= self.step]
+        write_aside(self.folder / run.LOG, "".join(json.dumps(line) + "\n" for line in kept))
 
     def _stop_not_finite(self, what: str, trained: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
@@ -219,7 +211,7 @@ class Trainer:
             "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (trained | parameters).items()},
             "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
         }
-        (self.folder / NAN_REPORT).write_text(json.dumps(report, indent=1))
+        write_aside(self.folder / NAN_REPORT, json.dumps(report, indent=1))
         raise TrainingError(
             f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder}, "
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "

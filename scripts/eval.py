@@ -2,6 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Score a run on held-out views: PSNR and SSIM per view and mean, with the protocol, in metrics.json.
 
+Scores of the test views are in the run folder, of another split in RUN/eval/<split>.
+
 python scripts/eval.py runs/lego
 """
 
@@ -27,7 +29,7 @@ class EvalOptions:
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved
-    sheets: int = 8  # views whose truth, render and error are saved as pictures; -1: all
+    sheets: int | None = None  # views to save truth, render and error of; -1: all; the run's own choice if left out
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     ops: OpsConfig = field(default_factory=OpsConfig)
 
@@ -38,14 +40,16 @@ def main(arguments: list[str]) -> int:
     renderer, config, state = run.load_renderer(options.run, device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     config.eval.split = options.split or config.eval.split
-    config.eval.sheets = options.sheets
+    if options.sheets is not None:
+        config.eval.sheets = options.sheets
     try:
         scene = load_scene(options.data or config.data.path, config.data.format, config.data.downscale)
     except ValueError as error:
         raise RunError(f"{error}; give the scene's folder with --data") from None
     metrics = evaluate(renderer, config, scene.split(config.eval.split), state, options.run, device)
     print(f"{metrics['n_views']} {config.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
-    print(f"per view and protocol: {options.run / run.METRICS}; pictures: {options.run / 'eval'}")
+    scores, sheets = run.scores_places(options.run, config.eval.split)
+    print(f"per view and protocol: {scores}; pictures: {sheets}")
     return 0
 
 

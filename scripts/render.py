@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 import torch
 import tyro
 from tqdm import tqdm
@@ -21,7 +20,8 @@ from nerfkit import cli, ops, paths, run
 from nerfkit.cameras import Cameras
 from nerfkit.config import Config, OpsConfig
 from nerfkit.errors import RunError, UserError
-from nerfkit.image import PictureRenderer, preview, probe_video, save_png, write_video
+from nerfkit.files import write_aside
+from nerfkit.image import PictureRenderer, preview, probe_video, save_npz, save_png, write_video
 from nerfkit.readers.transforms import parse_cameras, read_json, to_json
 
 FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
@@ -39,7 +39,7 @@ class RenderOptions:
     outputs: str = "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, depth in scene units
     out: str = ""  # folder of frames and videos; RUN/render/<path> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
-    resume: bool = False  # keep frames that are there already
+    resume: bool = False  # keep frames of this path and size that are there already
     ops: OpsConfig = field(default_factory=OpsConfig)
 
 
@@ -47,6 +47,7 @@ def main(arguments: list[str]) -> int:
     options = tyro.cli(RenderOptions, args=arguments, prog="scripts/render.py", **cli.TYRO)
     device = run.pick_device(options.device)
     outputs = choose_outputs(options.outputs)
+    check_numbers(options)
     renderer, config, _ = run.load_renderer(options.run, device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     ops.resolved(device)
@@ -54,7 +55,8 @@ def main(arguments: list[str]) -> int:
     if options.size is not None:
         cameras = cameras.resized(*options.size)
     folder = Path(options.out or options.run / "render" / Path(options.path).stem)
-    no_video = prepare(folder, cameras)
+    prepare(folder, cameras, outputs, options.resume)
+    no_video = probe_video(folder)
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
@@ -64,7 +66,7 @@ def main(arguments: list[str]) -> int:
     print(f"{len(cameras)} frames: {folder}")
     if not no_video:
         for name, files in frames.items():
-            video = folder.with_name(f"{folder.name}_{name}.mp4" if name != "rgb" else f"{folder.name}.mp4")
+            video = folder / f"{name}.mp4"
             write_video(video, files, options.fps)
             print(f"video: {video}")
     return 0
@@ -77,6 +79,16 @@ def choose_outputs(names: str) -> tuple[str, ...]:
     if unknown or not outputs:
         raise UserError(f"--outputs {names!r}: unknown {unknown or 'nothing'}; choose of {','.join(FILES)}")
     return outputs
+
+
+def check_numbers(options: RenderOptions) -> None:
+    """Raise UserError for a number that nothing can be rendered with."""
+    if options.size is not None and min(options.size) < 1:
+        width, height = options.size
+        raise UserError(f"--size must be at least 1 pixel each way, got {width} {height}")
+    for name in ("frames", "fps"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
 
 
 def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
@@ -93,8 +105,6 @@ def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
     like = run.read_cameras(options.run, "train")
     box = torch.tensor(config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(scene["up"])
-    if options.frames < 1:
-        raise UserError(f"--frames must be at least 1, got {options.frames}")
     if options.path == "orbit":
         return paths.orbit(like, target, up, options.frames)
     if options.path == "spiral":
@@ -108,15 +118,36 @@ def choose_cameras(options: RenderOptions, config: Config) -> Cameras:
     )
 
 
-def prepare(folder: Path, cameras: Cameras) -> str | None:
-    """Make the folder and write the path; the reason if videos cannot be written."""
+def prepare(folder: Path, cameras: Cameras, outputs: tuple[str, ...], resume: bool) -> None:
+    """Make the folder, write the path, and remove frames that must not pass for this path's."""
+    file = folder / "path.json"
+    path = json.dumps(to_json(cameras, [f"{view:04d}" for view in range(len(cameras))]))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        names = [f"{index:04d}" for index in range(len(cameras))]
-        (folder / "path.json").write_text(json.dumps(to_json(cameras, names)))
+        same = file.exists() and file.read_text() == path
+        if resume and file.exists() and not same:
+            raise RunError(
+                f"{folder} holds frames of another path or size; render all anew without --resume, "
+                "or choose another folder with --out"
+            )
+        if not resume:
+            remove_frames(folder, len(cameras), outputs if same else tuple(FILES))
+        write_aside(file, path)
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
-    return probe_video(folder)
+
+
+def remove_frames(folder: Path, n_frames: int, outputs: tuple[str, ...]) -> None:
+    for view in range(n_frames):
+        for file in frame_files(folder, view, outputs).values():
+            file.unlink(missing_ok=True)
+            file.with_suffix(".npz").unlink(missing_ok=True)
+
+
+def frame_files(folder: Path, view: int, outputs: tuple[str, ...]) -> dict[str, Path]:
+    """PNG files of one frame by name; values, of all but rgb, are beside them (.npz)."""
+    names = [name for output in outputs for name in FILES[output]]
+    return {name: folder / (f"{view:04d}.png" if name == "rgb" else f"{name}_{view:04d}.png") for name in names}
 
 
 def depth_range(folder: Path, config: Config) -> tuple[float, float]:
@@ -138,16 +169,15 @@ def render_frames(
     """Render and save every frame; the PNG files by output."""
     frames: dict[str, list[Path]] = {name: [] for output in outputs for name in FILES[output]}
     for view in tqdm(range(len(cameras)), desc="rendering", unit="frame", dynamic_ncols=True):
-        files = {name: folder / (f"{view:04d}.png" if name == "rgb" else f"{name}_{view:04d}.png") for name in frames}
+        files = frame_files(folder, view, outputs)
         for name, file in files.items():
             frames[name].append(file)
         if resume and all(file.exists() for file in files.values()):
             continue
         pictures = picture_of(cameras, view, outputs)
-        values = {name: pictures[name].numpy() for name in frames if name != "rgb"}
-        if values:
-            np.savez_compressed(folder / f"{view:04d}.npz", **values)
         for name, file in files.items():
+            if name != "rgb":  # before the picture, which says that the frame is done
+                save_npz(file.with_suffix(".npz"), **{name: pictures[name].numpy()})
             save_png(file, preview(name, pictures, span))
     return frames
 

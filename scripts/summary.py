@@ -16,7 +16,7 @@ from nerfkit.errors import RunError
 
 def main(arguments: list[str]) -> int:
     folder = Path(arguments[0] if arguments else "runs/orrery")
-    file = folder / run.METRICS
+    file, sheets = run.scores_places(folder, run.read_config(folder).eval.split)
     if not file.exists():
         raise RunError(f"{file} is missing; score the run first: python scripts/eval.py {folder}")
     metrics = json.loads(file.read_text())
@@ -27,8 +27,8 @@ def main(arguments: list[str]) -> int:
         f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
     )
     kinds = {
-        "videos": sorted(folder.glob("render/*.mp4")),
-        "truth | render | error": [folder / "eval"],
+        "videos": sorted(folder.glob("render/*/*.mp4")),
+        "truth | render | error": [sheets],
         "loss over time": [folder / "loss.png"],
     }
     for kind, paths in kinds.items():

@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
         print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  python scripts/train.py --resume {folder}")
         return 128 + trainer.stop_signal
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
-    if options.eval.after_training and options.eval.split in scene.views:
+    if options.eval.after_training and options.eval.split not in scene.views:
+        print(f"not scored: the scene has no {options.eval.split} views, only {', '.join(scene.views)}")
+    elif options.eval.after_training:
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.renderer, options, scene.split(options.eval.split), state, folder, device)
         scores = f"PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}"

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from nerfkit import paths
+from nerfkit.errors import SceneError
 from nerfkit.readers.nerf_synthetic import READER
 from nerfkit.readers.transforms import parse_cameras, to_json
 from tests.toy_scene import BALLS, RADII
@@ -49,6 +50,13 @@ def test_json_round_trip(cameras, tmp_path):
     torch.testing.assert_close(again.camera_to_world, cameras.camera_to_world)
     torch.testing.assert_close(again.focal, cameras.focal)
     assert (again.width, again.height) == (24, 24)
+
+
+@pytest.mark.parametrize("width", [0, 0.5, "24", None])
+def test_a_path_with_a_bad_size(cameras, tmp_path, width):
+    content = to_json(cameras, [str(i) for i in range(len(cameras))]) | {"w": width}
+    with pytest.raises(SceneError, match="x.json: .*('w' must be a number and be above 0|must be at least 1x1)"):
+        parse_cameras(content, tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])

@@ -50,6 +50,7 @@ def test_shipped_files_are_small_differences(name: str):
         ("[train]\nsteps = 7\n", r"unknown option train; did you mean trainer\?"),
         ("[trainer]\nsteps = 'many'\n", "trainer.steps: Expected `int`, got `str`"),
         ("[trainer]\nsteps = -1\n", "trainer.steps must be positive, got -1"),
+        ("[trainer]\nfinal_learning_rate = 0.0\n", "trainer.final_learning_rate must be positive, got 0.0"),
         ("[data]\nbackground = 'pink'\n", "data.background: Invalid enum value 'pink'"),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", "data.box: the lowest corner .* must be below"),
         ("[model]\nkernel = 4\n", "model.kernel must be odd, got 4"),

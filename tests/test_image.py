@@ -68,6 +68,17 @@ def test_normals_point_away_from_the_density(setting):
     torch.testing.assert_close(normals.norm(dim=-1), torch.ones(7))
 
 
+@pytest.mark.parametrize("bias", [-200.0, 200.0])
+def test_normals_where_the_density_underflows_or_is_limited(setting, bias: float):
+    renderer, _ = setting
+    points = torch.rand(7, 3) - 0.5
+    wanted = renderer.normals(points)
+    with torch.no_grad():
+        renderer.decoder.density_out.bias[0] += bias  # a factor on the density: normals stay
+    assert renderer.density(points).max() == 0 or renderer.density(points).min() > 1e13
+    torch.testing.assert_close(renderer.normals(points), wanted)
+
+
 def test_psnr_and_ssim_are_what_they_are_called():
     structural_similarity = pytest.importorskip("skimage.metrics").structural_similarity
     truth = torch.rand(40, 32, 3)

@@ -2,6 +2,7 @@
 """The scripts as a user runs them: train, evaluate, render; then the run folder moved, without the scene."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,8 +15,9 @@ from nerfkit import config as config_module
 from tests.toy_scene import write_scene
 
 
-def call(*arguments: str, status: int = 0) -> str:
-    done = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+def call(*arguments: str, status: int = 0, folder: str = ".") -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
     assert done.returncode == status, done.stderr
     assert "Traceback" not in done.stderr
     return done.stdout + done.stderr
@@ -33,15 +35,27 @@ def trained(tmp_path_factory):
     options.model.hidden = options.model.state = 16
     options.trainer.steps, options.trainer.samples, options.device = 150, 4096, "cpu"
     options.trainer.learning_rate, options.trainer.warmup = 0.03, 10
+    options.eval.sheets = 1
     config_module.dump(options, folder / "options.toml")
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
     assert "scene     scene (nerf_synthetic): 12 train, 2 test views of 17x17" in output
     assert "op        lltm" in output and "test views: PSNR" in output
-    again = call("scripts/eval.py", folder / "first")
-    assert "2 test views: PSNR" in again
+    score_twice(folder / "first")
     shutil.move(folder / "first", folder / "moved")
     shutil.rmtree(folder / "scene")
     return folder / "moved"
+
+
+def score_twice(folder) -> None:
+    """Scores of the train views leave those of the test views alone; --sheets stays the run's unless given."""
+    scores, sheets = (folder / "metrics.json").read_text(), len(list((folder / "eval").glob("*.png")))
+    assert sheets == 1, "the run asks for one"
+    assert "12 train views: PSNR" in call("scripts/eval.py", folder, "--split", "train", "--sheets", "2")
+    assert (folder / "metrics.json").read_text() == scores and len(list((folder / "eval").glob("*.png"))) == sheets
+    assert json.loads((folder / "eval" / "train" / "metrics.json").read_text())["protocol"]["split"] == "train"
+    assert len(list((folder / "eval" / "train").glob("*.png"))) == 2
+    assert "2 test views: PSNR" in call("scripts/eval.py", folder)
+    assert len(list((folder / "eval").glob("*.png"))) == sheets
 
 
 def test_the_run_folder_is_complete(trained):
@@ -58,12 +72,14 @@ def test_render_needs_the_run_folder_alone(trained):
     folder = trained / "render" / "orbit"
     frame = imageio.imread(folder / "0000.png")
     assert frame.shape == (17, 17, 3) and frame.std() > 5
-    values = np.load(folder / "0001.npz")
-    assert values["depth_ray"].dtype == np.float32 and set(values) == {"depth_ray", "depth_z", "opacity", "normal"}
+    values = {
+        name: np.load(folder / f"{name}_0001.npz")[name] for name in ("depth_ray", "depth_z", "opacity", "normal")
+    }
+    assert values["depth_ray"].dtype == np.float32 and values["normal"].shape == (17, 17, 3)
     seen = values["opacity"] > 0.9
     assert seen.any() and (values["depth_z"] <= values["depth_ray"] + 1e-5).all()
     assert 1.8 < values["depth_ray"][seen].mean() < 4, "the balls are 2 to 4 units away"
-    video = imageio.get_reader(trained / "render" / "orbit.mp4")
+    video = imageio.get_reader(folder / "rgb.mp4")
     assert video.count_frames() == 3 and video.get_meta_data()["size"] == (18, 18)
 
 
@@ -77,12 +93,33 @@ def test_render_follows_a_path_file_and_resumes(trained):
     before = (out / "0001.png").stat().st_mtime_ns
     call("scripts/render.py", trained, "--path", spiral / "path.json", "--out", out, "--resume", "--device", "cpu")
     assert (out / "0000.png").exists() and (out / "0001.png").stat().st_mtime_ns == before
+    message = call("scripts/render.py", trained, "--frames", "2", "--out", out, "--resume", "--device", "cpu", status=1)
+    assert "holds frames of another path or size; render all anew without --resume, or choose" in message
+    assert (out / "0001.png").stat().st_mtime_ns == before
+
+
+def test_render_into_the_working_folder(trained, tmp_path):
+    """Frames and video are in it, and nothing is beside it; another choice of outputs adds to the first."""
+    out = tmp_path / "here"
+    out.mkdir()
+    script = os.path.abspath("scripts/render.py")
+    for outputs in ("opacity", "depth", "opacity,depth"):
+        resume = ["--resume"] if "," in outputs else []
+        call(
+            script, trained, "--frames", "2", "--size", "6", "5", "--outputs", outputs, "--out", ".", "--device",
+            "cpu", *resume, folder=out,
+        )  # fmt: skip
+    assert np.load(out / "opacity_0001.npz")["opacity"].shape == (5, 6) and (out / "depth_z_0001.npz").exists()
+    assert (out / "opacity.mp4").exists() and (out / "depth_ray.mp4").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    call(script, trained, "--frames", "3", "--size", "6", "5", "--out", ".", "--device", "cpu", folder=out)
+    assert not list(out.glob("depth_z_*")), "frames of another path must not pass for this path's"
 
 
 @pytest.mark.parametrize("path", ["test", "train", "interpolate"])
 def test_render_paths(trained, path: str):
     call("scripts/render.py", trained, "--path", path, "--frames", "2", "--size", "6", "6", "--device", "cpu")
-    assert (trained / "render" / f"{path}.mp4").exists()
+    assert (trained / "render" / path / "rgb.mp4").exists()
 
 
 def test_errors_say_what_to_do(trained, tmp_path):
@@ -92,6 +129,9 @@ def test_errors_say_what_to_do(trained, tmp_path):
     assert "unknown ['deep']; choose of rgb,depth,opacity,normal" in call(
         "scripts/render.py", trained, "--outputs", "rgb,deep", "--device", "cpu", status=1
     )
+    assert "--size must be at least 1 pixel each way, got 0 5" in call(
+        "scripts/render.py", trained, "--size", "0", "5", "--device", "cpu", status=1
+    )
     assert "is not a run folder: config.toml is missing" in call("scripts/render.py", tmp_path, status=1)
     assert "give the scene's folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
     assert "no scene given: set data.path" in call("scripts/train.py", "--out", tmp_path / "x", status=1)
@@ -99,6 +139,15 @@ def test_errors_say_what_to_do(trained, tmp_path):
         "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cuda", "--device", "cpu", status=1
     )
     assert "backend 'cuda' was asked for but is not built" in message or "'cuda' needs cuda tensors" in message
+
+
+def test_a_missing_split_is_said(toy_scene, tmp_path):
+    output = call(
+        "scripts/train.py", "--config", "configs/orrery_cpu.toml", "--data.path", toy_scene, "--data.downscale", "1",
+        "--trainer.steps", "1", "--trainer.samples", "64", "--eval.split", "val", "--out", tmp_path / "run",
+        "--model.log2_table", "8", "--device", "cpu",
+    )  # fmt: skip
+    assert "not scored: the scene has no val views, only train, test" in output
 
 
 def test_doctor():

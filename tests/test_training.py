@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from nerfkit import checkpoint, run
+from nerfkit import config as config_module
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.evaluator import evaluate
 from nerfkit.scene import load_scene
@@ -56,6 +57,7 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     for _ in range(50):
         first.train_step()
     first.save()
+    config_module.dump(small_config, tmp_path / "parts" / run.CONFIG)
     second = make_trainer(small_config, tmp_path / "parts")
     torch.rand(17)
     second.restore()
@@ -67,6 +69,40 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     for a, b in zip(whole.renderer.parameters(), second.renderer.parameters(), strict=True):
         moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
         assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
+
+
+@pytest.mark.parametrize(
+    "group, key, value, message",
+    [
+        ("data", "box", (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0), r"data.box is \(-0.8.*\) in the run, but \(-1.0, .*asked"),
+        ("model", "hidden", 32, "model.hidden is 16 in the run, but 32 was asked for. Leave out model.hidden to go on"),
+        ("sampling", "step", 0.05, "sampling.step is 0.04 in the run, but 0.05 was .* or train a new run with .*--out"),
+        ("", "seed", 7, "seed is 0 in the run, but 7 was asked for"),
+    ],
+)
+def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, message: str):
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    setattr(getattr(small_config, group) if group else small_config, key, value)
+    with pytest.raises(RunError, match=message):
+        make_trainer(small_config, tmp_path).restore()
+
+
+def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
+    make_trainer(small_config, tmp_path).save()
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
+    small_config.out, small_config.eval.sheets, small_config.ops.lltm = "elsewhere", 1, "torch"
+    make_trainer(small_config, tmp_path).restore()
+
+
+def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
+    make_trainer(small_config, tmp_path).save()
+    small_config.model.hidden = 32
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
+        make_trainer(small_config, tmp_path).restore()
+    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
+        run.load_renderer(tmp_path, torch.device("cpu"))
 
 
 def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
@@ -137,11 +173,24 @@ def test_a_cut_checkpoint_falls_back_to_the_previous(tmp_path):
         checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
     file = tmp_path / checkpoint.NEWEST
     file.write_bytes(file.read_bytes()[:-100])
-    tensors, state = checkpoint.load(tmp_path)
+    with pytest.warns(UserWarning, match="checkpoint.safetensors is cut short .*; using .*previous.* of step 1"):
+        tensors, state = checkpoint.load(tmp_path)
     assert state["step"] == 1 and tensors["x"][0] == 1
     (tmp_path / checkpoint.PREVIOUS).unlink()
     with pytest.raises(RunError, match="no whole checkpoint in .*checkpoint.safetensors is cut short"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("broken", [b"", b"no checkpoint", None])
+def test_a_broken_checkpoint_never_becomes_the_previous(tmp_path, broken: bytes | None):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
+    file = tmp_path / checkpoint.NEWEST
+    file.write_bytes(file.read_bytes()[:-100] if broken is None else broken)
+    checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {"step": 3})
+    assert checkpoint.load(tmp_path)[1]["step"] == 3
+    file.unlink()
+    assert checkpoint.load(tmp_path)[1]["step"] == 1
 
 
 def test_no_and_other_checkpoints(tmp_path, monkeypatch):
@@ -183,18 +232,34 @@ def test_run_folders_are_not_overwritten(small_config, tmp_path):
         run.create(tmp_path / "file" / "run")
 
 
-def test_unknown_device():
-    with pytest.raises(RunError, match="'tpux' is unknown; use auto, cpu"):
-        run.pick_device("tpux")
+def test_the_scene_is_found_from_any_working_folder(small_config, toy_scene, tmp_path, monkeypatch):
+    monkeypatch.chdir(toy_scene.parent)
+    small_config.data.path = toy_scene.name
+    run.save_description(tmp_path, small_config, load_scene(small_config.data.path))
+    assert small_config.data.path == toy_scene.name
+    monkeypatch.chdir(tmp_path)
+    assert load_scene(run.read_config(tmp_path).data.path).name == toy_scene.name
+
+
+@pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
+def test_unknown_device(name: str):
+    with pytest.raises(RunError, match=f"'{name}' is unknown; use auto, cpu"):
+        run.pick_device(name)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="sees no GPU; run .python -m nerfkit doctor"):
             run.pick_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert run.pick_device("cuda:1").index == 1
+    with pytest.raises(RunError, match="cuda:7 was asked for, but there are cuda:0 to cuda:1 only"):
+        run.pick_device("cuda:7")
 
 
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
     """scripts/train.py as its own process: SIGTERM in mid-run, then --resume to the end."""
-    from nerfkit import config as config_module
-
     small_config.trainer.steps, small_config.eval.after_training = 3000, False
     config_module.dump(small_config, tmp_path / "options.toml")
     folder = tmp_path / "run"

@@ -44,7 +44,9 @@ def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None,
     if width is None or height is None:
         if "w" not in content or "h" not in content:
             raise SceneError(f"{file}: keys 'w' and 'h' (picture size in pixels) are missing")
-        width, height = int(content["w"]), int(content["h"])
+        width, height = (int(_number(content, key, str(file), above=0)) for key in ("w", "h"))
+        if min(width, height) < 1:
+            raise SceneError(f"{file}: the picture size must be at least 1x1, got {width}x{height}")
     poses, focals, centers = [], [], []
     for index, frame in enumerate(content["frames"]):
         where = f"{file}: frame {index}"
@@ -76,21 +78,33 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
             f"{where}: lens distortion ({', '.join(distorted)}) is not supported; undistort the pictures first"
         )
     # Intrinsics in pixels belong to pictures of the stated size, which may have been resized since.
-    scale_x, scale_y = width / values.get("w", width), height / values.get("h", height)
+    scale_x = width / (_number(values, "w", where, above=0) if "w" in values else width)
+    scale_y = height / (_number(values, "h", where, above=0) if "h" in values else height)
     if "fl_x" in values:
-        focal_x = values["fl_x"] * scale_x
-        focal_y = values.get("fl_y", values["fl_x"]) * scale_y
+        focal_x = _number(values, "fl_x", where, above=0) * scale_x
+        focal_y = _number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
     elif "camera_angle_x" in values:
-        focal_x = focal_y = 0.5 * width / math.tan(0.5 * values["camera_angle_x"])
+        focal_x = focal_y = 0.5 * width / _half_tangent(values, "camera_angle_x", where)
         if "camera_angle_y" in values:
-            focal_y = 0.5 * height / math.tan(0.5 * values["camera_angle_y"])
+            focal_y = 0.5 * height / _half_tangent(values, "camera_angle_y", where)
     else:
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    if not (0 < focal_x < math.inf and 0 < focal_y < math.inf):
-        raise SceneError(f"{where}: the focal length must be positive and finite, got {focal_x:.4g}, {focal_y:.4g}")
-    center_x = values["cx"] * scale_x if "cx" in values else width / 2
-    center_y = values["cy"] * scale_y if "cy" in values else height / 2
+    center_x = _number(values, "cx", where) * scale_x if "cx" in values else width / 2
+    center_y = _number(values, "cy", where) * scale_y if "cy" in values else height / 2
     return (focal_x, focal_y), (center_x, center_y)
+
+
+def _number(values: dict[str, Any], key: str, where: str, above: float = -math.inf, below: float = math.inf) -> float:
+    """The number `key`, between bounds; raises SceneError naming `where`."""
+    value = values[key]
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < below:
+        bounds = "be finite" if above == -math.inf else f"be above {above:g} and below {below:.4g}"
+        raise SceneError(f"{where}: '{key}' must be a number and {bounds}, got {value!r}")
+    return float(value)
+
+
+def _half_tangent(values: dict[str, Any], key: str, where: str) -> float:
+    return math.tan(0.5 * _number(values, key, where, above=0, below=math.pi))
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
