@@ -47,6 +47,6 @@ Status depthwise_conv2d(DType, const void* x, const void* weight, const void* bi
 // accumulation type.
 Status depthwise_conv2d_bwd(DType, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape&, Stream);
-int64_t conv2d_scratch(const Conv2dShape&);
+int64_t conv2d_scratch(DType, const Conv2dShape&);
 
 }  // namespace nerfkit

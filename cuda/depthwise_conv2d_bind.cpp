@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor&
   Tensor grad_x = to_x ? empty(x, shape_of(x)) : nothing(x);
   Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : nothing(x);
   Tensor grad_bias = to_weight ? empty(weight, {size.channels}) : nothing(x);
-  Tensor scratch = empty(x, {to_weight ? conv2d_scratch(size) : 0}, wide(x.scalar_type()));
+  Tensor scratch = empty(x, {to_weight ? conv2d_scratch(dtype_of(x), size) : 0}, wide(x.scalar_type()));
   ran("depthwise_conv2d_bwd",
       depthwise_conv2d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight), out(grad_bias),
                            out(scratch), size, device.stream));

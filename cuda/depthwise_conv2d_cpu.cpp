@@ -346,6 +346,6 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
   return 0;
 }
 
-int64_t conv2d_scratch(const Conv2dShape&) { return 0; }
+int64_t conv2d_scratch(DType, const Conv2dShape&) { return 0; }
 
 }  // namespace nerfkit

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernels of 3, 5 and 7, square or of one row, with stride and dilation 1 that keep the picture's size, are computed from
-// registers: a value is loaded once for all the taps of a column. Contiguous pictures: a thread takes V columns and R rows.
-// Channels last: a lane takes two channels and walks down V columns with the sums of the rows that the kernel covers. The
-// same over grad_out, with the kernel flipped, gives the gradients of x and of the weight in one pass.
-// Anything else: a thread a value.
+// registers: a thread takes a tile of one channel and loads a value once for all the taps of a column. Neighbouring threads
+// take neighbouring columns or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped,
+// gives the gradients of x and of the weight in one pass.
+// Half types take the way of depthwise_conv2d_half.cuh where they can. Anything else: a thread a value.
 
-#include "depthwise_conv2d.h"
+#include "depthwise_conv2d_half.cuh"
 #include "partial_sums.cuh"
 
 namespace nerfkit {
 namespace {
 
-constexpr int V = 4;  // columns of a strip
+constexpr int V = 4;  // columns of a tile
 constexpr int THREADS_2D = 128;
 constexpr int WARPS_2D = THREADS_2D / 32;
 
@@ -26,15 +26,19 @@ struct Walk {
   const T* x;       // backward: to be multiplied with the window
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   int channels, batch, height, width;
+  int lanes, across, shared;  // channels of a block, blocks across the channels, blocks that share the tiles of a channel
   Strides strides;
 };
 
-// N columns of a row from `first` on, zero outside the picture, CH neighbouring channels of each.
-// VECTOR: the V columns from first + (N - V) / 2 on are inside and aligned, as are those before and after them.
-template <class T, int N, int CH, bool VECTOR>
-__device__ __forceinline__ void load_row(const T* row, int first, int width, int column, acc_t<T> (&to)[N][CH]) {
+// What neighbouring threads take: four columns each at a time, one by one, or one by one of neighbouring channels.
+enum class Order { vectors, columns, channels };
+
+// N columns of a row from `first` on, `column` apart, zero outside the picture. With vectors the V columns from
+// first + (N - V) / 2 on are inside and aligned, as are those before and after them.
+template <class T, int N, bool VECTORS>
+__device__ __forceinline__ void load_row(const T* row, int first, int width, int column, acc_t<T> (&to)[N]) {
   using A = acc_t<T>;
-  if constexpr (VECTOR) {
+  if constexpr (VECTORS) {
     constexpr int HALO = (N - V) / 2;
     const int middle = first + HALO;
     A left[V] = {}, center[V], right[V] = {};
@@ -43,87 +47,89 @@ __device__ __forceinline__ void load_row(const T* row, int first, int width, int
     if (HALO && middle + V < width) load(row + middle + V, right);
 #pragma unroll
     for (int i = 0; i < N; ++i)
-      to[i][0] = i < HALO ? left[(i + V - HALO) % V] : i < HALO + V ? center[(i - HALO + V) % V] : right[(i - HALO) % V];
+      to[i] = i < HALO ? left[(i + V - HALO) % V] : i < HALO + V ? center[(i - HALO + V) % V] : right[(i - HALO) % V];
   } else if (first >= 0 && first + N <= width) {
-    const T* from = row + first * column;
+    const T* from = row + int64_t(first) * column;
 #pragma unroll
-    for (int i = 0; i < N; ++i) load(from + i * column, to[i]);
+    for (int i = 0; i < N; ++i) to[i] = A(from[int64_t(i) * column]);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-#pragma unroll
-      for (int ch = 0; ch < CH; ++ch) to[i][ch] = A(0);
-      if (first + i >= 0 && first + i < width) load(row + (first + i) * column, to[i]);
-    }
+    for (int i = 0; i < N; ++i) to[i] = first + i >= 0 && first + i < width ? A(row[int64_t(first + i) * column]) : A(0);
   }
 }
 
-template <class T, int CH, bool VECTOR>
-__device__ __forceinline__ void store_row(T* row, int first, int width, int column, const acc_t<T> (&from)[V][CH]) {
-  if constexpr (VECTOR) {
-    const acc_t<T> together[V] = {from[0][0], from[1][0], from[2][0], from[3][0]};
-    store(row + first, together);
+template <class T, bool VECTORS>
+__device__ __forceinline__ void store_row(T* row, int first, int width, int column, const acc_t<T> (&from)[V]) {
+  if constexpr (VECTORS) {
+    store(row + first, from);
   } else {
 #pragma unroll
     for (int i = 0; i < V; ++i)
-      if (first + i < width) store(row + (first + i) * column, from[i]);
+      if (first + i < width) row[int64_t(first + i) * column] = T(from[i]);
   }
 }
 
-// The block's sums of one channel, or of CH neighbouring channels a lane, added in a fixed order.
-template <class A, int SUMS, int CH>
-__device__ __forceinline__ void write_partials(const A (&sums)[SUMS][CH], A* partials, int channel, int channels, bool lanes_are_channels) {
-  __shared__ A of_warp[WARPS_2D][SUMS][32 * CH];
+// Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
+template <class A, int SUMS>
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], A* partials, int part, int first, int lanes, int apart, int channels) {
+  __shared__ A of_warp[WARPS_2D][SUMS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // of_warp may still be read
 #pragma unroll
   for (int k = 0; k < SUMS; ++k) {
-    if (lanes_are_channels) {
-#pragma unroll
-      for (int ch = 0; ch < CH; ++ch) of_warp[warp][k][lane * CH + ch] = sums[k][ch];
-    } else {
-      const A sum = sum_lanes(sums[k][0], 32);
-      if (lane == 0) of_warp[warp][k][0] = sum;
-    }
+    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+    if (lane < lanes) of_warp[warp][k][lane] = sums[k];
   }
   __syncthreads();
-  const int width = lanes_are_channels ? 32 * CH : 1, first = channel - (lanes_are_channels ? lane * CH : 0);
-  for (int i = threadIdx.x; i < width * SUMS; i += THREADS_2D) {
-    const int c = i / SUMS, k = i % SUMS;
-    if (first + c >= channels) break;
+  for (int i = threadIdx.x; i < lanes * SUMS; i += THREADS_2D) {
+    const int k = i % SUMS, c = first + i / SUMS * apart;
+    if (c >= channels) break;
     A total = 0;
-    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][c];
-    partials[(int64_t(blockIdx.y) * channels + first + c) * SUMS + k] = total;
+    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][i / SUMS];
+    partials[(int64_t(part) * channels + c) * SUMS + k] = total;
   }
 }
 
-// Contiguous: a block takes the planes of one channel, a thread V columns and R rows of one.
-template <class T, int KH, int KW, int R, bool VECTOR, bool BACKWARD>
+// A block takes tiles of `lanes` channels, a thread V columns and R rows of one.
+template <class T, int KH, int KW, int R, Order ORDER, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   using A = acc_t<T>;
   constexpr int N = V + KW - 1, TAPS = KH * KW;
-  const int c = blockIdx.x;
-  A w[TAPS], sums[TAPS + 1][1] = {};
+  constexpr bool VECTORS = ORDER == Order::vectors, CHANNELS = ORDER == Order::channels;
+  const int part = blockIdx.x / a.across, group = blockIdx.x % a.across;
+  const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
+  const int column = CHANNELS ? a.channels : 1, threads = CHANNELS ? THREADS_2D / lanes : THREADS_2D;
+  const bool real = !CHANNELS || c < a.channels;
+  A w[TAPS], sums[TAPS + 1] = {};
 #pragma unroll
-  for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k] = A(a.weight[c * TAPS + k]);
-  const A start = !BACKWARD && a.bias ? A(a.bias[c]) : A(0);
-  const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + R - 1) / R, tiles = a.batch * tiles_y * tiles_x;
-  for (unsigned at = blockIdx.y * THREADS_2D + threadIdx.x; at < tiles; at += gridDim.y * THREADS_2D) {
+  for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k] = real ? A(a.weight[c * TAPS + k]) : A(0);
+  const A start = !BACKWARD && a.bias && real ? A(a.bias[c]) : A(0);
+  const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + R - 1) / R, tiles = real ? a.batch * tiles_y * tiles_x : 0;
+  for (unsigned at = part * threads + threadIdx.x / lanes; at < tiles; at += a.shared * threads) {
     const unsigned line = at / tiles_x, b = line / tiles_y;
     const int x0 = int(at - line * tiles_x) * V, y0 = int(line - b * tiles_y) * R;
     const int64_t base = b * a.strides.batch + c * a.strides.channel;
-    A sum[R][V][1], center[R][V][1];
+    A sum[R][V], center[R][V];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) sum[r][i][0] = start, center[r][i][0] = A(0);
+      for (int i = 0; i < V; ++i) sum[r][i] = start, center[r][i] = A(0);
       if (BACKWARD && a.partials && y0 + r < a.height)
-        load_row<T, V, 1, VECTOR>(a.x + base + (y0 + r) * a.strides.row, x0, a.width, 1, center[r]);
+        load_row<T, V, VECTORS>(a.x + base + (y0 + r) * a.strides.row, x0, a.width, column, center[r]);
     }
+    constexpr int AHEAD = KW < 7;  // rows of the window on their way while one is in use, as the registers allow
+    A rows[AHEAD + 1][N];
+    const auto fetch = [&](int i, A(&to)[N]) {
+      const int y = y0 + i - KH / 2;
+      if (y >= 0 && y < a.height) return load_row<T, N, VECTORS>(a.in + base + y * a.strides.row, x0 - KW / 2, a.width, column, to);
+#pragma unroll
+      for (int j = 0; j < N; ++j) to[j] = A(0);
+    };
+    if (AHEAD) fetch(0, rows[0]);
 #pragma unroll
     for (int i = 0; i < R + KH - 1; ++i) {
-      const int y = y0 + i - KH / 2;
-      A window[N][1] = {};
-      if (y >= 0 && y < a.height) load_row<T, N, 1, VECTOR>(a.in + base + y * a.strides.row, x0 - KW / 2, a.width, 1, window);
+      if (i + AHEAD < R + KH - 1) fetch(i + AHEAD, rows[(i + AHEAD) % (AHEAD + 1)]);
+      const A(&window)[N] = rows[i % (AHEAD + 1)];
 #pragma unroll
       for (int u = 0; u < KH; ++u) {
         const int r = i - u;
@@ -132,47 +138,70 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
         for (int v = 0; v < KW; ++v)
 #pragma unroll
           for (int j = 0; j < V; ++j) {
-            sum[r][j][0] += w[u * KW + v] * window[v + j][0];
-            if (BACKWARD) sums[u * KW + v][0] += center[r][j][0] * window[v + j][0];
+            sum[r][j] += w[u * KW + v] * window[v + j];
+            if (BACKWARD) sums[u * KW + v] += center[r][j] * window[v + j];
           }
       }
       if (BACKWARD && i >= KH / 2 && i - KH / 2 < R) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) sums[TAPS][0] += window[KW / 2 + j][0];  // zero outside the picture
+        for (int j = 0; j < V; ++j) sums[TAPS] += window[KW / 2 + j];  // zero outside the picture
       }
     }
 #pragma unroll
     for (int r = 0; r < R; ++r)
-      if (a.out && y0 + r < a.height)
-        store_row<T, 1, VECTOR>(a.out + base + (y0 + r) * a.strides.row, x0, a.width, 1, sum[r]);
+      if (a.out && y0 + r < a.height) store_row<T, VECTORS>(a.out + base + (y0 + r) * a.strides.row, x0, a.width, column, sum[r]);
     if (!BACKWARD) break;  // the grid has a thread for every tile
   }
   if constexpr (BACKWARD) {
     if (!a.partials) return;
-    A flipped[TAPS + 1][1];
+    A flipped[TAPS + 1];
 #pragma unroll
-    for (int k = 0; k <= TAPS; ++k) flipped[k][0] = sums[k < TAPS ? TAPS - 1 - k : TAPS][0];
-    write_partials<A, TAPS + 1, 1>(flipped, a.partials, c, a.channels, false);
+    for (int k = 0; k <= TAPS; ++k) flipped[k] = sums[k < TAPS ? TAPS - 1 - k : TAPS];
+    write_partials<A, TAPS + 1>(flipped, a.partials, part, group * lanes, lanes, 1, a.channels);
   }
 }
 
-// Channels last: neighbouring lanes take neighbouring channels, CH of them each, and a warp takes a strip of the picture.
-template <class T, int K, int CH, bool BACKARD>
-__global__ void __launch_bounds__(THREADS_2D, K * K * CH * (BACKARD ? 2 : 1) < 49 ? 4 : 2) walk(const Walk<T> a, int strip_rows) {
+// The same for two neighbouring channels.
+template <class T, int N>
+__device__ __forceinline__ void load_pairs(const T* row, int first, int width, int column, acc_t<T> (&to)[N][2]) {
+  if (first >= 0 && first + N <= width) {
+    const T* from = row + int64_t(first) * column;
+#pragma unroll
+    for (int i = 0; i < N; ++i) load(from + i * column, to[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    to[i][0] = to[i][1] = acc_t<T>(0);
+    if (first + i >= 0 && first + i < width) load(row + (first + i) * column, to[i]);
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void store_pairs(T* row, int first, int width, int column, const acc_t<T> (&from)[V][2]) {
+#pragma unroll
+  for (int i = 0; i < V; ++i)
+    if (first + i < width) store(row + (first + i) * column, from[i]);
+}
+
+// Channels last, small kernels: a lane takes two neighbouring channels and walks down V columns, with the sums of the rows
+// that the kernel covers.
+template <class T, int K, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS_2D, K == 3 ? 4 : 2) walk(const Walk<T> a, int strip_rows) {
   using A = acc_t<T>;
-  constexpr int N = V + K - 1, TAPS = K * K, HALF = K / 2;
-  const int c = (blockIdx.x * 32 + threadIdx.x % 32) * CH;
+  constexpr int N = V + K - 1, TAPS = K * K, HALF = K / 2, CH = 2;
+  const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = (group * 32 + threadIdx.x % 32) * CH;
   const bool real = c < a.channels;
   A w[TAPS][CH], sums[TAPS + 1][CH] = {}, start[CH] = {};
 #pragma unroll
   for (int ch = 0; ch < CH; ++ch) {
     const T* weight = a.weight + (real ? c + ch : 0) * TAPS;
 #pragma unroll
-    for (int k = 0; k < TAPS; ++k) w[BACKARD ? TAPS - 1 - k : k][ch] = A(weight[k]);
-    if (!BACKARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
+    for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k][ch] = A(weight[k]);
+    if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
   }
   const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + strip_rows - 1) / strip_rows;
-  const unsigned strip = blockIdx.y * WARPS_2D + threadIdx.x / 32;
+  const unsigned strip = unsigned(part) * WARPS_2D + threadIdx.x / 32;
   const unsigned line = strip / tiles_x, b = line / tiles_y;
   const int x0 = int(strip - line * tiles_x) * V, first = int(line - b * tiles_y) * strip_rows;
   const int last = real && b < a.batch ? min(first + strip_rows, a.height) : first, column = int(a.strides.column);
@@ -191,13 +220,13 @@ __global__ void __launch_bounds__(THREADS_2D, K * K * CH * (BACKARD ? 2 : 1) < 4
     for (int i = 0; i < K; ++i) {
       const int y = y0 + i, newest = y + HALF, done = y - HALF;
       A window[N][CH] = {};
-      if (y >= 0 && y < a.height && y < last + HALF) load_row<T, N, CH, false>(a.in + base + y * row, x0 - K / 2, a.width, column, window);
-      if (BACKARD && a.partials) {
+      if (y >= 0 && y < a.height && y < last + HALF) load_pairs<T, N>(a.in + base + y * row, x0 - K / 2, a.width, column, window);
+      if (BACKWARD && a.partials) {
 #pragma unroll
         for (int j = 0; j < V; ++j)
 #pragma unroll
           for (int ch = 0; ch < CH; ++ch) center[i % K][j][ch] = A(0);
-        if (newest >= first && newest < last) load_row<T, V, CH, false>(a.x + base + newest * row, x0, a.width, column, center[i % K]);
+        if (newest >= first && newest < last) load_pairs<T, V>(a.x + base + newest * row, x0, a.width, column, center[i % K]);
         if (y >= first && y < last) {
 #pragma unroll
           for (int j = 0; j < V; ++j)
@@ -215,24 +244,25 @@ __global__ void __launch_bounds__(THREADS_2D, K * K * CH * (BACKARD ? 2 : 1) < 4
             for (int ch = 0; ch < CH; ++ch) {
               const int slot = (i + K - u) % K;
               sum[slot][j][ch] += w[u * K + v][ch] * window[v + j][ch];
-              if (BACKARD) sums[u * K + v][ch] += center[slot][j][ch] * window[v + j][ch];
+              if (BACKWARD) sums[u * K + v][ch] += center[slot][j][ch] * window[v + j][ch];
             }
       A(&ready)[V][CH] = sum[(i + 1) % K];
-      if (a.out && done >= first && done < last) store_row<T, CH, false>(a.out + base + done * row, x0, a.width, column, ready);
+      if (a.out && done >= first && done < last) store_pairs(a.out + base + done * row, x0, a.width, column, ready);
 #pragma unroll
       for (int j = 0; j < V; ++j)
 #pragma unroll
         for (int ch = 0; ch < CH; ++ch) ready[j][ch] = start[ch];
     }
   }
-  if constexpr (BACKARD) {
+  if constexpr (BACKWARD) {
     if (!a.partials) return;
-    A flipped[TAPS + 1][CH];
 #pragma unroll
-    for (int k = 0; k <= TAPS; ++k)
+    for (int ch = 0; ch < CH; ++ch) {
+      A flipped[TAPS + 1];
 #pragma unroll
-      for (int ch = 0; ch < CH; ++ch) flipped[k][ch] = sums[k < TAPS ? TAPS - 1 - k : TAPS][ch];
-    write_partials<A, TAPS + 1, CH>(flipped, a.partials, c, a.channels, true);
+      for (int k = 0; k <= TAPS; ++k) flipped[k] = sums[k < TAPS ? TAPS - 1 - k : TAPS][ch];
+      write_partials<A, TAPS + 1>(flipped, a.partials, part, group * 32 * CH + ch, 32, CH, a.channels);
+    }
   }
 }
 
@@ -311,61 +341,70 @@ bool keeps_size(const Axis& axis) {
   return axis.stride == 1 && axis.dilation == 1 && axis.kernel % 2 == 1 && axis.padding == axis.kernel / 2;
 }
 
-// Side of a kernel that the strips are made for, negative for one of a single row; 0 for any other.
-int strip_kernel(const Conv2dShape& s) {
+// Side of a kernel that the tiles are made for, negative for one of a single row; 0 for any other.
+int tiled_kernel(const Conv2dShape& s) {
   if (!keeps_size(s.y) || !keeps_size(s.x) || s.x.kernel < 3 || s.x.kernel > 7) return 0;
-  if (s.channels_last && s.channels % 2) return 0;
   if (s.y.kernel == s.x.kernel) return s.x.kernel;
   return s.y.kernel == 1 && s.y.size == 1 && s.x.kernel < 7 && !s.channels_last ? -s.x.kernel : 0;
 }
 
-// Channels of a lane, channels last: a pair, unless the sums of the weight's gradient leave no registers for it.
-int lane_channels(const Conv2dShape& s, bool backward) { return backward && s.x.kernel == 7 ? 1 : 2; }
+// Rows of a tile.
+constexpr int tile_rows(int kh, int kw, bool backward) { return kh == 1 || (backward && kw != 5) ? 4 : 8; }
 
-int tile_rows(const Conv2dShape& s, bool backward) { return s.y.kernel == 1 || (backward && s.x.kernel != 5) ? 4 : 8; }
+// Channels last: whether lanes take pairs of channels, down a strip.
+bool takes_pairs(const Conv2dShape& s) { return s.channels_last && s.channels % 2 == 0 && tiled_kernel(s) < 7; }
 
-// How the work on a picture is shared out.
-struct Shares {
-  int rows;    // of a strip or tile
-  dim3 grid;   // across channels, and blocks that share the strips of a channel
-};
+// Neighbouring channels that a block takes.
+int lanes_of(const Conv2dShape& s) {
+  if (takes_pairs(s)) return 64;
+  int lanes = s.channels_last ? 32 : 1;
+  while (lanes / 2 >= s.channels) lanes /= 2;
+  return lanes;
+}
 
-Shares shares_of(const Conv2dShape& s, bool backward) {
-  constexpr int64_t ENOUGH_THREADS = 1 << 17, SHORTEST = 8, ENOUGH_BLOCKS = 2048;
-  const int64_t columns = (s.x.size + V - 1) / V;
-  if (s.channels_last) {  // strips as long as they can be while there are enough to fill a GPU
-    const int64_t across = blocks_for(s.channels, 32 * lane_channels(s, backward));
-    const int64_t threads_of_row = std::max<int64_t>(1, s.batch * columns * across * 32);
-    const int64_t wanted = (ENOUGH_THREADS + threads_of_row - 1) / threads_of_row;
-    const int64_t strips = std::max<int64_t>(1, std::min<int64_t>(wanted, s.y.size / SHORTEST));
-    const int64_t rows = (s.y.size + strips - 1) / strips;
-    return {int(rows), dim3(across, blocks_for(s.batch * columns * ((s.y.size + rows - 1) / rows), WARPS_2D))};
-  }
+int64_t blocks_across(const Conv2dShape& s) { return blocks_for(s.channels, lanes_of(s)); }
+
+// Rows of a strip, as many as leave enough strips to fill a GPU.
+int64_t strip_rows(const Conv2dShape& s) {
+  constexpr int64_t ENOUGH_THREADS = 1 << 17, SHORTEST = 8;
+  const int64_t threads_of_row = std::max<int64_t>(1, s.batch * blocks_for(s.x.size, V) * blocks_across(s) * 32);
+  const int64_t wanted = (ENOUGH_THREADS + threads_of_row - 1) / threads_of_row;
+  const int64_t strips = std::max<int64_t>(1, std::min<int64_t>(wanted, s.y.size / SHORTEST));
+  return (s.y.size + strips - 1) / strips;
+}
+
+// Blocks that share the tiles or strips of a channel.
+int64_t blocks_sharing(const Conv2dShape& s, bool backward) {
+  constexpr int64_t ENOUGH_BLOCKS = 2048;
+  const int64_t columns = blocks_for(s.x.size, V);
+  if (takes_pairs(s)) return std::max<int64_t>(1, blocks_for(s.batch * columns * blocks_for(s.y.size, strip_rows(s)), WARPS_2D));
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
-  const int64_t R = tile_rows(s, backward), rows = flat ? s.batch : s.y.size;
+  const int64_t R = tile_rows(s.y.kernel, s.x.kernel, backward), rows = flat ? s.batch : s.y.size;
   const int64_t tiles = (flat ? 1 : s.batch) * ((rows + R - 1) / R) * columns;
-  const int64_t full = blocks_for(tiles, THREADS_2D);
-  if (!backward) return {int(R), dim3(unsigned(s.channels), full)};
+  const int64_t full = std::max<int64_t>(1, blocks_for(tiles, THREADS_2D / lanes_of(s)));
+  if (!backward) return full;
   // Several tiles a thread, for every block has to add up its threads' sums.
-  const int64_t parts = std::max((full + 15) / 16, std::min((full + 1) / 2, (ENOUGH_BLOCKS + s.channels - 1) / s.channels));
-  return {int(R), dim3(unsigned(s.channels), unsigned(parts))};
+  return std::max((full + 15) / 16, std::min((full + 1) / 2, (ENOUGH_BLOCKS + blocks_across(s) - 1) / blocks_across(s)));
 }
 
 template <class T, int KH, int KW, bool BACKWARD>
-void launch_walk(const Walk<T>& a, const Conv2dShape& s, const Shares& shares, bool vector, cudaStream_t stream) {
-  constexpr int R = KH == 1 || (BACKWARD && KW != 5) ? 4 : 8;
+bool launch_tiles(Walk<T> a, const Conv2dShape& s, bool vectors, cudaStream_t stream) {
+  const int64_t across = blocks_across(s), shared = blocks_sharing(s, BACKWARD), blocks = across * shared;
+  if (blocks > INT32_MAX) return false;
+  a.across = int(across), a.shared = int(shared), a.lanes = lanes_of(s);
+  constexpr int R = tile_rows(KH, KW, BACKWARD);
+  if constexpr (KH == KW && KW < 7)
+    if (takes_pairs(s)) return walk<T, KW, BACKWARD><<<unsigned(blocks), THREADS_2D, 0, stream>>>(a, int(strip_rows(s))), true;
+  auto kernel = vectors ? tile<T, KH, KW, R, Order::vectors, BACKWARD> : tile<T, KH, KW, R, Order::columns, BACKWARD>;
   if constexpr (KH > 1)
-    if (s.channels_last) {
-      walk<T, KW, BACKWARD && KW == 7 ? 1 : 2, BACKWARD><<<shares.grid, THREADS_2D, 0, stream>>>(a, shares.rows);
-      return;
-    }
-  auto kernel = vector ? tile<T, KH, KW, R, true, BACKWARD> : tile<T, KH, KW, R, false, BACKWARD>;
-  kernel<<<shares.grid, THREADS_2D, 0, stream>>>(a);
+    if (s.channels_last) kernel = tile<T, KH, KW, R, Order::channels, BACKWARD>;
+  kernel<<<unsigned(blocks), THREADS_2D, 0, stream>>>(a);
+  return true;
 }
 
-// False if the strips are not made for this.
+// False if the tiles are not made for this.
 template <class T, bool BACKWARD>
-bool walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream) {
+bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     return false;
   } else {
@@ -373,24 +412,68 @@ bool walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream
     a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
     a.strides = s.strides(s.y.size, s.x.size);
     if (s.y.kernel == 1) a.batch = 1, a.height = int(s.batch), a.strides.row = a.strides.batch;
-    const size_t bytes = (s.channels_last ? 2 : V) * sizeof(T);
-    const bool aligned_all = aligned(a.in, bytes) && aligned(a.out, bytes) && aligned(a.x, bytes);
-    const Shares shares = shares_of(s, BACKWARD);
-    if ((s.channels_last && !aligned_all) || shares.grid.y > 65535 || shares.grid.y == 0) return false;
-    const bool vector = !s.channels_last && s.x.size % V == 0 && aligned_all;
-    switch (strip_kernel(s)) {
-      case 3: launch_walk<T, 3, 3, BACKWARD>(a, s, shares, vector, stream); return true;
-      case 5: launch_walk<T, 5, 5, BACKWARD>(a, s, shares, vector, stream); return true;
-      case 7: launch_walk<T, 7, 7, BACKWARD>(a, s, shares, vector, stream); return true;
-      case -3: launch_walk<T, 1, 3, BACKWARD>(a, s, shares, vector, stream); return true;
-      case -5: launch_walk<T, 1, 5, BACKWARD>(a, s, shares, vector, stream); return true;
+    const size_t bytes = (takes_pairs(s) ? 2 : V) * sizeof(T);
+    const bool together = aligned(a.in, bytes) && aligned(a.out, bytes) && aligned(a.x, bytes);
+    if (takes_pairs(s) && !together) return false;
+    const bool vectors = !s.channels_last && s.x.size % V == 0 && together;
+    switch (tiled_kernel(s)) {
+      case 3: return launch_tiles<T, 3, 3, BACKWARD>(a, s, vectors, stream);
+      case 5: return launch_tiles<T, 5, 5, BACKWARD>(a, s, vectors, stream);
+      case 7: return launch_tiles<T, 7, 7, BACKWARD>(a, s, vectors, stream);
+      case -3: return launch_tiles<T, 1, 3, BACKWARD>(a, s, vectors, stream);
+      case -5: return launch_tiles<T, 1, 5, BACKWARD>(a, s, vectors, stream);
       default: return false;
     }
   }
 }
 
+template <class T, int KH, int KW, bool BACKWARD>
+void launch_half_kernel(const HalfConv<T>& a, bool channels_last, bool vector, cudaStream_t stream) {
+  if constexpr (KH > 1)
+    if (channels_last) return launch_half<true>(convolve_half<T, KH, KW, true, true, BACKWARD>, a, stream);
+  if (vector) return launch_half<false>(convolve_half<T, KH, KW, false, true, BACKWARD>, a, stream);
+  launch_half<false>(convolve_half<T, KH, KW, false, false, BACKWARD>, a, stream);
+}
+
+// Sums of the weight's gradient that a channel has; none if the tensor cores are not for this.
+template <class T>
+int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
+  if (sizeof(T) != 2 || !tiled_kernel(s) || (s.channels_last && s.channels % 8)) return 0;
+  const Gpu gpu = current_gpu();
+  if (gpu.major < TENSOR_CORES_MAJOR) return 0;
+  const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
+  if (s.batch > INT32_MAX && flat) return 0;
+  a.strides = s.strides(s.y.size, s.x.size);
+  if (flat) a.strides.row = a.strides.batch;
+  a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
+  const int64_t batch = flat ? 1 : s.batch;
+  s.channels_last ? share_out<true>(a, batch, backward, gpu.processors) : share_out<false>(a, batch, backward, gpu.processors);
+  return a.units <= INT32_MAX ? batch * a.strips * a.segments : 0;
+}
+
+// The number of parts, none if the tensor cores are not for this.
+template <class T, bool BACKWARD>
+int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 2) {
+    HalfConv<T> a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
+    const int64_t parts = half_parts(a, s, BACKWARD);
+    const bool sixteen = aligned(a.in, 16) && aligned(a.out, 16) && aligned(a.x, 16);
+    if (!parts || (s.channels_last && !sixteen)) return 0;
+    const bool vector = sixteen && s.x.size % 8 == 0;
+    switch (tiled_kernel(s)) {
+      case 3: launch_half_kernel<T, 3, 3, BACKWARD>(a, s.channels_last, vector, stream); break;
+      case 5: launch_half_kernel<T, 5, 5, BACKWARD>(a, s.channels_last, vector, stream); break;
+      case 7: launch_half_kernel<T, 7, 7, BACKWARD>(a, s.channels_last, vector, stream); break;
+      case -3: launch_half_kernel<T, 1, 3, BACKWARD>(a, false, vector, stream); break;
+      case -5: launch_half_kernel<T, 1, 5, BACKWARD>(a, false, vector, stream); break;
+    }
+    return parts;
+  }
+  return 0;
+}
+
 // Sums of the weight's gradient that a channel has; at least one.
-int parts_of(const Conv2dShape& s) { return strip_kernel(s) ? int(std::max(1u, shares_of(s, true).grid.y)) : 1; }
+int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) ? blocks_sharing(s, true) : 1; }
 
 }  // namespace
 
@@ -401,7 +484,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (walk_strips<T, false>(a, s, (cudaStream_t)stream)) return;
+    if (walk_with_tensor_cores<T, false>(a, s, (cudaStream_t)stream) || walk_tiles<T, false>(a, s, (cudaStream_t)stream)) return;
     any_forward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();
@@ -417,18 +500,24 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     auto* partials = grad_weight ? (acc_t<T>*)scratch : nullptr;
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
-    int parts = parts_of(s);
-    if (!walk_strips<T, true>(a, s, on)) {
+    int64_t parts = walk_with_tensor_cores<T, true>(a, s, on);
+    if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
+    if (!parts) {
       parts = 1;
       if (grad_x && n) any_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
       if (partials)
         any_to_weight<<<dim3(s.channels, taps + 1), THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s);
     }
-    if (partials) launch_add_partials<T>(partials, grad_weight, grad_bias, parts, s.channels, taps, stream);
+    if (partials) launch_add_partials<T>(partials, grad_weight, grad_bias, int(parts), s.channels, taps, stream);
   });
   return launched();
 }
 
-int64_t conv2d_scratch(const Conv2dShape& s) { return int64_t(parts_of(s)) * s.channels * (s.y.kernel * s.x.kernel + 1); }
+int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
+  HalfConv<__half> a{};
+  const bool half = dtype == DType::f16 || dtype == DType::bf16;
+  const int64_t parts = std::max(tile_parts(s), half ? half_parts(a, s, true) : 0);
+  return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
+}
 
 }  // namespace nerfkit

@@ -57,6 +57,20 @@ __device__ __forceinline__ A sum_lanes(A value, int lanes) {
   return value;
 }
 
+struct Gpu {
+  int major, processors, shared_bytes;
+};
+
+inline Gpu current_gpu() {
+  Gpu gpu;
+  int device = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, device);
+  cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  return gpu;
+}
+
 inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 inline unsigned blocks_for(int64_t work, int64_t per_block = THREADS) { return unsigned((work + per_block - 1) / per_block); }
 inline Status launched() { return static_cast<Status>(cudaGetLastError()); }

@@ -4,8 +4,8 @@
 // float32 splits every operand into two parts of 11 bits and adds three products.
 // Where there are no such cores, or sizes they do not fit: a warp a ray, in plain arithmetic.
 
-#include "gpu.cuh"
 #include "lltm.h"
+#include "tensor_cores.cuh"
 
 namespace nerfkit {
 namespace {
@@ -45,10 +45,7 @@ struct alignas(4 * sizeof(T)) Quad {
 __device__ __forceinline__ int column_of(int g, int p) { return 4 * (g / 2) + 2 * p + g % 2; }
 
 template <class T>
-struct Tile;
-
-template <class T>
-struct HalfTile {
+struct Tile {  // half types
   static constexpr int DEPTH = 16;
   static constexpr bool IN_REGISTERS = true;
   struct alignas(8) Weight {  // a lane's part of DEPTH x 8 weights
@@ -57,40 +54,17 @@ struct HalfTile {
   struct Rows {  // a lane's part of 16 x DEPTH values
     unsigned value[4];
   };
-  static __device__ __forceinline__ unsigned pack(float low, float high) {
-    const Vec<T, 2> both{{T(low), T(high)}};
-    return reinterpret_cast<const unsigned&>(both);
-  }
   // at(k): weight of depth k, 0 to 15, in this lane's column
   template <class F>
   static __device__ __forceinline__ Weight weight(int t, int, const F& at) {
-    return {{pack(at(4 * t), at(4 * t + 1)), pack(at(4 * t + 2), at(4 * t + 3))}};
+    return {{pack<T>(at(4 * t), at(4 * t + 1)), pack<T>(at(4 * t + 2), at(4 * t + 3))}};
   }
   static __device__ __forceinline__ Rows rows(const Quad<T>& low, const Quad<T>& high, int) {
     const uint2 &a = reinterpret_cast<const uint2&>(low), &b = reinterpret_cast<const uint2&>(high);
     return {{a.x, b.x, a.y, b.y}};
   }
-};
-
-template <>
-struct Tile<__half> : HalfTile<__half> {
   static __device__ __forceinline__ void product(float (&sum)[4], const Rows& a, const Weight& b) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.value[0]), "r"(b.value[1]));
-#endif
-  }
-};
-
-template <>
-struct Tile<__nv_bfloat16> : HalfTile<__nv_bfloat16> {
-  static __device__ __forceinline__ void product(float (&sum)[4], const Rows& a, const Weight& b) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a.value[0]), "r"(a.value[1]), "r"(a.value[2]), "r"(a.value[3]), "r"(b.value[0]), "r"(b.value[1]));
-#endif
+    add_product(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b.value[0], b.value[1]);
   }
 };
 
@@ -574,20 +548,6 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
 
 // ---- launching ----
 
-struct Gpu {
-  int major, processors, shared_bytes;
-};
-
-Gpu current_gpu() {
-  Gpu gpu;
-  int device = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, device);
-  cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  return gpu;
-}
-
 int padded(int n) { return n <= 16 ? 16 : n <= 32 ? 32 : 64; }
 
 bool fits_tiles(const LltmShape& s) {
@@ -671,7 +631,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
                           (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        s};
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
-    if (gpu.major >= 8 && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
     launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
@@ -688,7 +648,7 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
                              (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
-    if (gpu.major >= 8 && quads && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
     launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();

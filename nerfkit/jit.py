@@ -17,7 +17,10 @@ from nerfkit.errors import UserError
 
 SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
-FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", TARGET]
+FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
+# cpp_extension turns off the conversions of half types, which setup.py's build has.
+HALF = ["HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"]
+CUDA_FLAGS = ["-O3", "--expt-relaxed-constexpr", "-DUSE_CUDA", *(f"-U__CUDA_NO_{name}__" for name in HALF)]
 
 
 class BuildError(UserError, RuntimeError):
@@ -59,7 +62,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
             name=name,
             sources=[str(source) for source in sources],
             extra_cflags=[*FLAGS, *(["-DUSE_CUDA"] if cuda else [])],
-            extra_cuda_cflags=["-O3", "--expt-relaxed-constexpr", "-DUSE_CUDA"],
+            extra_cuda_cflags=CUDA_FLAGS,
             extra_include_paths=[str(SOURCES)],
             build_directory=str(folder),
             with_cuda=cuda,

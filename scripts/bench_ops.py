@@ -408,7 +408,7 @@ def call_of(work: Work, part: str, call: Callable[[], Tensor], inputs: dict[str,
     with torch.no_grad():
         shape = call()
     grad = torch.randn(shape.shape, device=shape.device, generator=torch.Generator(shape.device).manual_seed(0))
-    grad = grad.to(shape.dtype)
+    grad = torch.empty_like(shape).copy_(grad)  # the result's memory format, as the next layer would hand it back
     if part == "both":
         return lambda: torch.autograd.grad(call(), wrt, grad)
     out = call()

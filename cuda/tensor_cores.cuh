@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of 16 x 16 by 16 x 8 half values on tensor cores, of compute capability 8.0 and up. Lane 4 g + t holds, of
+//   the left operand   (g, 2t .. 2t + 1), (g + 8, 2t ..), (g, 2t + 8 ..), (g + 8, 2t + 8 ..), two values a register;
+//   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g);
+//   the sum            (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
+
+#pragma once
+
+#include "gpu.cuh"
+
+namespace nerfkit {
+
+constexpr int TENSOR_CORES_MAJOR = 8;  // the compute capability from which the functions below do something
+
+template <class T>
+__device__ __forceinline__ unsigned pack(float low, float high) {
+  const Vec<T, 2> both{{T(low), T(high)}};
+  return reinterpret_cast<const unsigned&>(both);
+}
+
+__device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                            unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+
+__device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2,
+                                            unsigned a3, unsigned b0, unsigned b1) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+#endif
+}
+
+// Two 8 x 8 matrices of half values, one a register: lane i < 16 gives the address of row i % 8 of matrix i / 8, in shared
+// memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(const void* row, unsigned& first, unsigned& second) {
+  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+  if constexpr (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+}
+
+}  // namespace nerfkit
