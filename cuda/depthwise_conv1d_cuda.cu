@@ -209,7 +209,8 @@ void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f
         default: return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>());
       }
     };
-    if (s.channels % WIDE<T> == 0 && aligned16) return with_kernel(std::integral_constant<int, WIDE<T>>());
+    constexpr int V = sizeof(T) == 8 ? 2 : 4;  // more, for half types, would leave fewer threads than the memory needs
+    if (s.channels % V == 0 && aligned16) return with_kernel(std::integral_constant<int, V>());
     with_kernel(std::integral_constant<int, 1>());
   });
 }

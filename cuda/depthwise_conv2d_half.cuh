@@ -136,7 +136,9 @@ struct PlaneMover {
         *reinterpret_cast<uint4*>(to) = all;
       } else {
         const auto* values = reinterpret_cast<const T*>(&all);
-        for (int i = 0; i < 8 && first + i < a.width; ++i) to[i] = values[i];
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          if (first + i < a.width) to[i] = values[i];
       }
     }
   }

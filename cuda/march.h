@@ -10,6 +10,8 @@
 namespace nerfkit {
 
 constexpr int COARSE = 8;  // cells of the occupancy along one side of a coarse cell
+constexpr int MOST_INTERVALS = 1 << 20;            // of a ray
+constexpr int64_t TOO_MANY = int64_t(1) << 40;     // the count of a ray that has more
 
 struct MarchGrid {
   int cells[3];   // of the occupancy, x the slowest axis
@@ -28,9 +30,10 @@ HD int64_t place_in(const int cell[3], const int size[3]) { return (int64_t(cell
 template <class P>
 struct GridRay {
   P o[3], d[3], inverse[3];
-  P start, step, leave;
+  P start, step, inverse_step, leave;
 
-  HD P middle(int64_t k) const { return start + P(k) * step; }
+  HD P middle(int k) const { return start + P(k) * step; }
+  HD bool too_long() const { return (leave - start) * inverse_step > P(MOST_INTERVALS); }
 };
 
 template <class P>
@@ -54,6 +57,7 @@ HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitt
     ray.inverse[axis] = magnitude < tiny ? P(0) : P(1) / ray.d[axis];
   }
   ray.step = P(limits.step);
+  ray.inverse_step = P(1) / ray.step;
   ray.start = jittered ? enter + (jitter + P(0.5)) * ray.step : enter + ray.step / P(2);
   ray.leave = moves ? leave : ray.start;  // a ray without direction has no samples
   return ray;
@@ -76,14 +80,14 @@ HD MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
 
 // The last interval that is in the block for sure, whatever the rounding.
 template <class P>
-HD int64_t last_in_block(const GridRay<P>& ray, const int block[3]) {
+HD int last_in_block(const GridRay<P>& ray, const int block[3]) {
   P out = ray.leave;
   for (int axis = 0; axis < 3; ++axis) {
     if (ray.inverse[axis] == 0) continue;
     const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - ray.o[axis]) * ray.inverse[axis];
     out = crossed < out ? crossed : out;
   }
-  return int64_t((out - ray.start) / ray.step * P(0.99999) - P(1.01));
+  return int((out - ray.start) * ray.inverse_step * P(0.99999) - P(1.01));
 }
 
 struct MarchArguments {
@@ -94,7 +98,10 @@ struct MarchArguments {
 };
 
 Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream);
-Status march_count(DType, const MarchArguments&, int64_t* counts, Stream);
-Status march_fill(DType, const MarchArguments&, const int64_t* ray_offsets, void* t_starts, void* t_ends, Stream);
+// Middles of a ray's first samples that march_count keeps for march_fill, [rays, march_kept()].
+int64_t march_kept();
+Status march_count(DType, const MarchArguments&, int64_t* counts, void* kept, Stream);
+Status march_fill(DType, const MarchArguments&, const int64_t* ray_offsets, const void* kept, void* t_starts, void* t_ends,
+                  Stream);
 
 }  // namespace nerfkit

@@ -47,23 +47,27 @@ struct Inputs {
   }
 };
 
-Tensor count(const Tensor& origins, const Tensor& directions, const Tensor& occupancy, const Tensor& any,
+std::tuple<Tensor, Tensor> count(const Tensor& origins, const Tensor& directions, const Tensor& occupancy, const Tensor& any,
              const Tensor& box, double step, double near, double far, std::optional<Tensor> jitter) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, any, box, step, near, far, jitter);
   Tensor counts = zeros(origins, {origins.size(0)}, ScalarType::Long);
-  ran("march", march_count(dtype_of(origins), in.arguments(), static_cast<int64_t*>(out(counts)), device.stream));
-  return counts;
+  Tensor kept = empty(in.origins, {origins.size(0), march_kept()});
+  ran("march", march_count(dtype_of(origins), in.arguments(), static_cast<int64_t*>(out(counts)), out(kept), device.stream));
+  return {counts, kept};
 }
 
 std::tuple<Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                 const Tensor& any, const Tensor& box, double step, double near, double far,
-                                std::optional<Tensor> jitter, const Tensor& ray_offsets_in, int64_t n_samples) {
+                                std::optional<Tensor> jitter, const Tensor& ray_offsets_in, const Tensor& kept_in,
+                                int64_t n_samples) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, any, box, step, near, far, jitter);
   const Tensor ray_offsets = checked("ray_offsets", ray_offsets_in, origins, ScalarType::Long, {origins.size(0) + 1});
+  const Tensor kept = checked("kept", kept_in, origins, {origins.size(0), march_kept()});
   Tensor t_starts = empty(origins, {n_samples}), t_ends = empty(origins, {n_samples});
-  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets), out(t_starts), out(t_ends), device.stream));
+  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets), data(kept), out(t_starts), out(t_ends),
+                           device.stream));
   return {t_starts, t_ends};
 }
 

@@ -9,17 +9,18 @@ namespace {
 
 constexpr int64_t GRAIN = 64;  // rays that are worth a thread
 
-// Calls emit(t) for the middles that are in occupied cells, near to far.
+// Calls emit(t) for the middles that are in occupied cells, near to far; false if the ray has too many intervals.
 template <class P, class F>
-void march_one(const MarchArguments& in, int64_t index, const F& emit) {
+bool march_one(const MarchArguments& in, int64_t index, const F& emit) {
   const P* jitter = (const P*)in.jitter;
   const GridRay<P> ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
                                   jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
+  if (ray.too_long()) return false;
   int64_t last_cell = -1;  // neighbouring intervals often share it
   bool occupied = false;
-  for (int64_t k = 0;; ++k) {
+  for (int k = 0;; ++k) {
     const P t = ray.middle(k);
-    if (!(t < ray.leave)) return;
+    if (!(t < ray.leave)) return true;
     const MarchCell at = cell_at(ray, in.grid, t);
     const int64_t cell = place_in(at.cell, in.grid.cells);
     if (cell != last_cell) {
@@ -49,21 +50,24 @@ Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream
   return 0;
 }
 
-Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, Stream) {
+int64_t march_kept() { return 0; }
+
+Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, void*, Stream) {
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end; ++ray) {
         int64_t count = 0;
-        march_one<P>(in, ray, [&](P) { ++count; });
-        counts[ray] = count;
+        const bool fits = march_one<P>(in, ray, [&](P) { ++count; });
+        counts[ray] = fits ? count : TOO_MANY;
       }
     });
   });
   return 0;
 }
 
-Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, void* t_starts, void* t_ends, Stream) {
+Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, const void*, void* t_starts, void* t_ends,
+                  Stream) {
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
     const P half = P(in.limits.step / 2);

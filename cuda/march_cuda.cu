@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight lanes a ray, which look at neighbouring intervals; twice: to count the samples, then to write them where the
-// counts say.
+// Eight lanes a ray, which look at neighbouring intervals, to count the samples. The first of them are kept and only moved
+// to where the counts say; a ray that has more walks again.
 
 #include "gpu.cuh"
 #include "march.h"
@@ -9,22 +9,26 @@ namespace nerfkit {
 namespace {
 
 constexpr int LANES = 8;
+constexpr int KEPT = 64;
 
-// Calls emit(whether this lane's interval is a sample, its middle, the samples of the lower lanes, those of all lanes).
+// Calls emit(whether this lane's interval is a sample, its middle, the samples of the lower lanes, those of all lanes);
+// false if the ray has too many intervals. The lanes of a warp call this together.
 template <class P, class F>
-__device__ __forceinline__ void march_together(const MarchArguments& in, int64_t index, const F& emit) {
+__device__ __forceinline__ bool march_together(const MarchArguments& in, int64_t index, const F& emit) {
   const int lane = threadIdx.x % LANES, shift = threadIdx.x % 32 / LANES * LANES;
   const P* jitter = (const P*)in.jitter;
-  const bool is_ray = index < in.n_rays;
+  bool is_ray = index < in.n_rays;
   GridRay<P> ray{};
   if (is_ray)
     ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
                    jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
-  int64_t base = 0;
+  const bool too_long = is_ray && ray.too_long();
+  is_ray = is_ray && !too_long;
+  int base = 0;
   while (true) {
     const P t = ray.middle(base + lane);
     const bool inside = is_ray && t < ray.leave;
-    if (!__any_sync(ALL_LANES, inside)) return;
+    if (!__any_sync(ALL_LANES, inside)) return !too_long;
     MarchCell at{};
     bool some = false, occupied = false;
     if (inside) {
@@ -36,30 +40,36 @@ __device__ __forceinline__ void march_together(const MarchArguments& in, int64_t
     const unsigned samples = __ballot_sync(ALL_LANES, occupied) >> shift & MINE;
     emit(occupied, t, __popc(samples & ((1u << lane) - 1)), __popc(samples));
     const bool nothing = (__ballot_sync(ALL_LANES, some) >> shift & MINE) == 0;
-    int64_t next = base + LANES;
-    if (nothing && inside) {
-      const int64_t reached = last_in_block(ray, at.block) + 1;
-      next = reached > next ? reached : next;
-    }
+    int next = base + LANES;
+    if (nothing && inside) next = max(next, last_in_block(ray, at.block) + 1);
     base = __shfl_sync(ALL_LANES, next, LANES - 1, LANES);  // all lanes before the last have nothing
   }
 }
 
 template <class P>
-__global__ void __launch_bounds__(THREADS) count(MarchArguments in, int64_t* __restrict__ counts) {
+__global__ void __launch_bounds__(THREADS) count(MarchArguments in, int64_t* __restrict__ counts, P* __restrict__ kept) {
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
-  int64_t count = 0;
-  march_together<P>(in, ray, [&](bool, P, int, int all) { count += all; });
-  if (ray < in.n_rays && threadIdx.x % LANES == 0) counts[ray] = count;
+  int count = 0;
+  const bool fits = march_together<P>(in, ray, [&](bool sample, P t, int before, int all) {
+    if (sample && count + before < KEPT) kept[ray * KEPT + count + before] = t;
+    count += all;
+  });
+  if (ray < in.n_rays && threadIdx.x % LANES == 0) counts[ray] = fits ? count : TOO_MANY;
 }
 
 template <class P>
 __global__ void __launch_bounds__(THREADS)
-    fill(MarchArguments in, const int64_t* __restrict__ ray_offsets, P* __restrict__ t_starts, P* __restrict__ t_ends) {
+    fill(MarchArguments in, const int64_t* __restrict__ ray_offsets, const P* __restrict__ kept, P* __restrict__ t_starts,
+         P* __restrict__ t_ends) {
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const P half = P(in.limits.step / 2);
   int64_t n = ray < in.n_rays ? ray_offsets[ray] : 0;
-  march_together<P>(in, ray, [&](bool sample, P t, int before, int all) {
+  const int64_t count = ray < in.n_rays ? ray_offsets[ray + 1] - n : 0;
+  for (int i = threadIdx.x % LANES; i < count && count <= KEPT; i += LANES) {
+    const P t = kept[ray * KEPT + i];
+    t_starts[n + i] = t - half, t_ends[n + i] = t + half;
+  }
+  march_together<P>(in, count <= KEPT ? in.n_rays : ray, [&](bool sample, P t, int before, int all) {
     if (sample) t_starts[n + before] = t - half, t_ends[n + before] = t + half;
     n += all;
   });
@@ -90,21 +100,26 @@ Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream
   return launched();
 }
 
-Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, Stream stream) {
-  if (in.n_rays == 0) return 0;
-  auto kernel = dtype == DType::f64 ? count<double> : count<float>;
-  kernel<<<blocks_for(in.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(in, counts);
-  return launched();
-}
+int64_t march_kept() { return KEPT; }
 
-Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, void* t_starts, void* t_ends,
-                  Stream stream) {
+Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, void* kept, Stream stream) {
   if (in.n_rays == 0) return 0;
   const unsigned blocks = blocks_for(in.n_rays * LANES);
   if (dtype == DType::f64)
-    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (double*)t_starts, (double*)t_ends);
+    count<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, counts, (double*)kept);
   else
-    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (float*)t_starts, (float*)t_ends);
+    count<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, counts, (float*)kept);
+  return launched();
+}
+
+Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, const void* kept, void* t_starts,
+                  void* t_ends, Stream stream) {
+  if (in.n_rays == 0) return 0;
+  const unsigned blocks = blocks_for(in.n_rays * LANES);
+  if (dtype == DType::f64)
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (const double*)kept, (double*)t_starts, (double*)t_ends);
+  else
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (const float*)kept, (float*)t_starts, (float*)t_ends);
   return launched();
 }
 

@@ -6,6 +6,8 @@
     python scripts/bench_ops.py --only lltm,march      these ops
     python scripts/bench_ops.py --out docs/benchmarks/h200.json
 
+scripts/counters.py tells what a kernel waits for.
+
 limit: the bytes that must move, each once, at the bandwidth that a plain copy reaches in the same run.
 """
 
@@ -74,6 +76,8 @@ class Options:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path | None = None  # JSON file to write
     repeats: int = 20
+    show: Path | None = None  # print that JSON file as a Markdown table, and measure nothing
+    once: bool = False  # only run each fused op once, for a profiler
 
 
 def rand(*shape: int, dtype: torch.dtype = torch.float32, device: str) -> Tensor:
@@ -431,6 +435,13 @@ def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
         yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit, error)
 
 
+def run_once(work: Work) -> None:
+    """The fused op's parts, each a single time."""
+    for part in work.parts:
+        if part in ("forward", "backward", "both"):
+            call_of(work, part, work.fused, work.inputs)()
+
+
 def time_of(kind: str, call: Callable[[], object], timer: Timer) -> float:
     if kind == "wall":
         return timer.wall(call)
@@ -454,24 +465,45 @@ def table(results: list[Result], bandwidth: float) -> str:
     lines = [
         f"copy: {bandwidth / 1e9:.0f} GB/s",
         f"{'op':<17} {'case':<58} {'part':<13} {'ms':>8} {'baseline':>9} {'ratio':>6} {'limit':>7} {'share':>6} "
-        f"{'error':>8}",
+        f"{'allclose':>10}",
     ]
     for r in results:
         limit = f"{r.limit_ms:7.3f} {r.limit_ms / r.ms:6.0%}" if r.limit_ms else f"{'':14}"
-        error = f"{r.error:8.0e}" if r.error is not None else ""
+        error = f"yes, {r.error:.0e}" if r.error is not None else ""  # measuring stops where it is not
         lines.append(
             f"{r.op:<17} {r.case[:58]:<58} {r.part:<13} {r.ms:8.4f} {r.baseline_ms:9.3f} "
-            f"{r.baseline_ms / r.ms:5.1f}x {limit} {error}"
+            f"{r.baseline_ms / r.ms:5.1f}x {limit} {error:>10}"
         )
     return "\n".join(lines)
 
 
-def main(options: Options) -> None:
-    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    timer = Timer(device, options.repeats)
-    bandwidth = copy_bandwidth(timer)
+def markdown(measured: dict) -> str:
+    """The JSON file's results as the tables of docs/benchmarks.md, one for each op."""
+    lines = []
+    ops_in_order = dict.fromkeys(r["op"] for r in measured["results"])
+    for op in ops_in_order:
+        lines += [f"### `{op}`", "", "| case | part | ms | baseline | ms | ratio | limit, ms | share |"]
+        lines += ["|---|---|---:|---|---:|---:|---:|---:|"]
+        for r in (r for r in measured["results"] if r["op"] == op):
+            limit = f"{r['limit_ms']:.3f} | {r['limit_ms'] / r['ms']:.0%}" if r["limit_ms"] else " | "
+            part = f"{r['part']}, {r['device'].upper().replace('CUDA', 'GPU')}"
+            lines.append(
+                f"| {r['case']} | {part} | {r['ms']:.3f} | {r['baseline']} | {r['baseline_ms']:.3f} "
+                f"| {r['baseline_ms'] / r['ms']:.1f}x | {limit} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def works_of(options: Options, device: str) -> Iterator[Work]:
+    if options.suite == "tutorials":
+        return tutorials(device)
     chosen = options.only.split(",") if options.only else list(WORK)
-    works = tutorials(device) if options.suite == "tutorials" else (w for op in chosen for w in WORK[op](device))
+    return (work for op in chosen for work in WORK[op](device))
+
+
+def measure_all(works: Iterator[Work], timer: Timer, bandwidth: float) -> tuple[list[Result], list[str]]:
+    """Results, and a line for each op that failed or differed from its baseline."""
     results, failed = [], []
     for work in works:
         torch.manual_seed(0)
@@ -480,17 +512,39 @@ def main(options: Options) -> None:
         except (AssertionError, RuntimeError) as error:
             failed.append(f"{work.op} {work.case}: {error}")
             print(failed[-1], flush=True)
-    print(table(results, bandwidth))
+    return results, failed
+
+
+def main(options: Options) -> None:
+    if options.show:
+        return print(markdown(json.loads(options.show.read_text())))
+    device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+    if options.once:
+        for work in works_of(options, device):
+            run_once(work)
+        return
+    # The exercises on the GPU stand beside those in C++.
+    devices = ["cpu", "cuda"] if options.suite == "tutorials" and device == "cuda" else [device]
+    results, failed = [], []
+    for place in devices:
+        timer = Timer(place, options.repeats)
+        bandwidth = copy_bandwidth(timer)
+        measured, wrong = measure_all(works_of(options, place), timer, bandwidth)
+        print(f"on the {'GPU' if place == 'cuda' else f'CPU, {torch.get_num_threads()} threads'}")
+        print(table(measured, bandwidth))
+        results += [asdict(r) | {"device": place} for r in measured]
+        failed += wrong
     if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
         header = {
             "machine": machine,
             "torch": torch.__version__,
+            "cpu_threads": torch.get_num_threads(),
             "copy_gb_s": round(bandwidth / 1e9, 1),
             "backends": {name: native.loaded(name) for name in native.LIBRARIES},
         }
-        options.out.write_text(json.dumps(header | {"results": [asdict(r) for r in results]}, indent=1) + "\n")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(header | {"results": results}, indent=1) + "\n")
     if failed:
         sys.exit("\n".join(failed))
 

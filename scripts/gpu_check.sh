@@ -34,8 +34,23 @@ if wanted build; then
   step build "$python" setup.py build_ext -i
   step doctor "$python" -m nerfkit doctor
 fi
+# A process for each file or folder of tests, JOBS at a time; fails if one of them does, or collects nothing.
+all_tests() {
+  local status=0 log
+  printf '%s\n' tests/ops/test_*.py tests/test_*.py tests/nn nerfkit |
+    xargs -P "${JOBS:-8}" -I{} sh -c '"$0" -m pytest -q -rfEs --tb=short "$1" >"$2/tests-$(echo "$1" | tr / _).log" 2>&1' \
+      "$python" {} "$out" || status=1
+  for log in "$out"/tests-*.log; do
+    echo "${log##*/tests-}: $(tail -n 1 "$log")"
+    grep -E '^(FAILED|ERROR|SKIPPED)' "$log"
+  done
+  return $status
+}
+
 if wanted tests; then
-  step tests "$python" -m pytest -q -rfEs tests nerfkit
+  rm -f "$out"/tests-*.log
+  step tests all_tests
+  cat "$out/tests.log"
 fi
 if wanted sanitizer; then
   sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda*/bin/compute-sanitizer 2>/dev/null | head -n 1)

@@ -15,6 +15,8 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
+TOO_MANY = 2**40  # what a kernel counts for a ray that has more intervals than allowed
+KEPT = 64  # samples of a ray that the CUDA kernel keeps from counting
 MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
 
 
@@ -99,9 +101,7 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
     o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
     n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
     if n_blocks > MAX_BLOCKS:
-        raise ValueError(
-            f"march: step {step:g} cuts a ray into more than {MAX_BLOCKS * BLOCK} intervals; use a larger one"
-        )
+        raise _too_small(step)
     blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
     reach = BLOCK / 2 * step
     coarse = _widened(occupancy, box, reach)
@@ -115,6 +115,10 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
     t, ray = t[kept], hit[ray].unsqueeze(1).expand_as(kept)[kept]  # [N] each
     counts.index_add_(0, ray, torch.ones_like(ray))
     return t - step / 2, t + step / 2, offsets_from_counts(counts)
+
+
+def _too_small(step: float) -> ValueError:
+    return ValueError(f"march: step {step:g} cuts a ray into more than {MAX_BLOCKS * BLOCK} intervals; use a larger one")
 
 
 def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
@@ -144,9 +148,12 @@ def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 @implements("march", "cpp", "cuda")
 def _march_native(origins, directions, occupancy, box, step, near, far, jitter):
     rays = origins, directions, occupancy, torch.ops.nerfkit._march_coarse(occupancy), box, step, near, far, jitter
-    ray_offsets = offsets_from_counts(torch.ops.nerfkit._march_count(*rays))
+    counts, kept = torch.ops.nerfkit._march_count(*rays)
+    ray_offsets = offsets_from_counts(counts)
     n_samples = int(ray_offsets[-1])
-    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, n_samples)
+    if n_samples >= TOO_MANY:
+        raise _too_small(step)
+    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples)
     return t_starts, t_ends, ray_offsets
 
 
@@ -157,9 +164,10 @@ def _(occupancy):
 
 @native.fake("_march_count")
 def _(origins, directions, occupancy, any, box, step, near, far, jitter):
-    return origins.new_empty(origins.shape[0], dtype=torch.int64)
+    rays = origins.shape[0]
+    return origins.new_empty(rays, dtype=torch.int64), origins.new_empty(rays, KEPT if origins.is_cuda else 0)
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, n_samples):
+def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, kept, n_samples):
     return origins.new_empty(n_samples), origins.new_empty(n_samples)

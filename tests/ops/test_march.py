@@ -4,10 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import march
 from tests.ops import naive
 from tests.ops.cases import cases
-from tests.ops.harness import checks_of
+from tests.ops.harness import backend_params, checks_of
 
 TestMarch = checks_of("march")
 
@@ -48,6 +49,30 @@ def test_empty_grid_and_missed_box_give_no_samples():
     assert march(origin, direction, empty, box, 0.1)[2].tolist() == [0, 0]
     assert march(origin, -direction, full, box, 0.1)[2].tolist() == [0, 0]
     assert march(origin + 5, direction, full, box, 0.1)[2].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+@pytest.mark.parametrize("step", [0.2, 0.02, 0.002])
+def test_rays_of_few_and_of_many_samples(backend: str, device: str, step: float):
+    torch.manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(50, 3).double(), dim=-1)
+    inputs = -2 * directions, directions, torch.rand(8, 8, 8) < 0.5, torch.tensor([[-1.0] * 3, [1.0] * 3]).double()
+    wanted = march(*inputs, step)
+    with ops.backend(backend):
+        got = march(*(x.to(device) for x in inputs), step)
+    assert got[2].tolist() == wanted[2].tolist()
+    torch.testing.assert_close(got[0].cpu(), wanted[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+def test_a_step_far_too_small_is_an_error(backend: str, device: str):
+    origin, direction = torch.tensor([[-3.0, 0, 0]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    with (
+        ops.backend(backend),
+        pytest.raises(ValueError, match="step 1e-07 cuts a ray into more than 1048576 intervals"),
+    ):
+        march(origin, direction, torch.ones(4, 4, 4, device=device).bool(), box, 1e-7)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused ops against the definition at sizes that are drawn: those that fast kernels are made for, and any other."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nerfkit import ops
+from nerfkit.ops.dispatch import OPS
+from nerfkit.ops.grid_encode import level_entries
+from tests.ops.cases import Case, normal, offsets
+from tests.ops.harness import as_tuple, fused_params
+
+# Share of the largest value. Inputs are the same, so what differs is the order of sums, what half types round on the
+# way (LLTM's state at every sample), and the result's own rounding.
+SHARE = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+Int = st.integers
+
+
+@st.composite
+def conv2d(draw) -> Case:
+    same = draw(st.booleans())  # what the fast kernels are made for
+    if same:
+        ky = kx = draw(st.sampled_from([3, 5, 7]))
+        window = {"padding": ky // 2}
+    else:
+        ky, kx = draw(Int(1, 7)), draw(Int(1, 7))
+        window = {"stride": draw(Int(1, 3)), "padding": draw(Int(0, 3)), "dilation": draw(Int(1, 2))}
+    b, c = draw(Int(1, 3)), draw(st.sampled_from([1, 2, 3, 8, 16, 24, 33, 40]))
+    height, width = draw(Int(13, 90)), draw(st.one_of(Int(13, 140), st.sampled_from([16, 56, 64, 72, 128])))
+    bias, last = draw(st.booleans()), draw(st.booleans())
+
+    def make() -> tuple:
+        x = normal(b, c, height, width)
+        x = x.to(memory_format=torch.channels_last) if last else x
+        return x, normal(c, 1, ky, kx) * 0.3, normal(c) if bias else None, *window.values()
+
+    names = "x", "weight", "bias", *window
+    return Case("depthwise_conv2d", f"{names}", make, (0, 1, 2) if bias else (0, 1)), dict(enumerate(names))
+
+
+@st.composite
+def conv1d(draw) -> Case:
+    c, k, bias = (
+        draw(st.sampled_from([1, 3, 4, 8, 32, 36])),
+        draw(st.sampled_from([1, 3, 5, 7, 9])),
+        draw(st.booleans()),
+    )
+    dense = draw(st.booleans())
+    counts = draw(st.lists(Int(0, 90), min_size=1, max_size=40))
+    b, length, dilation = draw(Int(1, 80)), draw(Int(1, 100)), draw(Int(1, 2))
+
+    def make() -> tuple:
+        x = normal(b, c, length) if dense else normal(sum(counts), c)
+        return x, normal(c, k) * 0.3, normal(c) if bias else None, None if dense else offsets(*counts), dilation
+
+    names = "x", "weight", "bias", "ray_offsets", "dilation"
+    return Case("depthwise_conv1d", "drawn", make, (0, 1, 2) if bias else (0, 1)), dict(enumerate(names))
+
+
+SIZES = st.one_of(Int(1, 20), st.sampled_from([16, 24, 32, 48, 64, 80]))
+
+
+@st.composite
+def lltm(draw) -> Case:
+    counts, i, h = draw(st.lists(Int(0, 40), min_size=1, max_size=70)), draw(SIZES), draw(SIZES)
+
+    def make() -> tuple:
+        weight = normal(3 * h, h + i) / (h + i) ** 0.5
+        rays = len(counts)
+        return normal(sum(counts), i), offsets(*counts), weight, normal(3 * h), normal(rays, h), normal(rays, h)
+
+    return Case("lltm", "drawn", make, (0, 2, 3, 4, 5)), {}
+
+
+@st.composite
+def lltm_cell(draw) -> Case:
+    b, i, h = draw(Int(1, 130)), draw(SIZES), draw(st.one_of(SIZES, st.just(128)))
+
+    def make() -> tuple:
+        return normal(b, i), normal(b, h), normal(b, h), normal(3 * h, h + i) / (h + i) ** 0.5, normal(3 * h)
+
+    return Case("lltm_cell", "drawn", make, (0, 1, 2, 3, 4)), {}
+
+
+@st.composite
+def grid_encode(draw) -> Case:
+    n, features, entries = draw(Int(1, 3000)), draw(st.sampled_from([1, 2, 3, 4, 8])), 2 ** draw(Int(4, 12))
+    resolutions = sorted(draw(st.sets(Int(1, 40), min_size=1, max_size=5)))
+    together = draw(st.booleans())  # neighbours along a line, as samples of a ray are
+
+    def make() -> tuple:
+        rows = sum(level_entries(n, entries) for n in resolutions)
+        points = torch.rand(n, 3).double()
+        if together:
+            points = points[:1] * 0.5 + torch.linspace(0, 0.4, n).double()[:, None]
+        return points, normal(rows, features), resolutions, entries
+
+    return Case("grid_encode", "drawn", make, (0, 1), keep_wide=(0,)), {}
+
+
+@st.composite
+def trilinear(draw) -> Case:
+    n, features = draw(Int(1, 200)), draw(st.one_of(Int(1, 70), st.sampled_from([128, 256])))
+    return Case(
+        "trilinear", "drawn", lambda: (normal(n, 8, features), torch.rand(n, 3).double() * 2 - 1), (0, 1), (1,)
+    ), {}
+
+
+@st.composite
+def composite(draw) -> Case:
+    counts = draw(st.lists(Int(0, 300), min_size=1, max_size=40))
+    per_ray = draw(st.booleans())
+
+    def make() -> tuple:
+        n, rays = sum(counts), len(counts)
+        t = torch.cat([torch.rand(k).double().sort().values for k in counts])
+        background = torch.rand(rays, 3).double() if per_ray else torch.rand(3).double()
+        return torch.rand(n).double() * 8, torch.rand(n, 3).double(), t, t + 1 / 64, offsets(*counts), background
+
+    return Case("composite", "drawn", make, (0, 1, 5)), {}
+
+
+DRAWN = {
+    "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
+    "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
+}  # fmt: skip
+
+
+def run(case: Case, names: dict[int, str], arguments: list) -> list[Tensor]:
+    """Outputs, and gradients for a gradient of few bits, so that no type rounds it."""
+    inputs = [arguments[p].requires_grad_() for p in case.differentiable]
+    named = {names[p]: value for p, value in enumerate(arguments) if p in names}
+    outputs = as_tuple(case.function(**named) if named else case.function(*arguments))
+    grads = [(torch.arange(x.numel(), device=x.device) % 7 / 4 - 0.75).to(x.dtype).view(x.shape) for x in outputs]
+    return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, inputs, grads))]
+
+
+def check(case: Case, names: dict[int, str], backend: str, device: str, dtype: torch.dtype) -> None:
+    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in case.arguments(dtype)]
+    with ops.backend("torch"):
+        wanted = run(case, names, wide)
+    with ops.backend(backend):
+        got = run(case, names, case.arguments(dtype, device))
+    for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
+        assert g.shape == w.shape
+        if w.numel():
+            difference = (g.double().cpu() - w).abs().max() / w.abs().max().clamp(min=1.0)
+            assert difference < SHARE[dtype], f"result {index}: {difference:.1e} of the largest value"
+
+
+@pytest.mark.parametrize(
+    "op, backend, device",
+    [pytest.param(op, *p.values, id=f"{op}-{p.id}", marks=p.marks) for op in DRAWN for p in fused_params(op)],
+)
+@pytest.mark.parametrize("dtype", SHARE, ids=lambda d: str(d).removeprefix("torch."))
+def test_equals_the_definition(op: str, backend: str, device: str, dtype: torch.dtype):
+    @settings(max_examples=40 if device == "cuda" else 15, deadline=None, derandomize=True)
+    @given(DRAWN[op])
+    def holds(drawn: tuple[Case, dict[int, str]]):
+        check(*drawn, backend, device, dtype)
+
+    holds()
+
+
+def test_no_op_is_left_out():
+    assert set(DRAWN) == set(OPS) - {"march"}  # test_march.py draws its own
