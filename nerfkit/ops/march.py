@@ -118,7 +118,8 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
 
 
 def _too_small(step: float) -> ValueError:
-    return ValueError(f"march: step {step:g} cuts a ray into more than {MAX_BLOCKS * BLOCK} intervals; use a larger one")
+    most = MAX_BLOCKS * BLOCK
+    return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger one")
 
 
 def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
