@@ -132,7 +132,8 @@ class _MixRows(torch.autograd.Function):
         ctx.save_for_backward(table, rows, weights)
         if table.is_cuda or table.dtype in (torch.float16, torch.bfloat16):
             gathered = table.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # [M, 8, F]
-            return (weights[..., None] * gathered).sum(1).to(table.dtype)
+            # Written as a product and a sum, torch 2.11 compiles it to something without gradients.
+            return torch.bmm(weights[:, None], gathered.to(weights.dtype))[:, 0].to(table.dtype)
         return F.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
 
     @staticmethod
