@@ -25,8 +25,16 @@ step() { # name, command...
   fi
 }
 
-# Forward and backward of every kernel, at the small sizes of the cases.
-small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)))"
+# Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
+small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16))"
+
+# initcheck has to see torch's kernels too, which write what ours read; the others look at ours alone.
+sanitize() { # tool
+  local only=(--kernel-name kns=nerfkit) tests=$small
+  [[ $1 == initcheck ]] && only=() tests="cuda-cuda and (layouts or (equals and not bfloat16))"
+  PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
+    "$python" -m pytest -q -x tests/ops -k "$tests" >"$out/$1.log" 2>&1
+}
 
 wanted() { [[ $part == *,$1,* ]]; }
 
@@ -58,20 +66,22 @@ if wanted sanitizer; then
     summary+=("FAILED  sanitizer: compute-sanitizer was not found")
     failed=1
   else
-    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
-    for tool in memcheck racecheck; do
-      step "$tool" "$sanitizer" --tool "$tool" --error-exitcode 9 --kernel-name kns=nerfkit \
-        "$python" -m pytest -q -x tests/ops -k "$small"
+    tools=(memcheck racecheck initcheck) processes=()
+    for tool in "${tools[@]}"; do
+      sanitize "$tool" &
+      processes+=($!)
     done
-    # initcheck has to see torch's kernels too: they write what ours read.
-    step initcheck "$sanitizer" --tool initcheck --error-exitcode 9 \
-      "$python" -m pytest -q -x tests/ops -k "cuda-cuda and layouts"
-    unset PYTORCH_NO_CUDA_MEMORY_CACHING
+    for i in "${!tools[@]}"; do
+      wait "${processes[i]}" && verdict="ok     " || { verdict="FAILED " && failed=1; }
+      summary+=("$verdict ${tools[i]}: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/${tools[i]}.log" | tail -n 1)")
+    done
   fi
 fi
 if wanted bench; then
   step bench "$python" -W ignore scripts/bench_ops.py --out "$out/h200.json"
-  cat "$out/bench.log"
+  step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/h200_tutorials.json"
+  step counters "$python" -W ignore scripts/counters.py --out "$out/h200_counters.json"
+  cat "$out/counters.log" "$out/tutorials.log" "$out/bench.log"
 fi
 printf '%s\n' "${summary[@]}"
 exit $failed

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused ops against the definition at sizes that are drawn: those that fast kernels are made for, and any other."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,6 +18,8 @@ from tests.ops.harness import as_tuple, fused_params
 # Share of the largest value. Inputs are the same, so what differs is the order of sums, what half types round on the
 # way (LLTM's state at every sample), and the result's own rounding.
 SHARE = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+
+EXAMPLES = int(os.environ.get("EXAMPLES", 0))  # of each op and type; under a sanitizer a few have to do
 
 Int = st.integers
 
@@ -158,7 +162,7 @@ def check(case: Case, names: dict[int, str], backend: str, device: str, dtype: t
 )
 @pytest.mark.parametrize("dtype", SHARE, ids=lambda d: str(d).removeprefix("torch."))
 def test_equals_the_definition(op: str, backend: str, device: str, dtype: torch.dtype):
-    @settings(max_examples=40 if device == "cuda" else 15, deadline=None, derandomize=True)
+    @settings(max_examples=EXAMPLES or (40 if device == "cuda" else 15), deadline=None, derandomize=True)
     @given(DRAWN[op])
     def holds(drawn: tuple[Case, dict[int, str]]):
         check(*drawn, backend, device, dtype)
