@@ -28,10 +28,14 @@ step() { # name, command...
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
 small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16))"
 
-# initcheck has to see torch's kernels too, which write what ours read; the others look at ours alone.
+# initcheck has to see torch's kernels too, which write what ours read; it finds fault with torch's own sum over a large
+# array of zeros, which LLTM's bias takes. Under racecheck cuBLAS fails at half products, which LLTM's weight takes.
 sanitize() { # tool
   local only=(--kernel-name kns=nerfkit) tests=$small
-  [[ $1 == initcheck ]] && only=() tests="cuda-cuda and (layouts or (equals and not bfloat16))"
+  case $1 in
+    racecheck) tests="($small) and not (equals and float16 and lltm-cuda)" ;;
+    initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm-cuda))" ;;
+  esac
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
     "$python" -m pytest -q -x tests/ops -k "$tests" >"$out/$1.log" 2>&1
 }

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pages with code run as they stand, and their tables are those of the measurements beside them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from scripts.bench_ops import markdown
+
+
+def test_the_modules_page_runs():
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", Path("docs/nn.md").read_text(), re.S):
+        exec(code, names)
+    assert names["features"].shape == (1000, 16)
+
+
+@pytest.mark.parametrize("name", ["h200", "h200_tutorials", "cpu"])
+def test_the_benchmark_page_shows_what_was_measured(name: str):
+    page = Path("docs/benchmarks.md").read_text()
+    assert markdown(json.loads(Path(f"docs/benchmarks/{name}.json").read_text())).strip() in page
