@@ -103,7 +103,17 @@ inline Tensor nothing(const Tensor& like) { return empty(like, {0}); }
 
 inline const void* data(const Tensor& tensor) { return tensor.const_data_ptr(); }
 inline void* out(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
-inline const int64_t* offsets(const Tensor& tensor) { return static_cast<const int64_t*>(tensor.const_data_ptr()); }
+// Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a promise.
+inline const int64_t* offsets(const Tensor& tensor, int64_t n_samples) {
+  const auto* values = static_cast<const int64_t*>(tensor.const_data_ptr());
+#ifndef USE_CUDA
+  const int64_t last = tensor.numel() - 1;
+  bool rises = values[0] == 0 && values[last] == n_samples;
+  for (int64_t i = 0; rises && i < last; ++i) rises = values[i] <= values[i + 1];
+  STD_TORCH_CHECK(rises, "nerfkit: ray_offsets must rise from 0 to the number of samples, ", n_samples);
+#endif
+  return values;
+}
 
 inline void ran(const char* op, Status status) {
   STD_TORCH_CHECK(status == 0, "nerfkit: ", op, " did not launch: ", status_text(status));

@@ -23,7 +23,7 @@ struct Inputs {
         n_rays(ray_offsets.size(0) - 1) {}
 
   CompositeArguments arguments() const {
-    return {data(density), data(rgb), data(t_starts), data(t_ends), data(background), offsets(ray_offsets), n_rays,
+    return {data(density), data(rgb), data(t_starts), data(t_ends), data(background), offsets(ray_offsets, density.size(0)), n_rays,
             background.dim() == 1 ? 0 : 3};
   }
 };

@@ -337,6 +337,8 @@ __global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ g
   partials[c * (taps + 1) + tap] = sum;
 }
 
+bool is_empty(const Conv2dShape& s) { return s.batch * s.channels * s.y.size * s.x.size == 0; }
+
 bool keeps_size(const Axis& axis) {
   return axis.stride == 1 && axis.dilation == 1 && axis.kernel % 2 == 1 && axis.padding == axis.kernel / 2;
 }
@@ -352,13 +354,16 @@ int tiled_kernel(const Conv2dShape& s) {
 constexpr int tile_rows(int kh, int kw, bool backward) { return kh == 1 || (backward && kw != 5) ? 4 : 8; }
 
 // Channels last: whether lanes take pairs of channels, down a strip.
-bool takes_pairs(const Conv2dShape& s) { return s.channels_last && s.channels % 2 == 0 && tiled_kernel(s) < 7; }
+bool takes_pairs(const Conv2dShape& s) {
+  const bool short_rows = s.x.size * s.channels <= INT32_MAX;  // distances within a row are int
+  return s.channels_last && s.channels % 2 == 0 && tiled_kernel(s) < 7 && short_rows;
+}
 
 // Neighbouring channels that a block takes.
 int lanes_of(const Conv2dShape& s) {
   if (takes_pairs(s)) return 64;
   int lanes = s.channels_last ? 32 : 1;
-  while (lanes / 2 >= s.channels) lanes /= 2;
+  while (lanes > 1 && lanes / 2 >= s.channels) lanes /= 2;
   return lanes;
 }
 
@@ -408,6 +413,7 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
   if constexpr (sizeof(T) == 8) {
     return false;
   } else {
+    if (is_empty(s) || s.batch > INT32_MAX) return false;
     Walk<T> a = start;
     a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
     a.strides = s.strides(s.y.size, s.x.size);
@@ -438,7 +444,7 @@ void launch_half_kernel(const HalfConv<T>& a, bool channels_last, bool vector, c
 // Sums of the weight's gradient that a channel has; none if the tensor cores are not for this.
 template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
-  if (sizeof(T) != 2 || !tiled_kernel(s) || (s.channels_last && s.channels % 8)) return 0;
+  if (sizeof(T) != 2 || is_empty(s) || !tiled_kernel(s) || (s.channels_last && s.channels % 8)) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return 0;
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
@@ -473,7 +479,7 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
 }
 
 // Sums of the weight's gradient that a channel has; at least one.
-int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) ? blocks_sharing(s, true) : 1; }
+int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) && !is_empty(s) ? blocks_sharing(s, true) : 1; }
 
 }  // namespace
 

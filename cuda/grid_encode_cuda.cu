@@ -10,6 +10,7 @@ namespace {
 
 constexpr int64_t CHUNK = 1 << 16;           // points
 constexpr int64_t CHUNK_BACKWARD = 1 << 18;  // additions gain more from a level's rows being near
+constexpr int PAIRED_ROWS = 8;               // a level's rows are a multiple of it, or it is not read in blocks
 constexpr int RUN = 4;                       // neighbouring points that a thread of the backward pass takes
 
 // Which level, and which thread of its chunk, a block works for.
@@ -244,10 +245,12 @@ __global__ void __launch_bounds__(THREADS)
 
 template <class T>
 __global__ void __launch_bounds__(THREADS) find_largest(const T* __restrict__ values, unsigned long long* largest, int64_t n) {
+  // NaN wins: `largest` then is not finite, nor is any sum.
+  const auto larger = [](double a, double b) { return a != a || a > b ? a : b; };
   double found = 0;
   for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < n; i += int64_t(gridDim.x) * THREADS)
-    found = fmax(found, fabs(double(acc_t<T>(values[i]))));
-  for (int offset = 16; offset; offset /= 2) found = fmax(found, __shfl_xor_sync(ALL_LANES, found, offset));
+    found = larger(fabs(double(acc_t<T>(values[i]))), found);
+  for (int offset = 16; offset; offset /= 2) found = larger(__shfl_xor_sync(ALL_LANES, found, offset), found);
   // The bits of positive numbers are in the order of the numbers.
   if (threadIdx.x % 32 == 0) atomicMax(largest, static_cast<unsigned long long>(__double_as_longlong(found)));
 }
@@ -256,16 +259,19 @@ template <class A>
 __global__ void __launch_bounds__(THREADS) from_fixed(const unsigned long long* __restrict__ sums, A* __restrict__ out,
                                                       const unsigned long long* __restrict__ largest, int64_t n_points, int64_t n) {
   const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (i < n) out[i] = A(double(static_cast<long long>(sums[i])) / fixed_scale(largest, n_points));
+  if (i >= n) return;
+  const bool finite = isfinite(__longlong_as_double(*largest));
+  out[i] = finite ? A(double(static_cast<long long>(sums[i])) / fixed_scale(largest, n_points)) : A(NAN);
 }
 
 // Calls f with a point, a table element and the features of one access.
 template <class F>
-void dispatch_grid(DType point_type, DType table_type, int n_features, const F& f) {
+void dispatch_grid(DType point_type, DType table_type, int n_features, bool aligned16, const F& f) {
   dispatch(table_type, [&](auto t) {
     using T = decltype(t);
     if (point_type == DType::f64) return f(double(), t, std::integral_constant<int, 1>());
     if constexpr (sizeof(T) < 8) {
+      if (!aligned16) return f(float(), t, std::integral_constant<int, 1>());
       if (n_features % 4 == 0) return f(float(), t, std::integral_constant<int, 4>());
       if (n_features % 2 == 0) return f(float(), t, std::integral_constant<int, 2>());
     }
@@ -278,14 +284,14 @@ void dispatch_grid(DType point_type, DType table_type, int n_features, const F& 
 Status grid_encode(DType point_type, DType table_type, const void* points, const void* table, void* out,
                    int64_t n_points, const GridLevels& levels, Stream stream) {
   if (n_points == 0 || levels.n_features == 0) return 0;
-  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto width) {
+  dispatch_grid(point_type, table_type, levels.n_features, aligned(table, 16), [&](auto p, auto t, auto width) {
     using P = decltype(p);
     using T = decltype(t);
     constexpr int V = width.value;
     const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK, CHUNK * (levels.n_features / V), n_points);
     auto kernel = forward<P, T, V, false>;
     if constexpr (V * sizeof(T) < 16 && V > 1)
-      if (levels.n_features == V && aligned(table, 16)) kernel = forward<P, T, V, true>;
+      if (levels.n_features == V && levels.max_entries >= PAIRED_ROWS) kernel = forward<P, T, V, true>;
     kernel<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const P*)points, (const T*)table, (T*)out, n_points, levels);
   });
   return launched();
@@ -297,7 +303,8 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
   const int64_t n_values = n_points * levels.n_levels * levels.n_features;
   if (n_points == 0) return 0;
   const auto on = (cudaStream_t)stream;
-  dispatch_grid(point_type, table_type, levels.n_features, [&](auto p, auto t, auto width) {
+  const bool together = aligned(table, 16) && aligned(grad_out, 16);
+  dispatch_grid(point_type, table_type, levels.n_features, together, [&](auto p, auto t, auto width) {
     using P = decltype(p);
     using T = decltype(t);
     using A = acc_t<T>;

@@ -56,7 +56,7 @@ HD A sigmoid(A x) {
 
 template <class A>
 HD Gates<A> activate(A a_i, A a_o, A a_g) {
-  return {sigmoid(a_i), sigmoid(a_o), a_g > 0 ? a_g : exponential_minus_1(a_g < 0 ? a_g : A(0))};
+  return {sigmoid(a_i), sigmoid(a_o), a_g > 0 ? a_g : exponential_minus_1(a_g > 0 ? A(0) : a_g)};
 }
 
 // Gradients before activation from those of h' and c', which grad_c already carries; gives the gradient of c back.

@@ -146,9 +146,7 @@ template <class T, int H>
 struct Group {
   static constexpr int WARPS = H / UNITS;
   // Blocks of many groups where they share the weight.
-#ifndef FLOAT_WARPS
-#define FLOAT_WARPS 8
-#endif
+  static constexpr int FLOAT_WARPS = 8;
   static constexpr int GROUPS = Tile<T>::IN_REGISTERS ? (WARPS < 4 ? 4 / WARPS : 1) : FLOAT_WARPS / WARPS;
   static constexpr int THREADS = 32 * WARPS * GROUPS;
 };

@@ -42,12 +42,13 @@ HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitt
   const P tiny = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
   P enter = P(limits.near), leave = P(limits.far);
   GridRay<P> ray;
-  bool moves = false;
+  bool moves = false, numbers = true;
   for (int axis = 0; axis < 3; ++axis) {
     const P raw = direction[axis], magnitude = raw < 0 ? -raw : raw;
     moves = moves || magnitude >= tiny;
     const P safe = magnitude < tiny ? tiny : raw;
     const P low = (box[axis] - origin[axis]) / safe, high = (box[3 + axis] - origin[axis]) / safe;
+    numbers = numbers && low == low && high == high;
     const P first = low < high ? low : high, last = low < high ? high : low;
     enter = first > enter ? first : enter;
     leave = last < leave ? last : leave;
@@ -59,7 +60,7 @@ HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitt
   ray.step = P(limits.step);
   ray.inverse_step = P(1) / ray.step;
   ray.start = jittered ? enter + (jitter + P(0.5)) * ray.step : enter + ray.step / P(2);
-  ray.leave = moves ? leave : ray.start;  // a ray without direction has no samples
+  ray.leave = moves && numbers ? leave : ray.start;  // a ray without direction, or of NaN, has no samples
   return ray;
 }
 

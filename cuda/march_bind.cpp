@@ -66,7 +66,7 @@ std::tuple<Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions,
   const Tensor ray_offsets = checked("ray_offsets", ray_offsets_in, origins, ScalarType::Long, {origins.size(0) + 1});
   const Tensor kept = checked("kept", kept_in, origins, {origins.size(0), march_kept()});
   Tensor t_starts = empty(origins, {n_samples}), t_ends = empty(origins, {n_samples});
-  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets), data(kept), out(t_starts), out(t_ends),
+  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets, n_samples), data(kept), out(t_starts), out(t_ends),
                            device.stream));
   return {t_starts, t_ends};
 }

@@ -21,6 +21,6 @@ class RayAggregator(nn.Module):
 
     def forward(self, encoded: Tensor, ray_offsets: Tensor) -> Tensor:
         """State [N, H] after each of the packed samples [N, C]."""
-        zero = encoded.new_zeros(ray_offsets.shape[0] - 1, self.n_state)  # [R, H]
-        state, _, _ = lltm(encoded, ray_offsets, self.weight, self.bias, zero, zero)
+        h0, c0 = (encoded.new_zeros(ray_offsets.shape[0] - 1, self.n_state) for _ in range(2))  # [R, H]
+        state, _, _ = lltm(encoded, ray_offsets, self.weight, self.bias, h0, c0)
         return state

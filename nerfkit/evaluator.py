@@ -50,7 +50,7 @@ def evaluate(
         "n_views": len(rows),
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
-        "backend": {op: resolved.backend for op, resolved in ops.resolved(device).items()},
+        "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
         "protocol": protocol(config, cameras, background, device),
         "views": rows,
     }
@@ -79,4 +79,5 @@ def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch
         "ssim": SSIM_DEFINITION,
         "versions": versions(),
         "device": device_name(device),
+        "backend": {op: resolved.backend for op, resolved in ops.resolved(device).items()},
     }

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's pictures.
 
-    config.toml               every option, resolved
-    checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
-    scene.json                cameras of every split, up axis
-    metrics.jsonl             one line per logged step
-    metrics.json              scores on the test views, with their protocol
-    loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
+config.toml               every option, resolved
+checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
+scene.json                cameras of every split, up axis
+metrics.jsonl             one line per logged step
+metrics.json              scores on the test views, with their protocol
+loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import checkpoint, run
+from nerfkit import checkpoint, ops, run
 from nerfkit.cameras import Cameras, Rays
 from nerfkit.config import Config
 from nerfkit.errors import RunError, SceneError, TrainingError
@@ -153,9 +153,14 @@ class Trainer:
             "seconds": self.seconds,
             "n_rays": self.n_rays,
             "random": random_state,
+            "backend": self.backends(),
             "versions": versions(),
         }
         checkpoint.save(self.folder, tensors | random_tensors, state)
+
+    def backends(self) -> dict[str, str]:
+        """What each op runs on now."""
+        return {op: resolved.backend for op, resolved in ops.resolved(self.device).items()}
 
     def restore(self) -> None:
         """Go back to the newest checkpoint of the run folder; raises RunError if the run had other options."""

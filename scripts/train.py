@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
     if options.eval.after_training and options.eval.split not in scene.views:
         print(f"not scored: the scene has no {options.eval.split} views, only {', '.join(scene.views)}")
     elif options.eval.after_training:
-        state = {"seconds": trainer.seconds, "step": trainer.step}
+        state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
         metrics = evaluate(trainer.renderer, options, scene.split(options.eval.split), state, folder, device)
         scores = f"PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}"
         print(f"{metrics['n_views']} {options.eval.split} views: {scores}")

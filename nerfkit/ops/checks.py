@@ -56,7 +56,8 @@ def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
 def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor) -> None:
     """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
 
-    Their values (rising from 0 to N) are the caller's promise: reading them here would stall a GPU.
+    Their values rise from 0 to N. The CPU kernels check that; on a GPU, where reading them would stall, it is the
+    caller's promise.
     """
     check_dtype(op, "ray_offsets", ray_offsets, (torch.int64,))
     check_shape(op, "ray_offsets", ray_offsets, ("R+1",))

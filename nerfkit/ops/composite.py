@@ -46,7 +46,8 @@ def composite(
         color [R, 3], opacity [R] in [0, 1], depth [R] (expected distance of what is seen; 0 where the ray meets
         nothing) and weights [N]. An empty ray has the background's colour.
 
-    dtype: all floating inputs share one; half types are summed in float32, optical thickness in float64.
+    dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed ray by
+    ray, by the definition over all rays at once and therefore in float64.
     Differentiable in density, rgb and background.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
     Source: N. Max, "Optical models for direct volume rendering", 1995; NeRF (arXiv:2003.08934), equation 3.
@@ -64,6 +65,7 @@ def composite(
     tensor([1.0714])
     """
     density, rgb, t_starts, t_ends, background = autocast.cast("composite", density, rgb, t_starts, t_ends, background)
+    t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
     check_shape("composite", "density", density, ("N",))
     n = density.shape[0]
     check_dtype("composite", "density", density, FLOATS)

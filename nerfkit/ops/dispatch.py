@@ -108,13 +108,13 @@ def _gpu_index(device: str) -> int:
 
 def implementation(op: str, tensor: Tensor) -> Callable:
     """The function that runs `op` on `tensor` under the backend in force."""
-    return _implementations[op, _backend_of(op, tensor.device.type, tensor.device.index)]
+    return _implementations[op, _backend_of(op, tensor.device.type, tensor.device.index, _choice[op])]
 
 
 @torch.compiler.assume_constant_result
-def _backend_of(op: str, kind: str, index: int | None) -> str:
-    """Resolved while torch.compile traces, not by the compiled code."""
-    return resolve(op, kind if index is None else f"{kind}:{index}", _choice[op]).backend
+def _backend_of(op: str, kind: str, index: int | None, choice: str) -> str:
+    """Resolved while torch.compile traces, not by the compiled code; another choice is traced anew."""
+    return resolve(op, kind if index is None else f"{kind}:{index}", choice).backend
 
 
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:
@@ -129,10 +129,16 @@ def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) 
 
 
 @contextmanager
-def backend(default: str = "auto", overrides: dict[str, str] | None = None) -> Iterator[None]:
-    """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``"""
+def backend(default: str | None = None, overrides: dict[str, str] | None = None) -> Iterator[None]:
+    """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``
+
+    Without `default`, ops that `overrides` does not name keep theirs. The choice is the process's, not a thread's.
+    """
     before = dict(_choice)
-    set_backend(default, overrides)
+    if default is None:
+        set_backend(overrides=before | (overrides or {}))
+    else:
+        set_backend(default, overrides)
     try:
         yield
     finally:

@@ -40,9 +40,13 @@ def through_definition(
     autograd differentiates it.
     """
     with torch.enable_grad():
+        # Views, so that a path from one argument to another, outside of the op, is not counted here.
+        arguments = [x.view_as(x) if need else x for x, need in zip(arguments, needs_grad, strict=True)]
         outputs = definition(*arguments)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        pairs = [(x, grad) for x, grad in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
         wanted = [x for x, need in zip(arguments, needs_grad, strict=True) if need]
+        outputs, grad_outputs = [x for x, _ in pairs], [grad for _, grad in pairs]
         gradients = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=True, allow_unused=True))
     return tuple(next(gradients) if need else None for need in needs_grad)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -74,7 +75,7 @@ def grid_encode(
 
 def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> None:
     """Require rising resolutions, a power of two for the hash, and a table with the rows they need."""
-    if not resolutions or min(resolutions) < 1 or sorted(resolutions) != list(resolutions):
+    if not resolutions or min(resolutions) < 1 or any(b < a for a, b in pairwise(resolutions)):
         raise ValueError(f"grid_encode: resolutions must be positive and rise, got {list(resolutions)}")
     if max_entries < 1 or max_entries & (max_entries - 1):
         raise ValueError(f"grid_encode: max_entries must be a power of two, got {max_entries}")

@@ -68,6 +68,7 @@ def _lltm_cell_torch(input, h, c, weight, bias):
 
 
 SMALL_BATCH, SMALL_STATE = 64, 512  # up to these, one kernel for all is faster than matrix products between kernels
+SMALL_INPUT = 2**16
 
 
 @implements("lltm_cell", "cpp", "cuda")
@@ -78,7 +79,8 @@ def _lltm_cell_native(input, h, c, weight, bias):
 
 
 def _is_small(input: Tensor, h: Tensor) -> bool:
-    return input.is_cuda and 0 < input.shape[0] <= SMALL_BATCH and h.shape[1] <= SMALL_STATE
+    small = 0 < input.shape[0] <= SMALL_BATCH and 0 < h.shape[1] <= SMALL_STATE and input.shape[1] <= SMALL_INPUT
+    return input.is_cuda and small
 
 
 def _forward(input, h, c, weight, bias):

@@ -152,7 +152,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter):
     counts, kept = torch.ops.nerfkit._march_count(*rays)
     ray_offsets = offsets_from_counts(counts)
     n_samples = int(ray_offsets[-1])
-    if n_samples >= TOO_MANY:
+    if not 0 <= n_samples < TOO_MANY:  # the sum over millions of rays wraps around
         raise _too_small(step)
     t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples)
     return t_starts, t_ends, ray_offsets

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where fused ops could differ from the definition without a case of ordinary inputs showing it."""
+
+import pytest
+import torch
+
+from nerfkit import ops
+from nerfkit.nn import LLTMCell
+from nerfkit.ops.grid_encode import level_entries
+from tests.ops.harness import backend_params, fused_params
+
+
+def second_order(function, *inputs) -> list[torch.Tensor]:
+    """First gradients of a sum of squares with create_graph=True, then the gradient of their squares."""
+    first = torch.autograd.grad(function(*inputs).square().sum(), inputs, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), inputs)
+    return [x.detach().cpu() for x in (*first, *second)]
+
+
+@pytest.mark.parametrize("backend, device", fused_params("lltm_cell"))
+def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, device: str):
+    torch.manual_seed(0)
+    cell = LLTMCell(3, 4, dtype=torch.float64)
+    x, w = torch.randn(5, 2, 3).double(), torch.randn(3, 1, 3, 3).double()
+    picture, grid_table = torch.randn(1, 3, 6, 6).double(), torch.randn(level_entries(4, 4096), 2).double()
+    points = torch.rand(7, 3).double()
+
+    def recurrent(x: torch.Tensor) -> torch.Tensor:
+        state = None
+        for step in x:
+            state = cell.to(x.device)(step, state)
+        return state[0]
+
+    def convolved_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return ops.depthwise_conv2d(ops.depthwise_conv2d(x, w, padding=1), w, padding=1)
+
+    def looked_up_twice(points: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return ops.grid_encode(ops.grid_encode(points, table, [4], 4096)[:, [0, 1, 0]].sigmoid(), table, [4], 4096)
+
+    for function, inputs in (
+        (recurrent, (x,)), (convolved_twice, (picture, w)), (looked_up_twice, (points, grid_table)),
+    ):  # fmt: skip
+        with ops.backend("torch"):
+            wanted = second_order(function, *(i.clone().requires_grad_() for i in inputs))
+        with ops.backend(backend):
+            got = second_order(function, *(i.to(device).requires_grad_() for i in inputs))
+        torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(0, 2, 8, 8), (2, 0, 8, 8)])
+def test_empty_pictures_have_gradients(backend: str, device: str, dtype: torch.dtype, shape: tuple):
+    x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
+    weight = torch.ones(shape[1], 1, 3, 3, dtype=dtype, device=device, requires_grad=True)
+    if backend == "torch" and shape[1] == 0:
+        return  # F.conv2d refuses a picture without channels
+    with ops.backend(backend):
+        ops.depthwise_conv2d(x, weight, padding=1).sum().backward()
+    assert x.grad.shape == x.shape and weight.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("entries", [2, 64])
+def test_a_table_at_an_odd_address(backend: str, device: str, dtype: torch.dtype, entries: int):
+    torch.manual_seed(0)
+    rows = sum(level_entries(n, entries) for n in (1, 3))
+    flat, points = torch.randn(rows * 2 + 1).to(device, dtype), torch.rand(50, 3).to(device)
+    shifted, straight = flat[1:].view(rows, 2), flat[1:].clone().view(rows, 2)
+    results = []
+    for table in shifted, straight:
+        table = table.detach().requires_grad_()
+        with ops.backend(backend):
+            out = ops.grid_encode(points, table, [1, 3], entries)
+            grad = torch.ones(out.numel() + 1, device=device, dtype=dtype)[1:].view(out.shape)
+            results.append((out.detach(), *torch.autograd.grad(out, table, grad)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("offsets", [[0, 3, 9], [0, 4, 2, 6], [2, 4, 6], [0, 2, 4], [-1, 3, 6]])
+def test_wrong_offsets_are_an_error_on_the_cpu(offsets: list):
+    offsets, x = torch.tensor(offsets), torch.rand(6, 2)
+    with ops.backend("cpp" if "cpp" in ops.available("lltm") else "torch"):
+        with pytest.raises((RuntimeError, ValueError)):
+            ops.depthwise_conv1d(x, torch.rand(2, 3), ray_offsets=offsets)
+        with pytest.raises((RuntimeError, ValueError)):
+            ops.composite(x[:, 0], torch.rand(6, 3), x[:, 0], x[:, 1], offsets, torch.ones(3))
+        states = torch.zeros(len(offsets) - 1, 4), torch.zeros(len(offsets) - 1, 4)
+        with pytest.raises((RuntimeError, ValueError)):
+            ops.lltm(x, offsets, torch.rand(12, 6), torch.rand(12), *states)
+
+
+@pytest.mark.parametrize("backend, device", fused_params("trilinear"))
+def test_compiled_code_follows_the_backend(backend: str, device: str):
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _):
+        graphs.append(str(graph.graph))
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda f, p: ops.trilinear(f, p), backend=keep, fullgraph=True)
+    inputs = torch.rand(2, 8, 3, device=device), torch.rand(2, 3, device=device)
+    for choice in (backend, "torch", backend):
+        with ops.backend(choice):
+            compiled(*inputs)
+    assert ["_trilinear" in graph for graph in graphs] == [True, False]  # and the third call finds the first graph
+
+
+@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
+def test_not_a_number_in_the_gradient_stays_one(backend: str, device: str):
+    table = torch.rand(level_entries(2, 64), 2, device=device, requires_grad=True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with ops.backend(backend):
+            out = ops.grid_encode(torch.rand(5, 3, device=device), table, [2], 64)
+            out.backward(torch.full_like(out, torch.nan))
+    finally:
+        torch.use_deterministic_algorithms(before)
+    assert table.grad.isnan().any()
+
+
+@pytest.mark.parametrize("backend, device", backend_params("composite"))
+def test_distances_have_no_gradient(backend: str, device: str):
+    t, offsets = torch.linspace(0, 1, 5, device=device).requires_grad_(), torch.tensor([0, 5], device=device)
+    density = torch.ones(5, device=device, requires_grad=True)
+    with ops.backend(backend):
+        color, *_ = ops.composite(density, torch.rand(5, 3, device=device), t, t + 0.1, offsets, torch.ones(3).to(t))
+    assert torch.autograd.grad(color.sum(), [density, t], allow_unused=True)[1] is None
+
+
+def test_autocast_leaves_features_as_they_are():
+    feats, points = torch.randn(20, 8, 16), torch.rand(20, 3) * 2 - 1
+    with ops.backend("torch"):
+        wanted = ops.trilinear(feats, points)
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.testing.assert_close(ops.trilinear(feats, points), wanted)
+
+
+def test_other_ops_keep_their_backend():
+    with ops.backend("torch"):
+        with ops.backend(overrides={"lltm": "auto"}):
+            assert ops.resolved("cpu")["march"].backend == "torch"
+        assert ops.resolved("cpu")["lltm"].backend == "torch"
