@@ -9,6 +9,7 @@ namespace {
 
 Conv1dShape shape(const Tensor& x, const Tensor& weight, const Tensor& ray_offsets, int64_t dilation) {
   STD_TORCH_CHECK(dilation > 0 && weight.size(1) % 2 == 1, "nerfkit: along rays the kernel must be odd, dilation >= 1");
+  STD_TORCH_CHECK(dilation <= INT32_MAX, "nerfkit: the dilation must be below 2^31, got ", dilation);
   return {x.size(0), ray_offsets.size(0) - 1, int(x.size(1)), int(weight.size(1)), int(dilation), offsets(ray_offsets, x.size(0))};
 }
 

@@ -10,7 +10,8 @@ namespace {
 Axis axis_of(int64_t size, int64_t kernel, const std::vector<int64_t>& window, int which) {
   const int64_t stride = window[which], padding = window[2 + which], dilation = window[4 + which];
   const int64_t span = size + 2 * padding - dilation * (kernel - 1) - 1;
-  STD_TORCH_CHECK(size + 2 * padding <= INT32_MAX, "nerfkit: an axis of ", size, " is too long");
+  for (int64_t value : {size, stride, padding, dilation, size + 2 * padding})
+    STD_TORCH_CHECK(value <= INT32_MAX, "nerfkit: sizes, strides, paddings and dilations stay below 2^31, got ", value);
   STD_TORCH_CHECK(stride > 0 && padding >= 0 && dilation > 0 && span >= 0, "nerfkit: the kernel does not fit");
   return {int(size), int(span / stride + 1), int(kernel), int(stride), int(padding), int(dilation)};
 }

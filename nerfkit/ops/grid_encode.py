@@ -16,6 +16,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 from nerfkit.ops.trilinear import corner_weights
 
+MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of the kernels, and so of all
 HASH_PRIMES = (1, 2654435761, 805459861)
 
 
@@ -79,6 +80,11 @@ def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> Non
         raise ValueError(f"grid_encode: resolutions must be positive and rise, got {list(resolutions)}")
     if max_entries < 1 or max_entries & (max_entries - 1):
         raise ValueError(f"grid_encode: max_entries must be a power of two, got {max_entries}")
+    if len(resolutions) > MAX_LEVELS or max(resolutions) >= MAX_RESOLUTION or max_entries > MAX_ENTRIES:
+        raise ValueError(
+            f"grid_encode: at most {MAX_LEVELS} levels, fewer than {MAX_RESOLUTION} cells a side, {MAX_ENTRIES} entries; "
+            f"got {len(resolutions)} levels, {max(resolutions)} cells, {max_entries} entries"
+        )
     needed = sum(level_entries(n, max_entries) for n in resolutions)
     if rows != needed:
         raise ValueError(f"grid_encode: table must have {needed} rows for these levels, got {rows}")
