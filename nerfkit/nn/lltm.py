@@ -44,8 +44,9 @@ class _LLTMParameters(nn.Module):
     def _state(self, state: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
         """h and c of `shape`; zero where no state is given."""
         if state is None:
-            zero = like.new_zeros(shape)
-            return zero, zero
+            return like.new_zeros(shape), like.new_zeros(shape)
+        if not isinstance(state, tuple | list) or len(state) != 2:
+            raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c)")
         for name, value in zip("hc", state, strict=True):
             if tuple(value.shape) != shape:
                 raise ValueError(
@@ -60,7 +61,7 @@ class LLTMCell(_LLTMParameters):
     Args:
         input_size: I; hidden_size: H.
 
-    Call: input [B, I] or [I]; state h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the
+    Call: input [B, I] or [I]; hx, a pair h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the
     dtype of the parameters. Raises ValueError for a shape that does not fit.
 
     >>> h, c = LLTMCell(3, 4)(torch.zeros(2, 3))
@@ -68,9 +69,9 @@ class LLTMCell(_LLTMParameters):
     (torch.Size([2, 4]), torch.Size([2, 4]))
     """
 
-    def forward(self, input: Tensor, state: State | None = None) -> State:
+    def forward(self, input: Tensor, hx: State | None = None) -> State:
         self._check_input(input, (1, 2))
-        h, c = self._state(state, input, (*input.shape[:-1], self.hidden_size))
+        h, c = self._state(hx, input, (*input.shape[:-1], self.hidden_size))
         if input.dim() == 2:
             return ops.lltm_cell(input, h, c, self.weight, self.bias)
         h, c = ops.lltm_cell(input[None], h[None], c[None], self.weight, self.bias)
@@ -84,10 +85,10 @@ class LLTM(_LLTMParameters):
         input_size: I; hidden_size: H.
         batch_first: sequences are [B, L, I] instead of [L, B, I].
 
-    Call: input [L, B, I], [B, L, I] with batch_first, [L, I], or a PackedSequence; h_0 and c_0 [1, B, H] ([1, H]
-    for [L, I]), zero if left out. Returns output shaped as the input with H features, and h_n, c_n [1, B, H]. For
-    packed rays see `along_rays`. Equation and source at `nerfkit.ops.lltm`; differentiable once. Raises ValueError for
-    a shape that does not fit.
+    Call: input [L, B, I], [B, L, I] with batch_first, [L, I], or a PackedSequence; hx, a pair h_0, c_0 of [1, B, H]
+    ([1, H] for [L, I]), zero if left out. Returns output shaped as the input with H features, and h_n, c_n [1, B, H].
+    For packed rays see `along_rays`. Equation and source at `nerfkit.ops.lltm`; differentiable once. Raises ValueError
+    for a shape that does not fit.
 
     >>> output, (h_n, c_n) = LLTM(3, 4, batch_first=True)(torch.zeros(2, 5, 3))
     >>> output.shape, h_n.shape
@@ -98,6 +99,7 @@ class LLTM(_LLTMParameters):
         self,
         input_size: int,
         hidden_size: int,
+        *,
         batch_first: bool = False,
         device=None,
         dtype: torch.dtype | None = None,
@@ -108,15 +110,15 @@ class LLTM(_LLTMParameters):
     def extra_repr(self) -> str:
         return super().extra_repr() + (", batch_first=True" if self.batch_first else "")
 
-    def forward(self, input: Tensor | PackedSequence, state: State | None = None):
+    def forward(self, input: Tensor | PackedSequence, hx: State | None = None):
         if isinstance(input, PackedSequence):
-            return self._packed_sequence(input, state)
+            return self._packed_sequence(input, hx)
         self._check_input(input, (2, 3))
         if input.dim() == 2:
-            state = None if state is None else tuple(x[:, None] for x in state)
-            output, (h_n, c_n) = self._batch(input[None], state)
+            h, c = self._state(hx, input, (1, self.hidden_size))
+            output, (h_n, c_n) = self._batch(input[None], (h[:, None], c[:, None]))
             return output[0], (h_n[:, 0], c_n[:, 0])
-        output, state = self._batch(input if self.batch_first else input.transpose(0, 1), state)
+        output, state = self._batch(input if self.batch_first else input.transpose(0, 1), hx)
         return output if self.batch_first else output.transpose(0, 1), state
 
     def along_rays(self, input: Tensor, ray_offsets: Tensor, state: State | None = None) -> tuple[Tensor, State]:

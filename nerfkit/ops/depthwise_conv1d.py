@@ -63,7 +63,8 @@ def depthwise_conv1d(
     kernel = weight.shape[1]
     if padding is None:
         if kernel % 2 == 0:
-            raise ValueError(f"{op}: keeping the length needs an odd kernel, got {kernel}; give a padding")
+            advice = "" if packed else "; give a padding"
+            raise ValueError(f"{op}: keeping the length needs an odd kernel, got {kernel}{advice}")
         padding = dilation * (kernel - 1) // 2
     elif packed:
         raise ValueError(f"{op}: packed rays keep their length; leave padding out, got {padding}")

@@ -82,7 +82,7 @@ def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> Non
         raise ValueError(f"grid_encode: max_entries must be a power of two, got {max_entries}")
     if len(resolutions) > MAX_LEVELS or max(resolutions) >= MAX_RESOLUTION or max_entries > MAX_ENTRIES:
         raise ValueError(
-            f"grid_encode: at most {MAX_LEVELS} levels, fewer than {MAX_RESOLUTION} cells a side, {MAX_ENTRIES} entries; "
+            f"grid_encode: at most {MAX_LEVELS} levels, {MAX_RESOLUTION - 1} cells a side and {MAX_ENTRIES} entries, "
             f"got {len(resolutions)} levels, {max(resolutions)} cells, {max_entries} entries"
         )
     needed = sum(level_entries(n, max_entries) for n in resolutions)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+from nerfkit import ops
 from nerfkit.nn import LLTM, LLTMCell
 
 
@@ -24,7 +25,7 @@ def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_batch_is_its_sequences_step_by_step(batch_first: bool, device: str):
-    module = LLTM(3, 4, batch_first, device=device)
+    module = LLTM(3, 4, batch_first=batch_first, device=device)
     x = torch.randn(5, 2, 3, device=device)  # [L, B, I]
     output, (h_n, c_n) = module(x.transpose(0, 1) if batch_first else x)
     output = output.transpose(0, 1) if batch_first else output
@@ -104,3 +105,20 @@ def test_state_dict_and_copies(tmp_path):
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("module, x", [(LLTMCell(3, 4), torch.rand(2, 3)), (LLTM(3, 4), torch.rand(5, 2, 3))])
+def test_compiles_without_a_state(module, x):
+    whole = isinstance(module, LLTMCell) or "cpp" in ops.available("lltm")  # lltm's definition reads values
+    torch.testing.assert_close(torch.compile(module, backend="aot_eager", fullgraph=whole)(x)[0], module(x)[0])
+
+
+def test_the_state_is_called_hx_and_is_a_pair():
+    module, x, zero = LLTM(3, 4), torch.rand(5, 3), torch.zeros(1, 4)
+    torch.testing.assert_close(module(x, hx=(zero, zero))[0], module(x)[0])
+    with pytest.raises(TypeError, match=r"LLTM: hx must be a pair \(h, c\)"):
+        module(x, hx=(zero,))
+    with pytest.raises(ValueError, match=r"h must have shape \[1, 4\], got \[1, 5\]"):
+        module(x, hx=(torch.zeros(1, 5), zero))
+    with pytest.raises(TypeError, match="positional"):
+        LLTM(3, 4, 1)
