@@ -44,8 +44,7 @@ class _LLTMParameters(nn.Module):
     def _state(self, state: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
         """h and c of `shape`; zero where no state is given."""
         if state is None:
-            zero = like.new_zeros(shape)
-            return zero, zero
+            return like.new_zeros(shape), like.new_zeros(shape)  # one tensor for both would not compile
         for name, value in zip("hc", state, strict=True):
             if tuple(value.shape) != shape:
                 raise ValueError(

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
+from nerfkit import ops
 from nerfkit.nn import LLTM, LLTMCell
 
 
@@ -64,6 +65,15 @@ def test_along_rays_takes_packed_samples(device: str):
     torch.testing.assert_close(output[2:], module(x[2:])[0])
     torch.testing.assert_close(h_n[0], output[1])
     assert not h_n[1].any()
+
+
+@pytest.mark.parametrize("module, shape", [(LLTMCell(3, 4), (2, 3)), (LLTM(3, 4), (5, 2, 3)), (LLTM(3, 4), (5, 3))])
+def test_they_compile_to_one_graph_without_a_state(module: torch.nn.Module, shape: tuple[int, ...]):
+    if "cpp" not in ops.available("lltm"):
+        pytest.skip("the definition's steps depend on the data")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(shape)
+    torch.testing.assert_close(compiled(x), module(x))
 
 
 def test_gradients_reach_all_parameters():
