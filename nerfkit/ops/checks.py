@@ -58,6 +58,8 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor) -> None:
 
     Their values (rising from 0 to N) are the caller's promise: reading them here would stall a GPU.
     """
+    if not isinstance(ray_offsets, Tensor):
+        raise TypeError(f"{op}: ray_offsets must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
     check_dtype(op, "ray_offsets", ray_offsets, (torch.int64,))
     check_shape(op, "ray_offsets", ray_offsets, ("R+1",))
     if ray_offsets.shape[0] == 0:

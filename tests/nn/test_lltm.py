@@ -25,7 +25,7 @@ def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[
 
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_a_batch_is_its_sequences_step_by_step(batch_first: bool, device: str):
-    module = LLTM(3, 4, batch_first, device=device)
+    module = LLTM(3, 4, batch_first=batch_first, device=device)
     x = torch.randn(5, 2, 3, device=device)  # [L, B, I]
     output, (h_n, c_n) = module(x.transpose(0, 1) if batch_first else x)
     output = output.transpose(0, 1) if batch_first else output
@@ -38,11 +38,21 @@ def test_a_batch_is_its_sequences_step_by_step(batch_first: bool, device: str):
 def test_signature_and_shapes_are_those_of_lstm():
     for shape, state in (((5, 2, 3), (1, 2, 4)), ((5, 3), (1, 4)), ((0, 2, 3), (1, 2, 4))):
         given_state = torch.zeros(state), torch.zeros(state)
-        outputs = [LLTM(3, 4)(torch.zeros(shape), given_state)]
+        outputs = [LLTM(3, 4)(torch.zeros(shape), hx=given_state)]
         if shape[0]:
-            outputs.append(torch.nn.LSTM(3, 4)(torch.zeros(shape), given_state))
+            outputs.append(torch.nn.LSTM(3, 4)(torch.zeros(shape), hx=given_state))
         shapes = {(o.shape, h.shape, c.shape) for o, (h, c) in outputs}
         assert shapes == {((*shape[:-1], 4), state, state)}
+
+
+def test_the_state_is_continued():
+    module, x = LLTM(3, 4), torch.randn(5, 3)
+    output, state = module(x)
+    first, between = module(x[:2])
+    second, last = module(x[2:], hx=between)
+    torch.testing.assert_close((torch.cat([first, second]), last), (output, state))
+    cell = LLTMCell(3, 4)
+    torch.testing.assert_close(cell(x, hx=cell(x)), cell(x, cell(x)))
 
 
 @settings(max_examples=20, deadline=None)
@@ -93,24 +103,50 @@ def test_state_dict_and_copies(tmp_path):
     assert repr(LLTM(3, 4, batch_first=True)) == "LLTM(3, 4, batch_first=True)"
 
 
+RAYS = torch.zeros(5, 3)
+NO_PAIR = r"hx must be a pair \(h, c\) of tensors, got"
+
+
 @pytest.mark.parametrize(
-    "call, message",
+    "call, error, message",
     [
         (
             lambda: LLTM(3, 4)(torch.zeros(5, 2, 2)),
+            ValueError,
             r"LLTM: input must be 2-d or 3-d with 3 features last, got \[5, 2, 2\]",
         ),
-        (lambda: LLTM(3, 4)(torch.zeros(3)), "LLTM: input must be 2-d or 3-d"),
+        (lambda: LLTM(3, 4)(torch.zeros(3)), ValueError, "LLTM: input must be 2-d or 3-d"),
         (
             lambda: LLTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(2, 4), torch.zeros(1, 2, 4))),
+            ValueError,
             r"LLTM: h must have shape \[1, 2, 4\], got \[2, 4\]",
         ),
         (
+            lambda: LLTM(3, 4)(torch.zeros(5, 3), (torch.zeros(1, 4), torch.zeros(1, 5))),
+            ValueError,
+            r"LLTM: c must have shape \[1, 4\], got \[1, 5\]",
+        ),
+        (
             lambda: LLTMCell(3, 4)(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5))),
+            ValueError,
             r"LLTMCell: c must have shape \[2, 4\], got \[2, 5\]",
+        ),
+        (lambda: LLTMCell(3, 4)(torch.zeros(2, 3), torch.zeros(2, 2, 4)), TypeError, f"LLTMCell: {NO_PAIR} Tensor"),
+        (lambda: LLTM(3, 4)(RAYS, (torch.zeros(1, 4),)), TypeError, rf"LLTM: {NO_PAIR} \['Tensor'\]"),
+        (lambda: LLTM(3, 4)(RAYS, (None, None)), TypeError, rf"LLTM: {NO_PAIR} \['NoneType', 'NoneType'\]"),
+        (lambda: LLTM(3, 4, 1), TypeError, "takes 3 positional arguments but 4 were given"),
+        (
+            lambda: LLTM(3, 4).along_rays(RAYS, [0, 5]),
+            TypeError,
+            r"LLTM: ray_offsets must be an int64 tensor \[R\+1\], got list",
+        ),
+        (
+            lambda: LLTM(3, 4).along_rays(RAYS, torch.zeros(0, dtype=torch.int64)),
+            ValueError,
+            r"LLTM: ray_offsets must have shape \[R\+1\] with R >= 0, got \[0\]",
         ),
     ],
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(call, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
         call()
