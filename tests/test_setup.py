@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""setup.py reads its variables strictly: a word that it does not know is an error, not another build."""
+"""setup.py reads its variables strictly: a word that it does not know is an error, not another build. And jit.load."""
 
 import runpy
 import stat
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 import setuptools
+
+from nerfkit import jit
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = ["NERFKIT_NATIVE", "NERFKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CXX"]
@@ -90,3 +92,15 @@ def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, capsys, m
     )
     with pytest.raises(SystemExit, match=message):
         read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
+
+
+def test_compiling_without_a_checkout(tmp_path: Path, monkeypatch):
+    """An op that needs none of nerfkit's headers builds; for one that does, the error says where they are."""
+    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "alone.cpp").write_text("int alone() { return 1; }")
+    assert jit.load("alone", [tmp_path / "alone.cpp"]).exists()
+    (tmp_path / "needs.cpp").write_text('#include "op.h"')
+    message = f"(?s)op.h: No such file.*headers come with a checkout of its repository; {tmp_path}/cuda has none"
+    with pytest.raises(jit.BuildError, match=message):
+        jit.load("needs", [tmp_path / "needs.cpp"])
