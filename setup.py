@@ -12,6 +12,7 @@ is never imported, only its headers are read, so that build isolation need not f
 
 from __future__ import annotations
 
+import functools
 import glob
 import importlib.util
 import os
@@ -32,7 +33,7 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
-ARCHITECTURES = "7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX"
+ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 
 class Torch(NamedTuple):
@@ -43,6 +44,14 @@ class Torch(NamedTuple):
 
 def say(*words: object) -> None:
     print("nerfkit build:", *words, file=sys.stderr, flush=True)
+
+
+def switch(name: str) -> str:
+    """Value of the variable `name`: auto, 0 or 1."""
+    value = os.environ.get(name) or "auto"
+    if value not in ("auto", "0", "1"):
+        sys.exit(f"nerfkit build: {name} must be auto, 0 or 1, got {value!r}")
+    return value
 
 
 def find_torch() -> Torch | None:
@@ -78,6 +87,13 @@ def find_nvcc() -> Path | None:
     return Path(on_path) if on_path else None
 
 
+def about_nvcc() -> str:
+    """Where nvcc is, and which variables do not lead to it."""
+    homes = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)}
+    wrong = [f"{name}={home} has no bin/nvcc" for name, home in homes.items() if not (Path(home) / "bin/nvcc").exists()]
+    return "; ".join([f"nvcc at {NVCC}" if NVCC else "no nvcc found", *wrong])
+
+
 def cuda_home(nvcc: Path) -> Path:
     """Folder of the toolkit. nvcc on PATH may be a wrapper script, so it is asked."""
     command = [str(nvcc), "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
@@ -86,16 +102,34 @@ def cuda_home(nvcc: Path) -> Path:
     return Path(top[1]).resolve() if top else nvcc.resolve().parent.parent
 
 
+def default_architectures() -> list[str]:
+    """Those of ARCHITECTURES that nvcc knows, all if it cannot be asked; PTX of the newest serves later GPUs."""
+    try:
+        answer = subprocess.run([str(NVCC), "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        answer = ""
+    known = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}" in answer.split()] or ARCHITECTURES
+    return [*known[:-1], known[-1] + "+PTX"]
+
+
+@functools.cache
 def architectures() -> list[str]:
-    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else all."""
-    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST")
-    if not wanted:
-        query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-        try:
-            wanted = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        except (OSError, subprocess.SubprocessError):
-            wanted = ARCHITECTURES
-    return sorted(set(re.split(r"[\s;,]+", wanted.strip())))
+    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else the default ones."""
+    asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
+    wrong = [name for name in asked if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name)]
+    if wrong:
+        sys.exit(
+            "nerfkit build: TORCH_CUDA_ARCH_LIST takes compute capabilities such as 8.0, 9.0a or 12.0+PTX, "
+            f"got {' '.join(wrong)}"
+        )
+    if asked:
+        return sorted(set(asked))
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        answer = ""
+    return sorted(set(re.findall(r"^\d+\.\d$", answer, re.M))) or default_architectures()
 
 
 def gencode() -> list[str]:
@@ -110,11 +144,12 @@ def gencode() -> list[str]:
 
 TORCH = find_torch()
 NVCC = find_nvcc()
-CXX = shlex.split(os.environ.get("CXX", "g++"))
+ASKED_CXX = shlex.split(os.environ.get("CXX", ""))
+CXX = ASKED_CXX or ["g++"]
 
 
 def why_pure_python() -> str | None:
-    if os.environ.get("NERFKIT_NATIVE") == "0":
+    if switch("NERFKIT_NATIVE") == "0":
         return "NERFKIT_NATIVE=0"
     if sys.platform != "linux":
         return f"no native build on {sys.platform} yet"
@@ -128,8 +163,8 @@ def why_pure_python() -> str | None:
 
 def extensions() -> list[Extension]:
     """What to build here; nothing for pure Python, with the reason printed."""
-    must = os.environ.get("NERFKIT_NATIVE") == "1"
-    cuda = os.environ.get("NERFKIT_CUDA", "auto")
+    must = switch("NERFKIT_NATIVE") == "1"
+    cuda = switch("NERFKIT_CUDA")
     reason = why_pure_python()
     if reason and (must or cuda == "1"):
         sys.exit(f"nerfkit build: the fused ops were asked for, but {reason}")
@@ -140,11 +175,12 @@ def extensions() -> list[Extension]:
     shared = ["cuda/schema.cpp", "cuda/build_info.cpp"]
     found = [Extension("nerfkit._C", shared + sources["_bind.cpp"] + sources["_cpu.cpp"], optional=not must)]
     if cuda == "1" and not NVCC:
-        sys.exit("nerfkit build: NERFKIT_CUDA=1, but no nvcc was found; set CUDA_HOME")
+        sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
     if cuda == "1" or (cuda == "auto" and NVCC and TORCH.cuda):
+        architectures()  # a wrong list stops the build before it starts
         gpu_sources = ["cuda/build_info.cpp", *sources["_bind.cpp"], *sources["_cuda.cu"]]
         found.append(Extension("nerfkit._C_cuda", gpu_sources, optional=not must and cuda != "1"))
-    say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); nvcc {'found' if NVCC else 'not found'}")
+    say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); {about_nvcc()}")
     say("building " + " and ".join(extension.name for extension in found))
     return found
 
@@ -193,7 +229,7 @@ class BuildLibraries(build_ext):
     def compile_command(self, source: str, target: str, on_gpu: bool) -> list[str]:
         if source.endswith(".cu"):
             host = "-fPIC,-fvisibility=hidden"
-            host_compiler = ["-ccbin", CXX[0]] if "CXX" in os.environ else []
+            host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
             flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr", "-Xptxas", "-v"]
             return [str(NVCC), *flags, *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
         major, minor = OLDEST_TORCH

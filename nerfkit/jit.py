@@ -38,7 +38,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
 
     Args:
         name: of the library; a second build of one name compiles what changed.
-        sources: .cpp files, with `cuda` also .cu files. The headers in cuda/ can be included.
+        sources: .cpp files, with `cuda` also .cu files. A checkout's headers in cuda/ can be included.
         cuda: build for the GPU, with USE_CUDA defined.
         verbose: show the compilers' commands.
 
@@ -63,14 +63,17 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
             sources=[str(source) for source in sources],
             extra_cflags=[*FLAGS, *(["-DUSE_CUDA"] if cuda else [])],
             extra_cuda_cflags=CUDA_FLAGS,
-            extra_include_paths=[str(SOURCES)],
+            extra_include_paths=[str(SOURCES)] if _in_checkout() else [],
             build_directory=str(folder),
             with_cuda=cuda,
             is_python_module=False,
             verbose=verbose,
         )
     except (RuntimeError, OSError) as error:
-        raise BuildError(f"{name} did not build: {error}") from error
+        hint = (
+            "" if _in_checkout() else f"\nnerfkit's headers come with a checkout of its repository; {SOURCES} has none."
+        )
+        raise BuildError(f"{name} did not build: {error}{hint}") from error
     return folder / f"{name}.so"
 
 
@@ -79,7 +82,7 @@ def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
 
     `cuda` is whether to build the GPU's library too; by default, if this torch is a CUDA build.
     """
-    if not (SOURCES / "schema.cpp").exists():
+    if not _in_checkout():
         raise BuildError(f"{SOURCES} is not there; nerfkit's own ops are built from a checkout of its repository")
     if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
         raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
@@ -96,6 +99,10 @@ def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
         os.replace(target.with_suffix(".new"), target)
         built.append(target)
     return built
+
+
+def _in_checkout() -> bool:
+    return (SOURCES / "schema.cpp").exists()  # an installed package may lie beside a cuda/ of someone else
 
 
 def _build_info(name: str, targets: str) -> Path:

@@ -11,11 +11,17 @@ from nerfkit.ops.depthwise_conv2d import Pair
 
 
 class _DepthwiseConv(nn.Module):
-    """weight [C, 1, *kernel], bias [C] or None."""
+    """weight [C, 1, *kernel], bias [C] or None; `axes` of the window."""
 
-    def __init__(self, channels: int, kernel: tuple[int, ...], bias: bool, device, dtype: torch.dtype | None):
+    axes: int
+
+    def __init__(self, channels: int, kernel_size, stride, padding, dilation, bias: bool, device, dtype):
         super().__init__()
         self.channels = channels
+        kernel = self._per_axis("kernel_size", kernel_size)
+        self.stride = self._per_axis("stride", stride)
+        self.dilation = self._per_axis("dilation", dilation)
+        self.padding = self._padding(padding, kernel)
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -30,16 +36,28 @@ class _DepthwiseConv(nn.Module):
         window = f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}"
         return f"{self.channels}, kernel_size={tuple(self.weight.shape[2:])}, {window}, bias={self.bias is not None}"
 
+    def _per_axis(self, name: str, value: int | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(value, int):
+            return (value,) * self.axes
+        if not isinstance(value, tuple | list) or len(value) != self.axes or not all(isinstance(v, int) for v in value):
+            wanted = "an int" if self.axes == 1 else f"an int or {self.axes} of them"
+            raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
+        return tuple(value)
 
-def _pair(value: Pair) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
-
-
-def _same(kernel: tuple[int, ...], dilation: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...]:
-    """The padding that keeps the size."""
-    if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in stride):
-        raise ValueError(f"padding='same' needs odd kernels and stride 1, got kernel {kernel} and stride {stride}")
-    return tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
+    def _padding(self, padding: int | tuple[int, ...] | str, kernel: tuple[int, ...]) -> tuple[int, ...]:
+        """Zeros at both ends of each axis; "same" keeps the size."""
+        if padding == "valid":
+            return (0,) * self.axes
+        if padding != "same":
+            if isinstance(padding, str):
+                raise ValueError(f"{type(self).__name__}: padding must be a number, 'same' or 'valid', got {padding!r}")
+            return self._per_axis("padding", padding)
+        if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride):
+            raise ValueError(
+                f"{type(self).__name__}: padding='same' needs odd kernels and stride 1, "
+                f"got kernel {kernel} and stride {self.stride}"
+            )
+        return tuple(d * (k - 1) // 2 for k, d in zip(kernel, self.dilation, strict=True))
 
 
 class DepthwiseConv2d(_DepthwiseConv):
@@ -48,7 +66,8 @@ class DepthwiseConv2d(_DepthwiseConv):
     Equation at `nerfkit.ops.depthwise_conv2d`.
 
     Args:
-        channels: C; kernel_size, stride, padding, dilation: one number, or (vertical, horizontal). padding also "same".
+        channels: C; kernel_size, stride, padding, dilation: one number, or (vertical, horizontal). padding also "same",
+            for odd kernels and stride 1, or "valid", which is 0.
         bias: whether to add a learned value to each channel.
 
     Call: x [B, C, H, W] or [C, H, W], contiguous or channels_last; the result keeps the memory format. A state_dict of
@@ -57,6 +76,8 @@ class DepthwiseConv2d(_DepthwiseConv):
     >>> DepthwiseConv2d(8, 3, padding="same")(torch.zeros(2, 8, 5, 7)).shape
     torch.Size([2, 8, 5, 7])
     """
+
+    axes = 2
 
     def __init__(
         self,
@@ -69,10 +90,7 @@ class DepthwiseConv2d(_DepthwiseConv):
         device=None,
         dtype: torch.dtype | None = None,
     ):
-        kernel = _pair(kernel_size)
-        super().__init__(channels, kernel, bias, device, dtype)
-        self.stride, self.dilation = _pair(stride), _pair(dilation)
-        self.padding = _same(kernel, self.dilation, self.stride) if padding == "same" else _pair(padding)
+        super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
@@ -86,16 +104,20 @@ class DepthwiseConv1d(_DepthwiseConv):
     Equation at `nerfkit.ops.depthwise_conv1d`.
 
     Args:
-        channels: C; kernel_size, stride, dilation: samples. padding: samples, or "same".
+        channels: C; kernel_size, stride, dilation: samples. padding: samples, "same", for an odd kernel and stride 1,
+            or "valid", which is 0.
         bias: whether to add a learned value to each channel.
 
     Call: dense x [B, C, L] or [C, L]; or packed x [N, C] with `ray_offsets` [R+1], which keeps the length of every ray
-    and needs stride 1 and padding "same". A state_dict of nn.Conv1d with groups=channels loads unchanged.
+    and needs an odd kernel, stride 1 and padding "same". A state_dict of nn.Conv1d with groups=channels loads
+    unchanged.
 
     >>> conv = DepthwiseConv1d(8, 3, padding="same")
     >>> conv(torch.zeros(2, 8, 5)).shape, conv(torch.zeros(7, 8), ray_offsets=torch.tensor([0, 3, 7])).shape
     (torch.Size([2, 8, 5]), torch.Size([7, 8]))
     """
+
+    axes = 1
 
     def __init__(
         self,
@@ -108,13 +130,14 @@ class DepthwiseConv1d(_DepthwiseConv):
         device=None,
         dtype: torch.dtype | None = None,
     ):
-        super().__init__(channels, (kernel_size,), bias, device, dtype)
-        self.stride, self.dilation = stride, dilation
-        self.padding = _same((kernel_size,), (dilation,), (stride,))[0] if padding == "same" else padding
+        super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
+        (self.stride,), (self.padding,), (self.dilation,) = self.stride, self.padding, self.dilation
 
     def forward(self, x: Tensor, ray_offsets: Tensor | None = None) -> Tensor:
         weight = self.weight[:, 0]  # [C, k]
         if ray_offsets is not None:
+            if weight.shape[1] % 2 == 0:
+                raise ValueError(f"DepthwiseConv1d: packed rays need an odd kernel, got {weight.shape[1]}")
             kept = self.dilation * (weight.shape[1] - 1) // 2
             if self.padding != kept:
                 raise ValueError(

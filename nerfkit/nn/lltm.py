@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nerfkit import ops
+from nerfkit.ops.checks import check_ray_offsets
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
 
 State = tuple[Tensor, Tensor]
@@ -41,18 +42,19 @@ class _LLTMParameters(nn.Module):
                 f"got {list(input.shape)}"
             )
 
-    def _state(self, state: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
+    def _state(self, hx: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
         """h and c of `shape`; zero where no state is given."""
-        if state is None:
-            return like.new_zeros(shape), like.new_zeros(shape)
-        if not isinstance(state, tuple | list) or len(state) != 2:
-            raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c)")
-        for name, value in zip("hc", state, strict=True):
+        if hx is None:
+            return like.new_zeros(shape), like.new_zeros(shape)  # one tensor for both would not compile
+        if not isinstance(hx, tuple | list) or len(hx) != 2 or not all(isinstance(x, Tensor) for x in hx):
+            got = [type(x).__name__ for x in hx] if isinstance(hx, tuple | list) else type(hx).__name__
+            raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c) of tensors, got {got}")
+        for name, value in zip("hc", hx, strict=True):
             if tuple(value.shape) != shape:
                 raise ValueError(
                     f"{type(self).__name__}: {name} must have shape {list(shape)}, got {list(value.shape)}"
                 )
-        return state
+        return hx
 
 
 class LLTMCell(_LLTMParameters):
@@ -61,8 +63,8 @@ class LLTMCell(_LLTMParameters):
     Args:
         input_size: I; hidden_size: H.
 
-    Call: input [B, I] or [I]; hx, a pair h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the
-    dtype of the parameters. Raises ValueError for a shape that does not fit.
+    Call: input [B, I] or [I]; state h, c of [B, H] or [H], zero if left out. Returns h and c of that shape, in the
+    dtype of the parameters. Raises ValueError for a shape that does not fit, TypeError for a state that is no pair.
 
     >>> h, c = LLTMCell(3, 4)(torch.zeros(2, 3))
     >>> h.shape, c.shape
@@ -85,10 +87,10 @@ class LLTM(_LLTMParameters):
         input_size: I; hidden_size: H.
         batch_first: sequences are [B, L, I] instead of [L, B, I].
 
-    Call: input [L, B, I], [B, L, I] with batch_first, [L, I], or a PackedSequence; hx, a pair h_0, c_0 of [1, B, H]
-    ([1, H] for [L, I]), zero if left out. Returns output shaped as the input with H features, and h_n, c_n [1, B, H].
+    Call: input [L, B, I], [B, L, I] with batch_first, [L, I], or a PackedSequence; h_0 and c_0 [1, B, H] ([1, H]
+    for [L, I]), zero if left out. Returns output shaped as the input with H features, and h_n, c_n [1, B, H] ([1, H]).
     For packed rays see `along_rays`. Equation and source at `nerfkit.ops.lltm`; differentiable once. Raises ValueError
-    for a shape that does not fit.
+    for a shape that does not fit, TypeError for a state that is no pair.
 
     >>> output, (h_n, c_n) = LLTM(3, 4, batch_first=True)(torch.zeros(2, 5, 3))
     >>> output.shape, h_n.shape
@@ -99,7 +101,7 @@ class LLTM(_LLTMParameters):
         self,
         input_size: int,
         hidden_size: int,
-        *,
+        *,  # the third argument of nn.LSTM is num_layers
         batch_first: bool = False,
         device=None,
         dtype: torch.dtype | None = None,
@@ -115,32 +117,32 @@ class LLTM(_LLTMParameters):
             return self._packed_sequence(input, hx)
         self._check_input(input, (2, 3))
         if input.dim() == 2:
-            h, c = self._state(hx, input, (1, self.hidden_size))
-            output, (h_n, c_n) = self._batch(input[None], (h[:, None], c[:, None]))
-            return output[0], (h_n[:, 0], c_n[:, 0])
+            hx = self._state(hx, input, (1, self.hidden_size))
+            return self.along_rays(input, dense_offsets(1, input.shape[0], input.device), hx)
         output, state = self._batch(input if self.batch_first else input.transpose(0, 1), hx)
         return output if self.batch_first else output.transpose(0, 1), state
 
-    def along_rays(self, input: Tensor, ray_offsets: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+    def along_rays(self, input: Tensor, ray_offsets: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
         """output [N, H] and h_n, c_n [R, H] for packed samples `input` [N, I] of the rays in `ray_offsets` [R+1]."""
         self._check_input(input, (2,))
-        h, c = self._state(state, input, (ray_offsets.shape[0] - 1, self.hidden_size))
+        check_ray_offsets(type(self).__name__, ray_offsets, input)
+        h, c = self._state(hx, input, (ray_offsets.shape[0] - 1, self.hidden_size))
         output, h_n, c_n = ops.lltm(input, ray_offsets, self.weight, self.bias, h, c)
         return output, (h_n, c_n)
 
-    def _batch(self, input: Tensor, state: State | None) -> tuple[Tensor, State]:
+    def _batch(self, input: Tensor, hx: State | None) -> tuple[Tensor, State]:
         """Sequences [B, L, I]."""
         batch, length, _ = input.shape
-        h, c = self._state(state, input, (1, batch, self.hidden_size))
+        h, c = self._state(hx, input, (1, batch, self.hidden_size))
         offsets = dense_offsets(batch, length, input.device)
         output, (h_n, c_n) = self.along_rays(input.flatten(0, 1), offsets, (h[0], c[0]))
         return output.view(batch, length, self.hidden_size), (h_n[None], c_n[None])
 
-    def _packed_sequence(self, input: PackedSequence, state: State | None) -> tuple[PackedSequence, State]:
+    def _packed_sequence(self, input: PackedSequence, hx: State | None) -> tuple[PackedSequence, State]:
         padded, lengths = pad_packed_sequence(input, batch_first=True)  # [B, L, I], [B], in the caller's order
         self._check_input(padded, (3,))
         real = (torch.arange(padded.shape[1]) < lengths[:, None]).to(padded.device)  # [B, L]
-        h, c = self._state(state, padded, (1, padded.shape[0], self.hidden_size))
+        h, c = self._state(hx, padded, (1, padded.shape[0], self.hidden_size))
         offsets = offsets_from_counts(lengths).to(padded.device)
         output, (h_n, c_n) = self.along_rays(padded[real], offsets, (h[0], c[0]))
         spread = padded.new_zeros(*real.shape, self.hidden_size, dtype=output.dtype).masked_scatter(

@@ -59,6 +59,8 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor) -> None:
     Their values rise from 0 to N. The CPU kernels check that; on a GPU, where reading them would stall, it is the
     caller's promise.
     """
+    if not isinstance(ray_offsets, Tensor):
+        raise TypeError(f"{op}: ray_offsets must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
     check_dtype(op, "ray_offsets", ray_offsets, (torch.int64,))
     check_shape(op, "ray_offsets", ray_offsets, ("R+1",))
     if ray_offsets.shape[0] == 0:

@@ -73,7 +73,7 @@ def depthwise_conv1d(
         if stride != 1 or dilation < 1:
             raise ValueError(f"{op}: packed rays need stride 1 and dilation >= 1, got {stride} and {dilation}")
     else:
-        check_window(x.shape[2:], (kernel,), (stride,), (padding,), (dilation,))
+        check_window(op, x.shape[2:], (kernel,), (stride,), (padding,), (dilation,))
     return implementation(op, x)(x, weight, bias, ray_offsets, stride, padding, dilation)
 
 

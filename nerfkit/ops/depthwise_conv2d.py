@@ -57,7 +57,7 @@ def depthwise_conv2d(
         check_shape("depthwise_conv2d", "bias", bias, (channels,))
     check_same("depthwise_conv2d", x=x, weight=weight, bias=bias)
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
-    check_window(x.shape[2:], weight.shape[2:], stride, padding, dilation)
+    check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], stride, padding, dilation)
     return implementation("depthwise_conv2d", x)(x, weight, bias, stride, padding, dilation)
 
 
@@ -65,15 +65,15 @@ def _pair(value: Pair) -> tuple[int, int]:
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def check_window(size, kernel, stride, padding, dilation) -> None:
+def check_window(op: str, size, kernel, stride, padding, dilation) -> None:
     """Require positive strides and a kernel that fits into the padded input."""
     for name, values, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
         if len(values) != len(size) or min(values) < least:
-            raise ValueError(f"depthwise_conv: {name} must be >= {least} along {len(size)} axes, got {values}")
+            raise ValueError(f"{op}: {name} must be >= {least} along {len(size)} axes, got {values}")
     for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
         if k < 1 or n + 2 * p < d * (k - 1) + 1:
             raise ValueError(
-                f"depthwise_conv: a kernel of {k} with dilation {d} does not fit into {n} values "
+                f"{op}: a kernel of {k} with dilation {d} does not fit into {n} values "
                 f"with padding {p}; use more padding or a smaller kernel"
             )
 

@@ -8,8 +8,12 @@ from nerfkit.nn import DepthwiseConv1d, DepthwiseConv2d
 WINDOWS_2D = [
     {"kernel_size": 3}, {"kernel_size": (1, 4), "stride": (1, 2), "padding": (0, 2)},
     {"kernel_size": 3, "dilation": 2, "padding": 2, "bias": False}, {"kernel_size": 5, "padding": "same"},
+    {"kernel_size": (3, 2), "padding": "valid"},
 ]  # fmt: skip
-WINDOWS_1D = [{"kernel_size": 3}, {"kernel_size": 4, "stride": 2, "padding": 1}, {"kernel_size": 5, "padding": "same"}]
+WINDOWS_1D = [
+    {"kernel_size": 3}, {"kernel_size": 4, "stride": 2, "padding": 1}, {"kernel_size": 5, "padding": "same"},
+    {"kernel_size": (4,), "padding": "valid"},
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -52,7 +56,27 @@ def test_gradients_reach_all_parameters():
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: DepthwiseConv2d(3, 4, padding="same"), "padding='same' needs odd kernels and stride 1, got kernel"),
+        (
+            lambda: DepthwiseConv2d(3, 4, padding="same"),
+            r"DepthwiseConv2d: padding='same' needs odd kernels and stride 1, got kernel \(4, 4\) and stride \(1, 1\)",
+        ),
+        (
+            lambda: DepthwiseConv1d(3, 4, padding="full"),
+            "DepthwiseConv1d: padding must be a number, 'same' or 'valid', got 'full'",
+        ),
+        (lambda: DepthwiseConv1d(3, (3, 3)), r"DepthwiseConv1d: kernel_size must be an int, got \(3, 3\)"),
+        (
+            lambda: DepthwiseConv2d(3, (3, 3, 3)),
+            r"DepthwiseConv2d: kernel_size must be an int or 2 of them, got \(3, 3, 3\)",
+        ),
+        (lambda: DepthwiseConv2d(3, 3, stride=(1,)), r"stride must be an int or 2 of them, got \(1,\)"),
+        (lambda: DepthwiseConv2d(3, 3, padding=0.5), "padding must be an int or 2 of them, got 0.5"),
+        (
+            lambda: DepthwiseConv1d(3, 4)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
+            "DepthwiseConv1d: packed rays need an odd kernel, got 4",
+        ),
+        (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), "depthwise_conv1d: a kernel of 7 with dilation 1 does not"),
+        (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), "depthwise_conv2d: stride must be >= 1"),
         (
             lambda: DepthwiseConv1d(3, 3)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
             "packed rays keep their length; use padding=1, got 0",

@@ -38,11 +38,21 @@ def test_a_batch_is_its_sequences_step_by_step(batch_first: bool, device: str):
 def test_signature_and_shapes_are_those_of_lstm():
     for shape, state in (((5, 2, 3), (1, 2, 4)), ((5, 3), (1, 4)), ((0, 2, 3), (1, 2, 4))):
         given_state = torch.zeros(state), torch.zeros(state)
-        outputs = [LLTM(3, 4)(torch.zeros(shape), given_state)]
+        outputs = [LLTM(3, 4)(torch.zeros(shape), hx=given_state)]
         if shape[0]:
-            outputs.append(torch.nn.LSTM(3, 4)(torch.zeros(shape), given_state))
+            outputs.append(torch.nn.LSTM(3, 4)(torch.zeros(shape), hx=given_state))
         shapes = {(o.shape, h.shape, c.shape) for o, (h, c) in outputs}
         assert shapes == {((*shape[:-1], 4), state, state)}
+
+
+def test_the_state_is_continued():
+    module, x = LLTM(3, 4), torch.randn(5, 3)
+    output, state = module(x)
+    first, between = module(x[:2])
+    second, last = module(x[2:], hx=between)
+    torch.testing.assert_close((torch.cat([first, second]), last), (output, state))
+    cell = LLTMCell(3, 4)
+    torch.testing.assert_close(cell(x, hx=cell(x)), cell(x, cell(x)))
 
 
 @settings(max_examples=20, deadline=None)
@@ -67,6 +77,15 @@ def test_along_rays_takes_packed_samples(device: str):
     assert not h_n[1].any()
 
 
+@pytest.mark.parametrize("module, shape", [(LLTMCell(3, 4), (2, 3)), (LLTM(3, 4), (5, 2, 3)), (LLTM(3, 4), (5, 3))])
+def test_they_compile_to_one_graph_without_a_state(module: torch.nn.Module, shape: tuple[int, ...]):
+    if "cpp" not in ops.available("lltm"):
+        pytest.skip("the definition's steps depend on the data")
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(shape)
+    torch.testing.assert_close(compiled(x), module(x))
+
+
 def test_gradients_reach_all_parameters():
     module = LLTM(3, 4).double()
     x = torch.randn(4, 2, 3).double().requires_grad_()
@@ -84,41 +103,50 @@ def test_state_dict_and_copies(tmp_path):
     assert repr(LLTM(3, 4, batch_first=True)) == "LLTM(3, 4, batch_first=True)"
 
 
+RAYS = torch.zeros(5, 3)
+NO_PAIR = r"hx must be a pair \(h, c\) of tensors, got"
+
+
 @pytest.mark.parametrize(
-    "call, message",
+    "call, error, message",
     [
         (
             lambda: LLTM(3, 4)(torch.zeros(5, 2, 2)),
+            ValueError,
             r"LLTM: input must be 2-d or 3-d with 3 features last, got \[5, 2, 2\]",
         ),
-        (lambda: LLTM(3, 4)(torch.zeros(3)), "LLTM: input must be 2-d or 3-d"),
+        (lambda: LLTM(3, 4)(torch.zeros(3)), ValueError, "LLTM: input must be 2-d or 3-d"),
         (
             lambda: LLTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(2, 4), torch.zeros(1, 2, 4))),
+            ValueError,
             r"LLTM: h must have shape \[1, 2, 4\], got \[2, 4\]",
         ),
         (
+            lambda: LLTM(3, 4)(torch.zeros(5, 3), (torch.zeros(1, 4), torch.zeros(1, 5))),
+            ValueError,
+            r"LLTM: c must have shape \[1, 4\], got \[1, 5\]",
+        ),
+        (
             lambda: LLTMCell(3, 4)(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5))),
+            ValueError,
             r"LLTMCell: c must have shape \[2, 4\], got \[2, 5\]",
+        ),
+        (lambda: LLTMCell(3, 4)(torch.zeros(2, 3), torch.zeros(2, 2, 4)), TypeError, f"LLTMCell: {NO_PAIR} Tensor"),
+        (lambda: LLTM(3, 4)(RAYS, (torch.zeros(1, 4),)), TypeError, rf"LLTM: {NO_PAIR} \['Tensor'\]"),
+        (lambda: LLTM(3, 4)(RAYS, (None, None)), TypeError, rf"LLTM: {NO_PAIR} \['NoneType', 'NoneType'\]"),
+        (lambda: LLTM(3, 4, 1), TypeError, "takes 3 positional arguments but 4 were given"),
+        (
+            lambda: LLTM(3, 4).along_rays(RAYS, [0, 5]),
+            TypeError,
+            r"LLTM: ray_offsets must be an int64 tensor \[R\+1\], got list",
+        ),
+        (
+            lambda: LLTM(3, 4).along_rays(RAYS, torch.zeros(0, dtype=torch.int64)),
+            ValueError,
+            r"LLTM: ray_offsets must have shape \[R\+1\] with R >= 0, got \[0\]",
         ),
     ],
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(call, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
         call()
-
-
-@pytest.mark.parametrize("module, x", [(LLTMCell(3, 4), torch.rand(2, 3)), (LLTM(3, 4), torch.rand(5, 2, 3))])
-def test_compiles_without_a_state(module, x):
-    whole = isinstance(module, LLTMCell) or "cpp" in ops.available("lltm")  # lltm's definition reads values
-    torch.testing.assert_close(torch.compile(module, backend="aot_eager", fullgraph=whole)(x)[0], module(x)[0])
-
-
-def test_the_state_is_called_hx_and_is_a_pair():
-    module, x, zero = LLTM(3, 4), torch.rand(5, 3), torch.zeros(1, 4)
-    torch.testing.assert_close(module(x, hx=(zero, zero))[0], module(x)[0])
-    with pytest.raises(TypeError, match=r"LLTM: hx must be a pair \(h, c\)"):
-        module(x, hx=(zero,))
-    with pytest.raises(ValueError, match=r"h must have shape \[1, 4\], got \[1, 5\]"):
-        module(x, hx=(torch.zeros(1, 5), zero))
-    with pytest.raises(TypeError, match="positional"):
-        LLTM(3, 4, 1)

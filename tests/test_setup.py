@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""setup.py reads its variables strictly: a word that it does not know is an error, not another build. And jit.load."""
+
+import runpy
+import stat
+from pathlib import Path
+
+import pytest
+import setuptools
+
+from nerfkit import jit
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIABLES = ["NERFKIT_NATIVE", "NERFKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CXX"]
+
+
+@pytest.fixture
+def read_setup(monkeypatch):
+    """Runs setup.py with these variables, without building; its names."""
+    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+    monkeypatch.chdir(ROOT)
+
+    def read(**variables: str) -> dict:
+        for name in VARIABLES:
+            monkeypatch.delenv(name, raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        return runpy.run_path(str(ROOT / "setup.py"))
+
+    return read
+
+
+def program(path: Path, answer: str) -> Path:
+    """An executable at `path` that prints `answer`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\nprintf '{answer}'\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path, monkeypatch) -> str:
+    """CUDA_HOME of a toolkit that knows two of the default architectures, on a machine without a GPU."""
+    program(tmp_path / "path" / "nvidia-smi", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "path"), prepend=":")
+    program(tmp_path / "cuda" / "bin" / "nvcc", r"compute_75\ncompute_80\ncompute_87\n")
+    return str(tmp_path / "cuda")
+
+
+@pytest.mark.parametrize("name", ["NERFKIT_NATIVE", "NERFKIT_CUDA"])
+def test_an_unknown_switch_is_an_error(name: str, read_setup):
+    with pytest.raises(SystemExit, match=f"{name} must be auto, 0 or 1, got 'yes'"):
+        read_setup(**{name: "yes"})
+
+
+def test_an_empty_variable_is_as_if_unset(read_setup, capsys):
+    assert read_setup(CXX="", NERFKIT_NATIVE="", NERFKIT_CUDA="0")["CXX"] == ["g++"]
+    assert read_setup(CXX="clang++ -v", NERFKIT_CUDA="0")["CXX"] == ["clang++", "-v"]
+
+
+@pytest.mark.parametrize("wrong", ["Hopper", "90", "sm_90", "9.0+ptx"])
+def test_an_unknown_architecture_is_an_error(wrong: str, toolkit: str, read_setup):
+    message = f"TORCH_CUDA_ARCH_LIST takes .* such as 8.0, 9.0a or 12.0\\+PTX, got {wrong.replace('+', '.')}$"
+    with pytest.raises(SystemExit, match=message):
+        read_setup(CUDA_HOME=toolkit, NERFKIT_CUDA="1", TORCH_CUDA_ARCH_LIST=f"8.0 {wrong}")
+
+
+def test_architectures_are_those_asked_for(toolkit: str, read_setup):
+    names = read_setup(CUDA_HOME=toolkit, TORCH_CUDA_ARCH_LIST="8.0;9.0a,12.0+PTX")
+    assert names["architectures"]() == ["12.0+PTX", "8.0", "9.0a"]
+    assert "-gencode=arch=compute_120,code=compute_120" in names["gencode"]()
+
+
+def test_the_default_architectures_are_known_to_nvcc(toolkit: str, read_setup):
+    assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["7.5", "8.0+PTX"]
+    program(Path(toolkit) / "bin" / "nvcc", "")
+    assert read_setup(CUDA_HOME=toolkit)["architectures"]() == "7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX".split()
+
+
+def test_the_architectures_of_the_gpus_come_first(toolkit: str, tmp_path: Path, read_setup):
+    program(tmp_path / "path" / "nvidia-smi", r"9.0\n9.0\n")
+    assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["9.0"]
+
+
+def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, capsys, monkeypatch):
+    read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
+    assert f"CUDA_HOME={tmp_path} has no bin/nvcc" in capsys.readouterr().err
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else name)
+    monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
+    message = (
+        f"NERFKIT_CUDA=1, but no nvcc found; CUDA_HOME={tmp_path} has no bin/nvcc; set CUDA_HOME to a CUDA toolkit"
+    )
+    with pytest.raises(SystemExit, match=message):
+        read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
+
+
+def test_compiling_without_a_checkout(tmp_path: Path, monkeypatch):
+    """An op that needs none of nerfkit's headers builds; for one that does, the error says where they are."""
+    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "alone.cpp").write_text("int alone() { return 1; }")
+    assert jit.load("alone", [tmp_path / "alone.cpp"]).exists()
+    (tmp_path / "needs.cpp").write_text('#include "op.h"')
+    message = f"(?s)op.h: No such file.*headers come with a checkout of its repository; {tmp_path}/cuda has none"
+    with pytest.raises(jit.BuildError, match=message):
+        jit.load("needs", [tmp_path / "needs.cpp"])
