@@ -8,6 +8,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <stdexcept>
 #include <type_traits>
@@ -48,7 +49,21 @@ HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
 
 template <class T>
 HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
+  if constexpr (std::is_same_v<T, acc_t<T>>)
+    if (n == LANES) {
+      *reinterpret_cast<Pack<T>*>(to) = pack;
+      return;
+    }
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
+}
+
+// Whether a pack is one or two of 32 registers, and not more of 16: a larger tile fits then.
+inline bool has_wide_registers() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f");
+#else
+  return false;
+#endif
 }
 
 // Calls f with a value of the element type.
@@ -67,6 +82,17 @@ template <class F>
 void parallel(int64_t n, int64_t grain, const F& f) {
   auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
   if (torch_parallel_for(0, n, grain, call, const_cast<F*>(&f)) != 0) throw std::runtime_error("nerfkit: a thread failed");
+}
+
+// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for parts of unequal size.
+template <class F>
+void parallel_each(int64_t n, const F& f) {
+  uint32_t threads = 1;
+  torch_get_num_threads(&threads);
+  std::atomic<int64_t> next{0};
+  parallel(std::min<int64_t>(threads, n), 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next++) < n;) f(i);
+  });
 }
 
 }  // namespace nerfkit
