@@ -102,7 +102,8 @@ Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream
 // Middles of a ray's first samples that march_count keeps for march_fill, [rays, march_kept()].
 int64_t march_kept();
 Status march_count(DType, const MarchArguments&, int64_t* counts, void* kept, Stream);
-Status march_fill(DType, const MarchArguments&, const int64_t* ray_offsets, const void* kept, void* t_starts, void* t_ends,
-                  Stream);
+// Writes the samples of the rays that end within n_rows.
+Status march_fill(DType, const MarchArguments&, const int64_t* ray_offsets, int64_t n_rows, const void* kept, void* t_starts,
+                  void* t_ends, Stream);
 
 }  // namespace nerfkit

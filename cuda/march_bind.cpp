@@ -60,14 +60,15 @@ std::tuple<Tensor, Tensor> count(const Tensor& origins, const Tensor& directions
 std::tuple<Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                 const Tensor& any, const Tensor& box, double step, double near, double far,
                                 std::optional<Tensor> jitter, const Tensor& ray_offsets_in, const Tensor& kept_in,
-                                int64_t n_samples) {
+                                int64_t n_rows, bool cut) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, any, box, step, near, far, jitter);
   const Tensor ray_offsets = checked("ray_offsets", ray_offsets_in, origins, ScalarType::Long, {origins.size(0) + 1});
   const Tensor kept = checked("kept", kept_in, origins, {origins.size(0), march_kept()});
-  Tensor t_starts = empty(origins, {n_samples}), t_ends = empty(origins, {n_samples});
-  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets, n_samples), data(kept), out(t_starts), out(t_ends),
-                           device.stream));
+  auto rows = [&] { return cut ? zeros(origins, {n_rows}, origins.scalar_type()) : empty(origins, {n_rows}); };
+  Tensor t_starts = rows(), t_ends = rows();
+  ran("march", march_fill(dtype_of(origins), in.arguments(), offsets(ray_offsets, n_rows), n_rows, data(kept), out(t_starts),
+                          out(t_ends), device.stream));
   return {t_starts, t_ends};
 }
 

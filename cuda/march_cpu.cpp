@@ -66,8 +66,8 @@ Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, void*
   return 0;
 }
 
-Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, const void*, void* t_starts, void* t_ends,
-                  Stream) {
+Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, int64_t, const void*, void* t_starts,
+                  void* t_ends, Stream) {
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
     const P half = P(in.limits.step / 2);

@@ -59,12 +59,12 @@ __global__ void __launch_bounds__(THREADS) count(MarchArguments in, int64_t* __r
 
 template <class P>
 __global__ void __launch_bounds__(THREADS)
-    fill(MarchArguments in, const int64_t* __restrict__ ray_offsets, const P* __restrict__ kept, P* __restrict__ t_starts,
-         P* __restrict__ t_ends) {
+    fill(MarchArguments in, const int64_t* __restrict__ ray_offsets, int64_t n_rows, const P* __restrict__ kept,
+         P* __restrict__ t_starts, P* __restrict__ t_ends) {
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const P half = P(in.limits.step / 2);
   int64_t n = ray < in.n_rays ? ray_offsets[ray] : 0;
-  const int64_t count = ray < in.n_rays ? ray_offsets[ray + 1] - n : 0;
+  const int64_t end = ray < in.n_rays ? ray_offsets[ray + 1] : 0, count = end <= n_rows ? end - n : 0;
   for (int i = threadIdx.x % LANES; i < count && count <= KEPT; i += LANES) {
     const P t = kept[ray * KEPT + i];
     t_starts[n + i] = t - half, t_ends[n + i] = t + half;
@@ -112,14 +112,14 @@ Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, void*
   return launched();
 }
 
-Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, const void* kept, void* t_starts,
-                  void* t_ends, Stream stream) {
+Status march_fill(DType dtype, const MarchArguments& in, const int64_t* ray_offsets, int64_t n_rows, const void* kept,
+                  void* t_starts, void* t_ends, Stream stream) {
   if (in.n_rays == 0) return 0;
   const unsigned blocks = blocks_for(in.n_rays * LANES);
   if (dtype == DType::f64)
-    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (const double*)kept, (double*)t_starts, (double*)t_ends);
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, n_rows, (const double*)kept, (double*)t_starts, (double*)t_ends);
   else
-    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, (const float*)kept, (float*)t_starts, (float*)t_ends);
+    fill<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, ray_offsets, n_rows, (const float*)kept, (float*)t_starts, (float*)t_ends);
   return launched();
 }
 

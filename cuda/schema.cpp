@@ -38,12 +38,12 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
         "Tensor c) -> (Tensor, Tensor, Tensor, Tensor)");
 
   // The coarse grid tells whether any cell of a block is occupied; samples are counted, the first of a
-  // ray kept, then written.
+  // ray kept, then written: with cut, only those of rays that end within n_rows.
   m.def("_march_coarse(Tensor occupancy) -> Tensor");
   m.def("_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
         "float near, float far, Tensor? jitter) -> (Tensor, Tensor)");
   m.def("_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
-        "float near, float far, Tensor? jitter, Tensor ray_offsets, Tensor kept, int n_samples) -> (Tensor, Tensor)");
+        "float near, float far, Tensor? jitter, Tensor ray_offsets, Tensor kept, int n_rows, bool cut) -> (Tensor, Tensor)");
 
   m.def("_composite(Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
         "Tensor background) -> (Tensor, Tensor, Tensor, Tensor)");

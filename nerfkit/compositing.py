@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import composite
@@ -22,4 +23,10 @@ class Rendering(NamedTuple):
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:
     """Composite samples over `background` [R, 3] or [3]."""
-    return Rendering(*composite(density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background))
+    n_rays, n_fillers = samples.whole.shape[0], samples.ray_offsets.shape[0] - 1 - samples.whole.shape[0]
+    if background.dim() == 2 and n_fillers:
+        background = F.pad(background, (0, 0, 0, n_fillers))
+    color, opacity, depth, weights = composite(
+        density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background
+    )
+    return Rendering(color[:n_rays], opacity[:n_rays], depth[:n_rays], weights)

@@ -51,11 +51,12 @@ class ModelConfig:
     base_resolution: int = 16  # cells a side of the coarsest level
     max_resolution: int = 2048  # cells a side of the finest level
     hidden: int = 64  # width of the decoder's hidden layers
-    embedding: int = 15  # values the density network hands to the color network
+    embedding: int = 16  # outputs of the density network: the first is the density, the color network sees all
     encoder: bool = True  # depthwise convolution along the ray, a residual on color
     kernel: int = 3  # taps of that convolution (odd)
     aggregator: bool = True  # LLTM along the ray, a residual on color
     state: int = 32  # size of the LLTM's state
+    precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
 @dataclass
@@ -78,11 +79,12 @@ class TrainerConfig:
 
     steps: int = 20000  # optimisation steps
     max_seconds: float = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
-    samples: int = 262144  # samples per step that the number of rays is steered to
+    samples: int = 262144  # samples per step that the number of rays is steered to; at most that many in a graph
     max_rays: int = 65536  # rays per step at most
     learning_rate: float = 0.01  # of Adam, after the warm-up
     final_learning_rate: float = 0.0003  # at the last step
     warmup: int = 100  # steps in which the learning rate rises
+    capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     save_every: int = 2000  # steps between two checkpoints; 0: only at the end
     log_every: int = 50  # steps between two lines of metrics.jsonl
 

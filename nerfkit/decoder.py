@@ -2,8 +2,8 @@
 """Features, what the ray has seen, and direction -> density and color.
 
 Density is a function of the point's features alone, so that occupancy, normals and exports can ask for it without a
-ray. Color may see the ray: what encoder and aggregator add enters its first layer through projections that start at
-zero, so the model begins as a plain grid field.
+ray. Color may see the ray: what encoder and aggregator add enters its first layer through weights that start at zero,
+so the model begins as a plain grid field.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ DIRECTION_FEATURES = 16
 
 
 class Decoder(nn.Module):
-    """Two small networks: features -> density and an embedding; embedding, context and direction -> color."""
+    """Two small networks: features -> density and an embedding; embedding, direction and context -> color."""
 
     def __init__(self, config: ModelConfig, n_features: int):
         super().__init__()
         self.density_hidden = nn.Linear(n_features, config.hidden)
-        self.density_out = nn.Linear(config.hidden, 1 + config.embedding)
-        self.color_in = nn.Linear(config.embedding + DIRECTION_FEATURES, config.hidden)
-        self.from_encoder = _zero_linear(n_features, config.hidden) if config.encoder else None
-        self.from_aggregator = _zero_linear(config.state, config.hidden) if config.aggregator else None
+        self.density_out = nn.Linear(config.hidden, config.embedding)
+        n_context = n_features * config.encoder + config.state * config.aggregator
+        n_plain = config.embedding + DIRECTION_FEATURES
+        self.color_in = nn.Linear(n_plain + n_context, config.hidden)
+        nn.init.zeros_(self.color_in.weight[:, n_plain:].detach())
         self.color_hidden = nn.Linear(config.hidden, config.hidden)
         self.color_out = nn.Linear(config.hidden, 3)
 
@@ -38,50 +39,57 @@ class Decoder(nn.Module):
 
     def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithm of the density [N], finite where the density itself is 0 or limited, and embedding [N, E]."""
-        out = self.density_out(F.relu(self.density_hidden(features)))
-        return out[:, 0] - 1, out[:, 1:]
+        embedding = self.density_out(F.relu(self.density_hidden(features)))
+        return _at_least_float32(embedding[:, 0]) - 1, embedding
 
-    def color(self, embedding: Tensor, directions: Tensor, encoded: Tensor | None, state: Tensor | None) -> Tensor:
-        """Color [N, 3] in [0, 1] from embedding [N, E], unit directions [N, 3] and the ray's context."""
-        hidden = self.color_in(torch.cat([embedding, spherical_harmonics(directions)], dim=-1))
-        if self.from_encoder is not None:
-            hidden = hidden + self.from_encoder(encoded)
-        if self.from_aggregator is not None:
-            hidden = hidden + self.from_aggregator(state)
-        return self.color_out(F.relu(self.color_hidden(F.relu(hidden)))).sigmoid()
+    def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
+        """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and what is
+        known of the ray: encoded features [N, C], state [N, H]."""
+        inputs = torch.cat([x.to(embedding.dtype) for x in (embedding, directions, *context)], dim=-1)
+        return _at_least_float32(self.color_out(F.relu(self.color_hidden(F.relu(self.color_in(inputs)))))).sigmoid()
 
 
-def _zero_linear(n_in: int, n_out: int) -> nn.Linear:
-    linear = nn.Linear(n_in, n_out, bias=False)
-    nn.init.zeros_(linear.weight)
-    return linear
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def spherical_harmonics(directions: Tensor) -> Tensor:
-    """Real spherical harmonics of degrees 0 to 3, [N, 16], of unit directions [N, 3].
+# Each harmonic as a sum of coefficient * monomial. Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
+HARMONICS = (
+    ((0.28209479177387814, ""),),
+    ((-0.4886025119029199, "y"),),
+    ((0.4886025119029199, "z"),),
+    ((-0.4886025119029199, "x"),),
+    ((1.0925484305920792, "xy"),),
+    ((-1.0925484305920792, "yz"),),
+    ((0.9461746957575601, "zz"), (-0.31539156525252005, "")),
+    ((-1.0925484305920792, "xz"),),
+    ((0.5462742152960396, "xx"), (-0.5462742152960396, "yy")),
+    ((-1.7701307697799304, "xxy"), (0.5900435899266435, "yyy")),
+    ((2.890611442640554, "xyz"),),
+    ((-2.2852289973223286, "yzz"), (0.4570457994644657, "y")),
+    ((1.865881662950577, "zzz"), (-1.1195289977703462, "z")),
+    ((-2.2852289973223286, "xzz"), (0.4570457994644657, "x")),
+    ((1.445305721320277, "xxz"), (-1.445305721320277, "yyz")),
+    ((-0.5900435899266435, "xxx"), (1.7701307697799304, "xyy")),
+)
+MONOMIALS = sorted({monomial for harmonic in HARMONICS for _, monomial in harmonic})
 
-    Orthonormal over the sphere. Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
-    """
-    x, y, z = directions.unbind(-1)
-    xx, yy, zz = x * x, y * y, z * z
-    return torch.stack(
-        [
-            torch.full_like(x, 0.28209479177387814),
-            -0.4886025119029199 * y,
-            0.4886025119029199 * z,
-            -0.4886025119029199 * x,
-            1.0925484305920792 * x * y,
-            -1.0925484305920792 * y * z,
-            0.31539156525252005 * (3 * zz - 1),
-            -1.0925484305920792 * x * z,
-            0.5462742152960396 * (xx - yy),
-            -0.5900435899266435 * y * (3 * xx - yy),
-            2.890611442640554 * x * y * z,
-            -0.4570457994644657 * y * (5 * zz - 1),
-            0.3731763325901154 * z * (5 * zz - 3),
-            -0.4570457994644657 * x * (5 * zz - 1),
-            1.445305721320277 * z * (xx - yy),
-            -0.5900435899266435 * x * (xx - 3 * yy),
-        ],
-        dim=-1,
-    )
+
+class SphericalHarmonics(nn.Module):
+    """Real spherical harmonics of degrees 0 to 3, [R, 16], of unit directions [R, 3]; orthonormal over the sphere."""
+
+    def __init__(self):
+        super().__init__()
+        factors = [[" xyz".index(letter) for letter in monomial.rjust(3)] for monomial in MONOMIALS]
+        weights = torch.zeros(len(MONOMIALS), len(HARMONICS))
+        for column, harmonic in enumerate(HARMONICS):
+            for coefficient, monomial in harmonic:
+                weights[MONOMIALS.index(monomial), column] = coefficient
+        self.register_buffer("factors", torch.tensor(factors).t().contiguous(), persistent=False)  # [3, M]
+        self.register_buffer("weights", weights, persistent=False)  # [M, 16]
+
+    def forward(self, directions: Tensor) -> Tensor:
+        one_xyz = F.pad(directions, (1, 0), value=1.0)  # [R, 4]
+        a, b, c = (one_xyz.index_select(1, factor) for factor in self.factors)  # [R, M] each
+        with torch.autocast(directions.device.type, enabled=False):
+            return (a * b * c) @ self.weights.to(directions.dtype)

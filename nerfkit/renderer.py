@@ -18,7 +18,7 @@ from nerfkit.aggregator import RayAggregator
 from nerfkit.cameras import Rays
 from nerfkit.compositing import Rendering, composite_samples
 from nerfkit.config import Config
-from nerfkit.decoder import Decoder
+from nerfkit.decoder import Decoder, SphericalHarmonics
 from nerfkit.encoder import RayEncoder
 from nerfkit.grid import FeatureGrid
 from nerfkit.sampling import Sampler, Samples
@@ -31,25 +31,36 @@ class Renderer(nn.Module):
         super().__init__()
         box = torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
         model = config.model
+        self.half = model.precision == "float16"
         self.sampler = Sampler(config.sampling, box)
         self.grid = FeatureGrid(model, box)
         self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
         self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
+        self.harmonics = SphericalHarmonics()
         self.decoder = Decoder(model, self.grid.n_features)
 
-    def forward(self, rays: Rays, background: Tensor, jitter: Tensor | None = None) -> tuple[Rendering, Samples]:
-        """What `rays` see over `background` [R, 3] or [3], and the samples that it was made from."""
-        samples = self.sampler(rays, self.density, jitter)
-        features = self.grid(samples.positions)
-        encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
-        state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
-        density, embedding = self.decoder.density(features)
-        rgb = self.decoder.color(embedding, samples.directions, encoded, state)
-        return composite_samples(samples, density, rgb, background), samples
+    def forward(
+        self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
+    ) -> tuple[Rendering, Samples]:
+        """What `rays` see over `background` [R, 3] or [3], and the samples that it was made from.
+
+        With a `capacity` there are that many samples, and the GPU is not waited for: see `Sampler`.
+        """
+        samples = self.sampler(rays, self.density, jitter, capacity)
+        with self.autocast(rays.origins.device):
+            features = self.grid(samples.positions)
+            encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
+            state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
+            density, embedding = self.decoder.density(features)
+            directions = self.harmonics(rays.directions)[samples.ray_index]  # [N, 16]
+            context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
+            rgb = self.decoder.color(embedding, directions, *context)
+            return composite_samples(samples, density, rgb, background), samples
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per scene unit at world positions [N, 3]."""
-        return self.decoder.density(self.grid(positions))[0]
+        with self.autocast(positions.device):
+            return self.decoder.density(self.grid(positions))[0]
 
     def normals(self, positions: Tensor) -> Tensor:
         """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
@@ -58,3 +69,9 @@ class Renderer(nn.Module):
             log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Half precision for features and networks on a GPU."""
+        # Without the cache: it would keep what is cast without gradients for where they are wanted.
+        half = self.half and device.type == "cuda"
+        return torch.autocast(device.type, torch.float16, enabled=half, cache_enabled=False)

@@ -8,33 +8,24 @@ import math
 import signal
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit import checkpoint, ops, run
-from nerfkit.cameras import Cameras, Rays
+from nerfkit.cameras import Cameras
 from nerfkit.config import Config
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.files import write_aside
 from nerfkit.ops.march import box_span
 from nerfkit.randomness import random_states, restore_random_states, seed_everything
 from nerfkit.renderer import Renderer
-from nerfkit.scene import BACKGROUNDS, blend
+from nerfkit.step import Sums, TrainingStep
 from nerfkit.versions import versions
 
 NAN_REPORT = "nan_report.json"
-MIN_RAYS = 64
-
-
-class StepReport(NamedTuple):
-    """What one optimiser step did."""
-
-    loss: float
-    n_rays: int
-    n_samples: int
 
 
 class Trainer:
@@ -48,13 +39,17 @@ class Trainer:
         self.renderer = Renderer(config).to(device)
         self.cameras = cameras.to(device)
         check_box(self.cameras, self.renderer.sampler.box)
-        self.images = images.to(device)
         self.optimizer = torch.optim.Adam(
-            self.renderer.parameters(), lr=config.trainer.learning_rate, betas=(0.9, 0.99), eps=1e-15, fused=True
+            self.renderer.parameters(),
+            lr=torch.tensor(config.trainer.learning_rate, device=device),
+            betas=(0.9, 0.99),
+            eps=1e-15,
+            fused=True,
+            capturable=device.type == "cuda",
         )
+        self.training_step = TrainingStep(config, self.renderer, self.cameras, images.to(device), self.optimizer)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
-        self.n_rays = first_n_rays(config)
         self.stop_signal: int | None = None
 
     @property
@@ -68,21 +63,21 @@ class Trainer:
         settings = self.config.trainer
         handlers = {s: signal.signal(s, self._remember_signal) for s in (signal.SIGINT, signal.SIGTERM)}
         bar = tqdm(total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True)
-        meter = Meter()
-        saved_at = self.step
+        seconds_at, saved_at = self.seconds, self.step
         if not checkpoint.exists(self.folder):
             self.save()  # from now on there is something to go back to
         try:
             while self.progress < 1 and self.stop_signal is None:
                 began = time.perf_counter()
-                report = self.train_step()
-                seconds = time.perf_counter() - began
-                self.seconds += seconds
-                meter.add(report, seconds)
+                self.train_step()
+                logs = self.step % settings.log_every == 0
+                sums = self.training_step.read() if logs else None
+                self.seconds += time.perf_counter() - began
                 bar.update()
-                if self.step % settings.log_every == 0:
-                    self._log(meter, bar)
-                    meter = Meter()
+                if sums:
+                    self._check_finite()
+                    self._log(sums, self.seconds - seconds_at, bar)
+                    seconds_at = self.seconds
                 if settings.save_every and self.step % settings.save_every == 0:
                     self.save()
                     saved_at = self.step
@@ -94,36 +89,15 @@ class Trainer:
                 signal.signal(number, handler)
         return self.stop_signal is None
 
-    def train_step(self) -> StepReport:
-        """One optimiser step."""
+    def train_step(self) -> None:
+        """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
+            group["lr"].fill_(self.learning_rate())
         self.renderer.sampler.update(self.renderer.density, self.step)
-        rays, pixels, background, jitter = self.sample_batch(self.n_rays)
-        rendering, samples = self.renderer(rays, background, jitter)
-        loss = torch.nn.functional.mse_loss(rendering.color, blend(pixels, background))
-        value = loss.item()
-        if not math.isfinite(value):
-            self._stop_not_finite(f"the loss is {value}", rays._asdict() | rendering._asdict())
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        self.training_step()
+        if not self.training_step.is_fixed:
+            self._check_finite()
         self.step += 1
-        report = StepReport(value, self.n_rays, samples.t_starts.shape[0])
-        self.n_rays = self._steered_rays(report)
-        return report
-
-    def sample_batch(self, n_rays: int) -> tuple[Rays, Tensor, Tensor, Tensor]:
-        """Random rays, their pixels [R, 3 or 4] uint8, background [R, 3] and jitter [R]."""
-        n_views, height, width = self.images.shape[:3]
-        view, row, column = (torch.randint(n, (n_rays,), device=self.device) for n in (n_views, height, width))
-        kind = self.config.data.background
-        if kind == "random":
-            background = torch.rand(n_rays, 3, device=self.device)
-        else:
-            background = torch.full((n_rays, 3), BACKGROUNDS[kind], device=self.device)
-        jitter = torch.rand(n_rays, device=self.device)
-        return self.cameras.rays(view, column, row), self.images[view, row, column], background, jitter
 
     def learning_rate(self) -> float:
         """Rises in the warm-up, then falls exponentially to its final value."""
@@ -131,14 +105,6 @@ class Trainer:
         first, last = settings.learning_rate, settings.final_learning_rate
         warm = min(1.0, (self.step + 1) / max(settings.warmup, 1))
         return warm * first * (last / first) ** min(self.progress, 1.0)
-
-    def _steered_rays(self, report: StepReport) -> int:
-        """The number of rays that would have had about `trainer.samples` samples."""
-        settings = self.config.trainer
-        wanted = report.n_rays * settings.samples / max(report.n_samples, 1)
-        # At most twofold a step: the first samples of a field say little about the next.
-        wanted = min(max(wanted, report.n_rays / 2), report.n_rays * 2)
-        return int(min(max(wanted, MIN_RAYS), settings.max_rays))
 
     def save(self) -> None:
         """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one."""
@@ -151,7 +117,7 @@ class Trainer:
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "n_rays": self.n_rays,
+            "n_rays": int(self.training_step.n_rays),
             "random": random_state,
             "backend": self.backends(),
             "versions": versions(),
@@ -172,7 +138,8 @@ class Trainer:
             index, _, key = name.partition(".")
             optimizer["state"].setdefault(int(index), {})[key] = value
         self.optimizer.load_state_dict(optimizer)
-        self.step, self.seconds, self.n_rays = state["step"], state["seconds"], state["n_rays"]
+        self.step, self.seconds = state["step"], state["seconds"]
+        self.training_step.n_rays.fill_(state["n_rays"])
         restore_random_states(checkpoint.part(tensors, "random"), state["random"])
         self._forget_log()
 
@@ -181,8 +148,13 @@ class Trainer:
             raise KeyboardInterrupt
         self.stop_signal = number
 
-    def _log(self, meter: Meter, bar: tqdm) -> None:
-        line = meter.summary() | {
+    def _log(self, sums: Sums, seconds: float, bar: tqdm) -> None:
+        loss = sums.loss / sums.steps
+        line = {
+            "loss": loss,
+            "psnr": -10 * math.log10(max(loss, 1e-12)),
+            "rays_per_second": round(sums.rays / seconds, 1),
+            "samples_per_ray": round(sums.samples / max(sums.rays, 1), 3),
             "step": self.step, "seconds": round(self.seconds, 3), "learning_rate": self.learning_rate(),
             "occupied": round(self.renderer.sampler.occupancy.float().mean().item(), 4),
         }  # fmt: skip
@@ -205,6 +177,10 @@ class Trainer:
         kept = [line for line in run.read_log(self.folder) if line["step"] <= self.step]
         write_aside(self.folder / run.LOG, "".join(json.dumps(line) + "\n" for line in kept))
 
+    def _check_finite(self) -> None:
+        if self.training_step.failed:
+            self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.trained)
+
     def _stop_not_finite(self, what: str, trained: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
         parameters = dict(self.renderer.named_parameters())
@@ -212,7 +188,7 @@ class Trainer:
             "step": self.step,
             "what": what,
             "learning_rate": self.learning_rate(),
-            "n_rays": self.n_rays,
+            "n_rays": int(self.training_step.n_rays),
             "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (trained | parameters).items()},
             "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
         }
@@ -222,37 +198,6 @@ class Trainer:
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
             f"--resume {self.folder} --trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
         )
-
-
-class Meter:
-    """Means over the steps between two log lines."""
-
-    def __init__(self) -> None:
-        self.loss = self.seconds = 0.0
-        self.steps = self.rays = self.samples = 0
-
-    def add(self, report: StepReport, seconds: float) -> None:
-        self.steps += 1
-        self.loss += report.loss
-        self.rays += report.n_rays
-        self.samples += report.n_samples
-        self.seconds += seconds
-
-    def summary(self) -> dict[str, float]:
-        loss = self.loss / self.steps
-        return {
-            "loss": loss,
-            "psnr": -10 * math.log10(max(loss, 1e-12)),
-            "rays_per_second": round(self.rays / self.seconds, 1),
-            "samples_per_ray": round(self.samples / self.rays, 3),
-        }
-
-
-def first_n_rays(config: Config) -> int:
-    """Rays of the first step: as if each had samples all along the box's diagonal."""
-    box = torch.tensor(config.data.box).view(2, 3)
-    longest = (box[1] - box[0]).norm().item() / config.sampling.step
-    return min(max(int(config.trainer.samples / longest), MIN_RAYS), config.trainer.max_rays)
 
 
 def check_box(cameras: Cameras, box: Tensor) -> None:

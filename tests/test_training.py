@@ -64,7 +64,7 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
     for _ in range(50):
         second.train_step()
     got = state_of(second)
-    assert second.step == 100 and second.n_rays == whole.n_rays
+    assert second.step == 100 and second.training_step.n_rays == whole.training_step.n_rays
     assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
     for a, b in zip(whole.renderer.parameters(), second.renderer.parameters(), strict=True):
         moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
@@ -117,14 +117,44 @@ def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bo
     """Zero-initialised residuals: before training, what the ray sees changes no color."""
     small_config.model.encoder, small_config.model.aggregator = encoder, aggregator
     renderer = make_trainer(small_config, tmp_path / "run").renderer
-    if encoder:
-        assert not renderer.decoder.from_encoder.weight.any()
-    if aggregator:
-        assert not renderer.decoder.from_aggregator.weight.any()
+    n_context = renderer.grid.n_features * encoder + small_config.model.state * aggregator
+    assert n_context == 0 or not renderer.decoder.color_in.weight[:, -n_context:].any()
     positions = torch.rand(5, 3)
     density = renderer.density(positions)
     features = renderer.grid(positions)
     torch.testing.assert_close(renderer.decoder.density(features)[0], density)
+
+
+@pytest.mark.parametrize("background", ["white", "random"])
+def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path, background: str):
+    """The same rays, samples and gradients, with room to spare; the rows that no ray needs change nothing."""
+    small_config.data.background = background
+    small_config.trainer.max_rays = 300
+    trainers = [make_trainer(small_config, tmp_path / name) for name in ("exact", "fixed")]
+    for trainer in trainers:
+        trainer.training_step.n_rays.fill_(300)
+        trainer.training_step.is_fixed = trainer is trainers[1]
+        torch.manual_seed(5)
+        trainer.renderer.sampler.occupancy.copy_(torch.rand(trainer.renderer.sampler.occupancy.shape) < 0.3)
+        trainer.training_step._run()
+    exact, fixed = (trainer.training_step for trainer in trainers)
+    torch.testing.assert_close(fixed.loss, exact.loss)
+    assert fixed.read()[1:] == pytest.approx(exact.read()[1:])
+    for a, b in zip(*(trainer.renderer.named_parameters() for trainer in trainers), strict=True):
+        torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
+
+
+def test_rays_that_have_no_room_do_not_count(small_config, tmp_path):
+    trainer = make_trainer(small_config, tmp_path / "run")
+    step, renderer = trainer.training_step, trainer.renderer
+    rays, _, background, jitter = step.batch(200)
+    wanted, samples = renderer(rays, background, jitter)
+    capacity = int(samples.ray_offsets[100]) + 1
+    got, cut = renderer(rays, background, jitter, capacity)
+    whole = samples.ray_offsets[1:] <= capacity
+    assert torch.equal(cut.whole, whole) and 100 <= whole.sum() < 200 and cut.positions.shape[0] == capacity
+    torch.testing.assert_close(got.color[whole], wanted.color[whole])
+    torch.testing.assert_close(got.color[~whole], background[~whole])
 
 
 def test_nan_stops_and_reports(small_config, tmp_path):
@@ -154,7 +184,8 @@ def test_an_empty_batch_trains_on(small_config, tmp_path):
     trainer = make_trainer(small_config, tmp_path / "run")
     trainer.step = 1  # no occupancy update
     trainer.renderer.sampler.occupancy.zero_()
-    assert trainer.train_step().n_samples == 0
+    trainer.train_step()
+    assert trainer.training_step.read().samples == 0
 
 
 def test_time_limit_ends_with_the_schedule(small_config, tmp_path):

@@ -5,7 +5,8 @@
 |---|---|
 | depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm | all floating inputs in the autocast dtype, as F.conv2d |
 | composite, march | all floating inputs in float32: distances and sums of many samples |
-| trilinear, grid_encode | features as they are; half points in float32 |
+| grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
+| trilinear | features as they are; half points in float32 |
 
 float64 stays as it is.
 """
@@ -26,6 +27,13 @@ def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
         return tensors
     dtype = torch.get_autocast_dtype(device) if op in IN_AUTOCAST_DTYPE else torch.float32
     return tuple(x.to(dtype) if x is not None and _casts(x) else x for x in tensors)
+
+
+def dtype_of(x: Tensor) -> torch.dtype:
+    """The dtype that autocast computes `x` in; its own where autocast is off."""
+    kind = x.device.type
+    on = kind in DEVICES and torch.is_autocast_enabled(kind) and _casts(x)
+    return torch.get_autocast_dtype(kind) if on else x.dtype
 
 
 def _casts(x: Tensor) -> bool:

@@ -53,7 +53,7 @@ def grid_encode(
         max_entries: rows of a hashed level, a power of two.
 
     Returns:
-        [N, L*F] in the dtype of the table, level by level.
+        [N, L*F] in the dtype of the table, level by level; under autocast in its dtype, to which the table is rounded.
 
     dtype: points float32 or float64, table of any floating type; half types are summed in float32.
     Differentiable in table and points (zero outside the box; at a cell border, the derivative of the upper cell).
@@ -71,7 +71,8 @@ def grid_encode(
     check_dtype("grid_encode", "table", table, FLOATS)
     check_device("grid_encode", points, table=table)
     check_levels(resolutions, max_entries, table.shape[0])
-    return implementation("grid_encode", points)(points, table, tuple(resolutions), max_entries)
+    dtype = autocast.dtype_of(table)
+    return implementation("grid_encode", points)(points, table, tuple(resolutions), max_entries, dtype)
 
 
 def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> None:
@@ -91,7 +92,8 @@ def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> Non
 
 
 @implements("grid_encode", "torch")
-def _grid_encode_torch(points, table, resolutions, max_entries):
+def _grid_encode_torch(points, table, resolutions, max_entries, dtype):
+    table = table.to(dtype)
     rows, weights = _corners(points, resolutions, max_entries)  # [N, L, 8] each
     # torch 2.11 loses the gradients of an autograd.Function that it compiles; a compiler needs none anyway.
     mix = _mixed if torch.compiler.is_compiling() else _MixRows.apply
@@ -165,31 +167,32 @@ class _MixRows(torch.autograd.Function):
 
 
 @implements("grid_encode", "cpp", "cuda")
-def _grid_encode_native(points, table, resolutions, max_entries):
+def _grid_encode_native(points, table, resolutions, max_entries, dtype):
     if wants_gradient(points, table):
-        return _GridEncode.apply(points, table, resolutions, max_entries)
-    return torch.ops.nerfkit._grid_encode(points, table, resolutions, max_entries)
+        return _GridEncode.apply(points, table, resolutions, max_entries, dtype)
+    return torch.ops.nerfkit._grid_encode(points, table.to(dtype), resolutions, max_entries)
 
 
 class _GridEncode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, points, table, resolutions, max_entries):
-        ctx.save_for_backward(points, table)
-        ctx.levels = resolutions, max_entries
-        return torch.ops.nerfkit._grid_encode(points, table, resolutions, max_entries)
+    def forward(ctx, points, table, resolutions, max_entries, dtype):
+        rounded = table.to(dtype)
+        ctx.save_for_backward(points, table, rounded)
+        ctx.levels, ctx.dtype = (resolutions, max_entries), dtype
+        return torch.ops.nerfkit._grid_encode(points, rounded, resolutions, max_entries)
 
     @staticmethod
     def backward(ctx, grad_out):
-        points, table = ctx.saved_tensors
+        points, table, rounded = ctx.saved_tensors
         if wants_second_derivative():
-            arguments = points, table, *ctx.levels
+            arguments = points, table, *ctx.levels, ctx.dtype
             return through_definition(_grid_encode_torch, arguments, ctx.needs_input_grad, [grad_out])
         needs_grad = ctx.needs_input_grad[:2]
         deterministic = torch.are_deterministic_algorithms_enabled()
         grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(
-            grad_out, points, table, *ctx.levels, *needs_grad, deterministic
+            grad_out, points, rounded, *ctx.levels, *needs_grad, deterministic
         )
-        return *only_needed((grad_points, grad_table.to(table.dtype)), needs_grad), None, None
+        return *only_needed((grad_points, grad_table.to(table.dtype)), needs_grad), None, None, None
 
 
 @native.fake("_grid_encode")

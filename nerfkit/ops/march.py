@@ -12,7 +12,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import offsets_from_counts
+from nerfkit.ops.packed import fit, offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
 TOO_MANY = 2**40  # what a kernel counts for a ray that has more intervals than allowed
@@ -29,6 +29,7 @@ def march(
     near: float = 0.0,
     far: float = math.inf,
     jitter: Tensor | None = None,  # [R]
+    capacity: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Intervals of length `step` along each ray whose middle lies in an occupied cell.
 
@@ -45,9 +46,12 @@ def march(
         box: [2, 3] lowest and highest corner, scene units.
         step: interval length; near, far: limits of the distance. All in scene units.
         jitter: [R] shift in steps, 0 to 1, or None for 0.
+        capacity: rows of the result, so that a GPU need not be waited for to learn N; None for N rows.
 
     Returns:
-        t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far.
+        t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far. With a capacity, t_starts
+        and t_ends have that many rows: those of rays that end behind it, and those behind N, are 0. ray_offsets are
+        those of all samples; `nerfkit.ops.packed.fit` gives those of the whole rays.
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or step, TypeError for a dtype that does not fit.
@@ -73,8 +77,11 @@ def march(
     check_same("march", origins=origins, directions=directions, box=box, jitter=jitter)
     if not (step > 0 and math.isfinite(step)):
         raise ValueError(f"march: step must be positive and finite, got {step}")
+    if capacity is not None and capacity < 0:
+        raise ValueError(f"march: capacity must not be negative, got {capacity}")
     with torch.no_grad():
-        return implementation("march", origins)(origins, directions, occupancy, box, step, near, far, jitter)
+        run = implementation("march", origins)
+        return run(origins, directions, occupancy, box, step, near, far, jitter, capacity)
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
@@ -88,7 +95,21 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 
 @implements("march", "torch")
-def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
+def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity):
+    t, ray_offsets = _middles(origins, directions, occupancy, box, step, near, far, jitter)
+    return *_cut(t - step / 2, t + step / 2, ray_offsets, capacity), ray_offsets
+
+
+def _cut(t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
+    """`t_starts` and `t_ends` [N] with `capacity` rows: those of whole rays, then zeros."""
+    if capacity is None:
+        return t_starts, t_ends
+    used = int(fit(ray_offsets, capacity)[0][-1])
+    return tuple(F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
+
+
+def _middles(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor]:
+    """Middles [N] of the samples, and ray_offsets [R+1]."""
     enter, leave = box_span(origins, directions, box, near, far)  # [R] each
     first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] middle of interval 0
     moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray without direction has no samples
@@ -96,7 +117,7 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
     counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
     if hit.numel() == 0 or occupancy.numel() == 0:
         nothing = origins.new_zeros(0)
-        return nothing, nothing, offsets_from_counts(counts)
+        return nothing, offsets_from_counts(counts)
 
     o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
     n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
@@ -114,7 +135,7 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter):
     kept = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
     t, ray = t[kept], hit[ray].unsqueeze(1).expand_as(kept)[kept]  # [N] each
     counts.index_add_(0, ray, torch.ones_like(ray))
-    return t - step / 2, t + step / 2, offsets_from_counts(counts)
+    return t, offsets_from_counts(counts)
 
 
 def _too_small(step: float) -> ValueError:
@@ -147,15 +168,17 @@ def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 
 
 @implements("march", "cpp", "cuda")
-def _march_native(origins, directions, occupancy, box, step, near, far, jitter):
+def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity):
     rays = origins, directions, occupancy, torch.ops.nerfkit._march_coarse(occupancy), box, step, near, far, jitter
     counts, kept = torch.ops.nerfkit._march_count(*rays)
     ray_offsets = offsets_from_counts(counts)
+    if capacity is not None and origins.is_cuda:  # nothing here may wait for the GPU
+        return *torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, capacity, True), ray_offsets
     n_samples = int(ray_offsets[-1])
     if not 0 <= n_samples < TOO_MANY:  # the sum over millions of rays wraps around
         raise _too_small(step)
-    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples)
-    return t_starts, t_ends, ray_offsets
+    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples, False)
+    return *_cut(t_starts, t_ends, ray_offsets, capacity), ray_offsets
 
 
 @native.fake("_march_coarse")
@@ -170,5 +193,5 @@ def _(origins, directions, occupancy, any, box, step, near, far, jitter):
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, kept, n_samples):
-    return origins.new_empty(n_samples), origins.new_empty(n_samples)
+def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, kept, n_rows, cut):
+    return origins.new_empty(n_rows), origins.new_empty(n_rows)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FILLER_LENGTH = 16
+
 
 def ray_indices(ray_offsets: Tensor, n_samples: int) -> Tensor:
     """Ray of each sample, [N] int64.
@@ -29,6 +31,26 @@ def offsets_from_counts(counts: Tensor) -> Tensor:
     """
     zero = counts.new_zeros(1, dtype=torch.int64)
     return torch.cat([zero, counts.cumsum(0, dtype=torch.int64)])
+
+
+def fit(ray_offsets: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Row pointers [R+1] without the samples of rays that end behind `capacity`, and whether each ray [R] is whole.
+
+    >>> offsets, whole = fit(torch.tensor([0, 2, 5, 6]), capacity=4)
+    >>> offsets.tolist(), whole.tolist()
+    ([0, 2, 2, 2], [True, False, False])
+    """
+    used = torch.where(ray_offsets <= capacity, ray_offsets, 0).amax()
+    return ray_offsets.minimum(used), ray_offsets[1:] <= capacity
+
+
+def fill_rows(ray_offsets: Tensor, capacity: int) -> Tensor:
+    """Row pointers [R+1+M] with M more rays, of at most FILLER_LENGTH samples, that own the rows up to `capacity`.
+
+    So every row has a ray, whatever the number of samples, which then need not be known to the host.
+    """
+    steps = torch.arange(1, -(-capacity // FILLER_LENGTH) + 1, device=ray_offsets.device) * FILLER_LENGTH  # [M]
+    return torch.cat([ray_offsets, (ray_offsets[-1] + steps).clamp(max=capacity)])
 
 
 def dense_offsets(n_rays: int, n_samples: int, device: torch.device | str = "cpu") -> Tensor:
