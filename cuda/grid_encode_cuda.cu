@@ -190,6 +190,10 @@ __global__ void __launch_bounds__(THREADS)
     cell_of(level, points + 3 * n, here, u);
     corner_weights(u, w);
     load(grad_out + (n * levels.n_levels + turn.level) * f + j, grad);
+    bool nothing = true;  // as of samples that no light reaches
+#pragma unroll
+    for (int v = 0; v < V; ++v) nothing = nothing && grad[v] == A(0);
+    if (nothing) continue;
     const bool same = here[0] == cell[0] && here[1] == cell[1] && here[2] == cell[2];
     if (!same) {
       flush();

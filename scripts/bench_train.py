@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Train a scene against the clock: PSNR on held-out views over seconds, time per step, frames per second.
+
+    python scripts/bench_train.py --config configs/lego.toml --data.path scenes/lego --seconds 60 --seeds 0 1 2
+    python scripts/bench_train.py --config configs/lego.toml --variants "" "model.aggregator=false" --out ablation.json
+
+The clock starts before the first step and stands still while views are scored.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import tyro
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from nerfkit import cli, config, ops, run  # noqa: E402
+from nerfkit.image import PictureRenderer  # noqa: E402
+from nerfkit.metrics import psnr  # noqa: E402
+from nerfkit.scene import Views, blend, load_scene  # noqa: E402
+from nerfkit.trainer import Trainer  # noqa: E402
+from nerfkit.versions import device_name, versions  # noqa: E402
+
+
+@dataclass
+class BenchOptions(config.Config):
+    """See the top of scripts/bench_train.py."""
+
+    config: tuple[str, ...] = ()  # TOML files
+    seconds: float = 60.0  # of training
+    at: tuple[float, ...] = (5, 10, 20, 30, 45)  # also score at these times [s]
+    seeds: tuple[int, ...] = (0,)
+    variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.state=16"
+    views: int = 0  # score on that many views; 0: all
+    frames: int = 10  # rendered to measure frames per second
+    json: Path | None = None  # file to write
+    resume: str = ""
+
+
+def main(arguments: list[str]) -> int:
+    base = config.load(_after(arguments, "--config"))
+    default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
+    options = tyro.cli(BenchOptions, args=arguments, default=default, prog="scripts/bench_train.py", **cli.TYRO)
+    device = run.pick_device(options.device)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    scene = load_scene(options.data.path, options.data.format, options.data.downscale)
+    train, test = scene.split("train"), scene.split(options.eval.split)
+    pixels, truth = train.load(), test.load()
+    results = []
+    for variant in options.variants:
+        for seed in options.seeds:
+            results.append(measure(options, variant, seed, train, pixels, test, truth, device))
+            print(line_of(results[-1]), flush=True)
+            if options.json:
+                report = {"device": device_name(device), "versions": versions(), "scene": scene.name, "runs": results}
+                options.json.write_text(json.dumps(report, indent=1) + "\n")
+    return 0
+
+
+def _after(arguments: list[str], name: str) -> list[str]:
+    """What follows the option `name`, up to the next option."""
+    if name not in arguments:
+        return []
+    rest = arguments[arguments.index(name) + 1 :]
+    end = next((i for i, a in enumerate(rest) if a.startswith("--")), len(rest))
+    return rest[:end]
+
+
+def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
+    """The configuration with the changes of a variant."""
+    values = config.to_dict(options)
+    values["seed"] = seed
+    values["trainer"]["max_seconds"] = options.seconds
+    for change in filter(None, variant.split(",")):
+        name, _, value = change.partition("=")
+        group, _, key = name.partition(".")
+        values[group][key] = json.loads(value)
+    return config.from_dict(values, variant or "options")
+
+
+def measure(
+    options: BenchOptions, variant: str, seed: int, train: Views, pixels, test: Views, truth, device: torch.device
+) -> dict[str, Any]:
+    settings = varied(options, variant, seed)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    trainer = Trainer(settings, train.cameras, pixels, Path(tempfile.mkdtemp()), device)
+    curve: list[dict[str, float]] = []
+    marks = sorted({*(t for t in options.at if t < options.seconds), options.seconds})
+    samples = rays = 0
+    began = time.perf_counter()
+    for mark in marks:
+        while trainer.progress < 1 and trainer.seconds < mark:
+            for _ in range(20):
+                trainer.train_step()
+            sums = trainer.training_step.read()
+            samples, rays = samples + sums.samples, rays + sums.rays
+            trainer.seconds += time.perf_counter() - began
+            began = time.perf_counter()
+        score = mean_psnr(trainer, test, truth, options.views, device)
+        curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score, 3)})
+        print(f"  {variant or 'default'} seed {seed}: {curve[-1]}", flush=True)
+        began = time.perf_counter()
+    return {
+        "variant": variant,
+        "seed": seed,
+        "preset": asdict(settings.model) | asdict(settings.sampling) | asdict(settings.trainer),
+        "backend": trainer.backends(),
+        "curve": curve,
+        "seconds": curve[-1]["seconds"],
+        "steps": trainer.step,
+        "psnr": curve[-1]["psnr"],
+        "ms_per_step": round(trainer.seconds / trainer.step * 1e3, 3),
+        "samples_per_step": round(samples / trainer.step),
+        "rays_per_step": round(rays / trainer.step),
+        "fps": round(frames_per_second(trainer, test, options.frames, device), 1),
+        "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
+    }
+
+
+def mean_psnr(trainer: Trainer, test: Views, truth, n_views: int, device: torch.device) -> float:
+    background = run.background_color(trainer.config, device)
+    picture_of = PictureRenderer(trainer.renderer, background)
+    cameras = test.cameras.to(device)
+    views = range(len(cameras))[: n_views or None]
+    scores = [psnr(picture_of(cameras, v)["rgb"], blend(truth[v], background.cpu())) for v in views]
+    return sum(scores) / len(scores)
+
+
+def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
+    """Of whole pictures, on the device until the last."""
+    picture_of = PictureRenderer(trainer.renderer, run.background_color(trainer.config, device))
+    cameras = test.cameras.to(device)
+    for view in range(2):
+        picture_of(cameras, view)
+    began = time.perf_counter()
+    for frame in range(n_frames):
+        picture_of(cameras, frame % len(cameras))
+    return n_frames / (time.perf_counter() - began)
+
+
+def line_of(result: dict[str, Any]) -> str:
+    return (
+        f"{result['variant'] or 'default':<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
+        f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
+        f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
+    )
+
+
+if __name__ == "__main__":
+    cli.main(main)
