@@ -12,6 +12,7 @@ struct LltmShape {
   int64_t n_samples, n_rays;
   int n_input, n_state;
   const int64_t* ray_offsets;
+  const int64_t* order;  // rays in the order in which the GPU takes them, [R]; null for that of ray_offsets
 };
 
 // activated [N, 3H] and c [N, H] are written for the backward pass, or null.

@@ -7,10 +7,16 @@
 namespace nerfkit {
 namespace {
 
+const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& like, int64_t rays) {
+  if (!order) return nullptr;
+  STD_TORCH_CHECK(order->is_contiguous(), "nerfkit: order must be contiguous");
+  return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
+}
+
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
-             const Tensor& h0_in, const Tensor& c0_in, bool save) {
+             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
   const OnDevice device(input_in);
   const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
@@ -23,7 +29,7 @@ Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
   Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
   Tensor c = save ? empty(input, {n, state}) : nothing(input);
-  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n)};
+  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
   ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
                    out(activated), out(c), shape, device.stream));
   return {h, h_n, c_n, activated, c};
@@ -31,7 +37,8 @@ Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,
                                                     const Tensor& grad_c_n_in, const Tensor& offsets_in,
-                                                    const Tensor& weight_in, const Tensor& gates_in, const Tensor& c_in) {
+                                                    const Tensor& weight_in, const Tensor& gates_in, const Tensor& c_in,
+                                                    std::optional<Tensor> order) {
   const OnDevice device(gates_in);
   const Tensor gates = checked("gates", gates_in, gates_in, {ANY, ANY});
   const int64_t n = gates.size(0), state = gates.size(1) / 3;
@@ -44,7 +51,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
   Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
   Tensor grad_bias = zeros(gates, {gates.is_cpu() ? 1 : BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
-  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n)};
+  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
   ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
                            out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
   return {grad_gates, grad_h0, grad_c0, grad_bias};

@@ -166,8 +166,9 @@ __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t til
   LaneRows rows;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    rows.ray[r] = tile * RAYS + g + 8 * r;
-    const bool real = rows.ray[r] < s.n_rays;
+    const int64_t place = tile * RAYS + g + 8 * r;
+    const bool real = place < s.n_rays;
+    rows.ray[r] = real && s.order ? s.order[place] : place;
     rows.first[r] = real ? s.ray_offsets[rows.ray[r]] : 0;
     rows.length[r] = real ? int(s.ray_offsets[rows.ray[r] + 1] - rows.first[r]) : 0;
     if (!real) rows.ray[r] = -1;

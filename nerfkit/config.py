@@ -106,6 +106,7 @@ class OpsConfig:
     grid_encode: OpBackend = "same"
     depthwise_conv1d: OpBackend = "same"
     lltm: OpBackend = "same"
+    mlp: OpBackend = "same"
     march: OpBackend = "same"
     composite: OpBackend = "same"
 

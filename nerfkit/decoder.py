@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nerfkit.config import ModelConfig
+from nerfkit.nn import MLP
 
 MAX_LOG_DENSITY = 30.0
 DIRECTION_FEATURES = 16
@@ -23,14 +24,12 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, n_features: int):
         super().__init__()
-        self.density_hidden = nn.Linear(n_features, config.hidden)
-        self.density_out = nn.Linear(config.hidden, config.embedding)
-        n_context = n_features * config.encoder + config.state * config.aggregator
         n_plain = config.embedding + DIRECTION_FEATURES
-        self.color_in = nn.Linear(n_plain + n_context, config.hidden)
-        nn.init.zeros_(self.color_in.weight[:, n_plain:].detach())
-        self.color_hidden = nn.Linear(config.hidden, config.hidden)
-        self.color_out = nn.Linear(config.hidden, 3)
+        n_context = n_features * config.encoder + config.state * config.aggregator
+        self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
+        self.color_net = MLP(n_plain + n_context, config.hidden, 2, 3)
+        with torch.no_grad():
+            self.color_net.layers()[0][0][:, n_plain:].zero_()
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Density [N] per scene unit and embedding [N, E] of features [N, C]."""
@@ -39,14 +38,13 @@ class Decoder(nn.Module):
 
     def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithm of the density [N], finite where the density itself is 0 or limited, and embedding [N, E]."""
-        embedding = self.density_out(F.relu(self.density_hidden(features)))
+        embedding = self.density_net(features)
         return _at_least_float32(embedding[:, 0]) - 1, embedding
 
     def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
-        """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and what is
+        """Color [N, 3] in [0, 1] from embedding [N, E], `SphericalHarmonics` of the directions [N, 16] and what is
         known of the ray: encoded features [N, C], state [N, H]."""
-        inputs = torch.cat([x.to(embedding.dtype) for x in (embedding, directions, *context)], dim=-1)
-        return _at_least_float32(self.color_out(F.relu(self.color_hidden(F.relu(self.color_in(inputs)))))).sigmoid()
+        return _at_least_float32(self.color_net(embedding, directions.to(embedding.dtype), *context)).sigmoid()
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from nerfkit import ops  # noqa: E402
 from nerfkit.ops import native  # noqa: E402
 from nerfkit.ops.grid_encode import level_entries  # noqa: E402
+from nerfkit.ops.mlp import n_parameters  # noqa: E402
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts  # noqa: E402
 from scripts.timing import Timer, copy_bandwidth, graphed  # noqa: E402
 
@@ -318,6 +319,20 @@ def lltm_work(device: str) -> Iterator[Work]:
     )
 
 
+def mlp_work(device: str) -> Iterator[Work]:
+    n = 2**18 if device == "cuda" else 2**14
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    for widths, inputs in ((32, 64, 16), (32,)), ((96, 64, 64, 3), (16, 16, 32, 32)):
+        x = {f"input{k}": rand(n, width, dtype=dtype, device=device) for k, width in enumerate(inputs)}
+        x["parameters"] = rand(n_parameters(widths), dtype=dtype, device=device) * 0.1
+        x = {name: value.detach().requires_grad_() for name, value in x.items()}
+        rows = [x[f"input{k}"] for k in range(len(inputs))]
+        call = lambda p=x["parameters"], w=widths, r=rows: ops.mlp(p, w, *r)  # noqa: E731
+        moved = size_of(*rows) + n * widths[-1] * x["parameters"].element_size()
+        name = f"{n} rows, {'-'.join(map(str, widths))} {str(dtype)[6:]}"
+        yield Work("mlp", name, x, call, under("torch", call), "F.linear", moved, moved + size_of(*rows), tuple(x))
+
+
 def composite_work(device: str) -> Iterator[Work]:
     rays = 40000
     counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 0.5).clamp(0, 60).long().to(device)
@@ -373,6 +388,7 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "depthwise_conv1d": depthwise_conv1d_work,
     "lltm_cell": lltm_cell_work,
     "lltm": lltm_work,
+    "mlp": mlp_work,
     "composite": composite_work,
     "march": march_work,
 }

@@ -149,8 +149,9 @@ def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torc
 
 
 def line_of(result: dict[str, Any]) -> str:
+    name = result["variant"] or "default"
     return (
-        f"{result['variant'] or 'default':<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
+        f"{name:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
         f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
     )

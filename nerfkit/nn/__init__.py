@@ -4,5 +4,6 @@
 from nerfkit.nn.depthwise_conv import DepthwiseConv1d, DepthwiseConv2d
 from nerfkit.nn.feature_grid import FeatureGrid
 from nerfkit.nn.lltm import LLTM, LLTMCell
+from nerfkit.nn.mlp import MLP
 
-__all__ = ["LLTM", "DepthwiseConv1d", "DepthwiseConv2d", "FeatureGrid", "LLTMCell"]
+__all__ = ["LLTM", "MLP", "DepthwiseConv1d", "DepthwiseConv2d", "FeatureGrid", "LLTMCell"]

@@ -13,6 +13,7 @@ from nerfkit.ops.grid_encode import grid_encode
 from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
+from nerfkit.ops.mlp import mlp
 from nerfkit.ops.trilinear import trilinear
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "lltm",
     "lltm_cell",
     "march",
+    "mlp",
     "resolve",
     "resolved",
     "set_backend",

@@ -3,7 +3,7 @@
 
 | ops | under autocast |
 |---|---|
-| depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm | all floating inputs in the autocast dtype, as F.conv2d |
+| depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
 | composite, march | all floating inputs in float32: distances and sums of many samples |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features as they are; half points in float32 |
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 DEVICES = ("cpu", "cuda")
-IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm")
+IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm", "mlp")
 
 
 def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -24,6 +24,7 @@ OPS = (
     "depthwise_conv2d",
     "lltm_cell",
     "lltm",
+    "mlp",
     "march",
     "composite",
 )

@@ -14,6 +14,8 @@ from nerfkit.ops.gradients import no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
 
+FEW_RAYS, LONG_RAY = 1024, 64  # sorting them costs more than it saves: fewer rays, or longer ones on average
+
 
 def lltm(
     input: Tensor,  # [N, I]
@@ -154,7 +156,17 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient(input, weight, bias, h0, c0):
         return _Lltm.apply(input, ray_offsets, weight, bias, h0, c0)
-    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, False)[:3]
+    order = _longest_first(input, ray_offsets)
+    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
+
+
+def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
+    """Rays [R] by length: a GPU walks a few together, for as long as the longest of them takes."""
+    n_rays = ray_offsets.shape[0] - 1
+    if not input.is_cuda or n_rays < FEW_RAYS or input.shape[0] > LONG_RAY * n_rays:
+        return None
+    lengths = ray_offsets.diff().clamp(max=255).to(torch.uint8)  # a short key is sorted faster
+    return lengths.sort(stable=True, descending=True).indices
 
 
 class _Lltm(torch.autograd.Function):
@@ -162,8 +174,9 @@ class _Lltm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, gates, c = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, True)
-        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates, c)
+        order = _longest_first(input, ray_offsets)
+        h, h_n, c_n, gates, c = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
+        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates, c, order)
         return h, h_n, c_n
 
     @staticmethod
@@ -171,14 +184,14 @@ class _Lltm(torch.autograd.Function):
         saved = ctx.saved_tensors
         with torch.no_grad():
             gradients = _native_gradients(*saved, grad_h, grad_h_n, grad_c_n)
-        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved, grad_h, grad_h_n, grad_c_n))
+        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], grad_h, grad_h_n, grad_c_n))
         return input, None, weight, bias, h0, c0
 
 
-def _native_gradients(input, ray_offsets, weight, h0, h, gates, c, grad_h, grad_h_n, grad_c_n):
+def _native_gradients(input, ray_offsets, weight, h0, h, gates, c, order, grad_h, grad_h_n, grad_c_n):
     """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
     grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
-        grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c
+        grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
     )
     n_state = h0.shape[1]
     before = _state_before(h, ray_offsets, h0)  # [N, H]
@@ -195,7 +208,7 @@ def _state_before(h: Tensor, ray_offsets: Tensor, h0: Tensor) -> Tensor:
 
 
 @native.fake("_lltm")
-def _(input, ray_offsets, weight, bias, h0, c0, save):
+def _(input, ray_offsets, weight, bias, h0, c0, order, save):
     n, n_state = input.shape[0], h0.shape[1]
     return (
         input.new_empty(n, n_state),
@@ -210,7 +223,7 @@ BIAS_PARTS = 1024  # of cuda/lltm.h
 
 
 @native.fake("_lltm_bwd")
-def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c):
+def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order):
     wide = torch.float64 if gates.dtype == torch.float64 else torch.float32
     bias = gates.new_empty(BIAS_PARTS if gates.is_cuda else 1, gates.shape[1], dtype=wide)
     return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias

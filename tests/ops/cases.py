@@ -16,6 +16,7 @@ from torch import Tensor
 from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
+from nerfkit.ops.mlp import n_parameters
 from nerfkit.ops.packed import offsets_from_counts
 
 
@@ -133,6 +134,15 @@ def _lltm(name: str, counts: tuple, i: int, h: int) -> Case:
     return Case("lltm", name, make, differentiable=(0, 2, 3, 4, 5), second_order=False)
 
 
+def _mlp(name: str, n: int, inputs: tuple, hidden: tuple, n_out: int) -> Case:
+    widths = (sum(inputs), *hidden, n_out)
+
+    def make() -> tuple:
+        return normal(n_parameters(widths)) / 2, widths, *(normal(n, width) for width in inputs)
+
+    return Case("mlp", name, make, differentiable=(0, *range(2, 2 + len(inputs))))
+
+
 def _march(
     name: str, n: int, cells: tuple, step: float, near: float = 0.0, far: float = 1e9, jitter: bool = True
 ) -> Case:
@@ -178,6 +188,11 @@ CASES: list[Case] = [
     *(_lltm_cell(*size) for size in ((3, 2, 4), (1, 1, 1), (5, 3, 2), (0, 2, 3))),
     *(_lltm(name, counts, 2, 3) for name, counts in RAYS.items()),
     _lltm("one_state", (3, 1), 1, 1),
+    _mlp("one_hidden", 3, (16,), (16,), 2),
+    _mlp("two_hidden", 2, (16, 16), (16, 16), 1),
+    _mlp("odd_sizes", 3, (3, 2), (4, 5, 3), 2),
+    _mlp("no_hidden", 3, (2,), (), 3),
+    _mlp("no_rows", 0, (16,), (16,), 2),
     _march("fine", 17, (8, 8, 8), 0.03),
     _march("coarse", 17, (6, 9, 5), 0.7),
     _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),

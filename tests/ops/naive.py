@@ -94,6 +94,19 @@ def lltm(input, ray_offsets, weight, bias, h0, c0):
     return out, h_n, c_n
 
 
+def mlp(parameters, widths, *inputs):
+    x, start = np.concatenate(inputs, axis=1), 0
+    for layer, (n_in, n_out) in enumerate(zip(widths, widths[1:], strict=False)):
+        out = np.zeros((len(x), n_out))
+        for o in range(n_out):
+            weight, bias = parameters[start + o * n_in : start + (o + 1) * n_in], parameters[start + n_in * n_out + o]
+            for n in range(len(x)):
+                out[n, o] = sum(weight * x[n]) + bias
+        start += (n_in + 1) * n_out
+        x = out if layer == len(widths) - 2 else np.maximum(out, 0)
+    return (x,)
+
+
 def march(origins, directions, occupancy, box, step, near, far, jitter):
     starts, counts = [], []
     for r, (o, d) in enumerate(zip(origins, directions, strict=True)):

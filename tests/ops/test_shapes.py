@@ -129,9 +129,27 @@ def composite(draw) -> Case:
     return Case("composite", "drawn", make, (0, 1, 5)), {}
 
 
+@st.composite
+def mlp(draw) -> Case:
+    n, n_out = draw(Int(1, 700)), draw(Int(1, 20))
+    n_hidden, hidden = draw(Int(1, 3)), draw(st.sampled_from([5, 16, 32, 64]))
+    widths = st.sampled_from([16, 32, 48]) if draw(st.booleans()) else Int(1, 40)
+    inputs = draw(st.lists(widths, min_size=1, max_size=3))
+    widths = (sum(inputs), *[hidden] * n_hidden, n_out)
+
+    def make() -> tuple:
+        parameters = [
+            normal((n_in + 1) * n_to) / n_in**0.5 for n_in, n_to in zip(widths, widths[1:], strict=False)
+        ]
+        return torch.cat(parameters), widths, *(normal(n, width) for width in inputs)
+
+    return Case("mlp", "drawn", make, (0, *range(2, 2 + len(inputs)))), {}
+
+
 DRAWN = {
     "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
     "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
+    "mlp": mlp(),
 }  # fmt: skip
 
 

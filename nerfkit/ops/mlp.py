@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small network of linear layers with ReLU between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.ops import autocast, native
+from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import through_definition, wants_gradient, wants_second_derivative
+
+MAX_INPUTS, MAX_LAYERS = 4, 8  # of the kernels, and so of all
+TENSOR_CORES_MAJOR, SHARED_BYTES = 8, 150_000  # what the GPU's kernel needs
+HIDDEN, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 128, 16  # widths that it takes
+
+
+def mlp(
+    parameters: Tensor,  # [P]
+    widths: Sequence[int],
+    *inputs: Tensor,  # [N, I_k]
+) -> Tensor:
+    r"""Linear layers with ReLU between them, of inputs that lie side by side.
+
+    .. math::
+        x_0 = [input_1, input_2, ...], \qquad x_{l+1} = relu(W_l x_l + b_l), \qquad out = W_L x_L + b_L
+
+    Args:
+        parameters: [P] for each layer its weight [out, in], row by row, and then its bias [out].
+        widths: of the inputs together, of each hidden layer, of the output.
+        inputs: [N, I_k] each, 1 to 4 of them.
+
+    Returns:
+        [N, widths[-1]].
+
+    dtype: inputs and parameters share one; half types are summed in float32.
+    Differentiable in inputs and parameters. What lies between the layers is computed again in the backward pass.
+    On a GPU, half types, one or two hidden layers of one width (16, 32 or 64), inputs of a multiple of 16 (128 at most
+    together) and at most 16 outputs take one kernel; all else takes the library's matrix products.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
+    Source: fully fused networks, T. Mueller et al., "Real-time neural radiance caching", 2021 (arXiv:2106.12372).
+
+    >>> x = torch.tensor([[1.0, -1.0]])
+    >>> parameters = torch.tensor([1.0, 0, 0, 1,  0, 0,  1, 1,  5])        # relu of both, then their sum, plus 5
+    >>> mlp(parameters, (2, 2, 1), x)
+    tensor([[6.]])
+    """
+    parameters, *inputs = autocast.cast("mlp", parameters, *inputs)
+    if not 1 <= len(inputs) <= MAX_INPUTS or not 2 <= len(widths) <= MAX_LAYERS + 1 or min(widths) < 1:
+        raise ValueError(
+            f"mlp: needs 1 to {MAX_INPUTS} inputs and 1 to {MAX_LAYERS} layers of at least one unit, "
+            f"got {len(inputs)} inputs, widths {list(widths)}"
+        )
+    named = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
+    for name, x in named.items():
+        check_shape("mlp", name, x, (inputs[0].shape[0] if x is not inputs[0] else "N", f"I_{name[7]}"))
+    check_dtype("mlp", "inputs[0]", inputs[0], FLOATS)
+    check_same("mlp", **named, parameters=parameters)
+    width = sum(x.shape[1] for x in inputs)
+    if width != widths[0]:
+        raise ValueError(f"mlp: the inputs must be widths[0] = {widths[0]} wide together, got {width}")
+    check_shape("mlp", "parameters", parameters, (n_parameters(widths),))
+    return implementation("mlp", inputs[0])(parameters, tuple(widths), *inputs)
+
+
+def n_parameters(widths: Sequence[int]) -> int:
+    """Length of the parameters of layers of these widths.
+
+    >>> n_parameters((3, 4, 2))
+    26
+    """
+    return sum((n_in + 1) * n_out for n_in, n_out in zip(widths, widths[1:], strict=False))
+
+
+def layers(parameters: Tensor, widths: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+    """Weight [out, in] and bias [out] of each layer, as views of `parameters`."""
+    found, start = [], 0
+    for n_in, n_out in zip(widths, widths[1:], strict=False):
+        middle, end = start + n_in * n_out, start + (n_in + 1) * n_out
+        found.append((parameters[start:middle].view(n_out, n_in), parameters[middle:end]))
+        start = end
+    return found
+
+
+@implements("mlp", "torch")
+def _mlp_torch(parameters, widths, *inputs):
+    x = torch.cat(inputs, dim=1)
+    *hidden, last = layers(parameters, widths)
+    for weight, bias in hidden:
+        x = F.relu(F.linear(x, weight, bias))
+    return F.linear(x, *last)
+
+
+@implements("mlp", "cpp", "cuda")
+def _mlp_native(parameters, widths, *inputs):
+    if parameters.is_cuda and not _has_kernel(parameters, widths, inputs):
+        return _mlp_torch(parameters, widths, *inputs)
+    if wants_gradient(parameters, *inputs):
+        return _Mlp.apply(parameters, widths, *inputs)
+    return torch.ops.nerfkit._mlp(inputs, parameters, widths)
+
+
+def _has_kernel(parameters: Tensor, widths: tuple[int, ...], inputs: tuple[Tensor, ...]) -> bool:
+    """Whether the GPU's kernel takes this network."""
+    hidden = set(widths[1:-1])
+    return (
+        parameters.dtype in (torch.float16, torch.bfloat16)
+        and len(widths) in (3, 4)
+        and len(hidden) == 1
+        and hidden <= set(HIDDEN)
+        and widths[0] <= WIDEST_INPUT
+        and widths[-1] <= WIDEST_OUTPUT
+        and all(x.shape[1] % 16 == 0 for x in inputs)
+        and _has_tensor_cores(parameters.device.index)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _has_tensor_cores(gpu: int) -> bool:
+    """Whether a GPU has them, and the shared memory that the widest network takes."""
+    properties = torch.cuda.get_device_properties(gpu)
+    return properties.major >= TENSOR_CORES_MAJOR and properties.shared_memory_per_block_optin >= SHARED_BYTES
+
+
+class _Mlp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, parameters, widths, *inputs):
+        ctx.save_for_backward(parameters, *inputs)
+        ctx.widths = widths
+        return torch.ops.nerfkit._mlp(inputs, parameters, widths)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        parameters, *inputs = ctx.saved_tensors
+        if wants_second_derivative():
+            arguments = parameters, ctx.widths, *inputs
+            return through_definition(_mlp_torch, arguments, ctx.needs_input_grad, [grad_out])
+        to_parameters, _, *to_inputs = ctx.needs_input_grad
+        wanted = [int(to) for to in to_inputs]
+        grad_inputs, parts = torch.ops.nerfkit._mlp_bwd(grad_out, inputs, parameters, ctx.widths, wanted)
+        grad_parameters = parts.sum(0).to(parameters.dtype) if to_parameters else None
+        return grad_parameters, None, *(g if need else None for g, need in zip(grad_inputs, to_inputs, strict=True))
+
+
+@native.fake("_mlp")
+def _(inputs, parameters, widths):
+    return parameters.new_empty(inputs[0].shape[0], widths[-1])
+
+
+MLP_PARTS = 256  # of cuda/mlp.h
+
+
+@native.fake("_mlp_bwd")
+def _(grad_out, inputs, parameters, widths, wanted):
+    wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+    grads = [x.new_empty(x.shape if need else 0) for x, need in zip(inputs, wanted, strict=True)]
+    return grads, parameters.new_empty(MLP_PARTS, parameters.shape[0], dtype=wide)
