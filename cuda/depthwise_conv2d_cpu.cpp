@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both layouts alike: LANES neighbours of a row, or, channels last, LANES channels of a pixel are one pack. A tile of the
-// input is copied into a frame with zeros around it, after which no tap needs a test; several rows of outputs are summed
-// together, so that a pack that was loaded serves all of them. The gradient of x is the same with a flipped kernel over
-// the output's gradient, spread by the stride.
+// Both layouts alike: LANES neighbours of a row, or, channels last, LANES channels of a pixel are one pack. A tile of
+// the input is copied into a frame with zeros around it, after which no tap needs a test; several rows of outputs are
+// summed together, so that a pack that was loaded serves all of them. The gradient of x is the same with a flipped
+// kernel over the output's gradient, spread by the stride.
 
 #include "depthwise_conv2d.h"
 
@@ -14,7 +14,7 @@ namespace nerfkit {
 namespace {
 
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
-constexpr int SOON = 8;                // rows ahead: what is copied then is fetched now
+constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
 constexpr int64_t PARTS = 128;         // sums of the weight gradient: a number that does not depend on that of threads
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
@@ -37,7 +37,8 @@ struct Pictures : Conv2dShape {
   bool rows;
 
   explicit Pictures(const Conv2dShape& s)
-      : Conv2dShape(s), rows(!s.channels_last && s.y.size == 1 && s.y.kernel == 1 && !s.y.padding && s.batch <= INT32_MAX) {
+      : Conv2dShape(s),
+        rows(!channels_last && y.size == 1 && y.kernel == 1 && y.padding == 0 && batch <= INT32_MAX) {
     if (rows) y = {int(batch), int(batch), 1, 1, 0, 1}, batch = 1;
   }
   Strides strides(int64_t height, int64_t width) const {
@@ -66,7 +67,8 @@ struct Tiles {
   int64_t across() const { return (x.out + width - 1) / width; }
   Tile tile(int64_t index, int64_t unit) const {
     const int row = int(index / across() % down()) * height, column = int(index % across()) * width;
-    return {index / across() / down(), unit, row, std::min(height, y.out - row), column, std::min(width, x.out - column)};
+    const int rows = std::min(height, y.out - row), columns = std::min(width, x.out - column);
+    return {index / across() / down(), unit, row, rows, column, columns};
   }
 };
 
@@ -96,10 +98,9 @@ struct RowCopy {
   }
 };
 
-// `ahead` is how far from here lies what is copied soon.
 template <class T>
-CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane, int64_t ahead) {
-  const int64_t column = plane.column;
+CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
+  const int64_t column = plane.column, ahead = SOON * plane.row;
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
   if (unit == LANES && plane.channels == LANES && copy.spread == 1 && copy.stride == 1)
@@ -113,7 +114,8 @@ CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit,
     for (int j = copy.first; j < copy.last; ++j) to[copy.position(j)] = acc_t<T>(from[j]);
 }
 
-// The inputs of a tile. Tap (u, v) of row r, pack p of its outputs takes the pack at p * LANES + offset[v] of row r + u.
+// The inputs of a tile. Tap (u, v) of row r, pack p of its outputs takes the pack at p * LANES + offset[v] of row
+// r + u.
 template <class A>
 struct Frame {
   const Line &y, &x;
@@ -137,14 +139,14 @@ struct Frame {
     const int start = tile.column * x.stride - x.lead;
     const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
     const int end = std::max(0, start + places);
-    const RowCopy copy{(std::max(0, start) + x.spread - 1) / x.spread, std::min(x.source, (end + x.spread - 1) / x.spread),
-                       x.spread, start, x.stride, phase};
+    auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
+    const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, x.stride, phase};
     for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
       const int place = tile.row * y.stride + r * y.dilation - y.lead;
       const bool inside = place >= 0 && place % y.spread == 0 && place / y.spread < y.source;
       A* to = values.data() + int64_t(r) * width;
       if (!inside || (copy.last - copy.first) * unit < width) std::fill(to, to + width, A(0));
-      if (inside) copy_row(plane.values + place / y.spread * plane.row, to, copy, unit, plane, SOON * plane.row);
+      if (inside) copy_row(plane.values + place / y.spread * plane.row, to, copy, unit, plane);
     }
   }
 };
@@ -189,7 +191,7 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x;
   for (int p = 0; p < out.packs; ++p) {
-    for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + 8) * out.pack, 1);
+    for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + SOON) * out.pack, 1);
     Pack<A> sum[R];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) sum[r] = load(weight + kernel_y * kernel_x * LANES);
@@ -209,11 +211,12 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
   }
 }
 
-// Adds to sums [kernel_y * kernel_x + 1, LANES] for R rows of grad; the last row is the bias. Of the last pack count only
-// the first `lanes`: what lies beyond may be infinite.
+// Adds to sums [kernel_y * kernel_x + 1, LANES] for R rows of grad; the last row is the bias. Of the last pack count
+// only the first `lanes`: what lies beyond may be infinite.
 template <class A, int K, int R>
 CLONES void correlate_weights(const Inputs<A>& in, const A* grad, int grad_width, A* sums, int packs, int lanes) {
-  constexpr int ROWS = K ? K : 1, CHAINS = R < 4 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // that do not wait for another
+  constexpr int ROWS = K ? K : 1;
+  constexpr int CHAINS = R < 4 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait for another
   const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS)
     for (int v = 0; v < in.kernel_x; ++v) {
@@ -255,7 +258,8 @@ std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s
       const int64_t c = s.channels_last ? unit * LANES + lane : unit;
       if (c >= s.channels) continue;
       acc_t<T>* to = packs.data() + unit * (n_taps + 1) * LANES + lane;
-      for (int64_t k = 0; k < n_taps; ++k) to[k * LANES] = acc_t<T>(weight[c * n_taps + (flipped ? n_taps - 1 - k : k)]);
+      const T* from = weight + c * n_taps;
+      for (int64_t k = 0; k < n_taps; ++k) to[k * LANES] = acc_t<T>(from[flipped ? n_taps - 1 - k : k]);
       to[n_taps * LANES] = bias ? acc_t<T>(bias[c]) : 0;
     }
   return packs;
@@ -281,7 +285,8 @@ void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const 
 
 template <class T>
 void correlate_all(const T* from, const T* weight, const T* bias, T* to, const Pictures& s, bool flipped) {
-  const Line y = flipped ? backward_line(s.y) : forward_line(s.y), x = flipped ? backward_line(s.x) : forward_line(s.x);
+  const auto line = flipped ? backward_line : forward_line;
+  const Line y = line(s.y), x = line(s.x);
   const Tiles tiles(y, x, s);
   const auto packs = in_packs(weight, bias, s, flipped);
   const int64_t units = units_of(s), size = packs.size() / std::max<int64_t>(1, units);
@@ -319,7 +324,9 @@ void by_channel(const std::vector<A>& sums, A* to, int64_t unit, const Pictures&
   for (int64_t k = 0; k < rows; ++k)
     for (int lane = 0; lane < LANES; ++lane) {
       const int64_t c = s.channels_last ? unit * LANES + lane : unit;
-      if (c < s.channels) to[c * rows + k] = sums[k * LANES + lane] + (s.channels_last || !lane ? 0 : to[c * rows + k]);
+      if (c >= s.channels) continue;
+      if (s.channels_last || lane == 0) to[c * rows + k] = 0;
+      to[c * rows + k] += sums[k * LANES + lane];
     }
 }
 
