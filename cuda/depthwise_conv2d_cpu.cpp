@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contiguous: each plane is copied into a frame of zeros, after which no tap needs a test; the gradient of x is the same
-// with a flipped kernel over the output's gradient, spread by the stride. Channels last: a block of channels at a time.
+// Both layouts alike: LANES neighbours of a row, or, channels last, LANES channels of a pixel are one pack. A tile of
+// the input is copied into a frame with zeros around it, after which no tap needs a test; several rows of outputs are
+// summed together, so that a pack that was loaded serves all of them. The gradient of x is the same with a flipped
+// kernel over the output's gradient, spread by the stride.
 
 #include "depthwise_conv2d.h"
 
@@ -11,307 +13,351 @@
 namespace nerfkit {
 namespace {
 
-// A plane in a frame of zeros: value (i, j) of the source is at (i * step_y + top, j * step_x + left) if that is inside.
-// Every plane that is copied in covers the one before.
+constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
+constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
+constexpr int64_t PARTS = 128;         // sums of the weight gradient: a number that does not depend on that of threads
+
+// Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
+// j * spread + lead, and zeros everywhere else.
+struct Line {
+  int source, out, kernel, stride, dilation, spread, lead;
+
+  bool rolls() const { return stride == 1 && dilation == 1; }  // tap u of output i takes what tap 0 of i + u does
+};
+Line forward_line(const Axis& a) {
+  return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.dilation, 1, a.padding};
+}
+Line backward_line(const Axis& a) {
+  return {a.out_size, a.size, a.kernel, 1, a.dilation, a.stride, a.dilation * (a.kernel - 1) - a.padding};
+}
+Line unchanged_line(const Axis& a) { return {a.out_size, a.out_size, 1, 1, 1, 1, 0}; }
+
+// Dense rows [B, C, 1, L] as one picture with B rows, so that several are summed together.
+struct Pictures : Conv2dShape {
+  bool rows;
+
+  explicit Pictures(const Conv2dShape& s)
+      : Conv2dShape(s),
+        rows(!channels_last && y.size == 1 && y.kernel == 1 && y.padding == 0 && batch <= INT32_MAX) {
+    if (rows) y = {int(batch), int(batch), 1, 1, 0, 1}, batch = 1;
+  }
+  Strides strides(int64_t height, int64_t width) const {
+    return rows ? Strides{0, width, channels * width, 1} : Conv2dShape::strides(height, width);
+  }
+};
+
+// A unit is what a pack holds channels of: one, or LANES.
+int unit_of(const Pictures& s) { return s.channels_last ? LANES : 1; }
+int64_t units_of(const Pictures& s) { return (s.channels + unit_of(s) - 1) / unit_of(s); }
+
+// Outputs of one unit, in one picture.
+struct Tile {
+  int64_t batch, unit;
+  int row, rows, column, columns;
+};
+
+struct Tiles {
+  const Line &y, &x;
+  int height, width;
+
+  Tiles(const Line& y, const Line& x, const Pictures& s)
+      : y(y), x(x), height(y.rolls() ? DOWN : 1), width(ACROSS * LANES / unit_of(s)) {}
+
+  int64_t down() const { return (y.out + height - 1) / height; }
+  int64_t across() const { return (x.out + width - 1) / width; }
+  Tile tile(int64_t index, int64_t unit) const {
+    const int row = int(index / across() % down()) * height, column = int(index % across()) * width;
+    const int rows = std::min(height, y.out - row), columns = std::min(width, x.out - column);
+    return {index / across() / down(), unit, row, rows, column, columns};
+  }
+};
+
+// Where a tile's unit begins in an array of pictures.
+template <class T>
+struct Plane {
+  T* values;
+  int64_t row, column;  // distances
+  int channels;         // of the unit
+
+  Plane(T* array, const Pictures& s, int height, int width, const Tile& tile) {
+    const auto strides = s.strides(height, width);
+    const int64_t channel = tile.unit * unit_of(s);
+    values = array + tile.batch * strides.batch + channel * strides.channel;
+    row = strides.row, column = strides.column;
+    channels = int(std::min<int64_t>(unit_of(s), s.channels - channel));
+  }
+};
+
+// The values first .. last - 1 of a row, value j to place j * spread - start. Places a stride apart become neighbours.
+struct RowCopy {
+  int first, last, spread, start, stride, phase;
+
+  HD int position(int j) const {
+    const int place = j * spread - start;
+    return stride == 1 ? place : place % stride * phase + place / stride;
+  }
+};
+
+template <class T>
+CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
+  const int64_t column = plane.column, ahead = SOON * plane.row;
+  for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
+    __builtin_prefetch(from + ahead + j);
+  if (unit == LANES && plane.channels == LANES && copy.spread == 1 && copy.stride == 1)
+    for (int j = copy.first; j < copy.last; ++j) store(to + int64_t(j - copy.start) * LANES, load(from + j * column));
+  else if (unit == LANES)
+    for (int j = copy.first; j < copy.last; ++j)
+      store(to + int64_t(copy.position(j)) * LANES, load(from + j * column, plane.channels));
+  else if (copy.spread == 1 && copy.stride == 1)
+    for (int j = copy.first; j < copy.last; ++j) to[j - copy.start] = acc_t<T>(from[j]);
+  else
+    for (int j = copy.first; j < copy.last; ++j) to[copy.position(j)] = acc_t<T>(from[j]);
+}
+
+// The inputs of a tile. Tap (u, v) of row r, pack p of its outputs takes the pack at p * LANES + offset[v] of row
+// r + u.
 template <class A>
 struct Frame {
-  int height, width;
+  const Line &y, &x;
+  int unit, phase, width;
   std::vector<A> values;
+  std::vector<int> offset;
 
-  Frame(int height, int width) : height(height), width(width), values(int64_t(height) * width + LANES) {}
+  Frame(const Line& y, const Line& x, const Tiles& tiles, int unit) : y(y), x(x), unit(unit), offset(x.kernel) {
+    const int columns = std::min(x.out, tiles.width), whole = unit == LANES ? 1 : LANES;
+    phase = (columns + whole - 1) / whole * whole + (x.kernel - 1) * x.dilation / x.stride;
+    width = x.stride * phase * unit;
+    values.resize(int64_t(tiles.height + y.kernel - 1) * width + LANES);
+    for (int v = 0; v < x.kernel; ++v) {
+      const int place = v * x.dilation;
+      offset[v] = (place % x.stride * phase + place / x.stride) * unit;
+    }
+  }
 
   template <class T>
-  void fill(const T* source, int rows, int columns, int top, int left, int step_y, int step_x) {
-    const int first = left < 0 ? (-left + step_x - 1) / step_x : 0;
-    const int last = std::min(columns, width > left ? (width - left - 1) / step_x + 1 : 0);
-    for (int i = 0; i < rows; ++i) {
-      const int y = i * step_y + top;
-      if (y < 0 || y >= height) continue;
-      A* to = values.data() + int64_t(y) * width + left;
-      const T* from = source + int64_t(i) * columns;
-      if (step_x == 1)
-        for (int j = first; j < last; ++j) to[j] = A(from[j]);
-      else
-        for (int j = first; j < last; ++j) to[j * step_x] = A(from[j]);
+  void fill(const Plane<const T>& plane, const Tile& tile) {
+    const int start = tile.column * x.stride - x.lead;
+    const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
+    const int end = std::max(0, start + places);
+    auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
+    const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, x.stride, phase};
+    for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
+      const int place = tile.row * y.stride + r * y.dilation - y.lead;
+      const bool inside = place >= 0 && place % y.spread == 0 && place / y.spread < y.source;
+      A* to = values.data() + int64_t(r) * width;
+      if (!inside || (copy.last - copy.first) * unit < width) std::fill(to, to + width, A(0));
+      if (inside) copy_row(plane.values + place / y.spread * plane.row, to, copy, unit, plane);
     }
   }
 };
 
-struct Taps {
-  int kernel_y, kernel_x, stride_y, stride_x, dilation_y, dilation_x;
-};
+template <int N>
+using Int = std::integral_constant<int, N>;
 
-// K is the side of a square kernel with stride and dilation 1, or 0 for any other.
-template <class T, int K>
-CLONES void correlate(const acc_t<T>* frame, int frame_width, const acc_t<T>* weight, acc_t<T> bias, T* out, int rows,
-                      int columns, const Taps& taps) {
-  using A = acc_t<T>;
-  const int kernel_y = K ? K : taps.kernel_y, kernel_x = K ? K : taps.kernel_x;
-  const int dilation_y = K ? 1 : taps.dilation_y, dilation_x = K ? 1 : taps.dilation_x;
-  for (int i = 0; i < rows; ++i) {
-    T* to = out + int64_t(i) * columns;
-    const A* from = frame + int64_t(i) * taps.stride_y * frame_width;
-    for (int j = 0; taps.stride_x == 1 && j < columns; j += LANES) {
-      Pack<A> sum = bias - Pack<A>{};
-#pragma GCC unroll 7
-      for (int u = 0; u < kernel_y; ++u)
-#pragma GCC unroll 7
-        for (int v = 0; v < kernel_x; ++v)
-          sum += weight[u * kernel_x + v] * load(from + int64_t(u) * dilation_y * frame_width + j + v * dilation_x);
-      store(to + j, sum, std::min(LANES, columns - j));
-    }
-    for (int j = 0; taps.stride_x != 1 && j < columns; ++j) {
-      A sum = bias;
-      for (int u = 0; u < kernel_y; ++u)
-        for (int v = 0; v < kernel_x; ++v)
-          sum += weight[u * kernel_x + v] * from[int64_t(u) * dilation_y * frame_width + j * taps.stride_x + v * dilation_x];
-      to[j] = T(sum);
-    }
+// Calls f(K, R) for R rows at once, as many as registers hold; K is the kernel's height, or 0 for any with R = 1.
+template <class F>
+int some_rows(int kernel, int rows, const F& f) {
+  auto rows_of = [&](auto k) {
+    if (rows >= 8 && has_wide_registers()) return f(k, Int<8>()), 8;
+    if (rows >= 4) return f(k, Int<4>()), 4;
+    return f(Int<0>(), Int<1>()), 1;
+  };
+  switch (kernel) {
+    case 1: return rows_of(Int<1>());
+    case 3: return rows_of(Int<3>());
+    case 5: return rows_of(Int<5>());
+    case 7: return rows_of(Int<7>());
+    default: return f(Int<0>(), Int<1>()), 1;
   }
-}
-
-template <class T>
-void correlate_any(const acc_t<T>* frame, int width, const acc_t<T>* weight, acc_t<T> bias, T* out, int rows, int columns,
-                   const Taps& t) {
-  const bool plain = t.stride_y * t.stride_x * t.dilation_y * t.dilation_x == 1 && t.kernel_y == t.kernel_x;
-  auto kernel = plain && t.kernel_x == 3   ? correlate<T, 3>
-                : plain && t.kernel_x == 5 ? correlate<T, 5>
-                : plain && t.kernel_x == 7 ? correlate<T, 7>
-                                           : correlate<T, 0>;
-  kernel(frame, width, weight, bias, out, rows, columns, t);
-}
-
-// sums[v] += sum over the outputs of grad times the frame's value under tap v, for K neighbouring taps of one row.
-template <class T, int K>
-CLONES void correlate_weights(const acc_t<T>* frame, int frame_width, const T* grad, acc_t<T>* sums, int rows,
-                              int columns, const Taps& taps) {
-  using A = acc_t<T>;
-  Pack<A> packs[K] = {};
-  for (int i = 0; i < rows; ++i) {
-    const A* from = frame + int64_t(i) * taps.stride_y * frame_width;
-    const T* g = grad + int64_t(i) * columns;
-    for (int j = 0; taps.stride_x == 1 && j < columns; j += LANES) {
-      const Pack<A> pack = load(g + j, std::min(LANES, columns - j));
-#pragma GCC unroll 7
-      for (int v = 0; v < K; ++v) packs[v] += pack * load(from + j + v * taps.dilation_x);
-    }
-    for (int j = 0; taps.stride_x != 1 && j < columns; ++j)
-      for (int v = 0; v < K; ++v) sums[v] += A(g[j]) * from[j * taps.stride_x + v * taps.dilation_x];
-  }
-  for (int v = 0; v < K; ++v)
-    for (int lane = 0; lane < LANES; ++lane) sums[v] += packs[v][lane];
-}
-
-template <class T>
-void correlate_all_weights(const acc_t<T>* frame, int frame_width, const T* grad, acc_t<T>* sums, int rows, int columns,
-                           const Taps& t) {
-  for (int u = 0; u < t.kernel_y; ++u)
-    for (int v = 0; v < t.kernel_x;) {
-      const int left = t.kernel_x - v;
-      auto kernel = left >= 5 ? correlate_weights<T, 5> : left >= 3 ? correlate_weights<T, 3> : correlate_weights<T, 1>;
-      kernel(frame + int64_t(u) * t.dilation_y * frame_width + v * t.dilation_x, frame_width, grad,
-             sums + u * t.kernel_x + v, rows, columns, t);
-      v += left >= 5 ? 5 : left >= 3 ? 3 : 1;
-    }
 }
 
 template <class A>
-struct Planes {  // scratch of one thread
-  Frame<A> frame;
-  std::vector<A> weight, sums;
+struct Inputs {  // rows of a frame
+  const A* values;
+  int width, kernel_y, kernel_x;
+  const int* offset;
 };
 
 template <class T>
-Planes<acc_t<T>> padded_planes(const Conv2dShape& s) {
+struct Outputs {
+  T* values;
+  int64_t row, pack;  // distances
+  int packs, lanes;   // to write; so many lanes of each
+};
+
+// weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
+template <class T, int K, int R>
+CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out) {
   using A = acc_t<T>;
-  const int height = s.y.size + 2 * s.y.padding, width = s.x.size + 2 * s.x.padding;
-  const size_t taps = size_t(s.y.kernel) * s.x.kernel;
-  return {Frame<A>(height, width), std::vector<A>(taps), std::vector<A>(taps + 1)};
+  const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x;
+  for (int p = 0; p < out.packs; ++p) {
+    for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + SOON) * out.pack, 1);
+    Pack<A> sum[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum[r] = load(weight + kernel_y * kernel_x * LANES);
+    for (int v = 0; v < kernel_x; ++v) {
+      const A* from = in.values + p * LANES + in.offset[v];
+      const A* w = weight + v * LANES;
+#pragma GCC unroll 14
+      for (int y = 0; y < kernel_y + R - 1; ++y) {
+        const Pack<A> pack = load(from + int64_t(y) * in.width);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+          if (y >= r && y - r < kernel_y) sum[r] += load(w + (y - r) * kernel_x * LANES) * pack;
+      }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) store(out.values + r * out.row + p * out.pack, sum[r], out.lanes);
+  }
 }
 
-Taps taps_of(const Conv2dShape& s) {
-  return {s.y.kernel, s.x.kernel, s.y.stride, s.x.stride, s.y.dilation, s.x.dilation};
+// Adds to sums [kernel_y * kernel_x + 1, LANES] for R rows of grad; the last row is the bias. Of the last pack count
+// only the first `lanes`: what lies beyond may be infinite.
+template <class A, int K, int R>
+CLONES void correlate_weights(const Inputs<A>& in, const A* grad, int grad_width, A* sums, int packs, int lanes) {
+  constexpr int ROWS = K ? K : 1;
+  constexpr int CHAINS = R < 4 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait for another
+  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS)
+    for (int v = 0; v < in.kernel_x; ++v) {
+      const A* from = in.values + int64_t(u0) * in.width + in.offset[v];
+      Pack<A> sum[CHAINS][ROWS] = {};
+      auto add = [&](int p, auto only) __attribute__((always_inline)) {
+        Pack<A> g[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) g[r] = load(grad + int64_t(r) * grad_width + p * LANES);
+#pragma GCC unroll 14
+        for (int y = 0; y < ROWS + R - 1; ++y) {
+          const Pack<A> pack = only(load(from + int64_t(y) * in.width + p * LANES));
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r)
+            if (y >= r && y - r < ROWS) sum[r % CHAINS][y - r] += g[r] * pack;
+        }
+      };
+      for (int p = 0; p < packs - 1; ++p) add(p, [](Pack<A> x) __attribute__((always_inline)) { return x; });
+      add(packs - 1, [&](Pack<A> x) __attribute__((always_inline)) { return lane < A(lanes) ? x : Pack<A>{}; });
+      for (int u = 0; u < ROWS; ++u) {
+        A* to = sums + ((u0 + u) * in.kernel_x + v) * LANES;
+        for (int chain = 1; chain < CHAINS; ++chain) sum[0][u] += sum[chain][u];
+        store(to, load(to) + sum[0][u]);
+      }
+    }
+  Pack<A> bias = load(sums + in.kernel_y * in.kernel_x * LANES);
+  for (int r = 0; r < R; ++r)
+    for (int p = 0; p < packs; ++p) bias += load(grad + int64_t(r) * grad_width + p * LANES);
+  store(sums + in.kernel_y * in.kernel_x * LANES, bias);
+}
+
+// weight and bias as packs [units, taps + 1, LANES]; bias may be null, for zero.
+template <class T>
+std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s, bool flipped) {
+  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
+  std::vector<acc_t<T>> packs(units_of(s) * (n_taps + 1) * LANES);
+  for (int64_t unit = 0; unit < units_of(s); ++unit)
+    for (int lane = 0; lane < LANES; ++lane) {
+      const int64_t c = s.channels_last ? unit * LANES + lane : unit;
+      if (c >= s.channels) continue;
+      acc_t<T>* to = packs.data() + unit * (n_taps + 1) * LANES + lane;
+      const T* from = weight + c * n_taps;
+      for (int64_t k = 0; k < n_taps; ++k) to[k * LANES] = acc_t<T>(from[flipped ? n_taps - 1 - k : k]);
+      to[n_taps * LANES] = bias ? acc_t<T>(bias[c]) : 0;
+    }
+  return packs;
 }
 
 template <class T>
-void forward_planes(const T* x, const T* weight, const T* bias, T* out, const Conv2dShape& s) {
-  using A = acc_t<T>;
-  const int n_taps = s.y.kernel * s.x.kernel;
-  parallel(s.batch * s.channels, 1, [&](int64_t begin, int64_t end) {
-    auto [frame, w, sums] = padded_planes<T>(s);
-    for (int64_t plane = begin; plane < end; ++plane) {
-      const int64_t c = plane % s.channels;
-      frame.fill(x + plane * s.y.size * s.x.size, s.y.size, s.x.size, s.y.padding, s.x.padding, 1, 1);
-      for (int k = 0; k < n_taps; ++k) w[k] = A(weight[c * n_taps + k]);
-      correlate_any<T>(frame.values.data(), frame.width, w.data(), bias ? A(bias[c]) : A(0),
-                       out + plane * s.y.out_size * s.x.out_size, s.y.out_size, s.x.out_size, taps_of(s));
+void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out, const Tile& tile) {
+  const bool last = frame.unit == LANES;
+  const int packs = last ? tile.columns : tile.columns / LANES, lanes = last ? out.channels : LANES;
+  for (int i = 0; i < tile.rows;)
+    i += some_rows(frame.y.rolls() ? frame.y.kernel : 0, tile.rows - i, [&](auto k, auto r) {
+      const Inputs<acc_t<T>> in{frame.values.data() + int64_t(i) * frame.width, frame.width, frame.y.kernel,
+                                frame.x.kernel, frame.offset.data()};
+      T* to = out.values + (tile.row + i) * out.row + tile.column * out.column;
+      correlate<T, k, r>(in, weight, {to, out.row, last ? out.column : LANES, packs, lanes});
+      if (last || tile.columns % LANES == 0) return;
+      // The last pack overlaps the one before, if there is one.
+      const int at = std::max(0, tile.columns - LANES);
+      const Inputs<acc_t<T>> rest{in.values + at, in.width, in.kernel_y, in.kernel_x, in.offset};
+      correlate<T, k, r>(rest, weight, {to + at, out.row, LANES, 1, std::min(LANES, tile.columns)});
+    });
+}
+
+template <class T>
+void correlate_all(const T* from, const T* weight, const T* bias, T* to, const Pictures& s, bool flipped) {
+  const auto line = flipped ? backward_line : forward_line;
+  const Line y = line(s.y), x = line(s.x);
+  const Tiles tiles(y, x, s);
+  const auto packs = in_packs(weight, bias, s, flipped);
+  const int64_t units = units_of(s), size = packs.size() / std::max<int64_t>(1, units);
+  parallel(s.batch * tiles.down() * tiles.across() * units, 1, [&](int64_t begin, int64_t end) {
+    Frame<acc_t<T>> frame(y, x, tiles, unit_of(s));
+    for (int64_t i = begin; i < end; ++i) {
+      const Tile tile = tiles.tile(i / units, i % units);
+      frame.fill(Plane<const T>(from, s, y.source, x.source, tile), tile);
+      correlate_tile(frame, packs.data() + tile.unit * size, Plane<T>(to, s, y.out, x.out, tile), tile);
     }
   });
 }
 
-template <class T>
-void to_x_planes(const T* grad_out, const T* weight, T* grad_x, const Conv2dShape& s) {
-  using A = acc_t<T>;
-  const int n_taps = s.y.kernel * s.x.kernel;
-  const int reach_y = s.y.dilation * (s.y.kernel - 1), reach_x = s.x.dilation * (s.x.kernel - 1);
-  const Taps taps{s.y.kernel, s.x.kernel, 1, 1, s.y.dilation, s.x.dilation};
-  parallel(s.batch * s.channels, 1, [&](int64_t begin, int64_t end) {
-    Frame<A> frame(s.y.size + reach_y, s.x.size + reach_x);
-    std::vector<A> flipped(n_taps);
-    for (int64_t plane = begin; plane < end; ++plane) {
-      const int64_t c = plane % s.channels;
-      frame.fill(grad_out + plane * s.y.out_size * s.x.out_size, s.y.out_size, s.x.out_size, reach_y - s.y.padding,
-                 reach_x - s.x.padding, s.y.stride, s.x.stride);
-      for (int k = 0; k < n_taps; ++k) flipped[k] = A(weight[c * n_taps + n_taps - 1 - k]);
-      correlate_any<T>(frame.values.data(), frame.width, flipped.data(), A(0), grad_x + plane * s.y.size * s.x.size,
-                       s.y.size, s.x.size, taps);
-    }
-  });
+template <class A>
+void correlate_weights_of_tile(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
+  const bool last = in.unit == LANES;
+  const int packs = last ? tile.columns : (tile.columns + LANES - 1) / LANES;
+  const int lanes = last ? LANES : tile.columns - (packs - 1) * LANES;
+  for (int i = 0; i < tile.rows;)
+    i += some_rows(in.y.rolls() ? in.y.kernel : 0, tile.rows - i, [&](auto k, auto r) {
+      correlate_weights<A, k, r>({in.values.data() + int64_t(i) * in.width, in.width, in.y.kernel, in.x.kernel,
+                                  in.offset.data()},
+                                 grad.values.data() + int64_t(i) * grad.width, grad.width, sums, packs, lanes);
+    });
 }
 
-// A channel belongs to one thread, so that the order of additions does not depend on the number of threads.
+int64_t parts_of(const Tiles& tiles, const Pictures& s) {
+  return std::min(PARTS, s.batch * tiles.down() * tiles.across());
+}
+
+// Sums [taps + 1, LANES] of a unit to those of its channels, [C, taps + 1].
+template <class A>
+void by_channel(const std::vector<A>& sums, A* to, int64_t unit, const Pictures& s) {
+  const int64_t rows = sums.size() / LANES;
+  for (int64_t k = 0; k < rows; ++k)
+    for (int lane = 0; lane < LANES; ++lane) {
+      const int64_t c = s.channels_last ? unit * LANES + lane : unit;
+      if (c >= s.channels) continue;
+      if (s.channels_last || lane == 0) to[c * rows + k] = 0;
+      to[c * rows + k] += sums[k * LANES + lane];
+    }
+}
+
 template <class T>
-void to_weight_planes(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, const Conv2dShape& s) {
+void to_weight(const T* grad_out, const T* from, T* grad_weight, T* grad_bias, acc_t<T>* scratch, const Pictures& s) {
   using A = acc_t<T>;
-  const int n_taps = s.y.kernel * s.x.kernel;
-  const int64_t out_size = int64_t(s.y.out_size) * s.x.out_size;
-  parallel(s.channels, 1, [&](int64_t begin, int64_t end) {
-    auto [frame, w, sums] = padded_planes<T>(s);
-    for (int64_t c = begin; c < end; ++c) {
+  const Line y = forward_line(s.y), x = forward_line(s.x), grad_y = unchanged_line(s.y), grad_x = unchanged_line(s.x);
+  const Tiles tiles(y, x, s);
+  const int64_t parts = parts_of(tiles, s), units = units_of(s), rows = int64_t(s.y.kernel) * s.x.kernel + 1;
+  const int64_t n_tiles = s.batch * tiles.down() * tiles.across();
+  parallel(parts * units, 1, [&](int64_t begin, int64_t end) {
+    Frame<A> in(y, x, tiles, unit_of(s)), grad(grad_y, grad_x, tiles, unit_of(s));
+    std::vector<A> sums(rows * LANES);
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t part = i / units, unit = i % units;
       std::fill(sums.begin(), sums.end(), A(0));
-      for (int64_t b = 0; b < s.batch; ++b) {
-        const int64_t plane = b * s.channels + c;
-        const T* grad = grad_out + plane * out_size;
-        frame.fill(x + plane * s.y.size * s.x.size, s.y.size, s.x.size, s.y.padding, s.x.padding, 1, 1);
-        correlate_all_weights(frame.values.data(), frame.width, grad, sums.data(), s.y.out_size, s.x.out_size, taps_of(s));
-        for (int64_t i = 0; i < out_size; ++i) sums[n_taps] += A(grad[i]);
+      for (int64_t index = n_tiles * part / parts; index < n_tiles * (part + 1) / parts; ++index) {
+        const Tile tile = tiles.tile(index, unit);
+        in.fill(Plane<const T>(from, s, y.source, x.source, tile), tile);
+        grad.fill(Plane<const T>(grad_out, s, y.out, x.out, tile), tile);
+        correlate_weights_of_tile(in, grad, sums.data(), tile);
       }
-      for (int k = 0; k < n_taps; ++k) grad_weight[c * n_taps + k] = T(sums[k]);
-      grad_bias[c] = T(sums[n_taps]);
+      by_channel(sums, scratch + part * s.channels * rows, unit, s);
     }
   });
-}
-
-// weight [taps, C]: channels side by side, as in the picture.
-template <class T>
-std::vector<acc_t<T>> by_tap(const T* weight, const Conv2dShape& s) {
-  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  std::vector<acc_t<T>> out(n_taps * s.channels);
   for (int64_t c = 0; c < s.channels; ++c)
-    for (int64_t k = 0; k < n_taps; ++k) out[k * s.channels + c] = acc_t<T>(weight[c * n_taps + k]);
-  return out;
-}
-
-// N neighbouring outputs of a row, for n channels from c0 on: a weight that was loaded serves all of them.
-template <class T, int N>
-HD void forward_some(const T* picture, const acc_t<T>* weight, const T* bias, T* to, const Conv2dShape& s, int i, int j,
-                     int64_t c0, int n) {
-  using A = acc_t<T>;
-  const int64_t C = s.channels;
-  int u0, u1, v0, v1;
-  taps_inside(s.y, i, u0, u1);
-  taps_inside(s.x, j, v0, v1);  // N > 1: the same for all of them
-  Pack<A> sum[N];
-  for (int p = 0; p < N; ++p) sum[p] = bias ? load(bias + c0, n) : Pack<A>{};
-  for (int u = u0; u < u1; ++u)
-    for (int v = v0; v < v1; ++v) {
-      const int64_t y = i * s.y.stride - s.y.padding + u * s.y.dilation, x = j * s.x.stride - s.x.padding + v * s.x.dilation;
-      const T* from = picture + (y * s.x.size + x) * C + c0;
-      const Pack<A> w = load(weight + (int64_t(u) * s.x.kernel + v) * C + c0, n);
-#pragma GCC unroll 4
-      for (int p = 0; p < N; ++p) sum[p] += w * load(from + p * s.x.stride * C, n);
+    for (int64_t k = 0; k < rows; ++k) {
+      A sum = 0;
+      for (int64_t part = 0; part < parts; ++part) sum += scratch[(part * s.channels + c) * rows + k];
+      (k + 1 < rows ? grad_weight[c * (rows - 1) + k] : grad_bias[c]) = T(sum);
     }
-  for (int p = 0; p < N; ++p) store(to + p * C + c0, sum[p], n);
-}
-
-template <class T>
-CLONES void forward_pixels(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv2dShape& s, int64_t begin,
-                           int64_t end) {  // rows of the output
-  constexpr int N = 4;
-  for (int64_t row = begin; row < end; ++row) {
-    const T* picture = x + row / s.y.out_size * s.y.size * s.x.size * s.channels;
-    for (int j = 0; j < s.x.out_size;) {
-      T* to = out + (row * s.x.out_size + j) * s.channels;
-      int first, last, last_of_n;
-      taps_inside(s.x, j, first, last);
-      bool together = j + N <= s.x.out_size && first == 0;
-      if (together) taps_inside(s.x, j + N - 1, first, last_of_n);
-      together = together && last == s.x.kernel && last_of_n == s.x.kernel;
-      for (int64_t c0 = 0; c0 < s.channels; c0 += LANES) {
-        const int n = int(std::min<int64_t>(LANES, s.channels - c0)), i = int(row % s.y.out_size);
-        if (together && n == LANES)
-          forward_some<T, N>(picture, weight, bias, to, s, i, j, c0, LANES);
-        else
-          for (int p = 0; p < (together ? N : 1); ++p)
-            forward_some<T, 1>(picture, weight, bias, to + p * s.channels, s, i, j + p, c0, n);
-      }
-      j += together ? N : 1;
-    }
-  }
-}
-
-template <class T>
-CLONES void to_x_pixels(const T* grad_out, const acc_t<T>* weight, T* grad_x, const Conv2dShape& s, int64_t begin,
-                        int64_t end) {  // rows of the input
-  using A = acc_t<T>;
-  const int64_t C = s.channels;
-  for (int64_t row = begin; row < end; ++row) {
-    const T* picture = grad_out + row / s.y.size * s.y.out_size * s.x.out_size * C;
-    for (int q = 0; q < s.x.size; ++q)
-      for (int64_t c0 = 0; c0 < C; c0 += LANES) {
-        const int n = int(std::min<int64_t>(LANES, C - c0));
-        Pack<A> sum{};
-        for (int u = 0; u < s.y.kernel; ++u)
-          for (int v = 0; v < s.x.kernel; ++v) {
-            int i, j;
-            if (!output_of(s.y, int(row % s.y.size), u, i) || !output_of(s.x, q, v, j)) continue;
-            sum += load(weight + (int64_t(u) * s.x.kernel + v) * C + c0, n) *
-                   load(picture + (int64_t(i) * s.x.out_size + j) * C + c0, n);
-          }
-        store(grad_x + (row * s.x.size + q) * C + c0, sum, n);
-      }
-  }
-}
-
-// Sums [taps + 1][LANES] of the channels c0 .. c0 + n - 1; the last row is the bias.
-template <class T>
-CLONES void weight_sums_of_block(const T* grad_out, const T* x, acc_t<T>* sums, int64_t c0, int n, const Conv2dShape& s) {
-  using A = acc_t<T>;
-  const int64_t C = s.channels, n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  auto add = [&](int64_t row, Pack<A> values) {
-    auto* sum = reinterpret_cast<Pack<A>*>(sums + row * LANES);
-    *sum += values;
-  };
-  for (int64_t b = 0; b < s.batch; ++b)
-    for (int i = 0; i < s.y.out_size; ++i)
-      for (int j = 0; j < s.x.out_size; ++j) {
-        const Pack<A> grad = load(grad_out + ((b * s.y.out_size + i) * s.x.out_size + j) * C + c0, n);
-        int u0, u1, v0, v1;
-        taps_inside(s.y, i, u0, u1);
-        taps_inside(s.x, j, v0, v1);
-        for (int u = u0; u < u1; ++u)
-          for (int v = v0; v < v1; ++v) {
-            const int64_t y = i * s.y.stride - s.y.padding + u * s.y.dilation, p = j * s.x.stride - s.x.padding + v * s.x.dilation;
-            add(int64_t(u) * s.x.kernel + v, grad * load(x + ((b * s.y.size + y) * s.x.size + p) * C + c0, n));
-          }
-        add(n_taps, grad);
-      }
-}
-
-template <class T>
-void to_weight_pixels(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, const Conv2dShape& s) {
-  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  parallel((s.channels + LANES - 1) / LANES, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t c0 = begin * LANES; c0 < std::min(end * LANES, s.channels); c0 += LANES) {
-      const int n = int(std::min<int64_t>(LANES, s.channels - c0));
-      std::vector<acc_t<T>> sums((n_taps + 1) * LANES);
-      weight_sums_of_block<T>(grad_out, x, sums.data(), c0, n, s);
-      for (int c = 0; c < n; ++c) {
-        for (int64_t k = 0; k < n_taps; ++k) grad_weight[(c0 + c) * n_taps + k] = T(sums[k * LANES + c]);
-        grad_bias[c0 + c] = T(sums[n_taps * LANES + c]);
-      }
-    }
-  });
 }
 
 }  // namespace
@@ -320,32 +366,26 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
                         Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    if (!s.channels_last) return forward_planes((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
-    const auto w = by_tap((const T*)weight, s);
-    parallel(s.batch * s.y.out_size, 1, [&](int64_t begin, int64_t end) {
-      forward_pixels((const T*)x, w.data(), (const T*)bias, (T*)out, s, begin, end);
-    });
+    correlate_all((const T*)x, (const T*)weight, (const T*)bias, (T*)out, Pictures(s), false);
   });
   return 0;
 }
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
-                            void* grad_weight, void* grad_bias, void*, const Conv2dShape& s, Stream) {
+                            void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const T *grad = (const T*)grad_out, *values = (const T*)x, *w = (const T*)weight;
-    if (grad_weight && s.channels_last) to_weight_pixels(grad, values, (T*)grad_weight, (T*)grad_bias, s);
-    if (grad_weight && !s.channels_last) to_weight_planes(grad, values, (T*)grad_weight, (T*)grad_bias, s);
-    if (grad_x && !s.channels_last) to_x_planes(grad, w, (T*)grad_x, s);
-    if (!grad_x || !s.channels_last) return;
-    const auto tapwise = by_tap(w, s);
-    parallel(s.batch * s.y.size, 1, [&](int64_t begin, int64_t end) {
-      to_x_pixels(grad, tapwise.data(), (T*)grad_x, s, begin, end);
-    });
+    const T* grad = (const T*)grad_out;
+    if (grad_weight) to_weight(grad, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, Pictures(s));
+    if (grad_x) correlate_all(grad, (const T*)weight, (const T*)nullptr, (T*)grad_x, Pictures(s), true);
   });
   return 0;
 }
 
-int64_t conv2d_scratch(DType, const Conv2dShape&) { return 0; }
+int64_t conv2d_scratch(DType, const Conv2dShape& shape) {
+  const Pictures s(shape);
+  const Line y = forward_line(s.y), x = forward_line(s.x);
+  return parts_of(Tiles(y, x, s), s) * s.channels * (int64_t(s.y.kernel) * s.x.kernel + 1);
+}
 
 }  // namespace nerfkit
