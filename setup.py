@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import hashlib
 import importlib.util
 import os
 import re
@@ -200,6 +201,11 @@ def run(command: list[str]) -> None:
         say(result.stderr.strip())
 
 
+def schema_hash() -> str:
+    """As `schema_hash` of nerfkit/ops/native.py, which looks for it in the libraries."""
+    return hashlib.sha256((ROOT / "cuda/schema.cpp").read_bytes()).hexdigest()
+
+
 def compiler_name() -> str:
     return subprocess.run([*CXX, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
@@ -246,7 +252,7 @@ class BuildLibraries(build_ext):
         if source.endswith("build_info.cpp"):
             targets = " ".join(architectures()) if on_gpu else "default x86-64-v3 x86-64-v4"
             flags += [f'-DBUILD_COMPILER="{compiler_name()}"', f'-DBUILD_TORCH="{TORCH.version}"']
-            flags += [f'-DBUILD_TARGETS="{targets}"']
+            flags += [f'-DBUILD_TARGETS="{targets}"', f'-DBUILD_SCHEMA="{schema_hash()}"']
         return [*CXX, *flags, "-c", source, "-o", target]
 
     def libraries_to_link(self, on_gpu: bool) -> list[str]:
