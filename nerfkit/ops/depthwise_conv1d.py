@@ -98,10 +98,11 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
 
 @implements("depthwise_conv1d", "cpp", "cuda")
 def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dilation):
+    needs_autograd = wants_gradient("depthwise_conv1d", x, weight, bias)
     if ray_offsets is None:  # a picture of height 1
         window = (1, stride), (0, padding), (1, dilation)
         return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
-    if wants_gradient(x, weight, bias):
+    if needs_autograd:
         return _DepthwiseConv1d.apply(x, weight, bias, ray_offsets, padding, dilation)
     return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
 

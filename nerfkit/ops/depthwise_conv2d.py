@@ -86,7 +86,7 @@ def _depthwise_conv2d_torch(x, weight, bias, stride, padding, dilation):
 @implements("depthwise_conv2d", "cpp", "cuda")
 def _depthwise_conv2d_native(x, weight, bias, stride, padding, dilation):
     window = (*stride, *padding, *dilation)
-    if wants_gradient(x, weight, bias):
+    if wants_gradient("depthwise_conv2d", x, weight, bias):
         return _DepthwiseConv2d.apply(x, weight, bias, window)
     return _forward(x, weight, bias, window)
 
