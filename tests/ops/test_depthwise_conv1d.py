@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import depthwise_conv1d
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 
@@ -15,15 +16,16 @@ TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 @settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 9), max_size=6), c=st.integers(1, 4), half=st.integers(0, 3),
-    dilation=st.integers(1, 3), seed=st.integers(0, 99),
+    dilation=st.integers(1, 3), seed=st.integers(0, 99), backend=drawn_backends("depthwise_conv1d"),
 )  # fmt: skip
-def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed):
+def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backend):
     torch.manual_seed(seed)
     kernel = 2 * half + 1
     x, weight = torch.randn(sum(counts), c).double(), torch.randn(c, kernel).double()
-    out = depthwise_conv1d(
-        x, weight, None, offsets_from_counts(torch.tensor(counts, dtype=torch.int64)), dilation=dilation
-    )
+    offsets = offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
+    with ops.backend(backend[0]):
+        inputs = x.to(backend[1]), weight.to(backend[1]), None, offsets.to(backend[1])
+        out = depthwise_conv1d(*inputs, dilation=dilation).cpu()
     for ray, got in zip(x.split(counts), out.split(counts), strict=True):
         if len(ray):
             alone = F.conv1d(ray.t()[None], weight[:, None], padding=half * dilation, dilation=dilation, groups=c)
