@@ -58,7 +58,14 @@ def switch(name: str) -> str:
 def find_torch() -> Torch | None:
     """The installed torch, also from inside an isolated build environment."""
     packages = "lib/python*/site-packages/torch"
-    candidates = [os.environ.get("NERFKIT_TORCH_DIR")]
+    asked = os.environ.get("NERFKIT_TORCH_DIR")
+    header = "include/torch/csrc/stable/library.h"
+    if asked and not (Path(asked) / header).exists():
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        sys.exit(
+            f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {oldest}: no {header} in it"
+        )
+    candidates = [asked]
     spec = importlib.util.find_spec("torch")
     candidates += list(spec.submodule_search_locations or []) if spec else []
     candidates += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
@@ -69,7 +76,7 @@ def find_torch() -> Torch | None:
         candidates += glob.glob(os.path.join(os.path.dirname(folder), packages))
     for candidate in filter(None, candidates):
         folder = Path(candidate)
-        if not (folder / "include/torch/csrc/stable/library.h").exists():
+        if not (folder / header).exists():
             continue
         facts: dict = {}
         exec((folder / "version.py").read_text(), facts)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -60,6 +60,7 @@ def depthwise_conv1d(
     if bias is not None:
         check_shape(op, "bias", bias, (x.shape[1],))
     check_same(op, x=x, weight=weight, bias=bias)
+    check_ints(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
     if padding is None:
         if kernel % 2 == 0:

@@ -38,6 +38,9 @@ def test_packed_equals_dense():
     torch.testing.assert_close(packed.view(4, 6, 3).transpose(1, 2), depthwise_conv1d(x, weight, bias))
 
 
+DENSE = {"x": torch.rand(1, 2, 5), "ray_offsets": None}
+
+
 @pytest.mark.parametrize(
     "change, error, message",
     [
@@ -49,6 +52,10 @@ def test_packed_equals_dense():
         ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"ray_offsets must have shape \[R\+1\] with R >= 0"),
         ({"stride": 2}, ValueError, "packed rays need stride 1"),
         ({"padding": 1}, ValueError, "leave padding out, got 1"),
+        ({"stride": 2.0}, ValueError, "^depthwise_conv1d: stride must be an int, got 2.0"),
+        ({"dilation": 1.0}, ValueError, "^depthwise_conv1d: dilation must be an int, got 1.0"),
+        (DENSE | {"stride": (1,)}, ValueError, r"^depthwise_conv1d: stride must be an int, got \(1,\)"),
+        (DENSE | {"padding": 1.5}, ValueError, "^depthwise_conv1d: padding must be an int, got 1.5"),
     ],
 )
 def test_bad_input(change, error, message):
