@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import glob
+import hashlib
 import importlib.util
 import os
 import re
@@ -57,7 +58,14 @@ def switch(name: str) -> str:
 def find_torch() -> Torch | None:
     """The installed torch, also from inside an isolated build environment."""
     packages = "lib/python*/site-packages/torch"
-    candidates = [os.environ.get("NERFKIT_TORCH_DIR")]
+    asked = os.environ.get("NERFKIT_TORCH_DIR")
+    header = "include/torch/csrc/stable/library.h"
+    if asked and not (Path(asked) / header).exists():
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        sys.exit(
+            f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {oldest}: no {header} in it"
+        )
+    candidates = [asked]
     spec = importlib.util.find_spec("torch")
     candidates += list(spec.submodule_search_locations or []) if spec else []
     candidates += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
@@ -68,7 +76,7 @@ def find_torch() -> Torch | None:
         candidates += glob.glob(os.path.join(os.path.dirname(folder), packages))
     for candidate in filter(None, candidates):
         folder = Path(candidate)
-        if not (folder / "include/torch/csrc/stable/library.h").exists():
+        if not (folder / header).exists():
             continue
         facts: dict = {}
         exec((folder / "version.py").read_text(), facts)
@@ -200,6 +208,11 @@ def run(command: list[str]) -> None:
         say(result.stderr.strip())
 
 
+def schema_hash() -> str:
+    """As `schema_hash` of nerfkit/ops/native.py, which looks for it in the libraries."""
+    return hashlib.sha256((ROOT / "cuda/schema.cpp").read_bytes()).hexdigest()
+
+
 def compiler_name() -> str:
     return subprocess.run([*CXX, "--version"], capture_output=True, text=True).stdout.splitlines()[0]
 
@@ -246,7 +259,7 @@ class BuildLibraries(build_ext):
         if source.endswith("build_info.cpp"):
             targets = " ".join(architectures()) if on_gpu else "default x86-64-v3 x86-64-v4"
             flags += [f'-DBUILD_COMPILER="{compiler_name()}"', f'-DBUILD_TORCH="{TORCH.version}"']
-            flags += [f'-DBUILD_TARGETS="{targets}"']
+            flags += [f'-DBUILD_TARGETS="{targets}"', f'-DBUILD_SCHEMA="{schema_hash()}"']
         return [*CXX, *flags, "-c", source, "-o", target]
 
     def libraries_to_link(self, on_gpu: bool) -> list[str]:

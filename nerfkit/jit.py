@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from nerfkit.errors import UserError
+from nerfkit.ops import native
 
 SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
@@ -107,7 +108,10 @@ def _in_checkout() -> bool:
 
 def _build_info(name: str, targets: str) -> Path:
     """Source of what `python -m nerfkit doctor` prints of the library; written only if it changed."""
-    facts = {"COMPILER": "compiled while developing", "TORCH": torch.__version__, "TARGETS": targets}
+    facts = {
+        "COMPILER": "compiled while developing", "TORCH": torch.__version__, "TARGETS": targets,
+        "SCHEMA": native.schema_hash(),
+    }  # fmt: skip
     defines = "".join(f'#define BUILD_{key} "{value}"\n' for key, value in facts.items())
     text = f'{defines}#include "{SOURCES / "build_info.cpp"}"\n'
     path = build_folder(name) / "build_info.cpp"

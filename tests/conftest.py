@@ -30,6 +30,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("REQUIRE_CUDA") == "1":
             pytest.fail("REQUIRE_CUDA=1, but torch sees no GPU")
         pytest.skip("needs a GPU")
+    if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
+        if os.environ.get("REQUIRE_TWO_GPUS") == "1":
+            pytest.fail(f"REQUIRE_TWO_GPUS=1, but torch sees {torch.cuda.device_count()}")
+        pytest.skip("needs two GPUs")
 
 
 @pytest.fixture(autouse=True)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import torch
 
 from nerfkit import jit
 
 ROOT = Path(__file__).resolve().parent.parent
-VARIABLES = ["NERFKIT_NATIVE", "NERFKIT_CUDA", "TORCH_CUDA_ARCH_LIST", "CUDA_HOME", "CUDA_PATH", "CXX"]
+VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CUDA_PATH CXX".split()
 
 
 @pytest.fixture
@@ -56,6 +57,22 @@ def test_an_unknown_switch_is_an_error(name: str, read_setup):
 def test_an_empty_variable_is_as_if_unset(read_setup, capsys):
     assert read_setup(CXX="", NERFKIT_NATIVE="", NERFKIT_CUDA="0")["CXX"] == ["g++"]
     assert read_setup(CXX="clang++ -v", NERFKIT_CUDA="0")["CXX"] == ["clang++", "-v"]
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_without_torch_is_an_error(exists: bool, tmp_path: Path, read_setup):
+    folder = tmp_path / "torch"
+    if exists:
+        folder.mkdir()
+    with pytest.raises(
+        SystemExit, match=f"NERFKIT_TORCH_DIR={folder} is not the folder of a torch >= 2.10: no include"
+    ):
+        read_setup(NERFKIT_TORCH_DIR=str(folder), NERFKIT_NATIVE="0")
+
+
+def test_the_torch_that_is_asked_for_is_taken(read_setup):
+    folder = Path(torch.__file__).parent
+    assert read_setup(NERFKIT_TORCH_DIR=str(folder), NERFKIT_CUDA="0")["TORCH"].folder == folder
 
 
 @pytest.mark.parametrize("wrong", ["Hopper", "90", "sm_90", "9.0+ptx"])

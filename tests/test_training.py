@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nerfkit import checkpoint, run
+from nerfkit import checkpoint, ops, run
 from nerfkit import config as config_module
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.evaluator import evaluate
@@ -105,11 +105,35 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
         run.load_renderer(tmp_path, torch.device("cpu"))
 
 
-def test_switching_the_backend_keeps_the_state(small_config, tmp_path):
-    trainer = make_trainer(small_config, tmp_path / "run")
-    names = set(trainer.renderer.state_dict())
-    assert names == set(make_trainer(small_config, tmp_path / "other").renderer.state_dict())
-    assert not [name for name in names if "torch" in name or "cuda" in name]
+@pytest.mark.parametrize("order", [("torch", "cpp", "torch"), ("cpp", "torch", "cpp")], ids="-".join)
+def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tuple[str, ...]):
+    """20 steps with one, 20 with the other, then resumed with the first; a switch changes no step that follows it."""
+    if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
+        pytest.skip("needs the CPU's fused ops")
+    config_module.dump(small_config, tmp_path / run.CONFIG)
+    trainer = make_trainer(small_config, tmp_path)
+    names = sorted(trainer.renderer.state_dict())
+    losses = []
+    for part, backend in enumerate(order):
+        if part:
+            random_state = torch.get_rng_state()
+            twin = make_trainer(small_config, tmp_path)
+            twin.restore()
+            with ops.backend(order[part - 1]):
+                stayed = twin.train_step().loss
+            torch.set_rng_state(random_state)
+        if part == 2:
+            trainer = make_trainer(small_config, tmp_path)
+            trainer.restore()
+        with ops.backend(backend):
+            losses += [trainer.train_step().loss for _ in range(20)]
+            trainer.save()
+        if part:
+            assert losses[20 * part] == pytest.approx(stayed, rel=1e-3)
+        tensors, state = checkpoint.load(tmp_path)
+        assert sorted(checkpoint.part(tensors, "model")) == sorted(trainer.renderer.state_dict()) == names
+        assert state["step"] == 20 * (part + 1) and set(state["backend"].values()) == {backend}
+    assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
 
 
 @pytest.mark.parametrize("encoder, aggregator", [(False, False), (True, False), (False, True), (True, True)])

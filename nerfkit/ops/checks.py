@@ -46,6 +46,15 @@ def check_same(op: str, **tensors: Tensor | None) -> None:
             )
 
 
+def check_ints(op: str, axes: int, **values: int | tuple[int, ...]) -> None:
+    """Require an int for all axes or, if there are more than one, an int for each."""
+    for name, value in values.items():
+        each = value if axes > 1 and isinstance(value, tuple | list) and len(value) == axes else (value,)
+        if not all(isinstance(v, int) for v in each):
+            wanted = "an int" if axes == 1 else f"an int or {axes} of them"
+            raise ValueError(f"{op}: {name} must be {wanted}, got {value!r}")
+
+
 def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
     """Require the device of `reference` for all `tensors`; dtypes may differ."""
     for name, tensor in tensors.items():

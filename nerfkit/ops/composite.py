@@ -99,7 +99,7 @@ def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
 
 @implements("composite", "cpp", "cuda")
 def _composite_native(density, rgb, t_starts, t_ends, ray_offsets, background):
-    if wants_gradient(density, rgb, background):
+    if wants_gradient("composite", density, rgb, background):
         return _Composite.apply(density, rgb, t_starts, t_ends, ray_offsets, background)
     return torch.ops.nerfkit._composite(density, rgb, t_starts, t_ends, ray_offsets, background)
 

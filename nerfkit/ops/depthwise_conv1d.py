@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
@@ -60,6 +60,7 @@ def depthwise_conv1d(
     if bias is not None:
         check_shape(op, "bias", bias, (x.shape[1],))
     check_same(op, x=x, weight=weight, bias=bias)
+    check_ints(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
     if padding is None:
         if kernel % 2 == 0:
@@ -98,10 +99,11 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
 
 @implements("depthwise_conv1d", "cpp", "cuda")
 def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dilation):
+    needs_autograd = wants_gradient("depthwise_conv1d", x, weight, bias)
     if ray_offsets is None:  # a picture of height 1
         window = (1, stride), (0, padding), (1, dilation)
         return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
-    if wants_gradient(x, weight, bias):
+    if needs_autograd:
         return _DepthwiseConv1d.apply(x, weight, bias, ray_offsets, padding, dilation)
     return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
 

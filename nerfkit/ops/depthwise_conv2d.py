@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
 
@@ -56,6 +56,7 @@ def depthwise_conv2d(
     if bias is not None:
         check_shape("depthwise_conv2d", "bias", bias, (channels,))
     check_same("depthwise_conv2d", x=x, weight=weight, bias=bias)
+    check_ints("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], stride, padding, dilation)
     return implementation("depthwise_conv2d", x)(x, weight, bias, stride, padding, dilation)
@@ -68,7 +69,7 @@ def _pair(value: Pair) -> tuple[int, int]:
 def check_window(op: str, size, kernel, stride, padding, dilation) -> None:
     """Require positive strides and a kernel that fits into the padded input."""
     for name, values, least in (("stride", stride, 1), ("padding", padding, 0), ("dilation", dilation, 1)):
-        if len(values) != len(size) or min(values) < least:
+        if min(values) < least:
             raise ValueError(f"{op}: {name} must be >= {least} along {len(size)} axes, got {values}")
     for n, k, p, d in zip(size, kernel, padding, dilation, strict=True):
         if k < 1 or n + 2 * p < d * (k - 1) + 1:
@@ -86,7 +87,7 @@ def _depthwise_conv2d_torch(x, weight, bias, stride, padding, dilation):
 @implements("depthwise_conv2d", "cpp", "cuda")
 def _depthwise_conv2d_native(x, weight, bias, stride, padding, dilation):
     window = (*stride, *padding, *dilation)
-    if wants_gradient(x, weight, bias):
+    if wants_gradient("depthwise_conv2d", x, weight, bias):
         return _DepthwiseConv2d.apply(x, weight, bias, window)
     return _forward(x, weight, bias, window)
 

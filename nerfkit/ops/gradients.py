@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of gradients: taken through the PyTorch definition, or refused by name.
+"""Derivatives of gradients: taken through the PyTorch definition, or refused by name. Forward mode is refused.
 
 `torch.autograd.function.once_differentiable` raises only where the incoming gradient needs a gradient; where it does
 not, a second derivative would be silently zero.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -56,9 +57,19 @@ def only_needed(gradients: Sequence[Tensor], needs_grad: Sequence[bool]) -> tupl
     return tuple(gradient if need else None for gradient, need in zip(gradients, needs_grad, strict=True))
 
 
-def wants_gradient(*tensors: Tensor | None) -> bool:
-    """Whether autograd has to know of an op on `tensors`."""
+def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
+    """Whether autograd has to know of `op` on `tensors`.
+
+    Raises NotImplementedError if one of them is dual (torch.func.jvp): a native op would drop its tangent.
+    """
+    if forward_ad._current_level >= 0 and any(x is not None and _is_dual(x) for x in tensors):
+        raise NotImplementedError(f"{op} has no forward-mode derivative; use reverse mode, or ops.backend('torch')")
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+
+
+def _is_dual(x: Tensor) -> bool:
+    """Whether `x` has a tangent; a compiler, which sees none, has to take it that it has."""
+    return torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None
 
 
 def wants_second_derivative() -> bool:

@@ -168,7 +168,7 @@ class _MixRows(torch.autograd.Function):
 
 @implements("grid_encode", "cpp", "cuda")
 def _grid_encode_native(points, table, resolutions, max_entries, dtype):
-    if wants_gradient(points, table):
+    if wants_gradient("grid_encode", points, table):
         return _GridEncode.apply(points, table, resolutions, max_entries, dtype)
     return torch.ops.nerfkit._grid_encode(points, table.to(dtype), resolutions, max_entries)
 

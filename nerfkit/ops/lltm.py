@@ -154,7 +154,7 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 
 @implements("lltm", "cpp", "cuda")
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
-    if wants_gradient(input, weight, bias, h0, c0):
+    if wants_gradient("lltm", input, weight, bias, h0, c0):
         return _Lltm.apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
     return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]

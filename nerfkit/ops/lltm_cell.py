@@ -73,7 +73,7 @@ SMALL_INPUT = 2**16
 
 @implements("lltm_cell", "cpp", "cuda")
 def _lltm_cell_native(input, h, c, weight, bias):
-    if wants_gradient(input, h, c, weight, bias):
+    if wants_gradient("lltm_cell", input, h, c, weight, bias):
         return _LltmCell.apply(input, h, c, weight, bias)
     return _forward(input, h, c, weight, bias)[:2]
 

@@ -99,7 +99,7 @@ def _mlp_torch(parameters, widths, *inputs):
 def _mlp_native(parameters, widths, *inputs):
     if parameters.is_cuda and not _has_kernel(parameters, widths, inputs):
         return _mlp_torch(parameters, widths, *inputs)
-    if wants_gradient(parameters, *inputs):
+    if wants_gradient("mlp", parameters, *inputs):
         return _Mlp.apply(parameters, widths, *inputs)
     return torch.ops.nerfkit._mlp(inputs, parameters, widths)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
+import mmap
 import os
 import re
 from collections.abc import Callable
@@ -15,10 +17,11 @@ import torch
 
 LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}
 HOW_TO_BUILD = {
-    "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation .",
-    "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation .",
+    "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation {}",
+    "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation {}",
 }
 _FOLDER = Path(__file__).resolve().parent.parent
+_SCHEMA = _FOLDER.parent / "cuda" / "schema.cpp"  # of a checkout
 
 
 @dataclass(frozen=True)
@@ -39,11 +42,29 @@ def _load(backend: str) -> Library:
         return Library(backend, path, False, f"{path.name} is not in this installation")
     if backend == "cuda" and torch.version.cuda is None:
         return Library(backend, path, False, "this torch is a CPU build")
+    if _is_stale(path):
+        return Library(backend, path, False, f"{path.name} was built from other sources than these; build it again")
     try:
         torch.ops.load_library(path)
     except OSError as error:
         return Library(backend, path, False, f"{path.name} did not load: {error}")
     return Library(backend, path, True, "loaded")
+
+
+def _is_stale(path: Path) -> bool:
+    """Whether a checkout's library was built from another schema.cpp; an installed one lies beside no sources.
+
+    The file is searched, for to load it, even by ctypes, is to register its ops.
+    """
+    if not _SCHEMA.exists() or not path.stat().st_size:
+        return False
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        return library.find(f"\nschema={schema_hash()}".encode()) < 0
+
+
+def schema_hash() -> str:
+    """What the libraries of this checkout hold of cuda/schema.cpp."""
+    return hashlib.sha256(_SCHEMA.read_bytes()).hexdigest()
 
 
 _libraries = {backend: _load(backend) for backend in LIBRARIES}
@@ -110,4 +131,4 @@ def why_missing(backend: str) -> str:
 
 def how_to_build(backend: str) -> str:
     """What to type to get `backend`."""
-    return HOW_TO_BUILD[backend]
+    return HOW_TO_BUILD[backend].format("-e ." if _SCHEMA.exists() else ".")  # a checkout is used as it lies

@@ -66,7 +66,7 @@ def _trilinear_torch(feats, points):
 
 @implements("trilinear", "cpp", "cuda")
 def _trilinear_native(feats, points):
-    if wants_gradient(feats, points):
+    if wants_gradient("trilinear", feats, points):
         return _Trilinear.apply(feats, points)
     return torch.ops.nerfkit._trilinear(feats, points)
 

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_sequence, unpack_sequence
 
 from nerfkit import ops
 from nerfkit.nn import LLTM, LLTMCell
+from tests.ops.harness import drawn_backends
 
 
 def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
@@ -56,12 +57,14 @@ def test_the_state_is_continued():
 
 
 @settings(max_examples=20, deadline=None)
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5))
-def test_packed_sequences_keep_the_order_of_the_caller(lengths):
+@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=5), backend=drawn_backends("lltm"))
+def test_packed_sequences_keep_the_order_of_the_caller(lengths, backend):
     torch.manual_seed(0)
-    module = LLTM(3, 4)
-    sequences = [torch.randn(n, 3) for n in lengths]
-    packed, (h_n, c_n) = module(pack_sequence(sequences, enforce_sorted=False))
+    name, device = backend
+    module = LLTM(3, 4).to(device)
+    sequences = [torch.randn(n, 3).to(device) for n in lengths]
+    with ops.backend(name):
+        packed, (h_n, c_n) = module(pack_sequence(sequences, enforce_sorted=False))
     for b, (got, sequence) in enumerate(zip(unpack_sequence(packed), sequences, strict=True)):
         wanted, (h, c) = run_cell(module, sequence)
         for a, want in ((got, wanted), (h_n[0, b], h), (c_n[0, b], c)):

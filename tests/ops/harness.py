@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,7 +18,12 @@ from tests.ops.cases import Case, cases
 from tests.ops.tolerances import TOLERANCE, assert_close
 
 NO_KERNEL = {("mlp", "odd_sizes", "cuda"), ("mlp", "no_hidden", "cuda")}  # the library's products take these
-OPCHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+SLEEP = 200_000_000  # cycles, about a tenth of a second
+# Not test_autograd_registration: the native ops have no autograd of their own, for the public function, which is no
+# torch.ops, differentiates them; of inputs without a gradient that check would say nothing.
+OPCHECKS = ("test_schema", "test_faketensor")
+# A float32 middle of march may fall into the next cell: test_march.py compares with tolerance.
+DTYPES = {"march": (torch.float64,)}
 BROKEN_GRAPH = {  # ops that read a value on the way, so that torch.compile splits the graph there
     "torch": {"lltm", "march"},
     "cpp": {"march"},
@@ -33,6 +41,12 @@ def fused_params(op: str) -> list:
     return [p for p in backend_params(op) if p.values[0] != "torch"]
 
 
+def drawn_backends(op: str) -> st.SearchStrategy[tuple[str, str]]:
+    """For property tests: a (backend, device) of those that are built and can run here."""
+    pairs = [p.values for p in backend_params(op) if p.values[1] == "cpu" or torch.cuda.is_available()]
+    return st.sampled_from([tuple(pair) for pair in pairs])
+
+
 def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
@@ -46,10 +60,8 @@ def checks_of(op: str) -> type:
     class Checks:
         @every_case
         @every_backend
-        @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda d: str(d).removeprefix("torch."))
+        @pytest.mark.parametrize("dtype", DTYPES.get(op, TOLERANCE), ids=lambda d: str(d).removeprefix("torch."))
         def test_forward_is_the_naive_one(self, case: Case, backend: str, device: str, dtype: torch.dtype):
-            if op == "march" and dtype != torch.float64:
-                return  # a float32 middle may fall into the next cell: test_march.py compares with tolerance
             check_forward(case, backend, device, dtype)
 
         @smooth_case
@@ -226,6 +238,25 @@ def check_deterministic(case: Case, backend: str, device: str) -> None:
     assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
 
 
+def with_late_inputs(
+    function: Callable[[list], list[Tensor]], arguments: list, side: torch.cuda.Stream
+) -> list[Tensor]:
+    """What `function` gives on the stream `side`, where the arguments' values arrive late: another one sees zeros."""
+    late = [torch.zeros_like(x, requires_grad=x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        function(late)  # takes the memory that it needs, for that may wait for the GPU
+        torch.cuda.synchronize()
+        torch.cuda._sleep(SLEEP)
+        with torch.no_grad():
+            for x, value in zip(late, arguments, strict=True):
+                if isinstance(x, Tensor):
+                    x.copy_(value)
+        results = [x.clone() for x in function(late)]
+    torch.cuda.synchronize()
+    return results
+
+
 def check_graph_and_stream(case: Case) -> None:
     """On a side stream and in a CUDA graph the results are those of the default stream."""
     arguments = case.arguments(torch.float32, "cuda")
@@ -235,10 +266,7 @@ def check_graph_and_stream(case: Case) -> None:
         wanted = forward_and_backward(case, arguments)
         arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
         side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            on_side = forward_and_backward(case, arguments)
-            side.synchronize()
+        on_side = with_late_inputs(lambda late: forward_and_backward(case, late), arguments, side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=side):
             captured = forward_and_backward(case, arguments)

@@ -6,9 +6,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import composite
 from nerfkit.ops.packed import offsets_from_counts
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestComposite = checks_of("composite")
 
@@ -23,13 +24,18 @@ def one_ray(density: torch.Tensor, delta: float = 0.1) -> dict:
 
 
 @settings(max_examples=25, deadline=None)
-@given(counts=st.lists(st.integers(0, 9), max_size=6), log=st.floats(-20, 20), seed=st.integers(0, 99))
-def test_weights_are_shares(counts, log, seed):
+@given(
+    counts=st.lists(st.integers(0, 9), max_size=6), log=st.floats(-20, 20), seed=st.integers(0, 99),
+    backend=drawn_backends("composite"),
+)  # fmt: skip
+def test_weights_are_shares(counts, log, seed, backend):
     torch.manual_seed(seed)
     n, r = sum(counts), len(counts)
     offsets = offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
     density, t = torch.rand(n) * math.exp(log), torch.arange(n) * 0.1
-    color, opacity, _, weights = composite(density, torch.rand(n, 3), t, t + 0.1, offsets, torch.rand(r, 3))
+    inputs = density, torch.rand(n, 3), t, t + 0.1, offsets, torch.rand(r, 3)
+    with ops.backend(backend[0]):
+        color, opacity, _, weights = composite(*(x.to(backend[1]) for x in inputs))
     assert (weights >= 0).all() and (weights <= 1).all()
     assert (opacity >= 0).all() and (opacity <= 1 + 1e-5).all() and (color <= 1 + 1e-5).all()
 

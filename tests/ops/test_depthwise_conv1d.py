@@ -5,9 +5,10 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import depthwise_conv1d
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 
@@ -15,15 +16,16 @@ TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 @settings(max_examples=25, deadline=None)
 @given(
     counts=st.lists(st.integers(0, 9), max_size=6), c=st.integers(1, 4), half=st.integers(0, 3),
-    dilation=st.integers(1, 3), seed=st.integers(0, 99),
+    dilation=st.integers(1, 3), seed=st.integers(0, 99), backend=drawn_backends("depthwise_conv1d"),
 )  # fmt: skip
-def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed):
+def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backend):
     torch.manual_seed(seed)
     kernel = 2 * half + 1
     x, weight = torch.randn(sum(counts), c).double(), torch.randn(c, kernel).double()
-    out = depthwise_conv1d(
-        x, weight, None, offsets_from_counts(torch.tensor(counts, dtype=torch.int64)), dilation=dilation
-    )
+    offsets = offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
+    with ops.backend(backend[0]):
+        inputs = x.to(backend[1]), weight.to(backend[1]), None, offsets.to(backend[1])
+        out = depthwise_conv1d(*inputs, dilation=dilation).cpu()
     for ray, got in zip(x.split(counts), out.split(counts), strict=True):
         if len(ray):
             alone = F.conv1d(ray.t()[None], weight[:, None], padding=half * dilation, dilation=dilation, groups=c)
@@ -34,6 +36,9 @@ def test_packed_equals_dense():
     x, weight, bias = torch.randn(4, 3, 6).double(), torch.randn(3, 5).double(), torch.randn(3).double()
     packed = depthwise_conv1d(x.transpose(1, 2).reshape(24, 3), weight, bias, dense_offsets(4, 6))
     torch.testing.assert_close(packed.view(4, 6, 3).transpose(1, 2), depthwise_conv1d(x, weight, bias))
+
+
+DENSE = {"x": torch.rand(1, 2, 5), "ray_offsets": None}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +52,10 @@ def test_packed_equals_dense():
         ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"ray_offsets must have shape \[R\+1\] with R >= 0"),
         ({"stride": 2}, ValueError, "packed rays need stride 1"),
         ({"padding": 1}, ValueError, "leave padding out, got 1"),
+        ({"stride": 2.0}, ValueError, "^depthwise_conv1d: stride must be an int, got 2.0"),
+        ({"dilation": 1.0}, ValueError, "^depthwise_conv1d: dilation must be an int, got 1.0"),
+        (DENSE | {"stride": (1,)}, ValueError, r"^depthwise_conv1d: stride must be an int, got \(1,\)"),
+        (DENSE | {"padding": 1.5}, ValueError, "^depthwise_conv1d: padding must be an int, got 1.5"),
     ],
 )
 def test_bad_input(change, error, message):

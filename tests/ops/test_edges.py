@@ -7,7 +7,8 @@ import torch
 from nerfkit import ops
 from nerfkit.nn import LLTMCell
 from nerfkit.ops.grid_encode import level_entries
-from tests.ops.harness import backend_params, fused_params
+from tests.ops.cases import cases
+from tests.ops.harness import backend_params, forward_and_backward, fused_params, with_late_inputs
 
 
 def second_order(function, *inputs) -> list[torch.Tensor]:
@@ -120,6 +121,23 @@ def test_not_a_number_in_the_gradient_stays_one(backend: str, device: str):
     finally:
         torch.use_deterministic_algorithms(before)
     assert table.grad.isnan().any()
+
+
+@pytest.mark.cuda
+def test_an_op_on_another_stream_would_be_noticed():
+    case = cases("trilinear")[0]
+    arguments = case.arguments(torch.float32, "cuda")
+    for tensor in case.tensors(arguments):
+        tensor.requires_grad_()
+
+    def elsewhere(late: list) -> list[torch.Tensor]:
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            return forward_and_backward(case, late)
+
+    with ops.backend("cuda"):
+        wanted = forward_and_backward(case, arguments)
+        got = with_late_inputs(elsewhere, arguments, torch.cuda.Stream())
+    assert not torch.allclose(got[0], wanted[0])
 
 
 @pytest.mark.parametrize("backend, device", backend_params("composite"))

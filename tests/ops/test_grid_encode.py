@@ -4,9 +4,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import grid_encode
 from nerfkit.ops.grid_encode import level_entries
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestGridEncode = checks_of("grid_encode")
 
@@ -19,12 +20,14 @@ def table_of(resolutions: list[int], max_entries: int, features: int, value: flo
 @settings(max_examples=25, deadline=None)
 @given(
     n=st.integers(0, 9), resolutions=st.lists(st.integers(1, 40), min_size=1, max_size=4).map(sorted),
-    log2=st.integers(0, 8), seed=st.integers(0, 99),
+    log2=st.integers(0, 8), seed=st.integers(0, 99), backend=drawn_backends("grid_encode"),
 )  # fmt: skip
-def test_constant_grid_gives_the_constant(n: int, resolutions: list[int], log2: int, seed: int):
+def test_constant_grid_gives_the_constant(n: int, resolutions: list[int], log2: int, seed: int, backend):
     points = torch.rand(n, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3 - 1
-    out = grid_encode(points, table_of(resolutions, 2**log2, 2, 0.7), resolutions, 2**log2)
-    torch.testing.assert_close(out, torch.full((n, 2 * len(resolutions)), 0.7).double())
+    table = table_of(resolutions, 2**log2, 2, 0.7)
+    with ops.backend(backend[0]):
+        out = grid_encode(points.to(backend[1]), table.to(backend[1]), resolutions, 2**log2)
+    torch.testing.assert_close(out.cpu(), torch.full((n, 2 * len(resolutions)), 0.7).double())
 
 
 def test_gradient_at_a_cell_border_is_the_upper_cells():

@@ -4,10 +4,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import lltm
 from nerfkit.ops.packed import offsets_from_counts
 from tests.ops.cases import cases
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestLltm = checks_of("lltm")
 
@@ -20,15 +21,21 @@ def problem(counts: list[int], seed: int = 0) -> tuple[torch.Tensor, ...]:
 
 
 @settings(max_examples=25, deadline=None)
-@given(counts=st.lists(st.integers(0, 7), min_size=1, max_size=6), seed=st.integers(0, 99), data=st.data())
-def test_a_ray_can_be_cut_in_two(counts, seed, data):
-    x, offsets, weight, bias, h0, c0 = problem(counts, seed)
-    h, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
+@given(
+    counts=st.lists(st.integers(0, 7), min_size=1, max_size=6), seed=st.integers(0, 99), data=st.data(),
+    backend=drawn_backends("lltm"),
+)  # fmt: skip
+def test_a_ray_can_be_cut_in_two(counts, seed, data, backend):
+    name, device = backend
+    x, offsets, weight, bias, h0, c0 = (x.to(device) for x in problem(counts, seed))
     first = [data.draw(st.integers(0, n)) for n in counts]
     second = [n - k for n, k in zip(counts, first, strict=True)]
-    is_first = torch.cat([torch.arange(n) < k for n, k in zip(counts, first, strict=True)])
-    h_a, *state = lltm(x[is_first], offsets_from_counts(torch.tensor(first)), weight, bias, h0, c0)
-    h_b, h_end, c_end = lltm(x[~is_first], offsets_from_counts(torch.tensor(second)), weight, bias, *state)
+    is_first = torch.cat([torch.arange(n) < k for n, k in zip(counts, first, strict=True)]).to(device)
+    first, second = (offsets_from_counts(torch.tensor(n)).to(device) for n in (first, second))
+    with ops.backend(name):
+        h, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
+        h_a, *state = lltm(x[is_first], first, weight, bias, h0, c0)
+        h_b, h_end, c_end = lltm(x[~is_first], second, weight, bias, *state)
     for got, wanted in ((h_a, h[is_first]), (h_b, h[~is_first]), (h_end, h_n), (c_end, c_n)):
         torch.testing.assert_close(got, wanted)
 

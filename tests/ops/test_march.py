@@ -8,7 +8,7 @@ from nerfkit import ops
 from nerfkit.ops import march
 from tests.ops import naive
 from tests.ops.cases import cases
-from tests.ops.harness import backend_params, checks_of
+from tests.ops.harness import backend_params, checks_of, drawn_backends
 
 TestMarch = checks_of("march")
 
@@ -16,9 +16,9 @@ TestMarch = checks_of("march")
 @settings(max_examples=40, deadline=None)
 @given(
     cells=st.tuples(*[st.integers(1, 13)] * 3), step=st.floats(0.02, 1.5), seed=st.integers(0, 999),
-    filled=st.floats(0.02, 0.9), near=st.floats(0, 2), length=st.floats(0.1, 5),
+    filled=st.floats(0.02, 0.9), near=st.floats(0, 2), length=st.floats(0.1, 5), backend=drawn_backends("march"),
 )  # fmt: skip
-def test_equals_brute_force(cells, step, seed, filled, near, length):
+def test_equals_brute_force(cells, step, seed, filled, near, length, backend):
     """No occupied cell is skipped by the coarse look, whatever the shapes of box, cells and step."""
     torch.manual_seed(seed)
     box = torch.stack([-torch.rand(3), torch.rand(3) * 2]).double() + 0.01 * torch.tensor([[-1.0], [1.0]])
@@ -26,17 +26,20 @@ def test_equals_brute_force(cells, step, seed, filled, near, length):
     directions[0] = torch.tensor([0.0, -1.0, 0.0])
     origins = torch.randn(7, 3).double()
     inputs = origins, directions, torch.rand(cells) < filled, box, step, near, near + length, torch.rand(7).double()
-    got = march(*inputs)
+    with ops.backend(backend[0]):
+        got = march(*(x.to(backend[1]) if isinstance(x, torch.Tensor) else x for x in inputs))
     wanted = naive.march(*(x.numpy() if isinstance(x, torch.Tensor) else x for x in inputs))
     assert got[2].tolist() == wanted[2].tolist()
-    torch.testing.assert_close(got[0], torch.from_numpy(wanted[0]), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(got[0].cpu(), torch.from_numpy(wanted[0]), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("backend, device", backend_params("march"))
 @pytest.mark.parametrize("case", cases("march"), ids=lambda case: case.name)
-def test_float32_differs_at_cell_borders_alone(case):
+def test_float32_differs_at_cell_borders_alone(case, backend: str, device: str):
     """In float32 a middle may fall into the next cell: few intervals differ, and all lie in the box."""
-    t_starts, t_ends, ray_offsets = march(*case.arguments(torch.float32))
-    wide = march(*case.arguments(torch.float64))
+    with ops.backend(backend):
+        t_starts, t_ends, ray_offsets = march(*case.arguments(torch.float32, device))
+        wide = march(*case.arguments(torch.float64, device))
     assert abs(len(t_starts) - len(wide[0])) <= 0.02 * len(wide[0]) + 1
     assert ray_offsets[-1] == len(t_starts) and (ray_offsets.diff() >= 0).all()
     torch.testing.assert_close(t_ends - t_starts, torch.full_like(t_starts, case.arguments()[4]), rtol=1e-4, atol=1e-5)

@@ -4,19 +4,25 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
 from nerfkit.ops import trilinear
-from tests.ops.harness import checks_of
+from tests.ops.harness import checks_of, drawn_backends
 
 TestTrilinear = checks_of("trilinear")
 
 
 @settings(max_examples=25, deadline=None)
-@given(n=st.integers(0, 9), f=st.integers(1, 5), seed=st.integers(0, 99), spread=st.floats(0, 3))
-def test_constant_corners_give_the_constant(n: int, f: int, seed: int, spread: float):
+@given(
+    n=st.integers(0, 9), f=st.integers(1, 5), seed=st.integers(0, 99), spread=st.floats(0, 3),
+    backend=drawn_backends("trilinear"),
+)  # fmt: skip
+def test_constant_corners_give_the_constant(n: int, f: int, seed: int, spread: float, backend: tuple[str, str]):
     generator = torch.Generator().manual_seed(seed)
     constant = torch.randn(n, 1, f, generator=generator, dtype=torch.float64)
     points = (torch.rand(n, 3, generator=generator, dtype=torch.float64) * 2 - 1) * spread
-    torch.testing.assert_close(trilinear(constant.expand(n, 8, f), points), constant[:, 0])
+    with ops.backend(backend[0]):
+        out = trilinear(constant.expand(n, 8, f).to(backend[1]), points.to(backend[1]))
+    torch.testing.assert_close(out.cpu(), constant[:, 0])
 
 
 def test_a_corner_gives_its_feature():
