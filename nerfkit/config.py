@@ -107,6 +107,8 @@ class OpsConfig:
     depthwise_conv1d: OpBackend = "same"
     lltm: OpBackend = "same"
     march: OpBackend = "same"
+    visible: OpBackend = "same"
+    place: OpBackend = "same"
     composite: OpBackend = "same"
 
     def overrides(self) -> dict[str, str]:

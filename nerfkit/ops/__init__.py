@@ -13,7 +13,9 @@ from nerfkit.ops.grid_encode import grid_encode
 from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
+from nerfkit.ops.place import place
 from nerfkit.ops.trilinear import trilinear
+from nerfkit.ops.visible import visible
 
 __all__ = [
     "BackendError",
@@ -27,8 +29,10 @@ __all__ = [
     "lltm",
     "lltm_cell",
     "march",
+    "place",
     "resolve",
     "resolved",
     "set_backend",
     "trilinear",
+    "visible",
 ]

@@ -25,6 +25,8 @@ OPS = (
     "lltm_cell",
     "lltm",
     "march",
+    "visible",
+    "place",
     "composite",
 )
 BACKENDS = ("torch", "cpp", "cuda")
