@@ -104,13 +104,14 @@ inline Tensor nothing(const Tensor& like) { return empty(like, {0}); }
 inline const void* data(const Tensor& tensor) { return tensor.const_data_ptr(); }
 inline void* out(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
 // Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a promise.
-inline const int64_t* offsets(const Tensor& tensor, int64_t n_samples) {
+// With `room` there may be more rows than the rays have samples.
+inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool room = false) {
   const auto* values = static_cast<const int64_t*>(tensor.const_data_ptr());
 #ifndef USE_CUDA
   const int64_t last = tensor.numel() - 1;
-  bool rises = values[0] == 0 && values[last] == n_samples;
+  bool rises = values[0] == 0 && (room ? values[last] <= n_rows : values[last] == n_rows);
   for (int64_t i = 0; rises && i < last; ++i) rises = values[i] <= values[i + 1];
-  STD_TORCH_CHECK(rises, "nerfkit: ray_offsets must rise from 0 to the number of samples, ", n_samples);
+  STD_TORCH_CHECK(rises, "nerfkit: row pointers must rise from 0 to ", room ? "at most " : "", "the number of rows, ", n_rows);
 #endif
   return values;
 }

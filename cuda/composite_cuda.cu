@@ -9,16 +9,6 @@ namespace {
 
 constexpr int LANES = 8;
 
-template <class A>
-__device__ __forceinline__ A sum_before(A value, int lane) {  // of the lower lanes, this one included
-#pragma unroll
-  for (int offset = 1; offset < LANES; offset *= 2) {
-    const A other = __shfl_up_sync(ALL_LANES, value, offset, LANES);
-    if (lane >= offset) value += other;
-  }
-  return value;
-}
-
 // Calls f(is a sample, sample, slice) for this lane's samples, near to far; all lanes of a warp stay together.
 template <class T, class F>
 __device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin, int64_t end, int lane, const F& f) {
@@ -29,7 +19,7 @@ __device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin
     const bool real = n < end;
     bool clamped = false;
     const A thickness = real ? thickness_of(in, n, &clamped) : A(0);
-    const A upto = sum_before(thickness, lane);
+    const A upto = sum_before(thickness, lane, LANES);
     Slice<A> slice{};
     if (real) slice = slice_of(in, n, thickness, before + upto - thickness, clamped);
     f(real, n, slice);
@@ -89,7 +79,7 @@ __global__ void __launch_bounds__(THREADS)
   behind = sum_lanes(behind, LANES);
   walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     const A of_weight = real ? weight_gradient(in, grad, of_ray, n, slice.middle) : A(0);
-    const A upto = sum_before(slice.weight * of_weight, lane);
+    const A upto = sum_before(slice.weight * of_weight, lane, LANES);
     if (real) {
       const A of_thickness = slice.clamped ? A(0) : of_weight * slice.through - (behind - upto);
       grad_density[n] = T(of_thickness * (A(in.t_ends[n]) - A(in.t_starts[n])));

@@ -57,6 +57,17 @@ __device__ __forceinline__ A sum_lanes(A value, int lanes) {
   return value;
 }
 
+// Sum over the lower of `lanes` lanes, this one included.
+template <class A>
+__device__ __forceinline__ A sum_before(A value, int lane, int lanes) {
+#pragma unroll
+  for (int offset = 1; offset < lanes; offset *= 2) {
+    const A other = __shfl_up_sync(ALL_LANES, value, offset, lanes);
+    if (lane >= offset) value += other;
+  }
+  return value;
+}
+
 struct Gpu {
   int major, processors, shared_bytes;
 };

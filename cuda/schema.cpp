@@ -50,6 +50,12 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
         "float near, float far, Tensor? jitter, Tensor ray_offsets, Tensor kept, int n_rows, bool cut) -> (Tensor, Tensor)");
 
+  // Rows behind the last ray's are not looked at.
+  m.def("_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float min_transmittance) -> Tensor");
+  // -> positions, t_starts, t_ends, ray_index, with n_rows rows.
+  m.def("_place(Tensor origins, Tensor directions, Tensor t_starts, Tensor t_ends, Tensor source_offsets, "
+        "Tensor ray_offsets, int n_rows) -> (Tensor, Tensor, Tensor, Tensor)");
+
   m.def("_composite(Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
         "Tensor background) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("_composite_bwd(Tensor grad_color, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, "

@@ -108,6 +108,8 @@ class OpsConfig:
     lltm: OpBackend = "same"
     mlp: OpBackend = "same"
     march: OpBackend = "same"
+    visible: OpBackend = "same"
+    place: OpBackend = "same"
     composite: OpBackend = "same"
 
     def overrides(self) -> dict[str, str]:

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from nerfkit.cameras import Rays
 from nerfkit.config import SamplingConfig
-from nerfkit.ops import march
-from nerfkit.ops.composite import MAX_THICKNESS
-from nerfkit.ops.packed import exclusive_cumsum, fill_rows, fit, offsets_from_counts, ray_indices
+from nerfkit.ops import march, place, visible
+from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
 
 MARCHED = 2.0  # samples in occupied cells that there is room for, to one that light reaches
 
@@ -52,35 +51,30 @@ class Sampler(nn.Module):
         to fillers: short further rays, of samples of no length. Not differentiable.
         """
         config = self.config
-        marched = None if capacity is None else int(capacity * MARCHED)
+        stops = config.min_transmittance > 0
+        marched = None if capacity is None else int(capacity * (MARCHED if stops else 1))
         with torch.no_grad():
             t_starts, t_ends, ray_offsets = march(
                 *rays, self.occupancy, self.box, config.step, config.near, config.far, jitter, marched
             )
-            samples = place(rays, t_starts, t_ends, ray_offsets, marched)
-            if config.min_transmittance > 0:
-                thickness = (density_fn(samples.positions) * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
-                samples = self._reached(rays, samples, thickness, capacity)
+            n_rows = t_starts.shape[0]
+            ray_offsets, whole = fit(ray_offsets, n_rows)
+            placed = place(*rays, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)
+            samples = Samples(*placed, ray_offsets, whole)
+            if stops:
+                samples = self._reached(rays, samples, density_fn(samples.positions), capacity)
+            if capacity is not None:
+                samples = samples._replace(ray_offsets=fill_rows(samples.ray_offsets, capacity))
         return samples
 
-    def _reached(self, rays: Rays, samples: Samples, thickness: Tensor, capacity: int | None) -> Samples:
-        """The samples of each ray up to where no light comes, from the optical thickness [N] of all."""
-        before = exclusive_cumsum(thickness, samples.ray_offsets, samples.ray_index)  # [N]
-        n_rays, row = rays.origins.shape[0], torch.arange(thickness.shape[0], device=thickness.device)
-        is_filler = row >= samples.ray_offsets[n_rays]
-        kept = (torch.exp(-before) > self.config.min_transmittance) & ~is_filler  # [N]
-        counts = samples.ray_offsets.new_zeros(n_rays).index_add(0, samples.ray_index, kept.long())  # [R]
-        all_offsets = offsets_from_counts(counts)
-        n_rows = int(all_offsets[-1]) if capacity is None else capacity
-        ray_offsets, fits = fit(all_offsets, n_rows)
-        if capacity is not None:
-            ray_offsets = fill_rows(ray_offsets, capacity)
-        ray_index = ray_indices(ray_offsets, n_rows)  # [n_rows]
-        real = ray_index < n_rays
-        row = torch.arange(n_rows, device=kept.device) - ray_offsets[ray_index] + samples.ray_offsets[ray_index]
-        row = torch.where(real, row, 0)
-        t_starts, t_ends = (torch.where(real, t[row], 0) for t in (samples.t_starts, samples.t_ends))
-        return _samples(rays, t_starts, t_ends, ray_offsets, ray_index, samples.whole & fits)
+    def _reached(self, rays: Rays, samples: Samples, density: Tensor, capacity: int | None) -> Samples:
+        """The samples of each ray up to where no light comes, from the density [N] of all."""
+        _, t_starts, t_ends, _, source_offsets, whole = samples
+        counts = visible(density, t_starts, t_ends, source_offsets, self.config.min_transmittance)  # [R]
+        ray_offsets = offsets_from_counts(counts)
+        n_rows = int(ray_offsets[-1]) if capacity is None else capacity
+        ray_offsets, fits = fit(ray_offsets, n_rows)
+        return Samples(*place(*rays, t_starts, t_ends, source_offsets, ray_offsets, n_rows), ray_offsets, whole & fits)
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
@@ -120,21 +114,3 @@ class Sampler(nn.Module):
         corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3]
         unit = (corner + torch.rand(corner.shape, device=cells.device)) / side
         return self.box[0] + unit * (self.box[1] - self.box[0])
-
-
-def place(rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None) -> Samples:
-    """Samples from what `march` returns."""
-    if capacity is None:
-        whole = torch.ones_like(ray_offsets[1:], dtype=torch.bool)
-    else:
-        ray_offsets, whole = fit(ray_offsets, capacity)
-        ray_offsets = fill_rows(ray_offsets, capacity)
-    ray_index = ray_indices(ray_offsets, t_starts.shape[0])
-    return _samples(rays, t_starts, t_ends, ray_offsets, ray_index, whole)
-
-
-def _samples(rays: Rays, t_starts, t_ends, ray_offsets, ray_index, whole) -> Samples:
-    ray_index = ray_index.clamp(max=rays.origins.shape[0] - 1)  # [N] fillers lie on the last ray
-    middles = (t_starts + t_ends) / 2
-    positions = rays.origins[ray_index] + rays.directions[ray_index] * middles[:, None]
-    return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, whole)

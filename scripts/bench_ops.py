@@ -35,7 +35,7 @@ from nerfkit.ops.mlp import n_parameters  # noqa: E402
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts  # noqa: E402
 from scripts.timing import Timer, copy_bandwidth, graphed  # noqa: E402
 
-TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2}  # of the largest value
+TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value
 
 
 @dataclass
@@ -381,6 +381,52 @@ def march_work(device: str) -> Iterator[Work]:
     )
 
 
+def marched_rays(device: str, rays: int = 50000) -> tuple[Tensor, Tensor]:
+    """Distances [N] and ray_offsets [R+1] of rays with about ten samples each, some with none."""
+    counts = (torch.distributions.Exponential(1 / 10.0).sample((rays,)) + 0.5).clamp(0, 100).long().to(device)
+    offsets = offsets_from_counts(counts)
+    return torch.arange(int(offsets[-1]), device=device) % 256 / 64, offsets
+
+
+def visible_work(device: str) -> Iterator[Work]:
+    t, offsets = marched_rays(device)
+    # Sums of these thicknesses are exact, so both sides count the same.
+    density, t_ends = torch.randint(0, 64, t.shape, device=device).float() / 2, t + 1 / 64
+    call = lambda: ops.visible(density, t, t_ends, offsets, 1e-4)  # noqa: E731
+    rays = offsets.shape[0] - 1
+    moved = int(call().sum()) * 12 + size_of(offsets) + rays * 8  # no sample behind the last lit one has to be read
+    yield Work(
+        "visible",
+        f"{len(t)} samples of {rays} rays",
+        {},
+        call,
+        under("torch", call),
+        "definition",
+        moved,
+        parts=("forward", "wall forward"),
+    )
+
+
+def place_work(device: str, n_rows: int = 2**19) -> Iterator[Work]:
+    t, source_offsets = marched_rays(device)
+    counts = source_offsets.diff()
+    offsets, t_ends = offsets_from_counts(counts - counts // 8), t + 1 / 64
+    rays = len(counts)
+    x = {name: rand(rays, 3, device=device) for name in ("origins", "directions")}
+    call = lambda: ops.place(*x.values(), t, t_ends, source_offsets, offsets, n_rows)  # noqa: E731
+    moved = size_of(*x.values(), source_offsets, offsets) + int(offsets[-1]) * 8 + n_rows * 28
+    yield Work(
+        "place",
+        f"{offsets[-1]} of {len(t)} samples of {rays} rays, {n_rows} rows",
+        x,
+        call,
+        under("torch", call),
+        "definition",
+        moved,
+        parts=("forward", "wall forward"),
+    )
+
+
 WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "trilinear": trilinear_work,
     "grid_encode": grid_encode_work,
@@ -391,6 +437,8 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "mlp": mlp_work,
     "composite": composite_work,
     "march": march_work,
+    "visible": visible_work,
+    "place": place_work,
 }
 
 

@@ -168,7 +168,9 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path,
         torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
 
 
-def test_rays_that_have_no_room_do_not_count(small_config, tmp_path):
+@pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
+def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmittance: float):
+    small_config.sampling.min_transmittance = min_transmittance
     trainer = make_trainer(small_config, tmp_path / "run")
     step, renderer = trainer.training_step, trainer.renderer
     rays, _, background, jitter = step.batch(200)

@@ -14,7 +14,9 @@ from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
 from nerfkit.ops.mlp import mlp
+from nerfkit.ops.place import place
 from nerfkit.ops.trilinear import trilinear
+from nerfkit.ops.visible import visible
 
 __all__ = [
     "BackendError",
@@ -29,8 +31,10 @@ __all__ = [
     "lltm_cell",
     "march",
     "mlp",
+    "place",
     "resolve",
     "resolved",
     "set_backend",
     "trilinear",
+    "visible",
 ]

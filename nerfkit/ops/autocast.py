@@ -4,7 +4,7 @@
 | ops | under autocast |
 |---|---|
 | depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
-| composite, march | all floating inputs in float32: distances and sums of many samples |
+| march, visible, place, composite | all floating inputs in float32: distances and sums of many samples |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features as they are; half points in float32 |
 

@@ -62,16 +62,16 @@ def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
             raise ValueError(f"{op}: {name} must be on {reference.device}, got {tensor.device}")
 
 
-def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor) -> None:
+def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str = "ray_offsets") -> None:
     """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
 
     Their values rise from 0 to N. The CPU kernels check that; on a GPU, where reading them would stall, it is the
     caller's promise.
     """
     if not isinstance(ray_offsets, Tensor):
-        raise TypeError(f"{op}: ray_offsets must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
-    check_dtype(op, "ray_offsets", ray_offsets, (torch.int64,))
-    check_shape(op, "ray_offsets", ray_offsets, ("R+1",))
+        raise TypeError(f"{op}: {name} must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
+    check_dtype(op, name, ray_offsets, (torch.int64,))
+    check_shape(op, name, ray_offsets, ("R+1",))
     if ray_offsets.shape[0] == 0:
-        raise ValueError(f"{op}: ray_offsets must have shape [R+1] with R >= 0, got [0]")
-    check_device(op, samples, ray_offsets=ray_offsets)
+        raise ValueError(f"{op}: {name} must have shape [R+1] with R >= 0, got [0]")
+    check_device(op, samples, **{name: ray_offsets})

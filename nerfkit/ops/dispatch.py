@@ -26,6 +26,8 @@ OPS = (
     "lltm",
     "mlp",
     "march",
+    "visible",
+    "place",
     "composite",
 )
 BACKENDS = ("torch", "cpp", "cuda")

@@ -7,6 +7,7 @@ named in `differentiable` are tensors with a gradient.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -168,6 +169,40 @@ def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
     return Case("composite", name, make, differentiable=(0, 1, 5))
 
 
+def visible_inputs(counts: tuple, behind: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Density, t_starts, t_ends and ray_offsets: thicknesses are whole multiples of 1/32, so any sum of them is exact.
+
+    `behind` rows come after those of the rays.
+    """
+    n = sum(counts) + behind
+    t = torch.arange(n).double() % 64 / 8
+    return torch.randint(0, 16, (n,)).double() / 4, t, t + 1 / 8, offsets(*counts)
+
+
+def between(levels: int) -> float:
+    """A transmittance between those of `levels` times 1/32 of thickness and the next."""
+    return math.exp(-(levels + 0.5) / 32)
+
+
+def _visible(name: str, counts: tuple, behind: int) -> Case:
+    return Case("visible", name, lambda: (*visible_inputs(counts, behind), between(30)), differentiable=())
+
+
+def place_inputs(source: list[int], kept: list[int], source_behind: int, behind: int) -> tuple:
+    """Arguments that keep `kept[r]` samples of the `source[r]` of each ray, with rows behind in source and result."""
+    rays, rows = len(source), sum(source) + source_behind
+    t = torch.rand(rows).double() * 4
+    return (
+        normal(rays, 3), normal(rays, 3), t, t + 0.05, offsets(*source), offsets(*kept), sum(kept) + behind,
+    )  # fmt: skip
+
+
+def _place(name: str, counts: tuple, source_behind: int, behind: int) -> Case:
+    kept = [(3 * n + 1) // 4 for n in counts]
+    make = lambda: place_inputs(list(counts), kept, source_behind, behind)  # noqa: E731
+    return Case("place", name, make, differentiable=(), keep_wide=(0, 1, 2, 3))
+
+
 CASES: list[Case] = [
     *(_trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
     _grid("dense", 9, [2, 4], 2, 4096, _inside),
@@ -197,6 +232,8 @@ CASES: list[Case] = [
     _march("coarse", 17, (6, 9, 5), 0.7),
     _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
     _march("no_rays", 0, (4, 4, 4), 0.1),
+    *(_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    *(_place(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
 ]  # fmt: skip
 

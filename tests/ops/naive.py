@@ -125,6 +125,29 @@ def march(origins, directions, occupancy, box, step, near, far, jitter):
     return starts, starts + step, np.concatenate([[0], np.cumsum(counts)])
 
 
+def visible(density, t_starts, t_ends, ray_offsets, min_transmittance):
+    counts = []
+    for ray in rays_of(ray_offsets):
+        thickness, count = 0.0, 0
+        while count < len(ray) and math.exp(-thickness) > min_transmittance:
+            i = ray[count]
+            thickness += min(density[i] * (t_ends[i] - t_starts[i]), 50)
+            count += 1
+        counts.append(count)
+    return (np.array(counts, dtype=int),)
+
+
+def place(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+    positions, starts, ends = np.zeros((n_rows, 3)), np.zeros(n_rows), np.zeros(n_rows)
+    ray_index = np.full(n_rows, max(len(origins) - 1, 0))
+    for r, ray in enumerate(rays_of(ray_offsets)):
+        for k, row in enumerate(ray):
+            starts[row], ends[row] = t_starts[source_offsets[r] + k], t_ends[source_offsets[r] + k]
+            positions[row] = origins[r] + directions[r] * (starts[row] + ends[row]) / 2
+            ray_index[row] = r
+    return positions, starts, ends, ray_index
+
+
 def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
     rays = rays_of(ray_offsets)
     color, opacity, depth = np.zeros((len(rays), 3)), np.zeros(len(rays)), np.zeros(len(rays))

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first samples of each ray, packed anew, with their positions."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.ops import autocast, native
+from nerfkit.ops.checks import POSITION_FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.packed import ray_indices
+
+
+def place(
+    origins: Tensor,  # [R, 3]
+    directions: Tensor,  # [R, 3]
+    t_starts: Tensor,  # [M]
+    t_ends: Tensor,  # [M]
+    source_offsets: Tensor,  # [R+1]
+    ray_offsets: Tensor,  # [R+1]
+    n_rows: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    r"""The first `ray_offsets.diff()` samples of each ray, moved from where `source_offsets` has them.
+
+    With a the `source_offsets` and b the `ray_offsets`, for every ray r and :math:`0 \le k < b_{r+1} - b_r`, row
+    :math:`b_r + k` of the result is
+
+    .. math::
+        t = t_{a_r + k}, \quad position = origin_r + direction_r \tfrac{t^{start} + t^{end}}{2}, \quad ray\_index = r
+
+    Args:
+        origins, directions: [R, 3], scene units.
+        t_starts, t_ends: [M] ends of each sample's interval, distance along the ray in scene units.
+        source_offsets: [R+1] int64 CSR row pointers of the rays in t_starts and t_ends, which may have more rows.
+        ray_offsets: [R+1] int64 CSR row pointers of the rays in the result; no ray has more samples than in the source.
+        n_rows: rows of the result, at least `ray_offsets[-1]`, which is never waited for.
+
+    Returns:
+        positions [n_rows, 3], t_starts [n_rows], t_ends [n_rows] and ray_index [n_rows] int64. In rows that no ray
+        needs positions and distances are 0 and the ray is the last one.
+
+    dtype: float32 or float64, one for all. Nothing is differentiable.
+    Raises ValueError for a shape, device or n_rows, TypeError for a dtype that does not fit.
+    Source: a ray's points o + t d of NeRF (arXiv:2003.08934), section 4.
+
+    >>> t, eye = torch.tensor([1.0, 2, 3, 5]), torch.eye(3)[:2]
+    >>> positions, t_starts, t_ends, ray_index = place(
+    ...     torch.zeros(2, 3), eye, t, t + 1, torch.tensor([0, 3, 4]), torch.tensor([0, 2, 3]), n_rows=4)
+    >>> positions.tolist()
+    [[1.5, 0.0, 0.0], [2.5, 0.0, 0.0], [0.0, 5.5, 0.0], [0.0, 0.0, 0.0]]
+    >>> t_starts, t_ends, ray_index
+    (tensor([1., 2., 5., 0.]), tensor([2., 3., 6., 0.]), tensor([0, 0, 1, 1]))
+    """
+    origins, directions, t_starts, t_ends = autocast.cast("place", origins, directions, t_starts, t_ends)
+    check_shape("place", "origins", origins, ("R", 3))
+    check_dtype("place", "origins", origins, POSITION_FLOATS)
+    check_shape("place", "directions", directions, tuple(origins.shape))
+    check_shape("place", "t_starts", t_starts, ("M",))
+    check_shape("place", "t_ends", t_ends, tuple(t_starts.shape))
+    for name, offsets in ("source_offsets", source_offsets), ("ray_offsets", ray_offsets):
+        check_ray_offsets("place", offsets, origins, name)
+        check_shape("place", name, offsets, (origins.shape[0] + 1,))
+    check_same("place", origins=origins, directions=directions, t_starts=t_starts, t_ends=t_ends)
+    if n_rows < 0:
+        raise ValueError(f"place: n_rows must not be negative, got {n_rows}")
+    with torch.no_grad():
+        run = implementation("place", origins)
+        return run(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
+
+
+@implements("place", "torch")
+def _place_torch(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+    n_rays, n_source = origins.shape[0], t_starts.shape[0]
+    # Rows that no ray needs are one more ray's, which is made of zeros and takes a zero behind the source.
+    ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for those
+    row = torch.arange(n_rows, device=origins.device) + (source_offsets - ray_offsets)[ray_index]
+    row = torch.where(ray_index < n_rays, row, n_source)
+    t_starts, t_ends = (F.pad(t, (0, 1))[row] for t in (t_starts, t_ends))
+    origins, directions = (F.pad(x, (0, 0, 0, 1))[ray_index] for x in (origins, directions))  # [n_rows, 3]
+    positions = origins + directions * ((t_starts + t_ends) / 2)[:, None]
+    return positions, t_starts, t_ends, ray_index.clamp(max=max(n_rays - 1, 0))
+
+
+@implements("place", "cpp", "cuda")
+def _place_native(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+    return torch.ops.nerfkit._place(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
+
+
+@native.fake("_place")
+def _(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+    rows = origins.new_empty(n_rows)
+    return origins.new_empty(n_rows, 3), rows, torch.empty_like(rows), rows.new_empty(n_rows, dtype=torch.int64)

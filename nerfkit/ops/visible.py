@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far light reaches along rays of packed samples."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.ops import autocast, native
+from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.composite import MAX_THICKNESS
+from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
+
+
+def visible(
+    density: Tensor,  # [N]
+    t_starts: Tensor,  # [N]
+    t_ends: Tensor,  # [N]
+    ray_offsets: Tensor,  # [R+1]
+    min_transmittance: float,
+) -> Tensor:
+    r"""How many samples of each ray light reaches: the first ones, as transmittance only falls.
+
+    Sample i counts if, summed over the samples of its ray before it,
+
+    .. math::
+        T_i = \exp(-\sum_{j<i} \min(\sigma_j (t^{end}_j - t^{start}_j), 50)) > min\_transmittance
+
+    Args:
+        density: [N] extinction per unit of length, >= 0.
+        t_starts, t_ends: [N] ends of each sample's interval, distance along the ray in scene units.
+        ray_offsets: [R+1] int64 CSR row pointers of the rays. Rows behind the last ray's are not looked at.
+        min_transmittance: share of the light, from 0, which counts all samples, to 1, which counts none.
+
+    Returns:
+        counts [R] int64.
+
+    dtype: all floating inputs share one; half types are summed in float32. Nothing is differentiable.
+    Raises ValueError for a shape, device or min_transmittance, TypeError for a dtype that does not fit.
+    Source: early ray termination; M. Levoy, "Efficient Ray Tracing of Volume Data", 1990.
+
+    >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
+    >>> t = torch.arange(5.0)
+    >>> visible(half.expand(5), t, t + 1, torch.tensor([0, 4, 5]), 0.2)   # 1, 0.5, 0.25, 0.125; 1
+    tensor([3, 1])
+    """
+    density, t_starts, t_ends = autocast.cast("visible", density, t_starts, t_ends)
+    check_shape("visible", "density", density, ("N",))
+    check_dtype("visible", "density", density, FLOATS)
+    check_shape("visible", "t_starts", t_starts, tuple(density.shape))
+    check_shape("visible", "t_ends", t_ends, tuple(density.shape))
+    check_ray_offsets("visible", ray_offsets, density)
+    check_same("visible", density=density, t_starts=t_starts, t_ends=t_ends)
+    if not 0 <= min_transmittance <= 1:
+        raise ValueError(f"visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
+    with torch.no_grad():
+        return implementation("visible", density)(density, t_starts, t_ends, ray_offsets, min_transmittance)
+
+
+@implements("visible", "torch")
+def _visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
+    if density.dtype in (torch.float16, torch.bfloat16):
+        density, t_starts, t_ends = density.float(), t_starts.float(), t_ends.float()
+    n_samples, n_rays = density.shape[0], ray_offsets.shape[0] - 1
+    ray_offsets = F.pad(ray_offsets, (0, 1), value=n_samples)  # [R+2] the rows behind are one more ray's
+    ray_index = ray_indices(ray_offsets, n_samples)  # [N]
+    thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
+    before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
+    limit = -math.log(min_transmittance) if min_transmittance > 0 else math.inf
+    return sum_rays((before < limit).long(), ray_index, n_rays + 1)[:n_rays]
+
+
+@implements("visible", "cpp", "cuda")
+def _visible_native(density, t_starts, t_ends, ray_offsets, min_transmittance):
+    return torch.ops.nerfkit._visible(density, t_starts, t_ends, ray_offsets, min_transmittance)
+
+
+@native.fake("_visible")
+def _(density, t_starts, t_ends, ray_offsets, min_transmittance):
+    return density.new_empty(ray_offsets.shape[0] - 1, dtype=torch.int64)

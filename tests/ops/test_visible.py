@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit import ops
+from nerfkit.ops import composite, visible
+from tests.ops.cases import between, offsets, visible_inputs
+from tests.ops.harness import backend_params, checks_of
+
+TestVisible = checks_of("visible")
+
+
+@settings(max_examples=25, deadline=None)
+@given(counts=st.lists(st.integers(0, 60), max_size=6), levels=st.integers(0, 300), seed=st.integers(0, 99))
+def test_counts_the_samples_that_composite_gives_light(counts, levels, seed):
+    torch.manual_seed(seed)
+    density, t_starts, t_ends, ray_offsets = visible_inputs(counts, behind=0)
+    density = density + 1 / 4  # so that each weight tells the transmittance before it
+    rgb, background = torch.zeros(len(density), 3).double(), torch.zeros(3).double()
+    *_, weights = composite(density, rgb, t_starts, t_ends, ray_offsets, background)
+    transmittance = weights / -torch.expm1(-density * (t_ends - t_starts))
+    lit = (transmittance > between(levels)).split(counts) if counts else []
+    got = visible(density, t_starts, t_ends, ray_offsets, between(levels))
+    assert got.tolist() == [int(ray.sum()) for ray in lit]
+
+
+@pytest.mark.parametrize("backend, device", backend_params("visible"))
+def test_all_none_and_those_before_the_first_wall(backend: str, device: str):
+    t = torch.arange(30.0, device=device)
+    ray_offsets = offsets(20, 0, 7).to(device)
+    with ops.backend(backend):
+        for thick in (0.0, 1e10, math.inf):
+            density = torch.where(t % 10 == 5, thick, 0.0)
+            assert visible(density, t, t + 1, ray_offsets, 1.0).tolist() == [0, 0, 0]
+            assert visible(density, t, t + 1, ray_offsets, 0.0).tolist() == [20, 0, 7]
+            some = visible(density, t, t + 1, ray_offsets, 0.5).tolist()
+            assert some == ([6, 0, 6] if thick else [20, 0, 7])
+
+
+@pytest.mark.parametrize("backend, device", backend_params("visible"))
+def test_rows_behind_the_rays_are_not_looked_at(backend: str, device: str):
+    density, t_starts, t_ends, ray_offsets = (x.to(device) for x in visible_inputs((30, 0, 17), behind=40))
+    density[47:], t_ends[47:] = math.nan, -math.inf
+    alone = density[:47], t_starts[:47], t_ends[:47], ray_offsets
+    with ops.backend(backend):
+        got = visible(density, t_starts, t_ends, ray_offsets, between(50))
+        assert torch.equal(got, visible(*alone, between(50)))
+
+
+@pytest.mark.parametrize("wrong", [[0, 3, 9], [0, 4, 2, 6], [2, 4, 6], [-1, 3, 6]])
+def test_wrong_offsets_are_an_error_on_the_cpu(wrong: list):
+    with pytest.raises((RuntimeError, ValueError)):
+        visible(*torch.rand(3, 6), torch.tensor(wrong), 0.1)
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"density": torch.rand(4, 1)}, ValueError, r"density must have shape \[N\], got \[4, 1\]"),
+        ({"t_starts": torch.rand(5)}, ValueError, r"t_starts must have shape \[4\], got \[5\]"),
+        ({"t_ends": torch.rand(3)}, ValueError, r"t_ends must have shape \[4\], got \[3\]"),
+        ({"t_ends": torch.rand(4).double()}, TypeError, "density and t_ends must have one dtype, got float32"),
+        ({"density": torch.ones(4).long()}, TypeError, "density must be float32 or .* or bfloat16, got int64"),
+        ({"ray_offsets": torch.tensor([0, 4]).int()}, TypeError, "ray_offsets must be int64, got int32"),
+        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"ray_offsets must have .* with R >= 0, got \[0\]"),
+        ({"min_transmittance": -0.1}, ValueError, "min_transmittance must be from 0 to 1, got -0.1"),
+        ({"min_transmittance": math.nan}, ValueError, "min_transmittance must be from 0 to 1, got nan"),
+    ],
+)
+def test_bad_input(change, error, message):
+    good = {
+        "density": torch.rand(4), "t_starts": torch.rand(4), "t_ends": torch.rand(4),
+        "ray_offsets": torch.tensor([0, 4]), "min_transmittance": 0.1,
+    }  # fmt: skip
+    with pytest.raises(error, match=message):
+        visible(**(good | change))
