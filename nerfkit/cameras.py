@@ -67,7 +67,7 @@ class Cameras:
         x, y = ((pixel - self.center[view]) / self.focal[view]).unbind(-1)
         local = torch.stack([x, -y, -torch.ones_like(x)], dim=-1)  # [R, 3] camera axes
         pose = self.camera_to_world[view]  # [R, 3, 4]
-        directions = torch.nn.functional.normalize((pose[:, :, :3] @ local[:, :, None])[:, :, 0], dim=-1)
+        directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
         return Rays(pose[:, :, 3], directions)
 
     def picture_rays(self, view: int, start: int = 0, end: int | None = None) -> Rays:

@@ -29,7 +29,9 @@ class Decoder(nn.Module):
         self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
         self.color_net = MLP(n_plain + n_context, config.hidden, 2, 3)
         with torch.no_grad():
-            self.color_net.layers()[0][0][:, n_plain:].zero_()
+            first, _ = self.color_net.layers()[0]  # [hidden, n_plain + n_context]
+            first[:, :n_plain].uniform_(-(n_plain**-0.5), n_plain**-0.5)
+            first[:, n_plain:].zero_()
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Density [N] per scene unit and embedding [N, E] of features [N, C]."""
@@ -44,7 +46,7 @@ class Decoder(nn.Module):
     def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
         """Color [N, 3] in [0, 1] from embedding [N, E], `SphericalHarmonics` of the directions [N, 16] and what is
         known of the ray: encoded features [N, C], state [N, H]."""
-        return _at_least_float32(self.color_net(embedding, directions.to(embedding.dtype), *context)).sigmoid()
+        return _at_least_float32(self.color_net(embedding, directions, *context)).sigmoid()
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -52,7 +52,8 @@ class Renderer(nn.Module):
             encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
             state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
             density, embedding = self.decoder.density(features)
-            directions = self.harmonics(rays.directions)[samples.ray_index]  # [N, 16]
+            directions = self.harmonics(rays.directions).to(embedding.dtype)  # [R, 16]
+            directions = directions.gather(0, samples.ray_index[:, None].expand(-1, directions.shape[1]))  # [N, 16]
             context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
             rgb = self.decoder.color(embedding, directions, *context)
             return composite_samples(samples, density, rgb, background), samples
