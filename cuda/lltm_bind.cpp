@@ -13,9 +13,9 @@ const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& l
   return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
 }
 
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
-Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
+Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
              const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
   const OnDevice device(input_in);
   const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
@@ -29,10 +29,11 @@ Five forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
   Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
   Tensor c = save ? empty(input, {n, state}) : nothing(input);
+  Tensor before = save ? empty(input, {n, state}) : nothing(input);
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
   ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
-                   out(activated), out(c), shape, device.stream));
-  return {h, h_n, c_n, activated, c};
+                   out(activated), out(c), out(before), shape, device.stream));
+  return {h, h_n, c_n, activated, c, before};
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,

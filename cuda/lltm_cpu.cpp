@@ -153,7 +153,7 @@ HD void prefetch(const T* from, int n) {
 template <class T>
 struct Arrays {
   const T *input, *h0, *c0;
-  T *h, *h_n, *c_n, *activated, *c;
+  T *h, *h_n, *c_n, *activated, *c, *before;
   const acc_t<T>*panels, *bias;  // [3, padded H] columns
 };
 
@@ -195,6 +195,7 @@ CLONES void forward_group(const RayGroup& group, const Arrays<T>& a, Walk<acc_t<
       prefetch(a.input + next * I, I);
       prefetch<T, 1>(a.h + next * H, H);
       if (!a.activated) continue;
+      copy(in + r * depth, a.before + place * H, H);
       prefetch<T, 1>(a.activated + next * 3 * H, 3 * H);
       prefetch<T, 1>(a.c + next * H, H);
     }
@@ -291,7 +292,7 @@ constexpr int TALL = 8, LOW = 2;  // rows that wide and other registers hold
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, const LltmShape& s, Stream) {
+            void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
@@ -303,8 +304,8 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     };
     const auto panels = in_panels<A>(depth, 3 * columns, [&](int k, int j) { return at(weight, depth, k, j); });
     const auto start = in_panels<A>(1, 3 * columns, [&](int k, int j) { return at(bias, 1, k, j); });
-    const Arrays<T> arrays{(const T*)input, (const T*)h0, (const T*)c0,    (T*)h,         (T*)h_n,
-                           (T*)c_n,         (T*)activated, (T*)c,          panels.data(), start.data()};
+    const Arrays<T> arrays{(const T*)input, (const T*)h0,   (const T*)c0, (T*)h,      (T*)h_n,
+                           (T*)c_n,         (T*)activated, (T*)c,        (T*)before, panels.data(), start.data()};
     const auto walk_group = has_wide_registers() ? forward_group<T, TALL> : forward_group<T, LOW>;
     for_groups(s, [&](int64_t) {
       return [&, walk = Walk<A>(s)](const RayGroup& group) mutable { walk_group(group, arrays, walk); };

@@ -18,7 +18,7 @@ constexpr int WIDEST_INPUT = 64;
 template <class T>
 struct LltmArrays {
   const T *input, *weight, *bias, *h0, *c0;
-  T *h, *h_n, *c_n, *activated, *c;
+  T *h, *h_n, *c_n, *activated, *c, *before;
   LltmShape shape;
 };
 
@@ -157,13 +157,19 @@ __device__ __forceinline__ void wait_for_group(int group, int threads) {
 
 // This lane's two rows: those of rays g and g + 8.
 struct LaneRows {
-  int64_t ray[2], first[2];
+  int64_t ray[2], first[2], last_sample;
   int length[2];
   int longest;  // of the group's rays
+
+  // The sample of row r at a step, or where it has none, one that is there.
+  __device__ __forceinline__ int64_t sample(int r, int step) const { return min(first[r] + max(step, 0), last_sample); }
+  // The same for rays.
+  __device__ __forceinline__ int64_t real_ray(int r) const { return ray[r] < 0 ? 0 : ray[r]; }
 };
 
 __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t tile, int g) {
   LaneRows rows;
+  rows.last_sample = s.n_samples > 0 ? s.n_samples - 1 : 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int64_t place = tile * RAYS + g + 8 * r;
@@ -181,31 +187,46 @@ __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t til
   return rows;
 }
 
-// Columns column .. column + 3 of a row; zero beyond its end.
-template <class T>
+// Columns column .. column + 3 of a row; zero beyond its end, and where it is not real. FULL: all columns are there, and
+// there are no branches, between which loads would wait for each other; of a row that is not real, anything is read.
+template <bool FULL, class T>
 __device__ __forceinline__ Quad<T> load_quad(const T* row, int column, int columns, bool real) {
-  Quad<T> out{{T(0.f), T(0.f), T(0.f), T(0.f)}};
-  if (!real || column >= columns) return out;
-  if (columns % 4 == 0) return *reinterpret_cast<const Quad<T>*>(row + column);
+  if constexpr (FULL) {
+    return *reinterpret_cast<const Quad<T>*>(row + column);
+  } else {
+    Quad<T> out{{T(0.f), T(0.f), T(0.f), T(0.f)}};
+    if (!real || column >= columns) return out;
+    if (columns % 4 == 0) return *reinterpret_cast<const Quad<T>*>(row + column);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (column + i < columns) out.v[i] = row[column + i];
-  return out;
+    for (int i = 0; i < 4; ++i)
+      if (column + i < columns) out.v[i] = row[column + i];
+    return out;
+  }
 }
 
-template <class T>
+template <bool FULL, class T>
 __device__ __forceinline__ void store_quad(T* row, int column, int columns, bool real, const float (&values)[4]) {
-  if (!real || column >= columns) return;
-  if (columns % 4 == 0) return store(row + column, values);
+  if (!real || (!FULL && column >= columns)) return;
+  if (FULL || columns % 4 == 0) return store(row + column, values);
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     if (column + i < columns) row[column + i] = T(values[i]);
 }
 
+// Brings a row of `columns` into the second-level cache; a lane for every 32 bytes of it.
+template <class T>
+__device__ __forceinline__ void fetch_ahead(const T* row, int columns) {
+  const int t = threadIdx.x % 4;
+  for (int column = t * (32 / int(sizeof(T))); column < columns; column += 4 * (32 / int(sizeof(T))))
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(row + column));
+}
+
+constexpr int AHEAD = 6;  // steps that memory is asked for before they are taken
+
 constexpr int PADDING = 16;  // between rows in shared memory, against bank conflicts
 
 // H and I are the sizes, rounded up to a multiple of 16; what is added is zero and stays zero.
-template <class T, int H, int I>
+template <class T, int H, int I, bool FULL>
 __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const LltmArrays<T> a, int64_t tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
@@ -251,10 +272,10 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = rows.ray[r] >= 0;
-      const Quad<T> start = load_quad(a.c0 + rows.ray[r] * n_state, unit, n_state, real);
+      const Quad<T> start = load_quad<FULL>(a.c0 + rows.real_ray(r) * n_state, unit, n_state, real);
 #pragma unroll
       for (int k = 0; k < 4; ++k) c[r][k] = float(start.v[k]);
-      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) = load_quad(a.h0 + rows.ray[r] * n_state, unit, n_state, real);
+      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) = load_quad<FULL>(a.h0 + rows.real_ray(r) * n_state, unit, n_state, real);
     }
     Quad<T> x[I / 16][2];
     auto load_input = [&](int step) {
@@ -262,7 +283,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
       for (int i = 0; i < I / 16; ++i)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          x[i][r] = load_quad(a.input + (rows.first[r] + step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
+          x[i][r] = load_quad<FULL>(a.input + rows.sample(r, step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
     };
     if (Op::IN_REGISTERS) load_input(0);
     wait_for_group(group, 32 * WARPS);
@@ -302,6 +323,9 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
 #pragma unroll
       for (int i = 0; i < I / 16; ++i) add_products(QUADS_H + i, x[i][0], x[i][1]);
       if (Op::IN_REGISTERS) load_input(step + 1);  // arrives while this step is computed
+      if (FULL && part == 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) fetch_ahead(a.input + rows.sample(r, step + AHEAD) * n_input, n_input);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const bool active = step < rows.length[r];
@@ -320,12 +344,15 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
           store(next, h);
         else
           *reinterpret_cast<Quad<T>*>(next) = *reinterpret_cast<const Quad<T>*>(place(now, r) + unit);
-        store_quad(a.h + n * n_state, unit, n_state, active, h);
+        store_quad<FULL>(a.h + n * n_state, unit, n_state, active, h);
         if (!a.activated) continue;
-        store_quad(a.c + n * n_state, unit, n_state, active, c[r]);
+        store_quad<FULL>(a.c + n * n_state, unit, n_state, active, c[r]);
+        float before[4];
+        load(place(now, r) + unit, before);
+        store_quad<FULL>(a.before + n * n_state, unit, n_state, active, before);
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
-          store_quad(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);
+          store_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);
       }
       now ^= 1;
       wait_for_group(group, 32 * WARPS);
@@ -335,13 +362,13 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
       const bool real = rows.ray[r] >= 0;
       float h[4];
       load(place(now, r) + unit, h);
-      store_quad(a.h_n + rows.ray[r] * n_state, unit, n_state, real, h);
-      store_quad(a.c_n + rows.ray[r] * n_state, unit, n_state, real, c[r]);
+      store_quad<FULL>(a.h_n + rows.ray[r] * n_state, unit, n_state, real, h);
+      store_quad<FULL>(a.c_n + rows.ray[r] * n_state, unit, n_state, real, c[r]);
     }
   }
 }
 
-template <class T, int H>
+template <class T, int H, bool FULL>
 __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const LltmGradients<T> a, int64_t tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
@@ -380,10 +407,10 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = rows.ray[r] >= 0;
-      const Quad<T> from_h = load_quad(a.h_n + rows.ray[r] * n_state, unit, n_state, real);
-      const Quad<T> from_c = load_quad(a.c_n + rows.ray[r] * n_state, unit, n_state, real);
+      const Quad<T> from_h = load_quad<FULL>(a.h_n + rows.real_ray(r) * n_state, unit, n_state, real);
+      const Quad<T> from_c = load_quad<FULL>(a.c_n + rows.real_ray(r) * n_state, unit, n_state, real);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) grad_h[r][k] = float(from_h.v[k]), grad_c[r][k] = float(from_c.v[k]);
+      for (int k = 0; k < 4; ++k) grad_h[r][k] = real ? float(from_h.v[k]) : 0.f, grad_c[r][k] = real ? float(from_c.v[k]) : 0.f;
     }
     struct Sample {
       Quad<T> act[3], c, grad_h;
@@ -392,12 +419,12 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const bool active = step >= 0 && step < rows.length[r];
-        const int64_t n = rows.first[r] + step;
+        const int64_t n = rows.sample(r, step);
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
-          sample[r].act[gate] = load_quad(a.activated + (3 * n + gate) * n_state, unit, n_state, active);
-        sample[r].c = load_quad(a.c + n * n_state, unit, n_state, active);
-        sample[r].grad_h = load_quad(a.h + n * n_state, unit, n_state, active);
+          sample[r].act[gate] = load_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active);
+        sample[r].c = load_quad<FULL>(a.c + n * n_state, unit, n_state, active);
+        sample[r].grad_h = load_quad<FULL>(a.h + n * n_state, unit, n_state, active);
       }
     };
     int now = 0;
@@ -424,10 +451,18 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
 #pragma unroll
           for (int k = 0; k < 4; ++k) bias[gate][k] += grad[gate][k];
           store(place(now, r) + gate * H + unit, grad[gate]);
-          store_quad(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
+          store_quad<FULL>(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
         }
       }
       if (Op::IN_REGISTERS) load_sample(step - 1);  // arrives while this step is computed
+      if (FULL && part == 0)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int64_t n = rows.sample(r, step - AHEAD);
+          fetch_ahead(a.activated + 3 * n * n_state, 3 * n_state);
+          fetch_ahead(a.c + n * n_state, n_state);
+          fetch_ahead(a.h + n * n_state, n_state);
+        }
       wait_for_group(group, 32 * WARPS);
       float before[2][4] = {};  // gradient of the state before this step
 #pragma unroll
@@ -454,8 +489,8 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const bool real = rows.ray[r] >= 0;
-      store_quad(a.h0 + rows.ray[r] * n_state, unit, n_state, real, grad_h[r]);
-      store_quad(a.c0 + rows.ray[r] * n_state, unit, n_state, real, grad_c[r]);
+      store_quad<FULL>(a.h0 + rows.ray[r] * n_state, unit, n_state, real, grad_h[r]);
+      store_quad<FULL>(a.c0 + rows.ray[r] * n_state, unit, n_state, real, grad_c[r]);
     }
     wait_for_group(group, 32 * WARPS);
   }
@@ -499,7 +534,7 @@ __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
         h_new[j] = hyperbolic_tangent(c[j]) * unit.o;
         a.h[n * H + j] = T(h_new[j]);
         if (!a.activated) continue;
-        a.c[n * H + j] = T(c[j]);
+        a.c[n * H + j] = T(c[j]), a.before[n * H + j] = T(in[j]);
         T* act = a.activated + 3 * n * H + j;
         act[0] = T(unit.i), act[H] = T(unit.o), act[2 * H] = T(unit.g);
       }
@@ -589,7 +624,8 @@ bool forward_with_tiles(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t str
         using Size = Group<T, H>;
         size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (H + PADDING) * sizeof(T) + 3 * H * sizeof(float);
         if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-        done = launch_tiles<Size>(forward_tiles<T, H, I>, a, shared, gpu, stream);
+        const bool full = a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0;
+        done = launch_tiles<Size>(full ? forward_tiles<T, H, I, true> : forward_tiles<T, H, I, false>, a, shared, gpu, stream);
       });
     });
   }
@@ -606,7 +642,8 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
       using Size = Group<T, H>;
       size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (3 * H + PADDING) * sizeof(T);
       if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-      done = launch_tiles<Size>(backward_tiles<T, H>, a, shared, gpu, stream);
+      const bool full = a.shape.n_state == H && a.shape.n_samples > 0;
+      done = launch_tiles<Size>(full ? backward_tiles<T, H, true> : backward_tiles<T, H, false>, a, shared, gpu, stream);
     });
   }
   return done;
@@ -621,13 +658,13 @@ void launch_rays(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu&,
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, const LltmShape& s, Stream stream) {
+            void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
-                          (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        s};
+                          (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before, s};
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
     if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;

@@ -30,9 +30,10 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_lltm_cell_small_bwd(Tensor grad_h, Tensor grad_c, Tensor input, Tensor h, Tensor weight, Tensor gates, "
         "Tensor c_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H] and c [N, H].
+  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H], c [N, H] and
+  // the state in front of each sample [N, H].
   m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, bool save) "
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // -> gradients of the gates before activation, of h0 and c0, and parts [P, 3H] of that of the bias.
   m.def("_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor ray_offsets, Tensor weight, Tensor gates, "
         "Tensor c, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor)");

@@ -70,6 +70,7 @@ class SamplingConfig:
     occupancy_every: int = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: int = 256  # training steps in which an update visits every cell
     occupancy_threshold: float = 0.01  # a cell is occupied above this opacity per interval
+    candidates: float = 2.0  # room in a step's graph for samples in occupied cells, to one that light reaches
     min_transmittance: float = 1e-4  # samples behind less light than this are dropped
 
 
@@ -214,7 +215,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
-    "sampling.occupancy_every", "trainer.steps", "trainer.samples", "trainer.max_rays", "trainer.learning_rate",
+    "sampling.occupancy_every", "sampling.candidates", "trainer.steps", "trainer.samples", "trainer.max_rays", "trainer.learning_rate",
     "trainer.final_learning_rate", "trainer.log_every",
 )  # fmt: skip
 

@@ -175,8 +175,8 @@ class _Lltm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, gates, c = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
-        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates, c, order)
+        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
+        ctx.save_for_backward(input, ray_offsets, weight, before, gates, c, order)
         return h, h_n, c_n
 
     @staticmethod
@@ -188,23 +188,14 @@ class _Lltm(torch.autograd.Function):
         return input, None, weight, bias, h0, c0
 
 
-def _native_gradients(input, ray_offsets, weight, h0, h, gates, c, order, grad_h, grad_h_n, grad_c_n):
+def _native_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n):
     """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
     grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
         grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
     )
-    n_state = h0.shape[1]
-    before = _state_before(h, ray_offsets, h0)  # [N, H]
+    n_state = before.shape[1]
     grad_weight = torch.cat([grad_gates.t() @ before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
-    return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(h.dtype), grad_h0, grad_c0
-
-
-def _state_before(h: Tensor, ray_offsets: Tensor, h0: Tensor) -> Tensor:
-    """State [N, H] before each sample: that of the sample before, or the ray's `h0` [R, H] at its first."""
-    n = h.shape[0]
-    before = F.pad(h, (0, 0, 1, 0))  # [N+1, H]; the last row takes what empty rays write
-    starts = torch.where(ray_offsets.diff() > 0, ray_offsets[:-1], n)  # [R]
-    return before.index_copy_(0, starts, h0)[:n]
+    return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
 
 
 @native.fake("_lltm")
@@ -215,11 +206,11 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
         input.new_empty((n, 3 * n_state) if save else 0),
-        input.new_empty((n, n_state) if save else 0),
+        *(input.new_empty((n, n_state) if save else 0) for _ in range(2)),
     )
 
 
-BIAS_PARTS = 1024  # of cuda/lltm.h
+BIAS_PARTS = 2048  # of cuda/lltm.h
 
 
 @native.fake("_lltm_bwd")
