@@ -207,10 +207,14 @@ __device__ __forceinline__ Quad<T> load_quad(const T* row, int column, int colum
 template <bool FULL, class T>
 __device__ __forceinline__ void store_quad(T* row, int column, int columns, bool real, const float (&values)[4]) {
   if (!real || (!FULL && column >= columns)) return;
-  if (FULL || columns % 4 == 0) return store(row + column, values);
+  if constexpr (FULL) {
+    store(row + column, values);
+  } else {
+    if (columns % 4 == 0) return store(row + column, values);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (column + i < columns) row[column + i] = T(values[i]);
+    for (int i = 0; i < 4; ++i)
+      if (column + i < columns) row[column + i] = T(values[i]);
+  }
 }
 
 // Brings a row of `columns` into the second-level cache; a lane for every 32 bytes of it.
@@ -624,8 +628,10 @@ bool forward_with_tiles(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t str
         using Size = Group<T, H>;
         size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (H + PADDING) * sizeof(T) + 3 * H * sizeof(float);
         if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-        const bool full = a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0;
-        done = launch_tiles<Size>(full ? forward_tiles<T, H, I, true> : forward_tiles<T, H, I, false>, a, shared, gpu, stream);
+        auto kernel = forward_tiles<T, H, I, false>;
+        if constexpr (Op::IN_REGISTERS)
+          if (a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0) kernel = forward_tiles<T, H, I, true>;
+        done = launch_tiles<Size>(kernel, a, shared, gpu, stream);
       });
     });
   }
@@ -642,8 +648,10 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
       using Size = Group<T, H>;
       size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (3 * H + PADDING) * sizeof(T);
       if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-      const bool full = a.shape.n_state == H && a.shape.n_samples > 0;
-      done = launch_tiles<Size>(full ? backward_tiles<T, H, true> : backward_tiles<T, H, false>, a, shared, gpu, stream);
+      auto kernel = backward_tiles<T, H, false>;
+      if constexpr (Op::IN_REGISTERS)
+        if (a.shape.n_state == H && a.shape.n_samples > 0) kernel = backward_tiles<T, H, true>;
+      done = launch_tiles<Size>(kernel, a, shared, gpu, stream);
     });
   }
   return done;

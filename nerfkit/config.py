@@ -215,8 +215,8 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
-    "sampling.occupancy_every", "sampling.candidates", "trainer.steps", "trainer.samples", "trainer.max_rays", "trainer.learning_rate",
-    "trainer.final_learning_rate", "trainer.log_every",
+    "sampling.occupancy_every", "sampling.candidates", "trainer.steps", "trainer.samples", "trainer.max_rays",
+    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.log_every",
 )  # fmt: skip
 
 

@@ -31,7 +31,7 @@ class PictureRenderer:
     def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None):
         self.renderer = renderer
         self.background = background  # [3]
-        self.chunk = chunk or (2**16 if background.device.type == "cuda" else 2**13)  # rays
+        self.chunk = chunk or (2**20 if background.device.type == "cuda" else 2**13)  # rays
 
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:

@@ -14,8 +14,6 @@ from nerfkit.config import SamplingConfig
 from nerfkit.ops import march, place, visible
 from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
 
-MARCHED = 2.0  # samples in occupied cells that there is room for, to one that light reaches
-
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
 
@@ -52,7 +50,7 @@ class Sampler(nn.Module):
         """
         config = self.config
         stops = config.min_transmittance > 0
-        marched = None if capacity is None else int(capacity * (MARCHED if stops else 1))
+        marched = None if capacity is None else int(capacity * (config.candidates if stops else 1))
         with torch.no_grad():
             t_starts, t_ends, ray_offsets = march(
                 *rays, self.occupancy, self.box, config.step, config.near, config.far, jitter, marched

@@ -74,7 +74,7 @@ def test_normals_where_the_density_underflows_or_is_limited(setting, bias: float
     points = torch.rand(7, 3) - 0.5
     wanted = renderer.normals(points)
     with torch.no_grad():
-        renderer.decoder.density_out.bias[0] += bias  # a factor on the density: normals stay
+        renderer.decoder.density_net.layers()[-1][1][0] += bias  # a factor on the density: normals stay
     assert renderer.density(points).max() == 0 or renderer.density(points).min() > 1e13
     torch.testing.assert_close(renderer.normals(points), wanted)
 
