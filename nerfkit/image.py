@@ -25,17 +25,21 @@ MIN_CHUNK = 64
 class PictureRenderer:
     """Renders whole pictures in chunks of rays that halve when memory runs out.
 
-    Finished chunks move to the CPU, so the device's peak memory does not grow with the picture.
+    Finished chunks move to the CPU, so the device's peak memory does not grow with the picture, unless
+    `stays_on_device`, as for a viewer.
     """
 
-    def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None):
+    def __init__(
+        self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False
+    ):
         self.renderer = renderer
         self.background = background  # [3]
-        self.chunk = chunk or (2**20 if background.device.type == "cuda" else 2**13)  # rays
+        self.chunk = chunk or (2**18 if background.device.type == "cuda" else 2**13)  # rays
+        self.stays_on_device = stays_on_device
 
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
-        """Pictures of one view, float32 on the CPU: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
+        """Pictures of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
         and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where nothing is seen."""
         n_pixels = cameras.width * cameras.height
         chunks, start = [], 0
@@ -64,7 +68,7 @@ class PictureRenderer:
         if "normal" in outputs:
             normals = self.renderer.normals(samples.positions)  # [N, 3]
             result["normal"] = _mean_normal(normals, rendering.weights, samples.ray_offsets, rays)
-        return {name: value.float().cpu() for name, value in result.items()}
+        return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}
 
 
 def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:

@@ -188,6 +188,81 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     torch.testing.assert_close(got.color[~whole], background[~whole])
 
 
+@pytest.fixture
+def gpu_config(small_config):
+    """Training on a GPU that gives the same bits every time."""
+    small_config.device = "cuda"
+    small_config.model.levels, small_config.trainer.steps, small_config.trainer.log_every = 8, 1000, 10
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield small_config
+    torch.use_deterministic_algorithms(before)
+
+
+def differing(a: Trainer, b: Trainer) -> list[str]:
+    """Names of parameters and buffers that are not the same to the bit."""
+    ours, theirs = a.renderer.state_dict(), b.renderer.state_dict()
+    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+@pytest.mark.cuda
+def test_a_recorded_step_is_the_step_itself(gpu_config, tmp_path):
+    trainers = [make_trainer(gpu_config, tmp_path / name) for name in ("recorded", "not")]
+    trainers[1].training_step.eager_steps = -1000
+    for trainer in trainers:
+        torch.manual_seed(3)
+        for _ in range(40):
+            trainer.train_step()
+    recorded, other = (trainer.training_step for trainer in trainers)
+    assert recorded.graph is not None and other.graph is None
+    assert recorded.read() == other.read() and differing(*trainers) == []
+
+
+@pytest.mark.cuda
+def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
+    whole, first = (make_trainer(gpu_config, tmp_path / name) for name in ("whole", "parts"))
+    for trainer, steps in ((whole, 40), (first, 20)):
+        torch.manual_seed(3)
+        for _ in range(steps):
+            trainer.train_step()
+    first.save()
+    config_module.dump(gpu_config, tmp_path / "parts" / run.CONFIG)
+    second = make_trainer(gpu_config, tmp_path / "parts")
+    second.restore()
+    for _ in range(20):
+        second.train_step()
+    assert second.training_step.graph is not None and differing(whole, second) == []
+
+
+@pytest.mark.cuda
+def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
+    trainer = make_trainer(gpu_config, tmp_path / "run")
+    for _ in range(10):
+        trainer.train_step()
+    trainer.save()
+    with torch.no_grad():
+        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+    table = trainer.renderer.grid.table.detach().clone()
+    with pytest.raises(TrainingError, match="the loss is nan at step 20; stopped. The last good checkpoint is kept"):
+        trainer.train()
+    assert torch.equal(trainer.renderer.grid.table, table), "Adam stood still"
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 10
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend: str):
+    small_config.device, small_config.trainer.steps, small_config.model.levels = "cuda", 200, 8
+    with ops.backend(backend):
+        trainer = make_trainer(small_config, tmp_path / "run")
+        assert trainer.training_step.is_fixed == (backend == "cuda")
+        trainer.train()
+        views = load_scene(small_config.data.path).split("test")
+        state = {"seconds": trainer.seconds, "step": trainer.step}
+        metrics = evaluate(trainer.renderer, small_config, views, state, tmp_path / "run", torch.device("cuda"))
+    assert metrics["psnr"] > 20
+
+
 def test_nan_stops_and_reports(small_config, tmp_path):
     trainer = make_trainer(small_config, tmp_path / "run")
     trainer.train_step()
