@@ -11,7 +11,7 @@ namespace nerfkit {
 
 constexpr int MLP_INPUTS = 4;  // tensors that lie side by side in the input, at most
 constexpr int MLP_LAYERS = 8;
-constexpr int MLP_PARTS = 256;  // of the gradient of the parameters
+constexpr int MLP_PARTS = 256, MLP_CPU_PARTS = 32;  // of the gradient of the parameters
 
 struct MlpShape {
   int64_t n_rows;
@@ -33,7 +33,7 @@ struct MlpInputGradients {
 };
 
 Status mlp(DType, const MlpInputs&, const void* parameters, void* out, const MlpShape&, Stream);
-// grad_parameters [MLP_PARTS, P], of the accumulation type and zero at the start: the sum of its rows is the gradient.
+// grad_parameters [MLP_PARTS or on the CPU MLP_CPU_PARTS, P], of the accumulation type and zero at the start: the sum of its rows is the gradient.
 Status mlp_bwd(DType, const void* grad_out, const MlpInputs&, const void* parameters, const MlpInputGradients&,
                void* grad_parameters, const MlpShape&, Stream);
 

@@ -58,7 +58,7 @@ std::tuple<std::vector<Tensor>, Tensor> backward(const Tensor& grad_out_in, cons
     grad_inputs.push_back(wanted[i] ? empty(in.rows[i], shape_of(in.rows[i])) : nothing(in.rows[i]));
     if (wanted[i]) pointers.rows[i] = out(grad_inputs[i]);
   }
-  Tensor grad_parameters = zeros(parameters, {MLP_PARTS, in.shape.parameters()}, wide(parameters.scalar_type()));
+  Tensor grad_parameters = zeros(parameters, {parameters.is_cpu() ? MLP_CPU_PARTS : MLP_PARTS, in.shape.parameters()}, wide(parameters.scalar_type()));
   ran("mlp_bwd", mlp_bwd(dtype_of(parameters), data(grad_out), in.pointers(), data(parameters), pointers,
                          out(grad_parameters), in.shape, device.stream));
   return {grad_inputs, grad_parameters};

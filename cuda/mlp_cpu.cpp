@@ -174,8 +174,8 @@ Status mlp_bwd(DType dtype, const void* grad_out, const MlpInputs& inputs, const
     int widest = 0;
     for (int l = 0; l <= s.n_layers; ++l) widest = std::max(widest, padded(s.width[l]));
     // The parts do not depend on the number of threads, nor do then the sums.
-    const int64_t groups = (s.n_rows + GROUP - 1) / GROUP, per_part = (groups + MLP_PARTS - 1) / MLP_PARTS;
-    parallel(MLP_PARTS, 1, [&](int64_t begin, int64_t end) {
+    const int64_t groups = (s.n_rows + GROUP - 1) / GROUP, per_part = (groups + MLP_CPU_PARTS - 1) / MLP_CPU_PARTS;
+    parallel(MLP_CPU_PARTS, 1, [&](int64_t begin, int64_t end) {
       Activations<T> at(layers);
       std::vector<A> grad[2] = {std::vector<A>(size_t(GROUP) * widest), std::vector<A>(size_t(GROUP) * widest)};
       for (int64_t part = begin; part < end; ++part)

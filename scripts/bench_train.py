@@ -3,9 +3,11 @@
 """Train a scene against the clock: PSNR on held-out views over seconds, time per step, frames per second.
 
     python scripts/bench_train.py --config configs/lego.toml --data.path scenes/lego --seconds 60 --seeds 0 1 2
-    python scripts/bench_train.py --config configs/lego.toml --variants "" "model.aggregator=false" --out ablation.json
+    python scripts/bench_train.py --config configs/lego.toml --variants "" "model.aggregator=false" --json ablation.json
+    python scripts/bench_train.py --show docs/benchmarks/train_h200.json --draw docs/benchmarks/lego.png
 
-The clock starts before the first step and stands still while views are scored.
+The clock starts before the first step and stands still while views are scored. With --steps, every variant trains that
+many steps, however long they take.
 """
 
 from __future__ import annotations
@@ -37,12 +39,15 @@ class BenchOptions(config.Config):
 
     config: tuple[str, ...] = ()  # TOML files
     seconds: float = 60.0  # of training
+    steps: int = 0  # of training, instead
     at: tuple[float, ...] = (5, 10, 20, 30, 45)  # also score at these times [s]
     seeds: tuple[int, ...] = (0,)
     variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.state=16"
     views: int = 0  # score on that many views; 0: all
     frames: int = 50  # rendered to measure frames per second
-    json: Path | None = None  # file to write
+    json: Path | None = None  # file to which the results are added
+    show: Path | None = None  # print that file as Markdown tables, and measure nothing
+    draw: Path | None = None  # and draw its curves to this picture
     resume: str = ""
 
 
@@ -50,20 +55,31 @@ def main(arguments: list[str]) -> int:
     base = config.load(_after(arguments, "--config"))
     default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
     options = tyro.cli(BenchOptions, args=arguments, default=default, prog="scripts/bench_train.py", **cli.TYRO)
+    if options.show:
+        report = json.loads(options.show.read_text())
+        print(markdown(report["runs"]))
+        if options.draw:
+            draw(report["runs"], options.draw)
+        return 0
     device = run.pick_device(options.device)
-    ops.set_backend(options.ops.backend, options.ops.overrides())
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     train, test = scene.split("train"), scene.split(options.eval.split)
     pixels, truth = train.load(), test.load()
-    results = []
     for variant in options.variants:
         for seed in options.seeds:
-            results.append(measure(options, variant, seed, train, pixels, test, truth, device))
-            print(line_of(results[-1]), flush=True)
+            result = {"scene": f"{scene.name} {test.cameras.width}x{test.cameras.height}", "views": len(truth)}
+            result |= measure(options, variant, seed, train, pixels, test, truth, device)
+            print(line_of(result), flush=True)
             if options.json:
-                report = {"device": device_name(device), "versions": versions(), "scene": scene.name, "runs": results}
-                options.json.write_text(json.dumps(report, indent=1) + "\n")
+                add_to(options.json, result, device)
     return 0
+
+
+def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
+    """Add a result to a file of results, or begin one."""
+    runs = json.loads(file.read_text())["runs"] if file.exists() else []
+    report = {"device": device_name(device), "versions": versions(), "runs": [*runs, result]}
+    file.write_text(json.dumps(report, indent=1) + "\n")
 
 
 def _after(arguments: list[str], name: str) -> list[str]:
@@ -79,7 +95,9 @@ def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
     """The configuration with the changes of a variant."""
     values = config.to_dict(options)
     values["seed"] = seed
-    values["trainer"]["max_seconds"] = options.seconds
+    values["trainer"]["max_seconds"] = 0.0 if options.steps else options.seconds
+    if options.steps:
+        values["trainer"]["steps"] = options.steps
     for change in filter(None, variant.split(",")):
         name, _, value = change.partition("=")
         group, _, key = name.partition(".")
@@ -91,11 +109,13 @@ def measure(
     options: BenchOptions, variant: str, seed: int, train: Views, pixels, test: Views, truth, device: torch.device
 ) -> dict[str, Any]:
     settings = varied(options, variant, seed)
+    ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(settings, train.cameras, pixels, Path(tempfile.mkdtemp()), device)
     curve: list[dict[str, float]] = []
-    marks = sorted({*(t for t in options.at if t < options.seconds), options.seconds})
+    end = float("inf") if options.steps else options.seconds
+    marks = sorted({*(t for t in options.at if t < end), end})
     samples = rays = 0
     began = time.perf_counter()
     for mark in marks:
@@ -150,6 +170,55 @@ def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torc
     began = time.perf_counter()
     render(range(n_frames))
     return n_frames / (time.perf_counter() - began)
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """A line for each variant: mean and spread over the seeds."""
+    lines = [
+        "| scene | variant | training | seeds | PSNR [dB] | steps | ms a step | samples, rays a step | frames/s | GB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for r in runs:
+        budget = f"{r['steps']} steps" if r["preset"]["max_seconds"] == 0 else f"{r['preset']['max_seconds']:g} s"
+        groups.setdefault((r["scene"], r["variant"] or "default", budget), []).append(r)
+    for (scene, variant, budget), group in groups.items():
+        psnr = [r["psnr"] for r in group]
+        mean = {k: sum(r[k] for r in group) / len(group) for k in group[0] if isinstance(group[0][k], int | float)}
+        spread = f" (± {(max(psnr) - min(psnr)) / 2:.2f})" if len(group) > 1 else ""
+        lines.append(
+            f"| {scene} | {variant} | {budget} | {len(group)} | {mean['psnr']:.2f}{spread} | {mean['steps']:.0f} | "
+            f"{mean['ms_per_step']:.2f} | {mean['samples_per_step']:.0f}, {mean['rays_per_step']:.0f} | "
+            f"{mean['fps']:.0f} | {mean.get('peak_gb', 0):.1f} |"
+        )
+    return "\n".join(lines)
+
+
+# nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: PSNR of training batches, at the end of 25 test views.
+PEER = ((8, 31.2), (16, 33.4), (38, 34.8), (148, 35.86))
+
+
+def draw(runs: list[dict[str, Any]], file: Path) -> None:
+    """PSNR over seconds of the default variant on lego, and of the peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for r in runs:
+        if r["scene"].startswith("lego") and not r["variant"] and r["preset"]["max_seconds"]:
+            seconds, psnr = ([point[key] for point in r["curve"]] for key in ("seconds", "psnr"))
+            axes.plot(seconds, psnr, "o-", color="tab:blue", alpha=0.6, markersize=3)
+    axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line for each seed and budget")
+    *batches, last = PEER
+    axes.plot(*zip(*batches, strict=True), "s--", color="tab:orange", label="nerfacc + tiny-cuda-nn, training batches")
+    axes.plot(*last, "*", color="tab:orange", markersize=12, label="the same, test views")
+    axes.set(xscale="log", xlabel="seconds of training, one H200", ylabel="PSNR [dB]", title="lego 800x800")
+    axes.set_xticks([2, 5, 10, 20, 40, 80, 160], ["2", "5", "10", "20", "40", "80", "160"])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
 
 
 def line_of(result: dict[str, Any]) -> str:

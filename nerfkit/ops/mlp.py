@@ -151,11 +151,12 @@ def _(inputs, parameters, widths):
     return parameters.new_empty(inputs[0].shape[0], widths[-1])
 
 
-MLP_PARTS = 256  # of cuda/mlp.h
+MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp.h
 
 
 @native.fake("_mlp_bwd")
 def _(grad_out, inputs, parameters, widths, wanted):
     wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
+    parts = MLP_PARTS if parameters.is_cuda else MLP_CPU_PARTS
     grads = [x.new_empty(x.shape if need else 0) for x, need in zip(inputs, wanted, strict=True)]
-    return grads, parameters.new_empty(MLP_PARTS, parameters.shape[0], dtype=wide)
+    return grads, parameters.new_empty(parts, parameters.shape[0], dtype=wide)
