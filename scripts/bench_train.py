@@ -194,7 +194,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-# nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: PSNR of training batches, at the end of 25 test views.
+# nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
 PEER = ((8, 31.2), (16, 33.4), (38, 34.8), (148, 35.86))
 
 
