@@ -57,6 +57,9 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_place(Tensor origins, Tensor directions, Tensor t_starts, Tensor t_ends, Tensor source_offsets, "
         "Tensor ray_offsets, int n_rows) -> (Tensor, Tensor, Tensor, Tensor)");
 
+  // One row a ray, or with ray_index one for each of its elements, in the type `dtype`.
+  m.def("_spherical_harmonics(Tensor directions, Tensor? ray_index, ScalarType dtype) -> Tensor");
+
   m.def("_composite(Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
         "Tensor background) -> (Tensor, Tensor, Tensor, Tensor)");
   m.def("_composite_bwd(Tensor grad_color, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, "

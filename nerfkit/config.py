@@ -111,6 +111,7 @@ class OpsConfig:
     march: OpBackend = "same"
     visible: OpBackend = "same"
     place: OpBackend = "same"
+    spherical_harmonics: OpBackend = "same"
     composite: OpBackend = "same"
 
     def overrides(self) -> dict[str, str]:

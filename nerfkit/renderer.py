@@ -18,9 +18,10 @@ from nerfkit.aggregator import RayAggregator
 from nerfkit.cameras import Rays
 from nerfkit.compositing import Rendering, composite_samples
 from nerfkit.config import Config
-from nerfkit.decoder import Decoder, SphericalHarmonics
+from nerfkit.decoder import Decoder
 from nerfkit.encoder import RayEncoder
 from nerfkit.grid import FeatureGrid
+from nerfkit.ops import spherical_harmonics
 from nerfkit.sampling import Sampler, Samples
 
 
@@ -36,7 +37,6 @@ class Renderer(nn.Module):
         self.grid = FeatureGrid(model, box)
         self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
         self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
-        self.harmonics = SphericalHarmonics()
         self.decoder = Decoder(model, self.grid.n_features)
 
     def forward(
@@ -52,8 +52,7 @@ class Renderer(nn.Module):
             encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features
             state = self.aggregator(encoded, samples.ray_offsets) if self.aggregator else None
             density, embedding = self.decoder.density(features)
-            directions = self.harmonics(rays.directions).to(embedding.dtype)  # [R, 16]
-            directions = directions.gather(0, samples.ray_index[:, None].expand(-1, directions.shape[1]))  # [N, 16]
+            directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
             rgb = self.decoder.color(embedding, directions, *context)
             return composite_samples(samples, density, rgb, background), samples

@@ -32,7 +32,7 @@ from nerfkit import ops  # noqa: E402
 from nerfkit.ops import native  # noqa: E402
 from nerfkit.ops.grid_encode import level_entries  # noqa: E402
 from nerfkit.ops.mlp import n_parameters  # noqa: E402
-from nerfkit.ops.packed import dense_offsets, offsets_from_counts  # noqa: E402
+from nerfkit.ops.packed import dense_offsets, offsets_from_counts, ray_indices  # noqa: E402
 from scripts.timing import Timer, copy_bandwidth, graphed  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value
@@ -427,6 +427,24 @@ def place_work(device: str, n_rows: int = 2**19) -> Iterator[Work]:
     )
 
 
+def spherical_harmonics_work(device: str) -> Iterator[Work]:
+    _, offsets = marched_rays(device, rays=25000)
+    rays, n = offsets.shape[0] - 1, int(offsets[-1])
+    directions, ray_index = F.normalize(rand(rays, 3, device=device), dim=-1), ray_indices(offsets, n)
+    for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
+        call = lambda dtype=dtype: ops.spherical_harmonics(directions, ray_index, dtype)  # noqa: E731
+        yield Work(
+            "spherical_harmonics",
+            f"{n} samples of {rays} rays, {str(dtype)[6:]}",
+            {"directions": directions},
+            call,
+            under("torch", call),
+            "definition",
+            size_of(directions, ray_index) + n * 16 * dtype.itemsize,
+            parts=("forward", "wall forward"),
+        )
+
+
 WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "trilinear": trilinear_work,
     "grid_encode": grid_encode_work,
@@ -439,6 +457,7 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "march": march_work,
     "visible": visible_work,
     "place": place_work,
+    "spherical_harmonics": spherical_harmonics_work,
 }
 
 

@@ -15,6 +15,7 @@ from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
 from nerfkit.ops.mlp import mlp
 from nerfkit.ops.place import place
+from nerfkit.ops.spherical_harmonics import spherical_harmonics
 from nerfkit.ops.trilinear import trilinear
 from nerfkit.ops.visible import visible
 
@@ -35,6 +36,7 @@ __all__ = [
     "resolve",
     "resolved",
     "set_backend",
+    "spherical_harmonics",
     "trilinear",
     "visible",
 ]

@@ -28,6 +28,7 @@ OPS = (
     "march",
     "visible",
     "place",
+    "spherical_harmonics",
     "composite",
 )
 BACKENDS = ("torch", "cpp", "cuda")

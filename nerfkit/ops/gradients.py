@@ -35,11 +35,12 @@ def no_second_derivative(op: str, gradients: tuple[Tensor, ...], inputs: tuple[T
 def through_definition(
     definition: Callable, arguments: Sequence, needs_grad: Sequence[bool], grad_outputs: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of those `arguments` that need one, which can themselves be differentiated.
+    """Gradients of those `arguments` that need one, which with create_graph=True can themselves be differentiated.
 
-    A native backward has no derivative. Where one is wanted (create_graph=True), the definition is run again and
-    autograd differentiates it.
+    A native backward has no derivative. Where one is wanted, or there is no native backward, the definition is run
+    again and autograd differentiates it.
     """
+    again = torch.is_grad_enabled()
     with torch.enable_grad():
         # Views, so that a path from one argument to another, outside of the op, is not counted here.
         arguments = [x.view_as(x) if need else x for x, need in zip(arguments, needs_grad, strict=True)]
@@ -48,7 +49,7 @@ def through_definition(
         pairs = [(x, grad) for x, grad in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
         wanted = [x for x, need in zip(arguments, needs_grad, strict=True) if need]
         outputs, grad_outputs = [x for x, _ in pairs], [grad for _, grad in pairs]
-        gradients = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=True, allow_unused=True))
+        gradients = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=again, allow_unused=True))
     return tuple(next(gradients) if need else None for need in needs_grad)
 
 

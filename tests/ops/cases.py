@@ -18,7 +18,7 @@ from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.mlp import n_parameters
-from nerfkit.ops.packed import offsets_from_counts
+from nerfkit.ops.packed import offsets_from_counts, ray_indices
 
 
 @dataclass(frozen=True)
@@ -203,6 +203,17 @@ def _place(name: str, counts: tuple, source_behind: int, behind: int) -> Case:
     return Case("place", name, make, differentiable=(), keep_wide=(0, 1, 2, 3))
 
 
+def unit_vectors(n: int) -> Tensor:
+    return torch.nn.functional.normalize(normal(n, 3), dim=-1)
+
+
+def _spherical_harmonics(name: str, counts: tuple) -> Case:
+    def make() -> tuple:
+        return unit_vectors(len(counts)), ray_indices(offsets(*counts), sum(counts))
+
+    return Case("spherical_harmonics", name, make, differentiable=(0,), keep_wide=(0,))
+
+
 CASES: list[Case] = [
     *(_trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
     _grid("dense", 9, [2, 4], 2, 4096, _inside),
@@ -234,6 +245,8 @@ CASES: list[Case] = [
     _march("no_rays", 0, (4, 4, 4), 0.1),
     *(_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(_place(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    *(_spherical_harmonics(name, counts) for name, counts in RAYS.items()),
+    Case("spherical_harmonics", "a_row_a_ray", lambda: (unit_vectors(9),), differentiable=(0,), keep_wide=(0,)),
     *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
 ]  # fmt: skip
 

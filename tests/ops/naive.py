@@ -148,6 +148,21 @@ def place(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_
     return positions, starts, ends, ray_index
 
 
+def spherical_harmonics(directions, ray_index=None):
+    rows = directions if ray_index is None else directions[ray_index]
+    out = np.zeros((len(rows), 16))
+    for n, (x, y, z) in enumerate(rows):
+        for column in range(16):
+            degree = math.isqrt(column)
+            order = column - degree**2 - degree
+            k = abs(order)
+            share = (2 * degree + 1) / (4 * math.pi) * math.factorial(degree - k) / math.factorial(degree + k)
+            turn = (x + 1j * y) ** k
+            around = math.sqrt(2) * turn.imag if order < 0 else 1 if order == 0 else math.sqrt(2) * turn.real
+            out[n, column] = (-1) ** k * math.sqrt(share) * np.polynomial.Legendre.basis(degree).deriv(k)(z) * around
+    return (out,)
+
+
 def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
     rays = rays_of(ray_offsets)
     color, opacity, depth = np.zeros((len(rays), 3)), np.zeros(len(rays)), np.zeros(len(rays))

@@ -125,6 +125,11 @@ def composite(units: int, make: Make) -> Problem:
     return Problem(arguments, rows, ("background",), (1, 1, 1, SAMPLES), fixed=("t_starts", "t_ends"))
 
 
+def spherical_harmonics(units: int, make: Make) -> Problem:
+    directions = make(units, 3, dtype=torch.float32)
+    return Problem({"directions": directions, "dtype": make.dtype}, {"directions": 1})
+
+
 @dataclass(frozen=True)
 class Large:
     op: str
@@ -143,6 +148,7 @@ LARGE = [
     Large("lltm_cell", lltm_cell, 2**25 + 101, 50e9),  # gates, and h beside the input
     Large("lltm", lltm, 2**20 + 101, 75e9),  # input, h, gates
     Large("composite", composite, 2**25 + 101, 65e9),  # density, rgb
+    Large("spherical_harmonics", spherical_harmonics, 2**27 + 101, 60e9),  # out, and the definition's on the way back
 ]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
-from tests.ops.cases import Case, between, normal, offsets, place_inputs, visible_inputs
+from tests.ops.cases import Case, between, normal, offsets, place_inputs, unit_vectors, visible_inputs
 from tests.ops.harness import as_tuple, fused_params
 
 # Share of the largest value. Inputs are the same, so what differs is the order of sums, what half types round on the
@@ -168,11 +168,21 @@ def place(draw) -> Case:
     return Case("place", "drawn", make, (), keep_wide=(0, 1, 2, 3)), {}
 
 
+@st.composite
+def spherical_harmonics(draw) -> Case:
+    rays, n, per_sample = draw(Int(1, 3000)), draw(Int(0, 3000)), draw(st.booleans())
+
+    def make() -> tuple:
+        return unit_vectors(rays), torch.randint(rays, (n,)) if per_sample else None
+
+    return Case("spherical_harmonics", "drawn", make, (0,), keep_wide=(0,)), {}
+
+
 DRAWN = {
     "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
     "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
     "mlp": mlp(),
-    "visible": visible(), "place": place(),
+    "visible": visible(), "place": place(), "spherical_harmonics": spherical_harmonics(),
 }  # fmt: skip
 
 

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Real spherical harmonics of ray directions, for each ray or each sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nerfkit.ops import autocast, native
+from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
+from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import through_definition, wants_gradient
+
+N_HARMONICS = 16  # of degrees 0 to 3
+
+
+def spherical_harmonics(
+    directions: Tensor,  # [R, 3]
+    ray_index: Tensor | None = None,  # [N]
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    r"""Real spherical harmonics of degrees 0 to 3, orthonormal over the sphere.
+
+    For degree l and order m, :math:`-l \le m \le l`, with k = \|m\| and P the Legendre polynomials, column
+    :math:`l^2 + l + m` is
+
+    .. math::
+        Y_l^m(x, y, z) = (-1)^k \sqrt{\tfrac{2l + 1}{4\pi} \tfrac{(l - k)!}{(l + k)!}}\; P_l^{(k)}(z)
+        \begin{cases} \sqrt{2}\, \mathrm{Im} (x + iy)^k & m < 0 \\ 1 & m = 0 \\
+        \sqrt{2}\, \mathrm{Re} (x + iy)^k & m > 0 \end{cases}
+
+    Args:
+        directions: [R, 3] of unit length. Any other is put into the same polynomials.
+        ray_index: [N] int64 ray of each row of the result, 0 <= ray_index < R; without it a row for each ray.
+            On a CPU a wrong one is an error; on a GPU, where reading it would stall, it is the caller's promise.
+        dtype: of the result; that of directions if None.
+
+    Returns:
+        [N, 16], or [R, 16] without ray_index.
+
+    dtype: directions float32 or float64, computed in that; the result of any floating type.
+    Differentiable in directions.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, IndexError or RuntimeError for a
+    ray_index on a CPU.
+    Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
+
+    >>> up_and_right = torch.tensor([[0.0, 0, 1], [1, 0, 0]])
+    >>> spherical_harmonics(up_and_right)[:, :4]                        # sqrt(1 / 4 pi), sqrt(3 / 4 pi) (-y, z, -x)
+    tensor([[ 0.2821, -0.0000,  0.4886, -0.0000],
+            [ 0.2821, -0.0000,  0.0000, -0.4886]])
+    >>> spherical_harmonics(up_and_right, torch.tensor([0, 0, 1]), torch.float16)[:, 2]
+    tensor([0.4885, 0.4885, 0.0000], dtype=torch.float16)
+    """
+    (directions,) = autocast.cast("spherical_harmonics", directions)
+    check_shape("spherical_harmonics", "directions", directions, ("R", 3))
+    check_dtype("spherical_harmonics", "directions", directions, POSITION_FLOATS)
+    if ray_index is not None:
+        check_shape("spherical_harmonics", "ray_index", ray_index, ("N",))
+        check_dtype("spherical_harmonics", "ray_index", ray_index, (torch.int64,))
+        check_device("spherical_harmonics", directions, ray_index=ray_index)
+    dtype = directions.dtype if dtype is None else dtype
+    if dtype not in FLOATS:
+        raise TypeError(f"spherical_harmonics: dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
+    return implementation("spherical_harmonics", directions)(directions, ray_index, dtype)
+
+
+@implements("spherical_harmonics", "torch")
+def _spherical_harmonics_torch(directions, ray_index, dtype):
+    x, y, z = directions.unbind(1)  # [R] each
+    xx, yy, zz = x * x, y * y, z * z
+    harmonics = torch.stack(  # [R, 16]
+        [
+            torch.full_like(x, 0.28209479177387814),
+            -0.4886025119029199 * y,
+            0.4886025119029199 * z,
+            -0.4886025119029199 * x,
+            1.0925484305920792 * x * y,
+            -1.0925484305920792 * y * z,
+            0.9461746957575601 * zz - 0.31539156525252005,
+            -1.0925484305920792 * x * z,
+            0.5462742152960396 * (xx - yy),
+            0.5900435899266435 * y * (yy - 3 * xx),
+            2.890611442640554 * x * y * z,
+            0.4570457994644657 * y * (1 - 5 * zz),
+            0.3731763325901154 * z * (5 * zz - 3),
+            0.4570457994644657 * x * (1 - 5 * zz),
+            1.445305721320277 * z * (xx - yy),
+            0.5900435899266435 * x * (3 * yy - xx),
+        ],
+        dim=1,
+    )
+    # Rounded last, so that the gradients of a ray's samples are added as they are.
+    return (harmonics if ray_index is None else harmonics.index_select(0, ray_index)).to(dtype)
+
+
+@implements("spherical_harmonics", "cpp", "cuda")
+def _spherical_harmonics_native(directions, ray_index, dtype):
+    if not wants_gradient("spherical_harmonics", directions):
+        return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
+    if torch.compiler.is_compiling():  # which cannot trace a gradient that is asked for in a backward pass
+        return _spherical_harmonics_torch(directions, ray_index, dtype)
+    return _SphericalHarmonics.apply(directions, ray_index, dtype)
+
+
+class _SphericalHarmonics(torch.autograd.Function):
+    """There is no native backward: directions of rays are data, mostly."""
+
+    @staticmethod
+    def forward(ctx, directions, ray_index, dtype):
+        ctx.save_for_backward(directions, ray_index)
+        ctx.dtype = dtype
+        return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        arguments = *ctx.saved_tensors, ctx.dtype
+        return through_definition(_spherical_harmonics_torch, arguments, ctx.needs_input_grad, [grad_out])
+
+
+@native.fake("_spherical_harmonics")
+def _(directions, ray_index, dtype):
+    rows = directions if ray_index is None else ray_index
+    return directions.new_empty(rows.shape[0], N_HARMONICS, dtype=dtype)
