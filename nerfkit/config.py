@@ -47,7 +47,7 @@ class ModelConfig:
 
     levels: int = 16  # grid levels
     features: int = 2  # features per level and vertex
-    log2_table: int = 19  # log2 of the most rows of a level; larger levels are hashed
+    log2_table: int = 20  # log2 of the most rows of a level; larger levels are hashed
     base_resolution: int = 16  # cells a side of the coarsest level
     max_resolution: int = 2048  # cells a side of the finest level
     hidden: int = 64  # width of the decoder's hidden layers
@@ -55,7 +55,7 @@ class ModelConfig:
     encoder: bool = True  # depthwise convolution along the ray, a residual on color
     kernel: int = 3  # taps of that convolution (odd)
     aggregator: bool = True  # LLTM along the ray, a residual on color
-    state: int = 32  # size of the LLTM's state
+    state: int = 16  # size of the LLTM's state
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
@@ -70,7 +70,7 @@ class SamplingConfig:
     occupancy_every: int = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: int = 256  # training steps in which an update visits every cell
     occupancy_threshold: float = 0.01  # a cell is occupied above this opacity per interval
-    candidates: float = 2.0  # room in a step's graph for samples in occupied cells, to one that light reaches
+    candidates: float = 3.0  # room in a step's graph for samples in occupied cells, to one that light reaches
     min_transmittance: float = 1e-4  # samples behind less light than this are dropped
 
 
@@ -82,7 +82,7 @@ class TrainerConfig:
     max_seconds: float = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
     samples: int = 262144  # samples per step that the number of rays is steered to; at most that many in a graph
     max_rays: int = 65536  # rays per step at most
-    learning_rate: float = 0.01  # of Adam, after the warm-up
+    learning_rate: float = 0.02  # of Adam, after the warm-up
     final_learning_rate: float = 0.0003  # at the last step
     warmup: int = 100  # steps in which the learning rate rises
     capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend

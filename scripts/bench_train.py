@@ -45,6 +45,7 @@ class BenchOptions(config.Config):
     variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.state=16"
     views: int = 0  # score on that many views; 0: all
     frames: int = 50  # rendered to measure frames per second
+    profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
     show: Path | None = None  # print that file as Markdown tables, and measure nothing
     draw: Path | None = None  # and draw its curves to this picture
@@ -130,7 +131,8 @@ def measure(
         curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score, 3)})
         print(f"  {variant or 'default'} seed {seed}: {curve[-1]}", flush=True)
         began = time.perf_counter()
-    return {
+    profile = {"profile": step_profile(trainer)} if options.profile else {}
+    return profile | {
         "variant": variant,
         "seed": seed,
         "preset": asdict(settings.model) | asdict(settings.sampling) | asdict(settings.trainer),
@@ -144,6 +146,32 @@ def measure(
         "rays_per_step": round(rays / trainer.step),
         "fps": round(frames_per_second(trainer, test, options.frames, device), 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
+    }
+
+
+def step_profile(trainer: Trainer, steps: int = 64) -> dict[str, Any]:
+    """Share of the time that the GPU computes, and the kernels that take most of it [us a step]."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            trainer.train_step()
+        torch.cuda.synchronize()
+    kernels = sorted(
+        (e.time_range.start, e.time_range.end, e.name)
+        for e in trace.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA
+    )
+    busy, until, by_name = 0.0, kernels[0][0], {}
+    for start, end, name in kernels:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+        by_name[name] = by_name.get(name, 0.0) + (end - start) / steps
+    top = sorted(by_name.items(), key=lambda item: -item[1])[:20]
+    return {
+        "busy_share": round(busy / (until - kernels[0][0]), 4),
+        "kernels_per_step": round(len(kernels) / steps),
+        "us_per_step": {name[:120]: round(us, 1) for name, us in top},
     }
 
 
