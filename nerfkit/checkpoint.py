@@ -19,7 +19,7 @@ from torch import Tensor
 from nerfkit.errors import RunError
 from nerfkit.files import write_aside
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BROKEN = (OSError, ValueError, KeyError, SafetensorError)  # what reading a cut or foreign file raises
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 

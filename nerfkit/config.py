@@ -195,7 +195,7 @@ def dump(config: Config, path: Path) -> None:
 # What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
-    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "eval.", "ops.",
+    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture", "eval.", "ops.",
 )  # fmt: skip
 
 
@@ -216,7 +216,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 POSITIVE = (
     "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
     "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
-    "sampling.occupancy_every", "sampling.candidates", "trainer.steps", "trainer.samples", "trainer.max_rays",
+    "sampling.occupancy_every", "trainer.steps", "trainer.samples", "trainer.max_rays",
     "trainer.learning_rate", "trainer.final_learning_rate", "trainer.log_every",
 )  # fmt: skip
 
@@ -238,5 +238,7 @@ def check(config: Config) -> None:
             f"model.max_resolution ({config.model.max_resolution}) must be at least "
             f"model.base_resolution ({config.model.base_resolution})"
         )
+    if config.sampling.candidates < 1:
+        raise ConfigError(f"sampling.candidates must be at least 1, got {config.sampling.candidates}")
     if config.sampling.near >= config.sampling.far:
         raise ConfigError(f"sampling.near ({config.sampling.near}) must be below sampling.far ({config.sampling.far})")

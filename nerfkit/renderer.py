@@ -11,6 +11,8 @@ compositing density, rgb, intervals      -> color [R, 3], opacity [R], depth [R]
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,7 @@ class Renderer(nn.Module):
         super().__init__()
         box = torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
         model = config.model
-        self.half = model.precision == "float16"
+        self.half_precision = model.precision == "float16"
         self.sampler = Sampler(config.sampling, box)
         self.grid = FeatureGrid(model, box)
         self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
@@ -70,8 +72,9 @@ class Renderer(nn.Module):
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """Half precision for features and networks on a GPU."""
+    def autocast(self, device: torch.device) -> AbstractContextManager:
+        """Half precision for features and networks on a GPU; elsewhere as the caller has it."""
         # Without the cache: it would keep what is cast without gradients for where they are wanted.
-        half = self.half and device.type == "cuda"
-        return torch.autocast(device.type, torch.float16, enabled=half, cache_enabled=False)
+        if self.half_precision and device.type == "cuda":
+            return torch.autocast(device.type, torch.float16, cache_enabled=False)
+        return nullcontext()

@@ -102,7 +102,7 @@ class Sampler(nn.Module):
         device, n_cells = self.opacity.device, self.opacity.numel()
         anywhere = torch.randint(n_cells, (n_cells // 4,), device=device)
         upto = self.occupancy.flatten().cumsum(0)  # [n_cells] occupied cells, this one included
-        chosen = (torch.rand(n_cells // 8, device=device) * upto[-1]).long()
+        chosen = (torch.rand(n_cells // 8, device=device, dtype=torch.float64) * upto[-1]).long()
         occupied = torch.searchsorted(upto, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])
 

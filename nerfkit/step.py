@@ -20,7 +20,8 @@ from nerfkit.scene import BACKGROUNDS, blend
 
 MIN_RAYS = 64
 FULL = 0.95  # share of the room for samples that the number of rays is steered to: they vary from step to step
-LOSS_SCALE = 1024.0  # keeps half-precision gradients above what rounds to 0; Adam's steps do not depend on it
+LOSS_SCALE = 1024.0  # at first; keeps gradients in half precision above what rounds to 0
+PATIENCE = 10  # steps in a row without a finite loss after which training has failed, in half precision
 EAGER_STEPS = 3  # before a step is recorded: libraries and allocator set themselves up in them
 
 
@@ -40,27 +41,48 @@ class TrainingStep:
         self.config, self.renderer, self.cameras, self.images, self.optimizer = (
             config, renderer, cameras, images, optimizer,
         )  # fmt: skip
-        device = images.device
+        self.device = device = images.device
         self.n_rays = torch.tensor(first_n_rays(config), device=device)
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rays, samples
-        self.failed = torch.zeros((), device=device)  # 1 after a loss that is not finite: Adam stands still
+        self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
         self.loss = torch.zeros((), device=device)
         self.trained: dict[str, Tensor] = {}  # rays and rendering of the last step
         self.steps = 0  # since `read`
-        self.is_fixed = device.type == "cuda" and config.trainer.capture and _all_fused(device)
+        self.backends = ops.choices()
+        self.is_fixed = self._is_fixed()
+        # Skips a step whose gradients are not finite, and then scales the loss by less.
+        is_half = renderer.half_precision and device.type == "cuda"
+        self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # that a step is recorded on
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager_steps = 0
 
     def __call__(self) -> None:
         self.steps += 1
+        if ops.choices() != self.backends:  # changed on the way
+            self.forget()
+            self.backends, self.is_fixed = ops.choices(), self._is_fixed()
         if not self.is_fixed:
             return self._run()
-        if self.eager_steps < EAGER_STEPS:
-            self.eager_steps += 1
-            return self._run_beside()
-        if self.graph is None:
-            self._record()
-        self.graph.replay()
+        with torch.cuda.device(self.device):
+            if self.eager_steps < EAGER_STEPS:
+                self.eager_steps += 1
+                return self._run_beside()
+            if self.graph is None:
+                self._record()
+            self.graph.replay()
+
+    def forget(self) -> None:
+        """Forget what was recorded, and what went wrong: after tensors that a step uses were replaced by others."""
+        self.graph, self.eager_steps = None, 0
+        self.not_finite.zero_()
+        self.sums.zero_()
+        self.steps = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether the loss is not finite; a step in half precision may be so now and then. This waits for the GPU."""
+        return bool(self.not_finite >= (PATIENCE if self.scaler.is_enabled() else 1))
 
     def read(self) -> Sums:
         """Sums since the last call; this waits for the GPU."""
@@ -73,13 +95,16 @@ class TrainingStep:
     def _run(self) -> None:
         loss, whole, n_samples = self._forward()
         self.loss = loss.detach()
-        self.failed.copy_(self.failed.maximum((~self.loss.isfinite()).float()))
+        is_finite = self.loss.isfinite()
+        self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))
+        if not self.is_fixed and self.failed:
+            return
         self.optimizer.zero_grad()
-        (loss * LOSS_SCALE).backward()
-        self.optimizer.found_inf = self.failed
-        self.optimizer.step()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         n_whole = whole.sum()
-        self.sums += torch.stack([self.loss.double(), n_whole.double(), n_samples.double()])
+        self.sums += torch.stack([torch.where(is_finite, self.loss, 0).double(), n_whole.double(), n_samples.double()])
         self._steer(n_whole, n_samples)
 
     def _forward(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -118,27 +143,34 @@ class TrainingStep:
         self.n_rays.copy_(wanted)
 
     def _run_beside(self) -> None:
-        """A step on another stream, as recording wants those before it."""
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        """A step on the stream of recording, as it wants those before it."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             self._run()
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
 
     def _record(self) -> None:
         self.optimizer.zero_grad()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=self.stream):
             self._run()
+        self.graph = graph
+
+    def _is_fixed(self) -> bool:
+        """Whether a step has fixed sizes: on a GPU where all ops are fused, if the longest ray has room."""
+        if self.device.type != "cuda" or not self.config.trainer.capture:
+            return False
+        fused = all(resolved.backend == "cuda" for resolved in ops.resolved(self.device).values())
+        return fused and longest_ray(self.config) <= self.config.trainer.samples
 
 
-def _all_fused(device: torch.device) -> bool:
-    return all(resolved.backend == "cuda" for resolved in ops.resolved(device).values())
+def longest_ray(config: Config) -> float:
+    """Samples of a ray along the diagonal of the box, all of whose cells are occupied."""
+    box = torch.tensor(config.data.box).view(2, 3)
+    return (box[1] - box[0]).norm().item() / config.sampling.step
 
 
 def first_n_rays(config: Config) -> int:
-    """Rays of the first step: while all cells are occupied, a ray has as many samples as steps fit into the box."""
-    box = torch.tensor(config.data.box).view(2, 3)
-    per_ray = ((box[1] - box[0]).norm() / config.sampling.step).item()
+    """Rays of the first step: as if each were the longest."""
     settings = config.trainer
-    return int(min(max(settings.samples / per_ray, MIN_RAYS), settings.max_rays))
+    return int(min(max(settings.samples / longest_ray(config), MIN_RAYS), settings.max_rays))

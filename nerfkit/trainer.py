@@ -81,9 +81,13 @@ class Trainer:
                 if settings.save_every and self.step % settings.save_every == 0:
                     self.save()
                     saved_at = self.step
+            began = time.perf_counter()
+            self._check_finite()  # waits for the steps that are still on their way
+            self.seconds += time.perf_counter() - began
             if saved_at != self.step:
                 self.save()
         finally:
+            self.training_step.forget()  # and the memory that a recorded step holds
             bar.close()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -110,6 +114,7 @@ class Trainer:
         """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one."""
         if not all(bool(p.isfinite().all()) for p in self.renderer.parameters()):
             self._stop_not_finite("a parameter is not finite", {})
+        self._check_finite()
         tensors = {f"model.{name}": value for name, value in self.renderer.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -119,6 +124,7 @@ class Trainer:
             "seconds": self.seconds,
             "n_rays": int(self.training_step.n_rays),
             "random": random_state,
+            "scaler": self.training_step.scaler.state_dict(),
             "backend": self.backends(),
             "versions": versions(),
         }
@@ -140,6 +146,9 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
         self.step, self.seconds = state["step"], state["seconds"]
         self.training_step.n_rays.fill_(state["n_rays"])
+        if self.training_step.scaler.is_enabled() and state.get("scaler"):
+            self.training_step.scaler.load_state_dict(state["scaler"])
+        self.training_step.forget()
         restore_random_states(checkpoint.part(tensors, "random"), state["random"])
         self._forget_log()
 

@@ -26,6 +26,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import cli, config, ops, run  # noqa: E402
+from nerfkit.errors import TrainingError  # noqa: E402
 from nerfkit.image import PictureRenderer  # noqa: E402
 from nerfkit.metrics import psnr  # noqa: E402
 from nerfkit.scene import Views, blend, load_scene  # noqa: E402
@@ -124,6 +125,8 @@ def measure(
             for _ in range(20):
                 trainer.train_step()
             sums = trainer.training_step.read()
+            if trainer.training_step.failed:
+                raise TrainingError(f"{variant or 'default'}, seed {seed}: no finite loss at step {trainer.step}")
             samples, rays = samples + sums.samples, rays + sums.rays
             trainer.seconds += time.perf_counter() - began
             began = time.perf_counter()

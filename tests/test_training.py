@@ -250,6 +250,61 @@ def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
 
 
 @pytest.mark.cuda
+def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
+    trainer = make_trainer(gpu_config, tmp_path / "run")
+    for _ in range(10):
+        trainer.train_step()
+    bias = trainer.renderer.decoder.color_net.layers()[-1][1]
+    with torch.no_grad():
+        kept = bias.clone()
+        bias.fill_(float("nan"))
+        trainer.train_step()
+        bias.copy_(kept)
+    for _ in range(10):
+        trainer.train_step()
+    assert not trainer.training_step.failed and trainer.training_step.loss.isfinite()
+    assert all(p.isfinite().all() for p in trainer.renderer.parameters())
+
+
+@pytest.mark.cuda
+def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
+    small_config.device, small_config.model.levels = "cuda", 8
+    trainer = make_trainer(small_config, tmp_path / "run")
+    for backend, fixed in (("cuda", True), ("torch", False), ("cuda", True)):
+        with ops.backend(backend):
+            for _ in range(6):
+                trainer.train_step()
+            assert trainer.training_step.is_fixed == fixed and (trainer.training_step.graph is not None) == fixed
+    trainer.save()
+    trainer.restore()
+    trainer.train_step()
+    assert trainer.training_step.graph is None, "what it was recorded with is gone"
+
+
+@pytest.mark.two_gpus
+def test_training_on_the_second_gpu(small_config, tmp_path):
+    small_config.device, small_config.model.levels = "cuda:1", 8
+    trainer = make_trainer(small_config, tmp_path / "run")
+    before = trainer.renderer.grid.table.detach().clone()
+    for _ in range(6):
+        trainer.train_step()
+    assert trainer.training_step.graph is not None and not torch.equal(trainer.renderer.grid.table, before)
+
+
+def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.log_every = 5, 100
+    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer.save()
+    trainer.training_step.is_fixed = True  # the sizes alone: there is no graph on a CPU
+    trainer.training_step._is_fixed = lambda: True
+    trainer.train_step = lambda: (trainer.training_step._run(), setattr(trainer, "step", trainer.step + 1))
+    with torch.no_grad():
+        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        trainer.train()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("backend", ["torch", "cuda"])
 def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend: str):
     small_config.device, small_config.trainer.steps, small_config.model.levels = "cuda", 200, 8
@@ -336,7 +391,7 @@ def test_no_and_other_checkpoints(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 99)
     checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {})
     monkeypatch.undo()
-    with pytest.raises(RunError, match="has checkpoint format 99, this nerfkit reads 1"):
+    with pytest.raises(RunError, match="has checkpoint format 99, this nerfkit reads 2"):
         checkpoint.load(tmp_path)
 
 

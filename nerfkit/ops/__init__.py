@@ -8,7 +8,7 @@ L levels, H state, I input; ``t`` a distance along a ray.
 from nerfkit.ops.composite import composite
 from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
 from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
-from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, resolve, resolved, set_backend
+from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
 from nerfkit.ops.grid_encode import grid_encode
 from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
@@ -24,6 +24,7 @@ __all__ = [
     "Resolved",
     "available",
     "backend",
+    "choices",
     "composite",
     "depthwise_conv1d",
     "depthwise_conv2d",

@@ -132,6 +132,11 @@ def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) 
     _choice.update(choice)
 
 
+def choices() -> dict[str, str]:
+    """The backend that was chosen for each op, as "auto" where none was."""
+    return dict(_choice)
+
+
 @contextmanager
 def backend(default: str | None = None, overrides: dict[str, str] | None = None) -> Iterator[None]:
     """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``
