@@ -131,7 +131,8 @@ def measure(
             trainer.seconds += time.perf_counter() - began
             began = time.perf_counter()
         score = mean_psnr(trainer, test, truth, options.views, device)
-        curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score, 3)})
+        if not curve or curve[-1]["steps"] < trainer.step:
+            curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score, 3)})
         print(f"  {variant or 'default'} seed {seed}: {curve[-1]}", flush=True)
         began = time.perf_counter()
     profile = {"profile": step_profile(trainer)} if options.profile else {}
@@ -203,26 +204,43 @@ def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torc
     return n_frames / (time.perf_counter() - began)
 
 
+def stages_of(r: dict[str, Any]) -> str:
+    """What of the model a run had along the ray, and on which backend."""
+    named = [name for name, key in (("encoder", "encoder"), ("LLTM", "aggregator")) if r["preset"][key]]
+    return (" and ".join(named) or "field") + (", torch backend" if "torch" in r["backend"].values() else "")
+
+
 def markdown(runs: list[dict[str, Any]]) -> str:
-    """A line for each variant: mean and spread over the seeds."""
+    """A line for each preset, stages and budget: mean and half the spread over the seeds whose loss stayed finite."""
     lines = [
-        "| scene | variant | training | seeds | PSNR [dB] | steps | ms a step | samples, rays a step | frames/s | GB |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| scene | along the ray | rows, state, rate | training | PSNR | seeds | steps | ms a step | samples, rays | "
+        "frames/s | GB |",
+        "|---|---|---|---|---|---|---:|---:|---|---:|---:|",
     ]
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for r in runs:
-        budget = f"{r['steps']} steps" if r["preset"]["max_seconds"] == 0 else f"{r['preset']['max_seconds']:g} s"
-        groups.setdefault((r["scene"], r["variant"] or "default", budget), []).append(r)
-    for (scene, variant, budget), group in groups.items():
-        psnr = [r["psnr"] for r in group]
-        mean = {k: sum(r[k] for r in group) / len(group) for k in group[0] if isinstance(group[0][k], int | float)}
-        spread = f" (± {(max(psnr) - min(psnr)) / 2:.2f})" if len(group) > 1 else ""
+        preset = r["preset"]
+        budget = f"{r['steps']} steps" if preset["max_seconds"] == 0 else f"{preset['max_seconds']:g} s"
+        sizes = f"2^{preset['log2_table']}, {preset['state']}, {preset['learning_rate']:g}"
+        extra = {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
+        sizes += "".join(f", {k} {v:g}" for k, v in extra.items())
+        groups.setdefault((r["scene"], stages_of(r), sizes, budget), []).append(r)
+    for names, group in groups.items():
+        scores = [r["psnr"] for r in group if r["psnr"] is not None]
+        spread = f" ± {(max(scores) - min(scores)) / 2:.2f}" if len(scores) > 1 else ""
+        score = f"{sum(scores) / len(scores):.2f}{spread} dB" if scores else "none"
+        keys = ("steps", "ms_per_step", "samples_per_step", "rays_per_step", "fps")
+        steps, ms, samples, rays, fps = (sum(r[k] for r in group) / len(group) for k in keys)
+        memory = max(r["peak_gb"] or 0 for r in group)
         lines.append(
-            f"| {scene} | {variant} | {budget} | {len(group)} | {mean['psnr']:.2f}{spread} | {mean['steps']:.0f} | "
-            f"{mean['ms_per_step']:.2f} | {mean['samples_per_step']:.0f}, {mean['rays_per_step']:.0f} | "
-            f"{mean['fps']:.0f} | {mean.get('peak_gb', 0):.1f} |"
+            f"| {' | '.join(names)} | {score} | {len(scores)} of {len(group)} | {steps:.0f} | {ms:.2f} | "
+            f"{samples / 1e3:.0f}k, {rays / 1e3:.0f}k | {fps:.0f} | {memory:.1f} |"
         )
     return "\n".join(lines)
+
+
+USUAL = {"final_learning_rate": 0.0003, "candidates": 3.0, "occupancy_threshold": 0.01, "max_resolution": 2048,
+         "samples": 262144}  # fmt: skip
 
 
 # nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
@@ -238,10 +256,10 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for r in runs:
-        if r["scene"].startswith("lego") and not r["variant"] and r["preset"]["max_seconds"]:
-            seconds, psnr = ([point[key] for point in r["curve"]] for key in ("seconds", "psnr"))
-            axes.plot(seconds, psnr, "o-", color="tab:blue", alpha=0.6, markersize=3)
-    axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line for each seed and budget")
+        if r["scene"].startswith("lego") and stages_of(r) == "encoder and LLTM" and r["preset"]["max_seconds"]:
+            points = [(point["seconds"], point["psnr"]) for point in r["curve"] if point["psnr"] is not None]
+            axes.plot(*zip(*points, strict=True), "o-", color="tab:blue", alpha=0.4, markersize=3)
+    axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line a run")
     *batches, last = PEER
     axes.plot(*zip(*batches, strict=True), "s--", color="tab:orange", label="nerfacc + tiny-cuda-nn, training batches")
     axes.plot(*last, "*", color="tab:orange", markersize=12, label="the same, test views")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts import bench_train
 from scripts.bench_ops import markdown
 
 
@@ -21,3 +22,8 @@ def test_the_modules_page_runs():
 def test_the_benchmark_page_shows_what_was_measured(name: str):
     page = Path("docs/benchmarks.md").read_text()
     assert markdown(json.loads(Path(f"docs/benchmarks/{name}.json").read_text())).strip() in page
+
+
+def test_the_benchmark_page_shows_how_it_trained():
+    runs = json.loads(Path("docs/benchmarks/train_h200.json").read_text())["runs"]
+    assert bench_train.markdown(runs) in Path("docs/benchmarks.md").read_text()
