@@ -23,3 +23,10 @@ def test_every_file_that_is_named_exists():
 def test_figures_are_the_measured_ones():
     for run in json.loads(Path("docs/measured.json").read_text()):
         assert f"{run['psnr']:.2f} dB" in README, run["what"]
+
+
+def test_figures_of_training_on_a_gpu_are_the_measured_ones():
+    page = Path("docs/benchmarks.md").read_text()
+    on_a_gpu = [line for line in README.splitlines() if "| H200 |" in line]
+    assert on_a_gpu and all(re.search(r"[\d.]+(?= dB)", line)[0] in page for line in on_a_gpu)
+    assert all(f"| {ms} |" in page for ms in re.findall(r"([\d.]+) ms", README))
