@@ -50,7 +50,6 @@ class BenchOptions(config.Config):
     json: Path | None = None  # file to which the results are added
     show: Path | None = None  # print that file as Markdown tables, and measure nothing
     draw: Path | None = None  # and draw its curves to this picture
-    resume: str = ""
 
 
 def main(arguments: list[str]) -> int:
