@@ -40,8 +40,8 @@ def mlp(
     dtype: inputs and parameters share one; half types are summed in float32.
     Differentiable in inputs and parameters. What lies between the layers is computed again in the backward pass.
     On a GPU with 150 KB of shared memory a block (compute capability 8.0, 9.0, 10.0), half types, one or two hidden
-    layers of one width (16, 32 or 64), inputs of a multiple of 16 (128 at most together) and at most 16 outputs take one
-    kernel; all else takes the library's matrix products.
+    layers of one width (16, 32 or 64), inputs of a multiple of 16 (128 at most together) and at most 16 outputs take
+    one kernel; all else takes the library's matrix products.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
     Source: fully fused networks, T. Mueller et al., "Real-time neural radiance caching", 2021 (arXiv:2106.12372).
 
