@@ -16,39 +16,75 @@ constexpr int64_t GRAIN = 16;  // groups that are worth a thread
 
 int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-// out [GROUP, columns] = start [columns] + in [GROUP, depth] matrix [depth, columns]; columns are a multiple of LANES.
-template <class A>
-CLONES void product(const A* in, const A* matrix, const A* start, A* out, int depth, int columns) {
-  for (int j = 0; j < columns; j += LANES) {
-    Pack<A> sum[GROUP];
+// PACKS packs of columns from j on: out [GROUP, columns] = start [columns] + in [GROUP, depth] matrix [depth, columns].
+template <int PACKS, class A>
+HD void product_of_packs(const A* in, const A* matrix, const A* start, A* out, int depth, int columns, int j) {
+  Pack<A> sum[GROUP][PACKS];
 #pragma GCC unroll 8
-    for (int r = 0; r < GROUP; ++r) sum[r] = start ? load(start + j) : Pack<A>{};
-    for (int k = 0; k < depth; ++k) {
-      const Pack<A> row = load(matrix + int64_t(k) * columns + j);
+  for (int r = 0; r < GROUP; ++r)
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) sum[r][p] = start ? load(start + j + p * LANES) : Pack<A>{};
+  for (int k = 0; k < depth; ++k) {
+    Pack<A> row[PACKS];
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) row[p] = load(matrix + int64_t(k) * columns + j + p * LANES);
 #pragma GCC unroll 8
-      for (int r = 0; r < GROUP; ++r) sum[r] += in[r * depth + k] * row;
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < GROUP; ++r) store(out + r * columns + j, sum[r]);
+    for (int r = 0; r < GROUP; ++r)
+#pragma GCC unroll 2
+      for (int p = 0; p < PACKS; ++p) sum[r][p] += in[r * depth + k] * row[p];
   }
+#pragma GCC unroll 8
+  for (int r = 0; r < GROUP; ++r)
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) store(out + r * columns + j + p * LANES, sum[r][p]);
 }
 
-// sums [n_out, n_in] += transposed grad [GROUP, grad_stride] times in [GROUP, n_in], and sums_bias [n_out] those of grad.
+// All columns, which are a multiple of LANES; two packs at a time where the registers hold them.
+template <class A>
+CLONES void product(const A* in, const A* matrix, const A* start, A* out, int depth, int columns, bool wide) {
+  int j = 0;
+  if (wide)
+    for (; j + 2 * LANES <= columns; j += 2 * LANES) product_of_packs<2>(in, matrix, start, out, depth, columns, j);
+  for (; j < columns; j += LANES) product_of_packs<1>(in, matrix, start, out, depth, columns, j);
+}
+
+// OUTS rows of `sums` [.., n_in] from o on += transposed grad [GROUP, grad_stride] times in [GROUP, n_in].
+template <int OUTS, class A>
+HD void add_rows_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int n_in) {
+  int i = 0;
+  for (; i + LANES <= n_in; i += LANES) {
+    Pack<A> sum[OUTS];
+#pragma GCC unroll 4
+    for (int q = 0; q < OUTS; ++q) sum[q] = load(sums + int64_t(o + q) * n_in + i);
+#pragma GCC unroll 8
+    for (int r = 0; r < GROUP; ++r) {
+      const Pack<A> values = load(in + r * n_in + i);
+#pragma GCC unroll 4
+      for (int q = 0; q < OUTS; ++q) sum[q] += grad[r * grad_stride + o + q] * values;
+    }
+#pragma GCC unroll 4
+    for (int q = 0; q < OUTS; ++q) store(sums + int64_t(o + q) * n_in + i, sum[q]);
+  }
+  for (; i < n_in; ++i)
+    for (int q = 0; q < OUTS; ++q)
+      for (int r = 0; r < GROUP; ++r) sums[int64_t(o + q) * n_in + i] += grad[r * grad_stride + o + q] * in[r * n_in + i];
+}
+
+// The same for all n_out rows, and sums_bias [n_out] += the sums of grad.
 template <class A>
 CLONES void add_outer(const A* grad, int grad_stride, const A* in, A* sums, A* sums_bias, int n_out, int n_in) {
-  for (int o = 0; o < n_out; ++o) {
-    A* row = sums + int64_t(o) * n_in;
-    int i = 0;
-    for (; i + LANES <= n_in; i += LANES) {
-      Pack<A> sum = load(row + i);
-#pragma GCC unroll 8
-      for (int r = 0; r < GROUP; ++r) sum += grad[r * grad_stride + o] * load(in + r * n_in + i);
-      store(row + i, sum);
-    }
-    for (; i < n_in; ++i)
-      for (int r = 0; r < GROUP; ++r) row[i] += grad[r * grad_stride + o] * in[r * n_in + i];
-    for (int r = 0; r < GROUP; ++r) sums_bias[o] += grad[r * grad_stride + o];
-  }
+  int o = 0;
+  for (; o + 4 <= n_out; o += 4) add_rows_of_outer<4>(grad, grad_stride, in, sums, o, n_in);
+  for (; o < n_out; ++o) add_rows_of_outer<1>(grad, grad_stride, in, sums, o, n_in);
+  for (int r = 0; r < GROUP; ++r)
+    for (int k = 0; k < n_out; ++k) sums_bias[k] += grad[r * grad_stride + k];
+}
+
+// grad [GROUP, stride] is zero where what ReLU gave [GROUP, n] is.
+template <class A>
+CLONES void through_relu(const A* given, A* grad, int stride, int n) {
+  for (int r = 0; r < GROUP; ++r)
+    for (int i = 0; i < n; ++i) grad[r * stride + i] = given[r * n + i] == 0 ? A(0) : grad[r * stride + i];
 }
 
 template <class A>
@@ -70,7 +106,7 @@ std::vector<Layer<acc_t<T>>> layers_of(const T* parameters, const MlpShape& s) {
       for (int i = 0; i < layer.n_in; ++i, ++parameters)
         layer.matrix[int64_t(i) * layer.columns + o] = layer.matrix_back[int64_t(o) * layer.columns_back + i] = A(*parameters);
     for (int o = 0; o < layer.n_out; ++o) layer.start[o] = A(*parameters++);
-    layers.push_back(layer);
+    layers.push_back(std::move(layer));
   }
   return layers;
 }
@@ -81,6 +117,7 @@ struct Activations {
   using A = acc_t<T>;
   std::vector<std::vector<A>> in;
   std::vector<A> out;
+  const bool wide = has_wide_registers();
 
   explicit Activations(const std::vector<Layer<A>>& layers) {
     size_t widest = 0;
@@ -98,7 +135,7 @@ struct Activations {
           in[0][r * s.width[0] + column + i] = A(((const T*)inputs.rows[k])[(first + r) * s.input_width[k] + i]);
     for (size_t l = 0; l < layers.size(); ++l) {
       const auto& layer = layers[l];
-      product(in[l].data(), layer.matrix.data(), layer.start.data(), out.data(), layer.n_in, layer.columns);
+      product(in[l].data(), layer.matrix.data(), layer.start.data(), out.data(), layer.n_in, layer.columns, wide);
       if (l + 1 == layers.size()) return;
       for (int r = 0; r < GROUP; ++r)
         for (int o = 0; o < layer.n_out; ++o) {
@@ -129,15 +166,14 @@ void backward_group(const std::vector<Layer<acc_t<T>>>& layers, Activations<T>& 
     const auto& layer = layers[l];
     end -= int64_t(layer.n_in + 1) * layer.n_out;
     add_outer(grad[0].data(), stride, at.in[l].data(), end, end + int64_t(layer.n_in) * layer.n_out, layer.n_out, layer.n_in);
-    std::vector<A> packed(size_t(GROUP) * layer.n_out);
-    for (int r = 0; r < GROUP; ++r) std::copy_n(&grad[0][r * stride], layer.n_out, &packed[r * layer.n_out]);
-    product(packed.data(), layer.matrix_back.data(), (const A*)nullptr, grad[1].data(), layer.n_out, layer.columns_back);
+    for (int r = 1; r < GROUP; ++r)  // without what pads the rows
+      std::copy_n(grad[0].data() + r * stride, layer.n_out, grad[0].data() + r * layer.n_out);
+    product(grad[0].data(), layer.matrix_back.data(), (const A*)nullptr, grad[1].data(), layer.n_out, layer.columns_back,
+            at.wide);
     std::swap(grad[0], grad[1]);
     stride = layer.columns_back;
     if (l == 0) break;
-    for (int r = 0; r < GROUP; ++r)
-      for (int i = 0; i < layer.n_in; ++i)
-        if (at.in[l][r * layer.n_in + i] == 0) grad[0][r * stride + i] = 0;
+    through_relu(at.in[l].data(), grad[0].data(), stride, layer.n_in);
   }
   for (int r = 0; r < n; ++r)
     for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
