@@ -276,6 +276,7 @@ def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
                 trainer.train_step()
             assert trainer.training_step.is_fixed == fixed and (trainer.training_step.graph is not None) == fixed
     trainer.save()
+    config_module.dump(small_config, tmp_path / "run" / run.CONFIG)
     trainer.restore()
     trainer.train_step()
     assert trainer.training_step.graph is None, "what it was recorded with is gone"
