@@ -266,6 +266,24 @@ def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
     assert all(p.isfinite().all() for p in trainer.renderer.parameters())
 
 
+def test_a_step_that_overflows_is_skipped_and_the_scale_falls(small_config, tmp_path):
+    """As in half precision on a GPU, with its sizes and its scaler but without a graph."""
+    trainer = make_trainer(small_config, tmp_path / "run")
+    step = trainer.training_step
+    step.is_fixed, step.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
+    step._run()
+    before = {name: p.detach().clone() for name, p in trainer.renderer.named_parameters()}
+    hook = trainer.renderer.grid.table.register_hook(lambda grad: grad * float("inf"))
+    step._run()
+    hook.remove()
+    assert all(torch.equal(p, before[name]) for name, p in trainer.renderer.named_parameters())
+    assert not step.failed and step.scaler.get_scale() == 512
+    step._run()
+    assert not torch.equal(trainer.renderer.grid.table, before["grid.table"])
+    trainer.save()
+    assert checkpoint.load(tmp_path / "run")[1]["scaler"]["scale"] == 512
+
+
 @pytest.mark.cuda
 def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
     small_config.device, small_config.model.levels = "cuda", 8
