@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step of training: of fixed sizes, recorded, in half precision."""
+
+import pytest
+import torch
+
+from nerfkit import checkpoint, ops, run
+from nerfkit import config as config_module
+from nerfkit.errors import TrainingError
+from nerfkit.evaluator import evaluate
+from nerfkit.scene import load_scene
+from nerfkit.trainer import Trainer
+from tests.trainers import make_trainer
+
+
+@pytest.mark.parametrize("background", ["white", "random"])
+def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path, background: str):
+    """The same rays, samples and gradients, with room to spare; the rows that no ray needs change nothing."""
+    small_config.data.background = background
+    small_config.trainer.max_rays = 300
+    trainers = [make_trainer(small_config, tmp_path / name) for name in ("exact", "fixed")]
+    for trainer in trainers:
+        trainer.training_step.n_rays.fill_(300)
+        trainer.training_step.is_fixed = trainer is trainers[1]
+        torch.manual_seed(5)
+        trainer.renderer.sampler.occupancy.copy_(torch.rand(trainer.renderer.sampler.occupancy.shape) < 0.3)
+        trainer.training_step._run()
+    exact, fixed = (trainer.training_step for trainer in trainers)
+    torch.testing.assert_close(fixed.loss, exact.loss)
+    assert fixed.read()[1:] == pytest.approx(exact.read()[1:])
+    for a, b in zip(*(trainer.renderer.named_parameters() for trainer in trainers), strict=True):
+        torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
+
+
+@pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
+def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmittance: float):
+    small_config.sampling.min_transmittance = min_transmittance
+    trainer = make_trainer(small_config, tmp_path / "run")
+    step, renderer = trainer.training_step, trainer.renderer
+    rays, _, background, jitter = step.batch(200)
+    wanted, samples = renderer(rays, background, jitter)
+    capacity = int(samples.ray_offsets[100]) + 1
+    got, cut = renderer(rays, background, jitter, capacity)
+    whole = samples.ray_offsets[1:] <= capacity
+    assert torch.equal(cut.whole, whole) and 100 <= whole.sum() < 200 and cut.positions.shape[0] == capacity
+    torch.testing.assert_close(got.color[whole], wanted.color[whole])
+    torch.testing.assert_close(got.color[~whole], background[~whole])
+
+
+@pytest.fixture
+def gpu_config(small_config):
+    """Training on a GPU that gives the same bits every time."""
+    small_config.device = "cuda"
+    small_config.model.levels, small_config.trainer.steps, small_config.trainer.log_every = 8, 1000, 10
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield small_config
+    torch.use_deterministic_algorithms(before)
+
+
+def differing(a: Trainer, b: Trainer) -> list[str]:
+    """Names of parameters and buffers that are not the same to the bit."""
+    ours, theirs = a.renderer.state_dict(), b.renderer.state_dict()
+    return [name for name in ours if not torch.equal(ours[name], theirs[name])]
+
+
+@pytest.mark.cuda
+def test_a_recorded_step_is_the_step_itself(gpu_config, tmp_path):
+    trainers = [make_trainer(gpu_config, tmp_path / name) for name in ("recorded", "not")]
+    trainers[1].training_step.eager_steps = -1000
+    for trainer in trainers:
+        torch.manual_seed(3)
+        for _ in range(40):
+            trainer.train_step()
+    recorded, other = (trainer.training_step for trainer in trainers)
+    assert recorded.graph is not None and other.graph is None
+    assert recorded.read() == other.read() and differing(*trainers) == []
+
+
+@pytest.mark.cuda
+def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
+    whole, first = (make_trainer(gpu_config, tmp_path / name) for name in ("whole", "parts"))
+    for trainer, steps in ((whole, 40), (first, 20)):
+        torch.manual_seed(3)
+        for _ in range(steps):
+            trainer.train_step()
+    first.save()
+    config_module.dump(gpu_config, tmp_path / "parts" / run.CONFIG)
+    second = make_trainer(gpu_config, tmp_path / "parts")
+    second.restore()
+    for _ in range(20):
+        second.train_step()
+    assert second.training_step.graph is not None and differing(whole, second) == []
+
+
+@pytest.mark.cuda
+def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
+    trainer = make_trainer(gpu_config, tmp_path / "run")
+    for _ in range(10):
+        trainer.train_step()
+    trainer.save()
+    with torch.no_grad():
+        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+    table = trainer.renderer.grid.table.detach().clone()
+    with pytest.raises(TrainingError, match="the loss is nan at step 20; stopped. The last good checkpoint is kept"):
+        trainer.train()
+    assert torch.equal(trainer.renderer.grid.table, table), "Adam stood still"
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 10
+
+
+@pytest.mark.cuda
+def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
+    trainer = make_trainer(gpu_config, tmp_path / "run")
+    for _ in range(10):
+        trainer.train_step()
+    bias = trainer.renderer.decoder.color_net.layers()[-1][1]
+    with torch.no_grad():
+        kept = bias.clone()
+        bias.fill_(float("nan"))
+        trainer.train_step()
+        bias.copy_(kept)
+    for _ in range(10):
+        trainer.train_step()
+    assert not trainer.training_step.failed and trainer.training_step.loss.isfinite()
+    assert all(p.isfinite().all() for p in trainer.renderer.parameters())
+
+
+def test_a_step_that_overflows_is_skipped_and_the_scale_falls(small_config, tmp_path):
+    """As in half precision on a GPU, with its sizes and its scaler but without a graph."""
+    trainer = make_trainer(small_config, tmp_path / "run")
+    step = trainer.training_step
+    step.is_fixed, step.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
+    step._run()
+    before = {name: p.detach().clone() for name, p in trainer.renderer.named_parameters()}
+    hook = trainer.renderer.grid.table.register_hook(lambda grad: grad * float("inf"))
+    step._run()
+    hook.remove()
+    assert all(torch.equal(p, before[name]) for name, p in trainer.renderer.named_parameters())
+    assert not step.failed and step.scaler.get_scale() == 512
+    step._run()
+    assert not torch.equal(trainer.renderer.grid.table, before["grid.table"])
+    trainer.save()
+    assert checkpoint.load(tmp_path / "run")[1]["scaler"]["scale"] == 512
+
+
+@pytest.mark.cuda
+def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
+    small_config.device, small_config.model.levels = "cuda", 8
+    trainer = make_trainer(small_config, tmp_path / "run")
+    for backend, fixed in (("cuda", True), ("torch", False), ("cuda", True)):
+        with ops.backend(backend):
+            for _ in range(6):
+                trainer.train_step()
+            assert trainer.training_step.is_fixed == fixed and (trainer.training_step.graph is not None) == fixed
+    trainer.save()
+    config_module.dump(small_config, tmp_path / "run" / run.CONFIG)
+    trainer.restore()
+    trainer.train_step()
+    assert trainer.training_step.graph is None, "what it was recorded with is gone"
+
+
+@pytest.mark.two_gpus
+def test_training_on_the_second_gpu(small_config, tmp_path):
+    small_config.device, small_config.model.levels = "cuda:1", 8
+    trainer = make_trainer(small_config, tmp_path / "run")
+    before = trainer.renderer.grid.table.detach().clone()
+    for _ in range(6):
+        trainer.train_step()
+    assert trainer.training_step.graph is not None and not torch.equal(trainer.renderer.grid.table, before)
+
+
+def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.log_every = 5, 100
+    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer.save()
+    trainer.training_step.is_fixed = True  # the sizes alone: there is no graph on a CPU
+    trainer.training_step._is_fixed = lambda: True
+    trainer.train_step = lambda: (trainer.training_step._run(), setattr(trainer, "step", trainer.step + 1))
+    with torch.no_grad():
+        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+    with pytest.raises(TrainingError, match="the loss is nan"):
+        trainer.train()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("backend", ["torch", "cuda"])
+def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend: str):
+    small_config.device, small_config.trainer.steps, small_config.model.levels = "cuda", 200, 8
+    with ops.backend(backend):
+        trainer = make_trainer(small_config, tmp_path / "run")
+        assert trainer.training_step.is_fixed == (backend == "cuda")
+        trainer.train()
+        views = load_scene(small_config.data.path).split("test")
+        state = {"seconds": trainer.seconds, "step": trainer.step}
+        metrics = evaluate(trainer.renderer, small_config, views, state, tmp_path / "run", torch.device("cuda"))
+    assert metrics["psnr"] > 20
