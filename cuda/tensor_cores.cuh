@@ -47,4 +47,19 @@ __device__ __forceinline__ void load_matrices(const void* row, unsigned& first, 
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
 }
 
+// Four 8 x 8 matrices of half values in shared memory; lane i gives the address of row i % 8 of matrix i / 8. Lane 4 g + t
+// gets (g, 2t), (g, 2t + 1) of each, or transposed (2t, g), (2t + 1, g).
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(const void* row, unsigned (&to)[4]) {
+  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+#if __CUDA_ARCH__ >= 750
+  if constexpr (TRANSPOSED)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+  else
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+#endif
+}
+
 }  // namespace nerfkit

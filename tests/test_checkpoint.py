@@ -5,6 +5,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -117,10 +118,7 @@ def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
     try:
         while not (folder / run.LOG).exists():
             assert process.poll() is None, "ended before its first step"
-            try:
-                process.wait(0.05)
-            except subprocess.TimeoutExpired:
-                pass
+            time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
         output, _ = process.communicate(timeout=60)
     finally:

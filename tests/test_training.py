@@ -74,11 +74,17 @@ def test_resuming_with_other_options(small_config, tmp_path, group: str, key: st
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
-    make_trainer(small_config, tmp_path).save()
+    first = make_trainer(small_config, tmp_path)
+    first.train_step()
+    first.save()
     config_module.dump(small_config, tmp_path / run.CONFIG)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
     small_config.out, small_config.eval.sheets, small_config.ops.lltm = "elsewhere", 1, "torch"
-    make_trainer(small_config, tmp_path).restore()
+    small_config.trainer.capture = False
+    second = make_trainer(small_config, tmp_path)
+    second.restore()
+    assert second.step == 1 and second.progress == pytest.approx(1 / 99)
+    assert torch.equal(second.renderer.grid.table, first.renderer.grid.table)
 
 
 def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
