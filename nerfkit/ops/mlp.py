@@ -98,9 +98,10 @@ def _mlp_torch(parameters, widths, *inputs):
 
 @implements("mlp", "cpp", "cuda")
 def _mlp_native(parameters, widths, *inputs):
+    has_gradient = wants_gradient("mlp", parameters, *inputs)
     if parameters.is_cuda and not _has_kernel(parameters, widths, inputs):
         return _mlp_torch(parameters, widths, *inputs)
-    if wants_gradient("mlp", parameters, *inputs):
+    if has_gradient:
         return _Mlp.apply(parameters, widths, *inputs)
     return torch.ops.nerfkit._mlp(inputs, parameters, widths)
 

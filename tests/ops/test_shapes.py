@@ -135,11 +135,16 @@ def few(*shape: int, share: float) -> Tensor:
 
 
 @st.composite
-def mlp(draw) -> Case:
-    n, n_out = draw(Int(1, 700)), draw(Int(1, 20))
-    n_hidden, hidden = draw(Int(1, 3)), draw(st.sampled_from([5, 16, 32, 64]))
-    widths = st.sampled_from([16, 32, 48]) if draw(st.booleans()) else Int(1, 40)
-    inputs = draw(st.lists(widths, min_size=1, max_size=3))
+def mlp(draw, any_widths: bool = False) -> Case:
+    """Networks that the GPU's kernel takes, or of `any_widths`, most of which are the library's there."""
+    n = draw(Int(1, 700))
+    if any_widths:
+        n_hidden, hidden, n_out = draw(Int(1, 3)), draw(st.sampled_from([5, 16, 32, 64])), draw(Int(1, 20))
+        widths = Int(1, 40)
+    else:
+        n_hidden, hidden, n_out = draw(Int(1, 2)), draw(st.sampled_from([16, 32, 64])), draw(Int(1, 16))
+        widths = st.sampled_from([16, 32])
+    inputs = draw(st.lists(widths, min_size=1, max_size=4))
     widths = (sum(inputs), *[hidden] * n_hidden, n_out)
 
     def make() -> tuple:
@@ -212,14 +217,19 @@ def check(case: Case, names: dict[int, str], backend: str, device: str, dtype: t
             assert difference < SHARE[dtype], f"result {index}: {difference:.1e} of the largest value"
 
 
+def params_of(op: str, name: str, drawn: st.SearchStrategy) -> list:
+    return [pytest.param(drawn, *p.values, id=f"{name}-{p.id}", marks=p.marks) for p in fused_params(op)]
+
+
 @pytest.mark.parametrize(
-    "op, backend, device",
-    [pytest.param(op, *p.values, id=f"{op}-{p.id}", marks=p.marks) for op in DRAWN for p in fused_params(op)],
+    "drawn_case, backend, device",
+    [p for op, drawn in DRAWN.items() for p in params_of(op, op, drawn)]
+    + params_of("mlp", "mlp_any_widths", mlp(any_widths=True)),
 )
 @pytest.mark.parametrize("dtype", SHARE, ids=lambda d: str(d).removeprefix("torch."))
-def test_equals_the_definition(op: str, backend: str, device: str, dtype: torch.dtype):
+def test_equals_the_definition(drawn_case: st.SearchStrategy, backend: str, device: str, dtype: torch.dtype):
     @settings(max_examples=EXAMPLES or (40 if device == "cuda" else 15), deadline=None, derandomize=True)
-    @given(DRAWN[op])
+    @given(drawn_case)
     def holds(drawn: tuple[Case, dict[int, str]]):
         check(*drawn, backend, device, dtype)
 
