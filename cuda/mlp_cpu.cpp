@@ -84,7 +84,11 @@ CLONES void add_outer(const A* grad, int grad_stride, const A* in, A* sums, A* s
 template <class A>
 CLONES void through_relu(const A* given, A* grad, int stride, int n) {
   for (int r = 0; r < GROUP; ++r)
-    for (int i = 0; i < n; ++i) grad[r * stride + i] = given[r * n + i] == 0 ? A(0) : grad[r * stride + i];
+#pragma omp simd
+    for (int i = 0; i < n; ++i) {
+      const A unchanged = grad[r * stride + i];
+      grad[r * stride + i] = given[r * n + i] == 0 ? A(0) : unchanged;
+    }
 }
 
 template <class A>
