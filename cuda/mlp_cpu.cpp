@@ -48,23 +48,38 @@ CLONES void product(const A* in, const A* matrix, const A* start, A* out, int de
   for (; j < columns; j += LANES) product_of_packs<1>(in, matrix, start, out, depth, columns, j);
 }
 
-// OUTS rows of `sums` [.., n_in] from o on += transposed grad [GROUP, grad_stride] times in [GROUP, n_in].
-template <int OUTS, class A>
-HD void add_rows_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int n_in) {
-  int i = 0;
-  for (; i + LANES <= n_in; i += LANES) {
-    Pack<A> sum[OUTS];
+// OUTS rows from o on and PACKS packs of columns from i on of `sums` [.., n_in] += transposed grad [GROUP, grad_stride]
+// times in [GROUP, n_in].
+template <int OUTS, int PACKS, class A>
+HD void add_packs_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int i, int n_in) {
+  Pack<A> sum[OUTS][PACKS];
 #pragma GCC unroll 4
-    for (int q = 0; q < OUTS; ++q) sum[q] = load(sums + int64_t(o + q) * n_in + i);
-#pragma GCC unroll 8
-    for (int r = 0; r < GROUP; ++r) {
-      const Pack<A> values = load(in + r * n_in + i);
+  for (int q = 0; q < OUTS; ++q)
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) sum[q][p] = load(sums + int64_t(o + q) * n_in + i + p * LANES);
+#pragma GCC unroll 1
+  for (int r = 0; r < GROUP; ++r) {
+    Pack<A> values[PACKS];
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) values[p] = load(in + r * n_in + i + p * LANES);
 #pragma GCC unroll 4
-      for (int q = 0; q < OUTS; ++q) sum[q] += grad[r * grad_stride + o + q] * values;
-    }
-#pragma GCC unroll 4
-    for (int q = 0; q < OUTS; ++q) store(sums + int64_t(o + q) * n_in + i, sum[q]);
+    for (int q = 0; q < OUTS; ++q)
+#pragma GCC unroll 2
+      for (int p = 0; p < PACKS; ++p) sum[q][p] += grad[r * grad_stride + o + q] * values[p];
   }
+#pragma GCC unroll 4
+  for (int q = 0; q < OUTS; ++q)
+#pragma GCC unroll 2
+    for (int p = 0; p < PACKS; ++p) store(sums + int64_t(o + q) * n_in + i + p * LANES, sum[q][p]);
+}
+
+// All columns of OUTS rows.
+template <int OUTS, class A>
+HD void add_rows_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int n_in, bool wide) {
+  int i = 0;
+  if (wide)
+    for (; i + 2 * LANES <= n_in; i += 2 * LANES) add_packs_of_outer<OUTS, 2>(grad, grad_stride, in, sums, o, i, n_in);
+  for (; i + LANES <= n_in; i += LANES) add_packs_of_outer<OUTS, 1>(grad, grad_stride, in, sums, o, i, n_in);
   for (; i < n_in; ++i)
     for (int q = 0; q < OUTS; ++q)
       for (int r = 0; r < GROUP; ++r) sums[int64_t(o + q) * n_in + i] += grad[r * grad_stride + o + q] * in[r * n_in + i];
@@ -72,10 +87,10 @@ HD void add_rows_of_outer(const A* grad, int grad_stride, const A* in, A* sums, 
 
 // The same for all n_out rows, and sums_bias [n_out] += the sums of grad.
 template <class A>
-CLONES void add_outer(const A* grad, int grad_stride, const A* in, A* sums, A* sums_bias, int n_out, int n_in) {
+CLONES void add_outer(const A* grad, int grad_stride, const A* in, A* sums, A* sums_bias, int n_out, int n_in, bool wide) {
   int o = 0;
-  for (; o + 4 <= n_out; o += 4) add_rows_of_outer<4>(grad, grad_stride, in, sums, o, n_in);
-  for (; o < n_out; ++o) add_rows_of_outer<1>(grad, grad_stride, in, sums, o, n_in);
+  for (; o + 4 <= n_out; o += 4) add_rows_of_outer<4>(grad, grad_stride, in, sums, o, n_in, wide);
+  for (; o < n_out; ++o) add_rows_of_outer<1>(grad, grad_stride, in, sums, o, n_in, wide);
   for (int r = 0; r < GROUP; ++r)
     for (int k = 0; k < n_out; ++k) sums_bias[k] += grad[r * grad_stride + k];
 }
@@ -132,12 +147,14 @@ struct Activations {
     out.resize(widest);
   }
 
-  void compute(const std::vector<Layer<A>>& layers, const MlpInputs& inputs, const MlpShape& s, int64_t first, int n) {
+  // The first n_layers layers.
+  void compute(const std::vector<Layer<A>>& layers, size_t n_layers, const MlpInputs& inputs, const MlpShape& s,
+               int64_t first, int n) {
     for (int r = 0; r < n; ++r)
       for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
         for (int i = 0; i < s.input_width[k]; ++i)
           in[0][r * s.width[0] + column + i] = A(((const T*)inputs.rows[k])[(first + r) * s.input_width[k] + i]);
-    for (size_t l = 0; l < layers.size(); ++l) {
+    for (size_t l = 0; l < n_layers; ++l) {
       const auto& layer = layers[l];
       product(in[l].data(), layer.matrix.data(), layer.start.data(), out.data(), layer.n_in, layer.columns, wide);
       if (l + 1 == layers.size()) return;
@@ -169,7 +186,8 @@ void backward_group(const std::vector<Layer<acc_t<T>>>& layers, Activations<T>& 
   for (size_t l = layers.size(); l-- > 0;) {
     const auto& layer = layers[l];
     end -= int64_t(layer.n_in + 1) * layer.n_out;
-    add_outer(grad[0].data(), stride, at.in[l].data(), end, end + int64_t(layer.n_in) * layer.n_out, layer.n_out, layer.n_in);
+    add_outer(grad[0].data(), stride, at.in[l].data(), end, end + int64_t(layer.n_in) * layer.n_out, layer.n_out, layer.n_in,
+              at.wide);
     for (int r = 1; r < GROUP; ++r)  // without what pads the rows
       std::copy_n(grad[0].data() + r * stride, layer.n_out, grad[0].data() + r * layer.n_out);
     product(grad[0].data(), layer.matrix_back.data(), (const A*)nullptr, grad[1].data(), layer.n_out, layer.columns_back,
@@ -196,7 +214,7 @@ Status mlp(DType dtype, const MlpInputs& inputs, const void* parameters, void* o
       Activations<T> at(layers);
       for (int64_t group = begin; group < end; ++group) {
         const int n = rows_of(group, s.n_rows);
-        at.compute(layers, inputs, s, group * GROUP, n);
+        at.compute(layers, layers.size(), inputs, s, group * GROUP, n);
         for (int r = 0; r < n; ++r)
           for (int o = 0; o < n_out; ++o) ((T*)out)[(group * GROUP + r) * n_out + o] = T(at.out[r * layers.back().columns + o]);
       }
@@ -221,7 +239,7 @@ Status mlp_bwd(DType dtype, const void* grad_out, const MlpInputs& inputs, const
       for (int64_t part = begin; part < end; ++part)
         for (int64_t group = part * per_part; group < std::min(groups, (part + 1) * per_part); ++group) {
           const int n = rows_of(group, s.n_rows);
-          at.compute(layers, inputs, s, group * GROUP, n);
+          at.compute(layers, layers.size() - 1, inputs, s, group * GROUP, n);
           backward_group<T>(layers, at, grad, (const T*)grad_out, grad_inputs, (A*)grad_parameters + part * s.parameters(), s,
                             group * GROUP, n);
         }
