@@ -6,7 +6,35 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t BLOCK = 256;  // points that one level is looked up for before the next level's turn
+constexpr int64_t BLOCK = 256;  // points whose corners are found together, in vectors, before any row is read
+constexpr int64_t AHEAD = 32;   // points from a row that is fetched to the one that is read
+constexpr int64_t SPAN = 2048;  // points that one level is looked up for before the next level's turn
+
+template <class P>
+struct Corners {
+  uint32_t row[8][BLOCK];
+  P weight[8][BLOCK];
+};
+
+template <class P>
+HD void find_corners(const GridLevel& level, const P* points, int64_t n, Corners<P>& to) {
+#pragma omp simd
+  for (int64_t i = 0; i < n; ++i) {
+    int cell[3];
+    P u[3], w[8];
+    uint32_t row[8];
+    cell_of(level, points + 3 * i, cell, u);
+    corner_weights(u, w);
+    rows_of(level, cell, row);
+    for (int k = 0; k < 8; ++k) to.row[k][i] = row[k], to.weight[k][i] = w[k];
+  }
+}
+
+// The processor does not foresee which rows a hash gives.
+template <class P, class T>
+HD void prefetch_rows(const Corners<P>& corners, int64_t i, const T* part, int f) {
+  for (int k = 0; k < 8; ++k) __builtin_prefetch(part + int64_t(corners.row[k][i]) * f);
+}
 
 // F is the number of features where it is known at compile time, else 0.
 template <class P, class T, int F>
@@ -14,22 +42,21 @@ CLONES void forward(const P* points, const T* table, T* out, const GridLevels& l
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   const int64_t row_out = int64_t(levels.n_levels) * f;
-  for (int64_t block = begin; block < end; block += BLOCK)
+  Corners<P> corners;
+  for (int64_t span = begin; span < end; span += SPAN)
     for (int l = 0; l < levels.n_levels; ++l) {
-      const GridLevel level = level_of(levels, l);
       const T* part = table + levels.first_row[l] * f;
-      for (int64_t n = block; n < std::min(block + BLOCK, end); ++n) {
-        int cell[3];
-        P u[3], w[8];
-        uint32_t row[8];
-        cell_of(level, points + 3 * n, cell, u);
-        corner_weights(u, w);
-        rows_of(level, cell, row);
-        T* to = out + n * row_out + l * f;
-        for (int j = 0; j < f; ++j) {
-          A sum = 0;
-          for (int k = 0; k < 8; ++k) sum += A(w[k]) * A(part[int64_t(row[k]) * f + j]);
-          to[j] = T(sum);
+      for (int64_t block = span; block < std::min(span + SPAN, end); block += BLOCK) {
+        const int64_t n = std::min(BLOCK, end - block);
+        find_corners(level_of(levels, l), points + 3 * block, n, corners);
+        for (int64_t i = 0; i < n; ++i) {
+          if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, part, f);
+          T* to = out + (block + i) * row_out + l * f;
+          for (int j = 0; j < f; ++j) {
+            A sum = 0;
+            for (int k = 0; k < 8; ++k) sum += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * f + j]);
+            to[j] = T(sum);
+          }
         }
       }
     }
@@ -71,19 +98,20 @@ CLONES void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, co
                     uint32_t first, uint32_t last, int64_t n_points) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
-  const GridLevel level = level_of(levels, l);
   A* part = grad_table + levels.first_row[l] * f;
-  for (int64_t n = 0; n < n_points; ++n) {
-    int cell[3];
-    P u[3], w[8];
-    uint32_t row[8];
-    cell_of(level, points + 3 * n, cell, u);
-    corner_weights(u, w);
-    rows_of(level, cell, row);
-    const T* grad = grad_out + (n * levels.n_levels + l) * f;
-    for (int k = 0; k < 8; ++k)
-      if (row[k] >= first && row[k] < last)
-        for (int j = 0; j < f; ++j) part[int64_t(row[k]) * f + j] += A(w[k]) * A(grad[j]);
+  Corners<P> corners;
+  for (int64_t block = 0; block < n_points; block += BLOCK) {
+    const int64_t n = std::min(BLOCK, n_points - block);
+    find_corners(level_of(levels, l), points + 3 * block, n, corners);
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, part, f);
+      const T* grad = grad_out + ((block + i) * levels.n_levels + l) * f;
+      for (int k = 0; k < 8; ++k) {
+        const uint32_t row = corners.row[k][i];
+        if (row < first || row >= last) continue;
+        for (int j = 0; j < f; ++j) part[int64_t(row) * f + j] += A(corners.weight[k][i]) * A(grad[j]);
+      }
+    }
   }
 }
 
@@ -110,6 +138,7 @@ void dispatch_grid(DType point_type, DType table_type, int n_features, const F& 
   dispatch(table_type, [&](auto t) {
     if (point_type == DType::f64) return f(double(), t, std::integral_constant<int, 0>());
     if (n_features == 2) return f(float(), t, std::integral_constant<int, 2>());
+    if (n_features == 4) return f(float(), t, std::integral_constant<int, 4>());
     return f(float(), t, std::integral_constant<int, 0>());
   });
 }
