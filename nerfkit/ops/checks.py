@@ -12,12 +12,16 @@ POSITION_FLOATS = (torch.float32, torch.float64)  # half types cannot tell neigh
 
 def check_shape(op: str, name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
     """Require `shape`; an int must match, a letter stands for any size."""
-    fits = tensor.dim() == len(shape) and all(
-        isinstance(want, str) or want == got for want, got in zip(shape, tensor.shape, strict=True)
-    )
-    if not fits:
+    if not _fits(tensor.shape, shape):
         wanted = ", ".join(str(s) for s in shape)
         raise ValueError(f"{op}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
+
+
+def _fits(got: torch.Size, shape: tuple[int | str, ...]) -> bool:
+    for want, size in zip(shape, got, strict=False):  # not all(): this runs before every op, and a generator takes time
+        if not isinstance(want, str) and want != size:
+            return False
+    return len(got) == len(shape)
 
 
 def check_dtype(op: str, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
@@ -32,17 +36,20 @@ def check_same(op: str, **tensors: Tensor | None) -> None:
 
     The first tensor given sets both. None is passed over.
     """
-    present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    first, reference = next(iter(present.items()))
-    for name, tensor in present.items():
-        if tensor.device != reference.device:
+    first = None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if first is None:
+            first, device, dtype = name, tensor.device, tensor.dtype
+        if tensor.device != device:
             raise ValueError(
-                f"{op}: all tensors must be on one device; {first} is on {reference.device}, {name} on {tensor.device}"
+                f"{op}: all tensors must be on one device; {first} is on {device}, {name} on {tensor.device}"
             )
-        if tensor.dtype != reference.dtype:
+        if tensor.dtype != dtype:
             raise TypeError(
                 f"{op}: {first} and {name} must have one dtype, got "
-                f"{str(reference.dtype).removeprefix('torch.')} and {str(tensor.dtype).removeprefix('torch.')}"
+                f"{str(dtype).removeprefix('torch.')} and {str(tensor.dtype).removeprefix('torch.')}"
             )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ OPS = (
 BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)
 DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
+FUSED_ON = {device: backend for backend, device in DEVICE_OF.items()}
 
 _implementations: dict[tuple[str, str], Callable] = {}
 _choice: dict[str, str] = dict.fromkeys(OPS, "auto")
@@ -43,8 +44,7 @@ class BackendError(UserError, RuntimeError):
     """A backend was asked for by name and cannot run."""
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """The backend that runs one op, and why."""
 
     backend: str
@@ -81,7 +81,7 @@ def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
         return Resolved("torch", "asked for")
     kind = device.partition(":")[0]
     if choice == "auto":
-        fused = next((b for b, d in DEVICE_OF.items() if d == kind), None)
+        fused = FUSED_ON.get(kind)
         if fused is None:
             return Resolved("torch", f"no fused backend for {kind} tensors")
         if (op, fused) not in _implementations:
@@ -112,7 +112,8 @@ def _gpu_index(device: str) -> int:
 
 def implementation(op: str, tensor: Tensor) -> Callable:
     """The function that runs `op` on `tensor` under the backend in force."""
-    return _implementations[op, _backend_of(op, tensor.device.type, tensor.device.index, _choice[op])]
+    device = tensor.device
+    return _implementations[op, _backend_of(op, device.type, device.index, _choice[op])]
 
 
 @torch.compiler.assume_constant_result

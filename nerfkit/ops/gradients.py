@@ -55,7 +55,7 @@ def through_definition(
 
 def only_needed(gradients: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """`gradients`, with None for each that is not needed."""
-    return tuple(gradient if need else None for gradient, need in zip(gradients, needs_grad, strict=True))
+    return tuple([gradient if need else None for gradient, need in zip(gradients, needs_grad, strict=True)])
 
 
 def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
@@ -65,7 +65,11 @@ def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
     """
     if forward_ad._current_level >= 0 and any(x is not None and _is_dual(x) for x in tensors):
         raise NotImplementedError(f"{op} has no forward-mode derivative; use reverse mode, or ops.backend('torch')")
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    if torch.is_grad_enabled():
+        for x in tensors:  # not any(): its generator takes longer than the rest
+            if x is not None and x.requires_grad:
+                return True
+    return False
 
 
 def _is_dual(x: Tensor) -> bool:
