@@ -36,7 +36,24 @@ HD void prefetch_rows(const Corners<P>& corners, int64_t i, const T* part, int f
   for (int k = 0; k < 8; ++k) __builtin_prefetch(part + int64_t(corners.row[k][i]) * f);
 }
 
-// F is the number of features where it is known at compile time, else 0.
+// Features of one point; F is their number where it is known at compile time, else 0.
+template <int F, class P, class T>
+HD void mix(const Corners<P>& corners, int64_t i, const T* part, int f, T* out) {
+  using A = acc_t<T>;
+  if constexpr (F != 0) {
+    A sum[F] = {};
+    for (int k = 0; k < 8; ++k)
+      for (int j = 0; j < F; ++j) sum[j] += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * F + j]);
+    for (int j = 0; j < F; ++j) out[j] = T(sum[j]);
+  } else {
+    for (int j = 0; j < f; ++j) {
+      A sum = 0;
+      for (int k = 0; k < 8; ++k) sum += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * f + j]);
+      out[j] = T(sum);
+    }
+  }
+}
+
 template <class P, class T, int F>
 CLONES void forward(const P* points, const T* table, T* out, const GridLevels& levels, int64_t begin, int64_t end) {
   using A = acc_t<T>;
@@ -51,12 +68,7 @@ CLONES void forward(const P* points, const T* table, T* out, const GridLevels& l
         find_corners(level_of(levels, l), points + 3 * block, n, corners);
         for (int64_t i = 0; i < n; ++i) {
           if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, part, f);
-          T* to = out + (block + i) * row_out + l * f;
-          for (int j = 0; j < f; ++j) {
-            A sum = 0;
-            for (int k = 0; k < 8; ++k) sum += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * f + j]);
-            to[j] = T(sum);
-          }
+          mix<F>(corners, i, part, f, out + (block + i) * row_out + l * f);
         }
       }
     }
