@@ -56,7 +56,6 @@ HD void mix(const Corners<P>& corners, int64_t i, const T* part, int f, T* out) 
 
 template <class P, class T, int F>
 CLONES void forward(const P* points, const T* table, T* out, const GridLevels& levels, int64_t begin, int64_t end) {
-  using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   const int64_t row_out = int64_t(levels.n_levels) * f;
   Corners<P> corners;
