@@ -120,7 +120,10 @@ CLONES void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, co
       for (int k = 0; k < 8; ++k) {
         const uint32_t row = corners.row[k][i];
         if (row < first || row >= last) continue;
-        for (int j = 0; j < f; ++j) part[int64_t(row) * f + j] += A(corners.weight[k][i]) * A(grad[j]);
+        A* to = part + int64_t(row) * f;
+        const A weight = A(corners.weight[k][i]);
+#pragma omp simd
+        for (int j = 0; j < f; ++j) to[j] += weight * A(grad[j]);
       }
     }
   }
