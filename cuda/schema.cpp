@@ -65,4 +65,8 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_composite_bwd(Tensor grad_color, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, "
         "Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, Tensor background) "
         "-> (Tensor, Tensor, Tensor)");
+
+  // In place; step, lr, grad_scale and found_inf are numbers on the device.
+  m.def("_lazy_adam(Tensor(a!) param, Tensor grad, Tensor(b!) exp_avg, Tensor(c!) exp_avg_sq, Tensor step, Tensor lr, "
+        "float beta1, float beta2, float eps, Tensor? grad_scale, Tensor? found_inf) -> ()");
 }

@@ -66,9 +66,9 @@ class Cameras:
         pixel = torch.stack([column, row], dim=-1) + 0.5  # [R, 2]
         x, y = ((pixel - self.center[view]) / self.focal[view]).unbind(-1)
         local = torch.stack([x, -y, -torch.ones_like(x)], dim=-1)  # [R, 3] camera axes
-        # Element by element: on a GPU, torch indexes rows of a few numbers a block each.
-        rows = self.camera_to_world.flatten(1)
-        pose = rows.gather(0, view[:, None].expand(-1, 12)).unflatten(1, (3, 4))  # [R, 3, 4]
+        # Number by number: on a GPU, torch takes rows of a few numbers a block each.
+        place = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
+        pose = self.camera_to_world.flatten().take(place).unflatten(1, (3, 4))  # [R, 3, 4]
         directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
         return Rays(pose[:, :, 3], directions)
 

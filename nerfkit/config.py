@@ -113,6 +113,7 @@ class OpsConfig:
     place: OpBackend = "same"
     spherical_harmonics: OpBackend = "same"
     composite: OpBackend = "same"
+    lazy_adam: OpBackend = "same"
 
     def overrides(self) -> dict[str, str]:
         """Ops whose backend differs from `backend`."""

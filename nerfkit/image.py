@@ -29,9 +29,7 @@ class PictureRenderer:
     `stays_on_device`, as for a viewer.
     """
 
-    def __init__(
-        self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False
-    ):
+    def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.renderer = renderer
         self.background = background  # [3]
         self.chunk = chunk or (2**18 if background.device.type == "cuda" else 2**13)  # rays

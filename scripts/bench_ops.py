@@ -445,6 +445,33 @@ def spherical_harmonics_work(device: str) -> Iterator[Work]:
         )
 
 
+def lazy_adam_work(device: str, share: float = 0.15) -> Iterator[Work]:
+    """A table of which blocks of four rows, a sector of the cache, have a gradient or not."""
+    rows = 11_000_000 if device == "cuda" else 400_000
+    grad = rand(rows // 4, 4, 2, device=device) * (torch.rand(rows // 4, 1, 1, device=device) < share)
+    state = [torch.zeros_like(grad) for _ in range(3)]
+    number = lambda value: torch.tensor(value, device=device)  # noqa: E731
+    step, lr = number(1.0), number(0.01)
+    other = torch.zeros_like(grad)
+    other.grad = grad
+    adam = torch.optim.Adam([other], lr=lr, betas=(0.9, 0.99), eps=1e-15, fused=True, capturable=device == "cuda")
+
+    def baseline() -> Tensor:
+        adam.step()
+        return other
+
+    yield Work(
+        "lazy_adam",
+        f"{rows} rows of 2, {share:.0%} with a gradient, float32",
+        {},
+        lambda: ops.lazy_adam(state[0], grad, *state[1:], step, lr)[0],
+        baseline,
+        "torch.optim.Adam, fused",
+        size_of(grad) + int(grad.count_nonzero()) * 4 * 6,
+        parts=("forward",),  # in place: only the first step is the same on both sides
+    )
+
+
 WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "trilinear": trilinear_work,
     "grid_encode": grid_encode_work,
@@ -458,6 +485,7 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "visible": visible_work,
     "place": place_work,
     "spherical_harmonics": spherical_harmonics_work,
+    "lazy_adam": lazy_adam_work,
 }
 
 

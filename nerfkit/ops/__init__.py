@@ -10,6 +10,7 @@ from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
 from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
 from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
 from nerfkit.ops.grid_encode import grid_encode
+from nerfkit.ops.lazy_adam import lazy_adam
 from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
@@ -29,6 +30,7 @@ __all__ = [
     "depthwise_conv1d",
     "depthwise_conv2d",
     "grid_encode",
+    "lazy_adam",
     "lltm",
     "lltm_cell",
     "march",

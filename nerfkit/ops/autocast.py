@@ -8,6 +8,7 @@
 | spherical_harmonics | half directions in float32; the result in the type that is asked for |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features as they are; half points in float32 |
+| lazy_adam | all as it is |
 
 float64 stays as it is.
 """

@@ -30,6 +30,7 @@ OPS = (
     "place",
     "spherical_harmonics",
     "composite",
+    "lazy_adam",
 )
 BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)

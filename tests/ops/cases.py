@@ -29,10 +29,15 @@ class Case:
     differentiable: tuple[int, ...]  # places of the arguments with a gradient
     keep_wide: tuple[int, ...] = ()  # places of positions, which never go below float32
     second_order: bool = True
+    float32: tuple[int, ...] = ()  # places of tensors that are so in any case
+    in_place: tuple[int, ...] = ()  # places of the arguments that the op writes
 
     @property
     def function(self) -> Callable:
-        return getattr(ops, self.op)
+        op = getattr(ops, self.op)
+        if not self.in_place:
+            return op
+        return lambda *args: op(*(x.clone() if place in self.in_place else x for place, x in enumerate(args)))
 
     def arguments(self, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list:
         """The arguments in `dtype` on `device`, the same values every time."""
@@ -43,10 +48,18 @@ class Case:
         wide = torch.float64 if dtype == torch.float64 else torch.float32
         for place, value in enumerate(values):
             if isinstance(value, Tensor):
-                if value.is_floating_point():
+                if value.is_floating_point() and place not in self.float32:
                     value = value.to(wide if place in self.keep_wide else dtype)
                 values[place] = value.to(device)
         return values
+
+    def widened(self, arguments: list) -> list:
+        """`arguments` on the CPU and in float64, as far as they may be."""
+        widened = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
+        return [
+            x.double() if isinstance(x, Tensor) and x.is_floating_point() and place not in self.float32 else x
+            for place, x in enumerate(widened)
+        ]
 
     def tensors(self, arguments: list) -> list[Tensor]:
         return [arguments[place] for place in self.differentiable]
@@ -214,6 +227,22 @@ def _spherical_harmonics(name: str, counts: tuple) -> Case:
     return Case("spherical_harmonics", name, make, differentiable=(0,), keep_wide=(0,))
 
 
+def adam_inputs(*size: int, share: float, scale: float | None = None, found_inf: float | None = None) -> tuple:
+    """Arguments for step 3; that share of the elements has a gradient."""
+    grad = normal(*size) * (torch.rand(size) < share)
+    numbers = [None if x is None else torch.tensor([x]) for x in (scale, found_inf)]
+    state = normal(*size), grad, normal(*size), normal(*size) ** 2
+    return *state, torch.tensor(3.0), torch.tensor(2.0**-7), 0.9, 0.99, 1e-8, *numbers
+
+
+ADAM_PLACES = {"keep_wide": (0, 1, 2, 3), "float32": (4, 5, 9, 10), "in_place": (0, 2, 3)}
+
+
+def _lazy_adam(name: str, *size: int, share=0.5, scale: float | None = None, found_inf: float | None = None) -> Case:
+    make = lambda: adam_inputs(*size, share=share, scale=scale, found_inf=found_inf)  # noqa: E731
+    return Case("lazy_adam", name, make, differentiable=(), **ADAM_PLACES)
+
+
 CASES: list[Case] = [
     *(_trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
     _grid("dense", 9, [2, 4], 2, 4096, _inside),
@@ -248,6 +277,11 @@ CASES: list[Case] = [
     *(_spherical_harmonics(name, counts) for name, counts in RAYS.items()),
     Case("spherical_harmonics", "a_row_a_ray", lambda: (unit_vectors(9),), differentiable=(0,), keep_wide=(0,)),
     *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
+    _lazy_adam("rows", 40, 2, share=0.3),
+    _lazy_adam("scaled", 7, 3, scale=1024.0, found_inf=0.0),
+    _lazy_adam("overflow", 5, 4, scale=0.5, found_inf=1.0),
+    _lazy_adam("no_gradient", 33, share=0.0),
+    _lazy_adam("no_rows", 0, 2),
 ]  # fmt: skip
 
 

@@ -179,3 +179,19 @@ def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
         color[r] += (1 - opacity[r]) * (background if background.ndim == 1 else background[r])
         depth[r] /= max(opacity[r], 1e-10)
     return color, opacity, depth, weights
+
+
+def lazy_adam(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, grad_scale, found_inf):
+    new = param.copy(), exp_avg.copy(), exp_avg_sq.copy()
+    if found_inf is not None and found_inf.item():
+        return new
+    for place, scaled in np.ndenumerate(grad):
+        g = scaled if grad_scale is None else scaled / grad_scale.item()
+        if g == 0:
+            continue
+        m = beta1 * exp_avg[place] + (1 - beta1) * g
+        v = beta2 * exp_avg_sq[place] + (1 - beta2) * g**2
+        change = lr * (m / (1 - beta1**step)) / (math.sqrt(v / (1 - beta2**step)) + eps)
+        for x, value in zip(new, (param[place] - change, m, v), strict=True):
+            x[place] = value
+    return new

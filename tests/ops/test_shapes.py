@@ -12,7 +12,17 @@ from torch import Tensor
 from nerfkit import ops
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
-from tests.ops.cases import Case, between, normal, offsets, place_inputs, unit_vectors, visible_inputs
+from tests.ops.cases import (
+    ADAM_PLACES,
+    Case,
+    adam_inputs,
+    between,
+    normal,
+    offsets,
+    place_inputs,
+    unit_vectors,
+    visible_inputs,
+)
 from tests.ops.harness import as_tuple, fused_params
 
 # Share of the largest value. Inputs are the same, so what differs is the order of sums, what half types round on the
@@ -183,11 +193,21 @@ def spherical_harmonics(draw) -> Case:
     return Case("spherical_harmonics", "drawn", make, (0,), keep_wide=(0,)), {}
 
 
+@st.composite
+def lazy_adam(draw) -> Case:
+    size = draw(st.lists(Int(0, 300), min_size=1, max_size=2))
+    share, scale = draw(st.sampled_from([0.0, 0.05, 0.5, 1.0])), draw(st.sampled_from([None, 0.25, 1024.0]))
+    found_inf = draw(st.sampled_from([None, 0.0, 1.0]))
+    make = lambda: adam_inputs(*size, share=share, scale=scale, found_inf=found_inf)  # noqa: E731
+    return Case("lazy_adam", "drawn", make, (), **ADAM_PLACES), {}
+
+
 DRAWN = {
     "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
     "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
     "mlp": mlp(),
     "visible": visible(), "place": place(), "spherical_harmonics": spherical_harmonics(),
+    "lazy_adam": lazy_adam(),
 }  # fmt: skip
 
 
@@ -203,7 +223,7 @@ def run(case: Case, names: dict[int, str], arguments: list) -> list[Tensor]:
 
 
 def check(case: Case, names: dict[int, str], backend: str, device: str, dtype: torch.dtype) -> None:
-    wide = [x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in case.arguments(dtype)]
+    wide = case.widened(case.arguments(dtype))
     with ops.backend("torch"):
         wanted = run(case, names, wide)
     with ops.backend(backend):

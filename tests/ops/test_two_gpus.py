@@ -4,7 +4,6 @@
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import Tensor
 
 from nerfkit import ops
 from tests.ops.cases import CASES, Case
@@ -16,8 +15,7 @@ from tests.ops.tolerances import assert_close
 def check_on(device: str, case: Case, backend: str, dtype: torch.dtype) -> None:
     """Forward and backward on `device` equal the definition in float64, and nothing comes back on another device."""
     arguments = case.arguments(dtype, device)
-    wide = [x.double().cpu() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
-    wide = [x.cpu() if isinstance(x, Tensor) else x for x in wide]
+    wide = case.widened(arguments)
     for tensor in (*case.tensors(arguments), *case.tensors(wide)):
         tensor.requires_grad_()
     with ops.backend("torch"):
