@@ -14,7 +14,19 @@ from nerfkit.config import SamplingConfig
 from nerfkit.ops import march, place, visible
 from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
 
+FIRST_ROUND = 24  # samples of a ray; most rays of a surface end within them
+WORTH_ROUNDS = 2**18  # samples that are not looked at all at once
+
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
+
+
+class Marched(NamedTuple):
+    """M samples of R rays in occupied cells, visible or not."""
+
+    rays: Rays
+    t_starts: Tensor  # [M]
+    t_ends: Tensor  # [M]
+    ray_offsets: Tensor  # [R+1] int64
 
 
 class Samples(NamedTuple):
@@ -50,29 +62,57 @@ class Sampler(nn.Module):
         """
         config = self.config
         stops = config.min_transmittance > 0
-        marched = None if capacity is None else int(capacity * (config.candidates if stops else 1))
+        room = None if capacity is None else int(capacity * (config.candidates if stops else 1))
         with torch.no_grad():
-            t_starts, t_ends, ray_offsets = march(
-                *rays, self.occupancy, self.box, config.step, config.near, config.far, jitter, marched
+            t_starts, t_ends, source_offsets = march(
+                *rays, self.occupancy, self.box, config.step, config.near, config.far, jitter, room
             )
             n_rows = t_starts.shape[0]
-            ray_offsets, whole = fit(ray_offsets, n_rows)
-            placed = place(*rays, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)
-            samples = Samples(*placed, ray_offsets, whole)
+            source_offsets, whole = fit(source_offsets, n_rows)
+            marched = Marched(rays, t_starts, t_ends, source_offsets)
+            ray_offsets = source_offsets
             if stops:
-                samples = self._reached(rays, samples, density_fn(samples.positions), capacity)
+                in_rounds = capacity is None and n_rows >= WORTH_ROUNDS
+                density = (self._density_in_rounds if in_rounds else self._density)(marched, density_fn)  # [M]
+                ray_offsets = offsets_from_counts(self._visible(marched, density))
+                n_rows = int(ray_offsets[-1]) if capacity is None else capacity
+                ray_offsets, fits = fit(ray_offsets, n_rows)
+                whole = whole & fits
+            placed = place(*rays, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
             if capacity is not None:
-                samples = samples._replace(ray_offsets=fill_rows(samples.ray_offsets, capacity))
-        return samples
+                ray_offsets = fill_rows(ray_offsets, capacity)
+        return Samples(*placed, ray_offsets, whole)
 
-    def _reached(self, rays: Rays, samples: Samples, density: Tensor, capacity: int | None) -> Samples:
-        """The samples of each ray up to where no light comes, from the density [N] of all."""
-        _, t_starts, t_ends, _, source_offsets, whole = samples
-        counts = visible(density, t_starts, t_ends, source_offsets, self.config.min_transmittance)  # [R]
-        ray_offsets = offsets_from_counts(counts)
-        n_rows = int(ray_offsets[-1]) if capacity is None else capacity
-        ray_offsets, fits = fit(ray_offsets, n_rows)
-        return Samples(*place(*rays, t_starts, t_ends, source_offsets, ray_offsets, n_rows), ray_offsets, whole & fits)
+    def _visible(self, marched: Marched, density: Tensor) -> Tensor:
+        """How many of its samples [R] light reaches, from the density [M] of all."""
+        _, t_starts, t_ends, ray_offsets = marched
+        return visible(density, t_starts, t_ends, ray_offsets, self.config.min_transmittance)
+
+    def _density(self, marched: Marched, density_fn: DensityFn) -> Tensor:
+        rays, t_starts, t_ends, ray_offsets = marched
+        return density_fn(place(*rays, t_starts, t_ends, ray_offsets, ray_offsets, t_starts.shape[0])[0])
+
+    def _density_in_rounds(self, marched: Marched, density_fn: DensityFn) -> Tensor:
+        """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0."""
+        _, t_starts, _, ray_offsets = marched
+        density = torch.zeros_like(t_starts)
+        counts = ray_offsets.diff()  # [R]
+        first = counts.clamp(max=FIRST_ROUND)
+        self._look(marched, density_fn, 0, first, density)
+        passes = self._visible(marched, density) > first  # [R]
+        self._look(marched, density_fn, FIRST_ROUND, torch.where(passes, counts - first, 0), density)
+        return density
+
+    @staticmethod
+    def _look(marched: Marched, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor) -> None:
+        """Write the density of `counts` [R] samples of each ray, from its sample number `skip` on."""
+        rays, t_starts, t_ends, ray_offsets = marched
+        looked = offsets_from_counts(counts)
+        n_rows = int(looked[-1])
+        source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
+        positions, *_, ray_index = place(*rays, t_starts[skip:], t_ends[skip:], source_offsets, looked, n_rows)
+        shift = ray_offsets[:-1] + skip - looked[:-1]  # [R]
+        density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions)
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
