@@ -36,7 +36,9 @@ class LazyAdam(torch.optim.Optimizer):
             states = [self._state_of(p) for p in params]
             steps = [state["step"] for state in states]
             if steps:
-                torch._foreach_add_(steps, 1 if found_inf is None else 1 - found_inf)
+                torch._foreach_add_(steps, 1)
+            if steps and found_inf is not None:
+                torch._foreach_sub_(steps, [found_inf] * len(steps))
             rate = group["lr"]
             for p, state in zip(params, states, strict=True):
                 step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
