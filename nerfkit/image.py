@@ -32,7 +32,7 @@ class PictureRenderer:
     def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.renderer = renderer
         self.background = background  # [3]
-        self.chunk = chunk or (2**18 if background.device.type == "cuda" else 2**13)  # rays
+        self.chunk = chunk or (2**20 if background.device.type == "cuda" else 2**13)  # rays
         self.stays_on_device = stays_on_device
 
     @torch.no_grad()
