@@ -6,29 +6,18 @@
 // Half types take the way of depthwise_conv2d_half.cuh where they can. Anything else: a thread a value.
 
 #include "depthwise_conv2d_half.cuh"
+#include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
+
+#include <cstdlib>
+#define WALK_TRIAL (!getenv("CONV_OLD"))
 
 namespace nerfkit {
 namespace {
 
 constexpr int V = 4;  // columns of a tile
-constexpr int THREADS_2D = 128;
-constexpr int WARPS_2D = THREADS_2D / 32;
 
 using Strides = Conv2dShape::Strides;
-
-template <class T>
-struct Walk {
-  const T* in;      // x, or grad_out for the backward pass
-  const T* weight;  // [C, KH * KW]
-  const T* bias;
-  T* out;           // null if only the weight's gradient is wanted
-  const T* x;       // backward: to be multiplied with the window
-  acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
-  int channels, batch, height, width;
-  int lanes, across, shared;  // channels of a block, blocks across the channels, blocks that share the tiles of a channel
-  Strides strides;
-};
 
 // What neighbouring threads take: four columns each at a time, one by one, or one by one of neighbouring channels.
 enum class Order { vectors, columns, channels };
@@ -66,27 +55,6 @@ __device__ __forceinline__ void store_row(T* row, int first, int width, int colu
 #pragma unroll
     for (int i = 0; i < V; ++i)
       if (first + i < width) row[int64_t(first + i) * column] = T(from[i]);
-  }
-}
-
-// Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
-template <class A, int SUMS>
-__device__ __forceinline__ void write_partials(A (&sums)[SUMS], A* partials, int part, int first, int lanes, int apart, int channels) {
-  __shared__ A of_warp[WARPS_2D][SUMS][32];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  __syncthreads();  // of_warp may still be read
-#pragma unroll
-  for (int k = 0; k < SUMS; ++k) {
-    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
-    if (lane < lanes) of_warp[warp][k][lane] = sums[k];
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < lanes * SUMS; i += THREADS_2D) {
-    const int k = i % SUMS, c = first + i / SUMS * apart;
-    if (c >= channels) break;
-    A total = 0;
-    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][i / SUMS];
-    partials[(int64_t(part) * channels + c) * SUMS + k] = total;
   }
 }
 
@@ -157,112 +125,8 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
     A flipped[TAPS + 1];
 #pragma unroll
     for (int k = 0; k <= TAPS; ++k) flipped[k] = sums[k < TAPS ? TAPS - 1 - k : TAPS];
-    write_partials<A, TAPS + 1>(flipped, a.partials, part, group * lanes, lanes, 1, a.channels);
-  }
-}
-
-// The same for two neighbouring channels.
-template <class T, int N>
-__device__ __forceinline__ void load_pairs(const T* row, int first, int width, int column, acc_t<T> (&to)[N][2]) {
-  if (first >= 0 && first + N <= width) {
-    const T* from = row + int64_t(first) * column;
-#pragma unroll
-    for (int i = 0; i < N; ++i) load(from + i * column, to[i]);
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < N; ++i) {
-    to[i][0] = to[i][1] = acc_t<T>(0);
-    if (first + i >= 0 && first + i < width) load(row + (first + i) * column, to[i]);
-  }
-}
-
-template <class T>
-__device__ __forceinline__ void store_pairs(T* row, int first, int width, int column, const acc_t<T> (&from)[V][2]) {
-#pragma unroll
-  for (int i = 0; i < V; ++i)
-    if (first + i < width) store(row + (first + i) * column, from[i]);
-}
-
-// Channels last, small kernels: a lane takes two neighbouring channels and walks down V columns, with the sums of the rows
-// that the kernel covers.
-template <class T, int K, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS_2D, K == 3 ? 4 : 2) walk(const Walk<T> a, int strip_rows) {
-  using A = acc_t<T>;
-  constexpr int N = V + K - 1, TAPS = K * K, HALF = K / 2, CH = 2;
-  const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = (group * 32 + threadIdx.x % 32) * CH;
-  const bool real = c < a.channels;
-  A w[TAPS][CH], sums[TAPS + 1][CH] = {}, start[CH] = {};
-#pragma unroll
-  for (int ch = 0; ch < CH; ++ch) {
-    const T* weight = a.weight + (real ? c + ch : 0) * TAPS;
-#pragma unroll
-    for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k][ch] = A(weight[k]);
-    if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
-  }
-  const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + strip_rows - 1) / strip_rows;
-  const unsigned strip = unsigned(part) * WARPS_2D + threadIdx.x / 32;
-  const unsigned line = strip / tiles_x, b = line / tiles_y;
-  const int x0 = int(strip - line * tiles_x) * V, first = int(line - b * tiles_y) * strip_rows;
-  const int last = real && b < a.batch ? min(first + strip_rows, a.height) : first, column = int(a.strides.column);
-  const int64_t base = b * a.strides.batch + c * a.strides.channel, row = a.strides.row;
-
-  // Row y of the input adds to the outputs y + HALF - u; output row i keeps its sum in slot i % K, as seen from y.
-  A sum[K][V][CH], center[K][V][CH] = {};
-#pragma unroll
-  for (int r = 0; r < K; ++r)
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-#pragma unroll
-      for (int ch = 0; ch < CH; ++ch) sum[r][i][ch] = start[ch];
-  for (int y0 = first - HALF; y0 < last + HALF; y0 += K) {
-#pragma unroll
-    for (int i = 0; i < K; ++i) {
-      const int y = y0 + i, newest = y + HALF, done = y - HALF;
-      A window[N][CH] = {};
-      if (y >= 0 && y < a.height && y < last + HALF) load_pairs<T, N>(a.in + base + y * row, x0 - K / 2, a.width, column, window);
-      if (BACKWARD && a.partials) {
-#pragma unroll
-        for (int j = 0; j < V; ++j)
-#pragma unroll
-          for (int ch = 0; ch < CH; ++ch) center[i % K][j][ch] = A(0);
-        if (newest >= first && newest < last) load_pairs<T, V>(a.x + base + newest * row, x0, a.width, column, center[i % K]);
-        if (y >= first && y < last) {
-#pragma unroll
-          for (int j = 0; j < V; ++j)
-#pragma unroll
-            for (int ch = 0; ch < CH; ++ch) sums[TAPS][ch] += window[K / 2 + j][ch];  // zero outside the picture
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < K; ++u)
-#pragma unroll
-        for (int v = 0; v < K; ++v)
-#pragma unroll
-          for (int j = 0; j < V; ++j)
-#pragma unroll
-            for (int ch = 0; ch < CH; ++ch) {
-              const int slot = (i + K - u) % K;
-              sum[slot][j][ch] += w[u * K + v][ch] * window[v + j][ch];
-              if (BACKWARD) sums[u * K + v][ch] += center[slot][j][ch] * window[v + j][ch];
-            }
-      A(&ready)[V][CH] = sum[(i + 1) % K];
-      if (a.out && done >= first && done < last) store_pairs(a.out + base + done * row, x0, a.width, column, ready);
-#pragma unroll
-      for (int j = 0; j < V; ++j)
-#pragma unroll
-        for (int ch = 0; ch < CH; ++ch) ready[j][ch] = start[ch];
-    }
-  }
-  if constexpr (BACKWARD) {
-    if (!a.partials) return;
-#pragma unroll
-    for (int ch = 0; ch < CH; ++ch) {
-      A flipped[TAPS + 1];
-#pragma unroll
-      for (int k = 0; k <= TAPS; ++k) flipped[k] = sums[k < TAPS ? TAPS - 1 - k : TAPS][ch];
-      write_partials<A, TAPS + 1>(flipped, a.partials, part, group * 32 * CH + ch, 32, CH, a.channels);
-    }
+    __shared__ WarpSums<A, TAPS + 1> of_warp;
+    write_partials(flipped, of_warp, a.partials, part, group * lanes, lanes, 1, a.channels);
   }
 }
 
@@ -353,15 +217,8 @@ int tiled_kernel(const Conv2dShape& s) {
 // Rows of a tile.
 constexpr int tile_rows(int kh, int kw, bool backward) { return kh == 1 || (backward && kw != 5) ? 4 : 8; }
 
-// Channels last: whether lanes take pairs of channels, down a strip.
-bool takes_pairs(const Conv2dShape& s) {
-  const bool short_rows = s.x.size * s.channels <= INT32_MAX;  // distances within a row are int
-  return s.channels_last && s.channels % 2 == 0 && tiled_kernel(s) < 7 && short_rows;
-}
-
 // Neighbouring channels that a block takes.
 int lanes_of(const Conv2dShape& s) {
-  if (takes_pairs(s)) return 64;
   int lanes = s.channels_last ? 32 : 1;
   while (lanes > 1 && lanes / 2 >= s.channels) lanes /= 2;
   return lanes;
@@ -369,20 +226,10 @@ int lanes_of(const Conv2dShape& s) {
 
 int64_t blocks_across(const Conv2dShape& s) { return blocks_for(s.channels, lanes_of(s)); }
 
-// Rows of a strip, as many as leave enough strips to fill a GPU.
-int64_t strip_rows(const Conv2dShape& s) {
-  constexpr int64_t ENOUGH_THREADS = 1 << 17, SHORTEST = 8;
-  const int64_t threads_of_row = std::max<int64_t>(1, s.batch * blocks_for(s.x.size, V) * blocks_across(s) * 32);
-  const int64_t wanted = (ENOUGH_THREADS + threads_of_row - 1) / threads_of_row;
-  const int64_t strips = std::max<int64_t>(1, std::min<int64_t>(wanted, s.y.size / SHORTEST));
-  return (s.y.size + strips - 1) / strips;
-}
-
-// Blocks that share the tiles or strips of a channel.
+// Blocks that share the tiles of a channel.
 int64_t blocks_sharing(const Conv2dShape& s, bool backward) {
   constexpr int64_t ENOUGH_BLOCKS = 2048;
   const int64_t columns = blocks_for(s.x.size, V);
-  if (takes_pairs(s)) return std::max<int64_t>(1, blocks_for(s.batch * columns * blocks_for(s.y.size, strip_rows(s)), WARPS_2D));
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
   const int64_t R = tile_rows(s.y.kernel, s.x.kernel, backward), rows = flat ? s.batch : s.y.size;
   const int64_t tiles = (flat ? 1 : s.batch) * ((rows + R - 1) / R) * columns;
@@ -398,8 +245,6 @@ bool launch_tiles(Walk<T> a, const Conv2dShape& s, bool vectors, cudaStream_t st
   if (blocks > INT32_MAX) return false;
   a.across = int(across), a.shared = int(shared), a.lanes = lanes_of(s);
   constexpr int R = tile_rows(KH, KW, BACKWARD);
-  if constexpr (KH == KW && KW < 7)
-    if (takes_pairs(s)) return walk<T, KW, BACKWARD><<<unsigned(blocks), THREADS_2D, 0, stream>>>(a, int(strip_rows(s))), true;
   auto kernel = vectors ? tile<T, KH, KW, R, Order::vectors, BACKWARD> : tile<T, KH, KW, R, Order::columns, BACKWARD>;
   if constexpr (KH > 1)
     if (s.channels_last) kernel = tile<T, KH, KW, R, Order::channels, BACKWARD>;
@@ -418,9 +263,8 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
     a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
     a.strides = s.strides(s.y.size, s.x.size);
     if (s.y.kernel == 1) a.batch = 1, a.height = int(s.batch), a.strides.row = a.strides.batch;
-    const size_t bytes = (takes_pairs(s) ? 2 : V) * sizeof(T);
+    const size_t bytes = V * sizeof(T);
     const bool together = aligned(a.in, bytes) && aligned(a.out, bytes) && aligned(a.x, bytes);
-    if (takes_pairs(s) && !together) return false;
     const bool vectors = !s.channels_last && s.x.size % V == 0 && together;
     switch (tiled_kernel(s)) {
       case 3: return launch_tiles<T, 3, 3, BACKWARD>(a, s, vectors, stream);
@@ -430,6 +274,50 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
       case -5: return launch_tiles<T, 1, 5, BACKWARD>(a, s, vectors, stream);
       default: return false;
     }
+  }
+}
+
+// Whether lanes that walk down strips are for this.
+bool can_walk(const Conv2dShape& s, int bytes, bool backward) {
+  const int k = tiled_kernel(s);
+  if (k < 3 || bytes > 4 || is_empty(s) || s.batch > INT32_MAX) return false;
+  if (!s.channels_last) return s.x.size % walk_shape(k, bytes, false, backward).columns == 0;
+  const bool short_rows = s.x.size * s.channels <= INT32_MAX;  // distances within a row are int
+  return s.channels * bytes % 16 == 0 && short_rows;
+}
+
+template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
+void launch_walk(const Walk<T>& a, const WalkGrid& grid, cudaStream_t stream) {
+  constexpr size_t SLOTS = sizeof(typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot) * walk_depth(K) * WARPS_2D;
+  constexpr size_t SUMS = BACKWARD ? sizeof(WarpSums<acc_t<T>, K * K + 1>) : 0, SHARED = std::max(SLOTS, SUMS);
+  const auto kernel = walk<T, K, CHANNELS_LAST, BACKWARD>;
+  if (SHARED > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
+  kernel<<<unsigned(grid.across * grid.shared), THREADS_2D, SHARED, stream>>>(a);
+}
+
+// The number of parts, none if walking is not for this.
+template <class T, bool BACKWARD>
+int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 8) {
+    return 0;
+  } else {
+    if (!can_walk(s, sizeof(T), BACKWARD)) return 0;
+    Walk<T> a = start;
+    if (!aligned(a.in, 16) || !aligned(a.out, 16) || !aligned(a.x, 16)) return 0;
+    const WalkGrid grid = walk_grid(s, sizeof(T), BACKWARD, current_gpu().processors);
+    if (grid.across * grid.shared > INT32_MAX || grid.shared > INT32_MAX / THREADS_2D) return 0;
+    a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
+    a.strides = s.strides(s.y.size, s.x.size), a.across = int(grid.across), a.rows = grid.rows;
+    const auto launch = [&](auto k) {
+      constexpr int K = decltype(k)::value;
+      s.channels_last ? launch_walk<T, K, true, BACKWARD>(a, grid, stream) : launch_walk<T, K, false, BACKWARD>(a, grid, stream);
+    };
+    switch (tiled_kernel(s)) {
+      case 3: launch(std::integral_constant<int, 3>()); break;
+      case 5: launch(std::integral_constant<int, 5>()); break;
+      case 7: launch(std::integral_constant<int, 7>()); break;
+    }
+    return grid.shared;
   }
 }
 
@@ -490,6 +378,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
+    if (WALK_TRIAL && walk_strips<T, false>(a, s, (cudaStream_t)stream)) return;
     if (walk_with_tensor_cores<T, false>(a, s, (cudaStream_t)stream) || walk_tiles<T, false>(a, s, (cudaStream_t)stream)) return;
     any_forward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
@@ -506,7 +395,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     auto* partials = grad_weight ? (acc_t<T>*)scratch : nullptr;
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
-    int64_t parts = walk_with_tensor_cores<T, true>(a, s, on);
+    int64_t parts = WALK_TRIAL ? walk_strips<T, true>(a, s, on) : 0;
+    if (!parts) parts = walk_with_tensor_cores<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
     if (!parts) {
       parts = 1;
@@ -522,7 +412,9 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
 int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   HalfConv<__half> a{};
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
-  const int64_t parts = std::max(tile_parts(s), half ? half_parts(a, s, true) : 0);
+  const int bytes = half ? 2 : dtype == DType::f32 ? 4 : 8;
+  int64_t parts = std::max(tile_parts(s), half ? half_parts(a, s, true) : 0);
+  if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, current_gpu().processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }
 

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies from global to shared memory that arrive later, of compute capability 8.0 and up; before, they arrive at once.
+
+#pragma once
+
+#include "gpu.cuh"
+
+namespace nerfkit {
+
+// 4, 8 or 16 bytes, aligned.
+template <int BYTES>
+__device__ __forceinline__ void copy_async(void* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
+#else
+  using Bytes = Vec<unsigned, BYTES / 4>;
+  *static_cast<Bytes*>(to) = *static_cast<const Bytes*>(from);
+#endif
+}
+
+// The same, or zeros.
+template <int BYTES>
+__device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(real ? BYTES : 0) : "memory");
+#else
+  using Bytes = Vec<unsigned, BYTES / 4>;
+  *static_cast<Bytes*>(to) = real ? *static_cast<const Bytes*>(from) : Bytes{};
+#endif
+}
+
+// Ends a group of this thread's copies.
+__device__ __forceinline__ void end_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until at most the LATEST groups of this thread's copies are on their way.
+template <int LATEST>
+__device__ __forceinline__ void await_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
+#endif
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// A lane walks down a strip of V columns, with the sums of the K rows of results that a row of the picture adds to.
+// Rows come through shared memory, asked for several steps before their use: the bytes on their way are then many even
+// where the sums of the weight's gradient leave registers for few warps. A warp has rows of its own and never waits for
+// another. Lanes are neighbouring columns or, channels last, neighbouring channels.
+
+#pragma once
+
+#include <type_traits>
+
+#include "async_copy.cuh"
+#include "depthwise_conv2d.h"
+
+namespace nerfkit {
+
+constexpr int THREADS_2D = 128;
+constexpr int WARPS_2D = THREADS_2D / 32;
+
+template <class T>
+struct Walk {
+  const T* in;      // x, or grad_out for the backward pass
+  const T* weight;  // [C, KH * KW]
+  const T* bias;
+  T* out;           // null if only the weight's gradient is wanted
+  const T* x;       // backward: to be multiplied with the window
+  acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
+  int channels, batch, height, width;
+  int lanes, across, shared;  // channels of a block, blocks across the channels, blocks that share the tiles of a channel
+  int rows;                   // of a strip
+  Conv2dShape::Strides strides;
+};
+
+template <class A, int SUMS>
+using WarpSums = A[WARPS_2D][SUMS][32];
+
+// Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
+template <class A, int SUMS>
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS>& of_warp, A* partials, int part, int first,
+                                               int lanes, int apart, int channels) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // of_warp may still be read
+#pragma unroll
+  for (int k = 0; k < SUMS; ++k) {
+    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+    if (lane < lanes) of_warp[warp][k][lane] = sums[k];
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < lanes * SUMS; i += THREADS_2D) {
+    const int k = i % SUMS, c = first + i / SUMS * apart;
+    if (c >= channels) break;
+    A total = 0;
+    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][i / SUMS];
+    partials[(int64_t(part) * channels + c) * SUMS + k] = total;
+  }
+}
+
+// What a lane takes, and how many blocks a multiprocessor is to hold.
+struct WalkShape {
+  int columns, channels, resident;
+};
+
+constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backward) {
+  if (k == 7) return {4, 1, backward ? 2 : 4};
+  if (channels_last) return {4, 2, k == 3 ? (backward ? 4 : 5) : backward ? 2 : 3};
+  if (k == 5 || bytes == 4) return {4, 1, backward ? (k == 3 ? 5 : 4) : k == 3 ? 8 : 5};
+  return {8, 1, backward ? 4 : 6};
+}
+
+// Steps in shared memory: a multiple of the kernel's rows, so that places in registers and in memory are known.
+constexpr int walk_depth(int k) { return k == 3 ? 6 : k; }
+
+// Channels last: COLUMNS pixels of a row, of the channels of a warp.
+template <class T, int COLUMNS, int CH>
+struct alignas(16) Pixels {
+  static constexpr int CHUNKS = 32 * CH / WIDE<T>, ITEMS = COLUMNS * CHUNKS;
+  T value[COLUMNS][32 * CH];
+
+  // From `row`, at the first channel of column `first`; what is outside the picture stays as it is.
+  __device__ __forceinline__ void copy(const T* row, int first, int width, int column, int channels) {
+#pragma unroll
+    for (int k = 0; k < (ITEMS + 31) / 32; ++k) {
+      const int item = threadIdx.x % 32 + 32 * k, pixel = item / CHUNKS, c = item % CHUNKS * WIDE<T>;
+      if (item < ITEMS && c < channels && unsigned(first + pixel) < unsigned(width))
+        copy_async<16>(&value[pixel][c], row + pixel * column + c);
+    }
+  }
+
+  __device__ __forceinline__ void read(acc_t<T> (&to)[COLUMNS][CH]) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS; ++i) load<T, CH>(&value[i][threadIdx.x % 32 * CH], to[i]);
+  }
+};
+
+template <class T, int K, bool BACKWARD>
+struct ChannelsStrip {
+  static constexpr WalkShape SHAPE = walk_shape(K, sizeof(T), true, BACKWARD);
+  static constexpr int V = SHAPE.columns, CH = SHAPE.channels, N = V + K - 1;
+  struct Slot {
+    Pixels<T, N, CH> window;
+    Pixels<T, BACKWARD ? V : 1, CH> center;
+  };
+  const T *in, *x;
+  T* out;
+  int first, last, height;  // height: what is below adds nothing to this strip
+  int x0, width, column, channels;  // channels: from the warp's first one on
+  int64_t row;
+
+  __device__ __forceinline__ ChannelsStrip(const Walk<T>& a, int part, int group) {
+    const int c = group * 32 * CH;
+    const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + a.rows - 1) / a.rows;
+    const unsigned strip = unsigned(part) * WARPS_2D + threadIdx.x / 32, line = strip / tiles_x, b = line / tiles_y;
+    x0 = int(strip - line * tiles_x) * V, first = int(line - b * tiles_y) * a.rows;
+    last = b < unsigned(a.batch) ? min(first + a.rows, a.height) : first;
+    height = b < unsigned(a.batch) ? min(last + K / 2, a.height) : 0;
+    width = a.width, column = int(a.strides.column), row = a.strides.row;
+    channels = a.channels - c;
+    const int64_t base = b * a.strides.batch + x0 * a.strides.column + c;
+    in = a.in + base, x = a.x + base, out = a.out ? a.out + base + threadIdx.x % 32 * CH : nullptr;
+  }
+
+  static __device__ __forceinline__ int channel(int group) { return (group * 32 + threadIdx.x % 32) * CH; }
+
+  __device__ __forceinline__ void clear(Slot& slot) const {
+    for (int i = threadIdx.x % 32; i < int(sizeof(Slot) / 16); i += 32) reinterpret_cast<uint4*>(&slot)[i] = {};
+  }
+
+  // Row y of the window, and row `newest` of x.
+  __device__ __forceinline__ void fetch(Slot& slot, int y, int newest, bool to_sums) const {
+    if (has(y)) slot.window.copy(in + y * row - K / 2 * column, x0 - K / 2, width, column, channels);
+    if constexpr (BACKWARD)
+      if (to_sums && newest < last) slot.center.copy(x + newest * row, x0, width, column, channels);
+  }
+
+  // Whether row y of the window adds to anything.
+  __device__ __forceinline__ bool has(int y) const { return y >= 0 && y < height; }
+
+  __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const { slot.window.read(window); }
+
+  __device__ __forceinline__ void read_center(const Slot& slot, acc_t<T> (&center)[V][CH]) const {
+    if constexpr (BACKWARD) slot.center.read(center);
+  }
+
+  __device__ __forceinline__ void write(int y, const acc_t<T> (&from)[V][CH]) const {
+    if (int(threadIdx.x % 32 * CH) >= channels) return;
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+      if (x0 + i < width) store<T, CH>(out + y * row + i * column, from[i]);
+  }
+
+  template <int SUMS>
+  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part, int group) {
+    auto& of_warp = *reinterpret_cast<WarpSums<acc_t<T>, SUMS>*>(memory);
+#pragma unroll
+    for (int ch = 0; ch < CH; ++ch) write_partials(sums[ch], of_warp, a.partials, part, group * 32 * CH + ch, 32, CH, a.channels);
+  }
+};
+
+// Planes: lanes take neighbouring columns, then the next strip of the channel; a block has one channel.
+template <class T, int K, bool BACKWARD>
+struct ColumnsStrip {
+  static constexpr WalkShape SHAPE = walk_shape(K, sizeof(T), false, BACKWARD);
+  static constexpr int V = SHAPE.columns, CH = 1, N = V + K - 1, BYTES = V * sizeof(T), ZERO = 34;
+  struct alignas(16) Slot {
+    T window[36][V];  // of lane i at 1 + i, its neighbours' beside it; at ZERO what is outside the picture
+    T center[BACKWARD ? 32 : 1][V];
+  };
+  const T *in, *x;
+  T* out;
+  int first, last, height, left, right, edge;
+  int64_t row;
+
+  __device__ __forceinline__ ColumnsStrip(const Walk<T>& a, int part, int c) {
+    const int lane = threadIdx.x % 32;
+    const unsigned tiles_x = a.width / V, tiles_y = (a.height + a.rows - 1) / a.rows;
+    const unsigned at = unsigned(part) * THREADS_2D + threadIdx.x, line = at / tiles_x, b = line / tiles_y;
+    const int x0 = int(at - line * tiles_x) * V;
+    first = int(line - b * tiles_y) * a.rows;
+    last = b < unsigned(a.batch) ? min(first + a.rows, a.height) : first;
+    height = b < unsigned(a.batch) ? min(last + K / 2, a.height) : 0, row = a.strides.row;
+    left = x0 ? lane : ZERO, right = x0 + V < a.width ? lane + 2 : ZERO;
+    // What the first and the last lane need of neighbours in other warps.
+    edge = lane == 0 && x0 ? -1 : lane == 31 && x0 + V < a.width ? 1 : 0;
+    const int64_t base = b * a.strides.batch + c * a.strides.channel + x0;
+    in = a.in + base, x = a.x + base, out = a.out ? a.out + base : nullptr;
+  }
+
+  static __device__ __forceinline__ int channel(int group) { return group; }
+
+  __device__ __forceinline__ void clear(Slot& slot) const {
+    if (threadIdx.x % 32 < V) slot.window[ZERO][threadIdx.x % 32] = T(0.f);
+  }
+
+  __device__ __forceinline__ void fetch(Slot& slot, int y, int newest, bool to_sums) const {
+    const int lane = threadIdx.x % 32;
+    const T* from = in + y * row;
+    const bool inside = y >= 0 && y < height;
+    copy_async_or_zeros<BYTES>(slot.window[1 + lane], inside ? from : in, inside);
+    if (edge) copy_async_or_zeros<BYTES>(slot.window[1 + lane + edge], inside ? from + edge * V : in, inside);
+    if constexpr (BACKWARD)
+      if (to_sums && newest < last) copy_async<BYTES>(slot.center[lane], x + newest * row);
+  }
+
+  __device__ __forceinline__ bool has(int) const { return true; }
+
+  __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const {
+    constexpr int HALF = K / 2;
+    acc_t<T> before[V], own[V], after[V];
+    load(slot.window[left], before);
+    load(slot.window[1 + threadIdx.x % 32], own);
+    load(slot.window[right], after);
+#pragma unroll
+    for (int i = 0; i < N; ++i)
+      window[i][0] = i < HALF ? before[(i + V - HALF) % V] : i < HALF + V ? own[(i - HALF + V) % V] : after[(i - HALF) % V];
+  }
+
+  __device__ __forceinline__ void read_center(const Slot& slot, acc_t<T> (&center)[V][CH]) const {
+    acc_t<T> values[V];
+    load(slot.center[threadIdx.x % 32], values);
+#pragma unroll
+    for (int i = 0; i < V; ++i) center[i][0] = values[i];
+  }
+
+  __device__ __forceinline__ void write(int y, const acc_t<T> (&from)[V][CH]) const {
+    acc_t<T> values[V];
+#pragma unroll
+    for (int i = 0; i < V; ++i) values[i] = from[i][0];
+    store(out + y * row, values);
+  }
+
+  template <int SUMS>
+  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part, int c) {
+    write_partials(sums[0], *reinterpret_cast<WarpSums<acc_t<T>, SUMS>*>(memory), a.partials, part, c, 1, 1, a.channels);
+  }
+};
+
+template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
+using WalkStrip = std::conditional_t<CHANNELS_LAST, ChannelsStrip<T, K, BACKWARD>, ColumnsStrip<T, K, BACKWARD>>;
+
+template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
+__global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
+  using A = acc_t<T>;
+  using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
+  constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2, DEPTH = walk_depth(K);
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
+  const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);
+  const bool real = c < a.channels, to_sums = BACKWARD && a.partials;
+  const Strip strip(a, part, group);
+  for (int i = 0; i < DEPTH; ++i) strip.clear(slots[i]);
+  __syncwarp();
+
+  const int steps = a.rows + K - 1;
+  const auto fetch = [&](int step, typename Strip::Slot& slot) {
+    if (step < steps) strip.fetch(slot, strip.first + step - HALF, strip.first + step, to_sums);
+    end_copies();
+  };
+#pragma unroll
+  for (int i = 0; i < DEPTH - 1; ++i) fetch(i, slots[i]);
+
+  A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
+#pragma unroll
+  for (int ch = 0; ch < CH; ++ch) {
+    const T* weight = a.weight + (real ? c + ch : 0) * TAPS;
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) w[ch][BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
+    if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
+  }
+
+  // Row `step` of the window adds to the results of rows step - u; row i keeps its sum, and its x, in place i % K.
+  A sum[K][V][CH], center[K][V][CH] = {};
+#pragma unroll
+  for (int r = 0; r < K; ++r)
+#pragma unroll
+    for (int i = 0; i < V; ++i)
+#pragma unroll
+      for (int ch = 0; ch < CH; ++ch) sum[r][i][ch] = start[ch];
+  for (int step0 = 0; step0 < steps; step0 += DEPTH) {
+#pragma unroll
+    for (int j = 0; j < DEPTH; ++j) {
+      const int step = step0 + j, newest = strip.first + step, y = newest - HALF, done = y - HALF;
+      if (step >= steps) break;
+      await_copies<DEPTH - 2>();
+      __syncwarp();  // all lanes' copies are there, and all have read the slot that the next copies go to
+      fetch(step + DEPTH - 1, slots[(j + DEPTH - 1) % DEPTH]);
+      if (BACKWARD && to_sums) {
+#pragma unroll
+        for (int i = 0; i < V; ++i)
+#pragma unroll
+          for (int ch = 0; ch < CH; ++ch) center[j % K][i][ch] = A(0);
+        if (newest < strip.last) strip.read_center(slots[j], center[j % K]);
+      }
+      if (strip.has(y)) {
+        A window[N][CH];
+        strip.read(slots[j], window);
+        if (BACKWARD && y >= strip.first && y < strip.last) {
+#pragma unroll
+          for (int i = 0; i < V; ++i)
+#pragma unroll
+            for (int ch = 0; ch < CH; ++ch) sums[ch][TAPS] += window[HALF + i][ch];  // zero outside the picture
+        }
+#pragma unroll
+        for (int u = 0; u < K; ++u) {
+          if (K == 7 && (step < u || step - u >= a.rows)) continue;  // short strips: not of this one
+          const int place = (j + DEPTH - u) % K;
+#pragma unroll
+          for (int v = 0; v < K; ++v)
+#pragma unroll
+            for (int i = 0; i < V; ++i)
+#pragma unroll
+              for (int ch = 0; ch < CH; ++ch) {
+                sum[place][i][ch] += w[ch][u * K + v] * window[v + i][ch];
+                if (BACKWARD) sums[ch][u * K + v] += center[place][i][ch] * window[v + i][ch];
+              }
+        }
+      }
+      A(&ready)[V][CH] = sum[(j + 1) % K];
+      if (a.out && done >= strip.first && done < strip.last) strip.write(done, ready);
+#pragma unroll
+      for (int i = 0; i < V; ++i)
+#pragma unroll
+        for (int ch = 0; ch < CH; ++ch) ready[i][ch] = start[ch];
+    }
+  }
+  if constexpr (BACKWARD) {
+    if (!to_sums) return;
+    A flipped[CH][TAPS + 1];
+#pragma unroll
+    for (int ch = 0; ch < CH; ++ch)
+#pragma unroll
+      for (int k = 0; k <= TAPS; ++k) flipped[ch][k] = sums[ch][k < TAPS ? TAPS - 1 - k : TAPS];
+    Strip::add_up(flipped, memory, a, part, group);
+  }
+}
+
+// Blocks of a walk.
+struct WalkGrid {
+  int64_t across, shared;  // for all channels; for a channel, each with a sum of the weight's gradient
+  int rows;                // of a strip
+};
+
+inline WalkGrid walk_grid(const Conv2dShape& s, int bytes, bool backward, int processors) {
+  const int K = s.x.kernel;
+  const WalkShape shape = walk_shape(K, bytes, s.channels_last, backward);
+  const int64_t columns = s.batch * blocks_for(s.x.size, shape.columns), resident = int64_t(processors) * shape.resident;
+  WalkGrid best{s.channels_last ? blocks_for(s.channels, 32 * shape.channels) : s.channels};
+  // Full waves of short strips, or long ones: a strip begins with loads and the rows of its neighbours.
+  int64_t least = INT64_MAX;
+  for (int strips = 1; strips == 1 || (strips <= 64 && strips * 2 * K <= s.y.size); ++strips) {
+    const int rows = (s.y.size + strips - 1) / strips;
+    const int64_t shared = blocks_for(columns * blocks_for(s.y.size, rows), s.channels_last ? WARPS_2D : THREADS_2D);
+    const int64_t cost = (best.across * shared + resident - 1) / resident * (rows + K + 4);
+    if (cost < least) least = cost, best.shared = shared, best.rows = rows;
+  }
+  return best;
+}
+
+}  // namespace nerfkit
