@@ -7,19 +7,7 @@
 
 namespace nerfkit {
 
-// 4, 8 or 16 bytes, aligned.
-template <int BYTES>
-__device__ __forceinline__ void copy_async(void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  const unsigned address = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(BYTES) : "memory");
-#else
-  using Bytes = Vec<unsigned, BYTES / 4>;
-  *static_cast<Bytes*>(to) = *static_cast<const Bytes*>(from);
-#endif
-}
-
-// The same, or zeros.
+// 4, 8 or 16 bytes, aligned; or zeros, and `from` is not read.
 template <int BYTES>
 __device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800

@@ -69,20 +69,48 @@ constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backwa
 // Steps in shared memory: a multiple of the kernel's rows, so that places in registers and in memory are known.
 constexpr int walk_depth(int k) { return k == 3 ? 6 : k; }
 
-// Channels last: COLUMNS pixels of a row, of the channels of a warp.
+// Rows of a strip: of the results, and which steps have a row of the window. Step i looks at row first - K / 2 + i.
+template <int K>
+struct StripRows {
+  int first, count, skipped, inside;
+
+  template <class T>
+  __device__ __forceinline__ StripRows(const Walk<T>& a, unsigned line, unsigned tiles_y) {
+    const bool real = line / tiles_y < unsigned(a.batch);
+    first = int(line % tiles_y) * a.rows;
+    count = real ? min(a.rows, a.height - first) : 0;
+    skipped = max(0, K / 2 - first);
+    inside = real ? min(first + count + K / 2, a.height) - max(0, first - K / 2) : 0;
+  }
+  __device__ __forceinline__ bool has(int step) const { return unsigned(step - skipped) < unsigned(inside); }
+};
+
+// Channels last: COLUMNS pixels of a row, of the channels of a warp, copied 16 bytes at a time.
 template <class T, int COLUMNS, int CH>
 struct alignas(16) Pixels {
-  static constexpr int CHUNKS = 32 * CH / WIDE<T>, ITEMS = COLUMNS * CHUNKS;
+  static constexpr int CHUNKS = 32 * CH / WIDE<T>, ITEMS = COLUMNS * CHUNKS, TURNS = (ITEMS + 31) / 32;
   T value[COLUMNS][32 * CH];
 
-  // From `row`, at the first channel of column `first`; what is outside the picture stays as it is.
-  __device__ __forceinline__ void copy(const T* row, int first, int width, int column, int channels) {
+  static __device__ __forceinline__ int pixel() { return threadIdx.x % 32 / CHUNKS; }  // of this lane, first turn
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % 32 % CHUNKS * WIDE<T>; }
+
+  // A bit for each of this lane's turns, of those inside the picture; `first` is the column of the first pixel.
+  static __device__ __forceinline__ unsigned turns(int first, int width, int channels) {
+    unsigned bits = 0;
 #pragma unroll
-    for (int k = 0; k < (ITEMS + 31) / 32; ++k) {
-      const int item = threadIdx.x % 32 + 32 * k, pixel = item / CHUNKS, c = item % CHUNKS * WIDE<T>;
-      if (item < ITEMS && c < channels && unsigned(first + pixel) < unsigned(width))
-        copy_async<16>(&value[pixel][c], row + pixel * column + c);
+    for (int k = 0; k < TURNS; ++k) {
+      const int at = pixel() + k * 32 / CHUNKS;
+      if (at < COLUMNS && chunk() < channels && unsigned(first + at) < unsigned(width)) bits |= 1u << k;
     }
+    return bits;
+  }
+
+  // Zeros if not `inside`.
+  __device__ __forceinline__ void copy(const T* from, unsigned turns, int column, bool inside) {
+#pragma unroll
+    for (int k = 0; k < TURNS; ++k)
+      if (turns >> k & 1)
+        copy_async_or_zeros<16>(&value[0][(threadIdx.x % 32 + 32 * k) * WIDE<T>], from + k * (32 / CHUNKS) * column, inside);
   }
 
   __device__ __forceinline__ void read(acc_t<T> (&to)[COLUMNS][CH]) const {
@@ -91,48 +119,53 @@ struct alignas(16) Pixels {
   }
 };
 
+// A strip's methods are called once a step, in order.
 template <class T, int K, bool BACKWARD>
 struct ChannelsStrip {
   static constexpr WalkShape SHAPE = walk_shape(K, sizeof(T), true, BACKWARD);
   static constexpr int V = SHAPE.columns, CH = SHAPE.channels, N = V + K - 1;
+  using Window = Pixels<T, N, CH>;
+  using Center = Pixels<T, BACKWARD ? V : 1, CH>;
   struct Slot {
-    Pixels<T, N, CH> window;
-    Pixels<T, BACKWARD ? V : 1, CH> center;
+    Window window;
+    Center center;
   };
   const T *in, *x;
   T* out;
-  int first, last, height;  // height: what is below adds nothing to this strip
-  int x0, width, column, channels;  // channels: from the warp's first one on
+  int column;
+  unsigned window_turns, center_turns, columns;  // columns: a bit for each result that is inside
   int64_t row;
 
-  __device__ __forceinline__ ChannelsStrip(const Walk<T>& a, int part, int group) {
-    const int c = group * 32 * CH;
-    const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + a.rows - 1) / a.rows;
-    const unsigned strip = unsigned(part) * WARPS_2D + threadIdx.x / 32, line = strip / tiles_x, b = line / tiles_y;
-    x0 = int(strip - line * tiles_x) * V, first = int(line - b * tiles_y) * a.rows;
-    last = b < unsigned(a.batch) ? min(first + a.rows, a.height) : first;
-    height = b < unsigned(a.batch) ? min(last + K / 2, a.height) : 0;
-    width = a.width, column = int(a.strides.column), row = a.strides.row;
-    channels = a.channels - c;
-    const int64_t base = b * a.strides.batch + x0 * a.strides.column + c;
-    in = a.in + base, x = a.x + base, out = a.out ? a.out + base + threadIdx.x % 32 * CH : nullptr;
+  static __device__ __forceinline__ int channel(int group) { return (group * 32 + threadIdx.x % 32) * CH; }
+
+  static __device__ __forceinline__ unsigned line(const Walk<T>& a, int part, int& x0) {
+    const unsigned tiles_x = (a.width + V - 1) / V, strip = unsigned(part) * WARPS_2D + threadIdx.x / 32;
+    x0 = int(strip % tiles_x) * V;
+    return strip / tiles_x;
   }
 
-  static __device__ __forceinline__ int channel(int group) { return (group * 32 + threadIdx.x % 32) * CH; }
+  __device__ __forceinline__ ChannelsStrip(const Walk<T>& a, int64_t base, int x0, int group) {
+    const int first = group * 32 * CH, channels = a.channels - first;
+    column = int(a.strides.column), row = a.strides.row;
+    window_turns = Window::turns(x0 - K / 2, a.width, channels), center_turns = Center::turns(x0, a.width, channels);
+    columns = channel(group) < a.channels ? (1u << min(V, a.width - x0)) - 1 : 0;
+    base += first;
+    in = a.in + base + (Window::pixel() - K / 2) * column + Window::chunk() - K / 2 * row;
+    x = a.x + base + Center::pixel() * column + Center::chunk();
+    out = a.out + base + threadIdx.x % 32 * CH - (K - 1) * row;
+  }
 
   __device__ __forceinline__ void clear(Slot& slot) const {
     for (int i = threadIdx.x % 32; i < int(sizeof(Slot) / 16); i += 32) reinterpret_cast<uint4*>(&slot)[i] = {};
   }
 
-  // Row y of the window, and row `newest` of x.
-  __device__ __forceinline__ void fetch(Slot& slot, int y, int newest, bool to_sums) const {
-    if (has(y)) slot.window.copy(in + y * row - K / 2 * column, x0 - K / 2, width, column, channels);
-    if constexpr (BACKWARD)
-      if (to_sums && newest < last) slot.center.copy(x + newest * row, x0, width, column, channels);
+  __device__ __forceinline__ void fetch(Slot& slot, bool inside, bool with_x) {
+    slot.window.copy(in, window_turns, column, inside);
+    in += row;
+    if (!BACKWARD) return;
+    slot.center.copy(x, center_turns, column, with_x);
+    x += row;
   }
-
-  // Whether row y of the window adds to anything.
-  __device__ __forceinline__ bool has(int y) const { return y >= 0 && y < height; }
 
   __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const { slot.window.read(window); }
 
@@ -140,11 +173,13 @@ struct ChannelsStrip {
     if constexpr (BACKWARD) slot.center.read(center);
   }
 
-  __device__ __forceinline__ void write(int y, const acc_t<T> (&from)[V][CH]) const {
-    if (int(threadIdx.x % 32 * CH) >= channels) return;
+  __device__ __forceinline__ void write(bool wanted, const acc_t<T> (&from)[V][CH]) {
+    if (wanted) {
 #pragma unroll
-    for (int i = 0; i < V; ++i)
-      if (x0 + i < width) store<T, CH>(out + y * row + i * column, from[i]);
+      for (int i = 0; i < V; ++i)
+        if (columns >> i & 1) store<T, CH>(out + i * column, from[i]);
+    }
+    out += row;
   }
 
   template <int SUMS>
@@ -166,41 +201,39 @@ struct ColumnsStrip {
   };
   const T *in, *x;
   T* out;
-  int first, last, height, left, right, edge;
+  int left, right, edge;
   int64_t row;
 
-  __device__ __forceinline__ ColumnsStrip(const Walk<T>& a, int part, int c) {
-    const int lane = threadIdx.x % 32;
-    const unsigned tiles_x = a.width / V, tiles_y = (a.height + a.rows - 1) / a.rows;
-    const unsigned at = unsigned(part) * THREADS_2D + threadIdx.x, line = at / tiles_x, b = line / tiles_y;
-    const int x0 = int(at - line * tiles_x) * V;
-    first = int(line - b * tiles_y) * a.rows;
-    last = b < unsigned(a.batch) ? min(first + a.rows, a.height) : first;
-    height = b < unsigned(a.batch) ? min(last + K / 2, a.height) : 0, row = a.strides.row;
-    left = x0 ? lane : ZERO, right = x0 + V < a.width ? lane + 2 : ZERO;
-    // What the first and the last lane need of neighbours in other warps.
-    edge = lane == 0 && x0 ? -1 : lane == 31 && x0 + V < a.width ? 1 : 0;
-    const int64_t base = b * a.strides.batch + c * a.strides.channel + x0;
-    in = a.in + base, x = a.x + base, out = a.out ? a.out + base : nullptr;
+  static __device__ __forceinline__ int channel(int group) { return group; }
+
+  static __device__ __forceinline__ unsigned line(const Walk<T>& a, int part, int& x0) {
+    const unsigned tiles_x = a.width / V, at = unsigned(part) * THREADS_2D + threadIdx.x;
+    x0 = int(at % tiles_x) * V;
+    return at / tiles_x;
   }
 
-  static __device__ __forceinline__ int channel(int group) { return group; }
+  __device__ __forceinline__ ColumnsStrip(const Walk<T>& a, int64_t base, int x0, int c) {
+    const int lane = threadIdx.x % 32;
+    const bool last = x0 + V == a.width;
+    left = x0 ? lane : ZERO, right = last ? ZERO : lane + 2;
+    edge = lane == 0 && x0 ? -1 : lane == 31 && !last ? 1 : 0;  // a neighbour that another warp has
+    base += c * a.strides.channel, row = a.strides.row;
+    in = a.in + base - K / 2 * row, x = a.x + base, out = a.out + base - (K - 1) * row;
+  }
 
   __device__ __forceinline__ void clear(Slot& slot) const {
     if (threadIdx.x % 32 < V) slot.window[ZERO][threadIdx.x % 32] = T(0.f);
   }
 
-  __device__ __forceinline__ void fetch(Slot& slot, int y, int newest, bool to_sums) const {
+  __device__ __forceinline__ void fetch(Slot& slot, bool inside, bool with_x) {
     const int lane = threadIdx.x % 32;
-    const T* from = in + y * row;
-    const bool inside = y >= 0 && y < height;
-    copy_async_or_zeros<BYTES>(slot.window[1 + lane], inside ? from : in, inside);
-    if (edge) copy_async_or_zeros<BYTES>(slot.window[1 + lane + edge], inside ? from + edge * V : in, inside);
-    if constexpr (BACKWARD)
-      if (to_sums && newest < last) copy_async<BYTES>(slot.center[lane], x + newest * row);
+    copy_async_or_zeros<BYTES>(slot.window[1 + lane], in, inside);
+    if (edge) copy_async_or_zeros<BYTES>(slot.window[1 + lane + edge], in + edge * V, inside);
+    in += row;
+    if (!BACKWARD) return;
+    copy_async_or_zeros<BYTES>(slot.center[lane], x, with_x);
+    x += row;
   }
-
-  __device__ __forceinline__ bool has(int) const { return true; }
 
   __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const {
     constexpr int HALF = K / 2;
@@ -220,11 +253,12 @@ struct ColumnsStrip {
     for (int i = 0; i < V; ++i) center[i][0] = values[i];
   }
 
-  __device__ __forceinline__ void write(int y, const acc_t<T> (&from)[V][CH]) const {
+  __device__ __forceinline__ void write(bool wanted, const acc_t<T> (&from)[V][CH]) {
     acc_t<T> values[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) values[i] = from[i][0];
-    store(out + y * row, values);
+    if (wanted) store(out, values);
+    out += row;
   }
 
   template <int SUMS>
@@ -245,13 +279,17 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);
   const bool real = c < a.channels, to_sums = BACKWARD && a.partials;
-  const Strip strip(a, part, group);
+  const unsigned tiles_y = (a.height + a.rows - 1) / a.rows;
+  int x0;
+  const unsigned line = Strip::line(a, part, x0);
+  const StripRows<K> rows(a, line, tiles_y);
+  Strip strip(a, line / tiles_y * a.strides.batch + rows.first * a.strides.row + x0 * a.strides.column, x0, group);
   for (int i = 0; i < DEPTH; ++i) strip.clear(slots[i]);
   __syncwarp();
 
-  const int steps = a.rows + K - 1;
+  const int steps = a.rows + K - 1, to_read = to_sums ? rows.count : 0, to_write = a.out ? rows.count : 0;
   const auto fetch = [&](int step, typename Strip::Slot& slot) {
-    if (step < steps) strip.fetch(slot, strip.first + step - HALF, strip.first + step, to_sums);
+    strip.fetch(slot, rows.has(step), step < to_read);
     end_copies();
   };
 #pragma unroll
@@ -266,63 +304,45 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
     if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
   }
 
-  // Row `step` of the window adds to the results of rows step - u; row i keeps its sum, and its x, in place i % K.
-  A sum[K][V][CH], center[K][V][CH] = {};
-#pragma unroll
-  for (int r = 0; r < K; ++r)
-#pragma unroll
-    for (int i = 0; i < V; ++i)
-#pragma unroll
-      for (int ch = 0; ch < CH; ++ch) sum[r][i][ch] = start[ch];
+  // A step adds to the results of rows step - u; result row i keeps its sum, and its x, in place i % K.
+  A sum[K][V][CH] = {}, center[K][V][CH] = {};
   for (int step0 = 0; step0 < steps; step0 += DEPTH) {
 #pragma unroll
     for (int j = 0; j < DEPTH; ++j) {
-      const int step = step0 + j, newest = strip.first + step, y = newest - HALF, done = y - HALF;
+      const int step = step0 + j;
       if (step >= steps) break;
       await_copies<DEPTH - 2>();
       __syncwarp();  // all lanes' copies are there, and all have read the slot that the next copies go to
       fetch(step + DEPTH - 1, slots[(j + DEPTH - 1) % DEPTH]);
-      if (BACKWARD && to_sums) {
+      A window[N][CH];
+      if (BACKWARD) strip.read_center(slots[j], center[j % K]);
+      strip.read(slots[j], window);
+      if (BACKWARD && unsigned(step - HALF) < unsigned(rows.count)) {
 #pragma unroll
         for (int i = 0; i < V; ++i)
 #pragma unroll
-          for (int ch = 0; ch < CH; ++ch) center[j % K][i][ch] = A(0);
-        if (newest < strip.last) strip.read_center(slots[j], center[j % K]);
+          for (int ch = 0; ch < CH; ++ch) sums[ch][TAPS] += window[HALF + i][ch];  // zero outside the picture
       }
-      if (strip.has(y)) {
-        A window[N][CH];
-        strip.read(slots[j], window);
-        if (BACKWARD && y >= strip.first && y < strip.last) {
+#pragma unroll
+      for (int u = 0; u < K; ++u) {
+        if (K == 7 && (step < u || step - u >= a.rows)) continue;  // short strips: not of this one
+        const int place = (j + DEPTH - u) % K;
+#pragma unroll
+        for (int v = 0; v < K; ++v)
 #pragma unroll
           for (int i = 0; i < V; ++i)
 #pragma unroll
-            for (int ch = 0; ch < CH; ++ch) sums[ch][TAPS] += window[HALF + i][ch];  // zero outside the picture
-        }
-#pragma unroll
-        for (int u = 0; u < K; ++u) {
-          if (K == 7 && (step < u || step - u >= a.rows)) continue;  // short strips: not of this one
-          const int place = (j + DEPTH - u) % K;
-#pragma unroll
-          for (int v = 0; v < K; ++v)
-#pragma unroll
-            for (int i = 0; i < V; ++i)
-#pragma unroll
-              for (int ch = 0; ch < CH; ++ch) {
-                sum[place][i][ch] += w[ch][u * K + v] * window[v + i][ch];
-                if (BACKWARD) sums[ch][u * K + v] += center[place][i][ch] * window[v + i][ch];
-              }
-        }
+            for (int ch = 0; ch < CH; ++ch) {
+              sum[place][i][ch] = w[ch][u * K + v] * window[v + i][ch] + (u || v ? sum[place][i][ch] : start[ch]);
+              if (BACKWARD) sums[ch][u * K + v] += center[place][i][ch] * window[v + i][ch];
+            }
       }
-      A(&ready)[V][CH] = sum[(j + 1) % K];
-      if (a.out && done >= strip.first && done < strip.last) strip.write(done, ready);
-#pragma unroll
-      for (int i = 0; i < V; ++i)
-#pragma unroll
-        for (int ch = 0; ch < CH; ++ch) ready[i][ch] = start[ch];
+      strip.write(unsigned(step - (K - 1)) < unsigned(to_write), sum[(j + 1) % K]);
     }
   }
   if constexpr (BACKWARD) {
     if (!to_sums) return;
+    await_copies<0>();  // the memory is now for the sums
     A flipped[CH][TAPS + 1];
 #pragma unroll
     for (int ch = 0; ch < CH; ++ch)
