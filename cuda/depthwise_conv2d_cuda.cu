@@ -286,13 +286,16 @@ bool can_walk(const Conv2dShape& s, int bytes, bool backward) {
   return s.channels * bytes % 16 == 0 && short_rows;
 }
 
+// False if a block of this GPU has too little shared memory.
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
-void launch_walk(const Walk<T>& a, const WalkGrid& grid, cudaStream_t stream) {
+bool launch_walk(const Walk<T>& a, const WalkGrid& grid, const Gpu& gpu, cudaStream_t stream) {
   constexpr size_t SLOTS = sizeof(typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot) * walk_depth(K) * WARPS_2D;
   constexpr size_t SUMS = BACKWARD ? sizeof(WarpSums<acc_t<T>, K * K + 1>) : 0, SHARED = std::max(SLOTS, SUMS);
+  if (SHARED > size_t(gpu.shared_bytes)) return false;
   const auto kernel = walk<T, K, CHANNELS_LAST, BACKWARD>;
   if (SHARED > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
   kernel<<<unsigned(grid.across * grid.shared), THREADS_2D, SHARED, stream>>>(a);
+  return true;
 }
 
 // The number of parts, none if walking is not for this.
@@ -304,20 +307,22 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
     if (!can_walk(s, sizeof(T), BACKWARD)) return 0;
     Walk<T> a = start;
     if (!aligned(a.in, 16) || !aligned(a.out, 16) || !aligned(a.x, 16)) return 0;
-    const WalkGrid grid = walk_grid(s, sizeof(T), BACKWARD, current_gpu().processors);
+    const Gpu gpu = current_gpu();
+    const WalkGrid grid = walk_grid(s, sizeof(T), BACKWARD, gpu.processors);
     if (grid.across * grid.shared > INT32_MAX || grid.shared > INT32_MAX / THREADS_2D) return 0;
     a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
     a.strides = s.strides(s.y.size, s.x.size), a.across = int(grid.across), a.rows = grid.rows;
     const auto launch = [&](auto k) {
       constexpr int K = decltype(k)::value;
-      s.channels_last ? launch_walk<T, K, true, BACKWARD>(a, grid, stream) : launch_walk<T, K, false, BACKWARD>(a, grid, stream);
+      return s.channels_last ? launch_walk<T, K, true, BACKWARD>(a, grid, gpu, stream) : launch_walk<T, K, false, BACKWARD>(a, grid, gpu, stream);
     };
+    bool launched = false;
     switch (tiled_kernel(s)) {
-      case 3: launch(std::integral_constant<int, 3>()); break;
-      case 5: launch(std::integral_constant<int, 5>()); break;
-      case 7: launch(std::integral_constant<int, 7>()); break;
+      case 3: launched = launch(std::integral_constant<int, 3>()); break;
+      case 5: launched = launch(std::integral_constant<int, 5>()); break;
+      case 7: launched = launch(std::integral_constant<int, 7>()); break;
     }
-    return grid.shared;
+    return launched ? grid.shared : 0;
   }
 }
 

@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstdlib>
 #include <type_traits>
 
 #include "async_copy.cuh"
@@ -60,6 +61,22 @@ struct WalkShape {
 };
 
 constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backward) {
+#if WALK_VARIANT == 1  // wider
+  if (k == 7 && !channels_last && bytes == 2 && !backward) return {8, 1, 3};
+  if (k == 7) return {4, 1, backward ? 2 : 4 - (channels_last && bytes == 4)};
+  if (channels_last && k == 3) return {8, 2, backward ? 2 : 4};
+  if (channels_last) return backward ? WalkShape{4, 1, 4} : WalkShape{8, 2, 2};
+  if (bytes == 4) return {4, 1, k == 3 ? 4 : 3};
+  if (k == 3) return {8, 1, backward ? 3 : 7};
+  return {8, 1, backward ? 2 : 4};
+#elif WALK_VARIANT == 2
+  if (k == 7) return {4, 1, backward ? 2 : 3};
+  if (channels_last && k == 3) return {4, 2, backward ? 3 : 6};
+  if (channels_last) return backward ? WalkShape{6, 1, 3} : WalkShape{6, 2, 2};
+  if (k == 3 && bytes == 2) return {4, 1, backward ? 6 : 8};
+  if (k == 3) return {4, 1, backward ? 6 : 10};
+  return {4, 1, backward ? 3 : 6};
+#endif
   if (k == 7) return {4, 1, backward ? 2 : 4};
   if (channels_last) return {4, 2, k == 3 ? (backward ? 4 : 5) : backward ? 2 : 3};
   if (k == 5 || bytes == 4) return {4, 1, backward ? (k == 3 ? 5 : 4) : k == 3 ? 8 : 5};
@@ -365,11 +382,13 @@ inline WalkGrid walk_grid(const Conv2dShape& s, int bytes, bool backward, int pr
   WalkGrid best{s.channels_last ? blocks_for(s.channels, 32 * shape.channels) : s.channels};
   // Full waves of short strips, or long ones: a strip begins with loads and the rows of its neighbours.
   int64_t least = INT64_MAX;
-  for (int strips = 1; strips == 1 || (strips <= 64 && strips * 2 * K <= s.y.size); ++strips) {
+  const char* forced = getenv("WALK_STRIPS");
+  for (int strips = forced ? atoi(forced) : 1; strips == 1 || (strips <= 64 && strips * 2 * K <= s.y.size); ++strips) {
     const int rows = (s.y.size + strips - 1) / strips;
     const int64_t shared = blocks_for(columns * blocks_for(s.y.size, rows), s.channels_last ? WARPS_2D : THREADS_2D);
     const int64_t cost = (best.across * shared + resident - 1) / resident * (rows + K + 4);
     if (cost < least) least = cost, best.shared = shared, best.rows = rows;
+    if (forced) break;
   }
   return best;
 }
