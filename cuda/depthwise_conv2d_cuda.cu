@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of 3, 5 and 7, square or of one row, with stride and dilation 1 that keep the picture's size, are computed from
-// registers: a thread takes a tile of one channel and loads a value once for all the taps of a column. Neighbouring threads
-// take neighbouring columns or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped,
-// gives the gradients of x and of the weight in one pass.
-// Half types take the way of depthwise_conv2d_half.cuh where they can. Anything else: a thread a value.
+// Kernels of 3, 5 and 7 with stride and dilation 1 that keep the picture's size take the way of depthwise_conv2d_walk.cuh
+// or, half types, of depthwise_conv2d_half.cuh where they can, else tiles, as do kernels of one row: a thread takes a tile
+// of one channel and loads a value once for all the taps of a column. Neighbouring threads take neighbouring columns or,
+// channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives the gradients of x and of
+// the weight in one pass.
+// Anything else: a thread a value.
 
 #include "depthwise_conv2d_half.cuh"
 #include "depthwise_conv2d_walk.cuh"
@@ -289,7 +290,7 @@ bool can_walk(const Conv2dShape& s, int bytes, bool backward) {
 // False if a block of this GPU has too little shared memory.
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 bool launch_walk(const Walk<T>& a, const WalkGrid& grid, const Gpu& gpu, cudaStream_t stream) {
-  constexpr size_t SLOTS = sizeof(typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot) * walk_depth(K) * WARPS_2D;
+  constexpr size_t SLOTS = sizeof(typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot) * walk_depth(K, sizeof(T), CHANNELS_LAST) * WARPS_2D;
   constexpr size_t SUMS = BACKWARD ? sizeof(WarpSums<acc_t<T>, K * K + 1>) : 0, SHARED = std::max(SLOTS, SUMS);
   if (SHARED > size_t(gpu.shared_bytes)) return false;
   const auto kernel = walk<T, K, CHANNELS_LAST, BACKWARD>;

@@ -84,7 +84,8 @@ constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backwa
 }
 
 // Steps in shared memory: a multiple of the kernel's rows, so that places in registers and in memory are known.
-constexpr int walk_depth(int k) { return k == 3 ? 6 : k; }
+// Few enough that the blocks leave a part of it to the cache, where neighbouring warps meet.
+constexpr int walk_depth(int k, int bytes, bool channels_last) { return k == 3 && !(channels_last && bytes == 4) ? 6 : k; }
 
 // Rows of a strip: of the results, and which steps have a row of the window. Step i looks at row first - K / 2 + i.
 template <int K>
@@ -291,7 +292,7 @@ template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
   using A = acc_t<T>;
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
-  constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2, DEPTH = walk_depth(K);
+  constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2, DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);

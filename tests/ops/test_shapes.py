@@ -43,7 +43,7 @@ def conv2d(draw) -> Case:
     else:
         ky, kx = draw(Int(1, 7)), draw(Int(1, 7))
         window = {"stride": draw(Int(1, 3)), "padding": draw(Int(0, 3)), "dilation": draw(Int(1, 2))}
-    b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 16, 24, 33, 40]))
+    b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 16, 24, 33, 40, 72]))
     smallest = 1 if same else 13  # other kernels must fit
     height, width = draw(Int(smallest, 90)), draw(st.one_of(Int(smallest, 140), st.sampled_from([16, 56, 64, 128])))
     bias, last = draw(st.booleans()), draw(st.booleans())
