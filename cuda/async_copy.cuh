@@ -12,7 +12,8 @@ template <int BYTES>
 __device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
   const unsigned address = unsigned(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(real ? BYTES : 0) : "memory");
+  const int bytes = real ? BYTES : 0;
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 #else
   using Bytes = Vec<unsigned, BYTES / 4>;
   *static_cast<Bytes*>(to) = real ? *static_cast<const Bytes*>(from) : Bytes{};

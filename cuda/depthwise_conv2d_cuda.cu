@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of 3, 5 and 7 with stride and dilation 1 that keep the picture's size take the way of depthwise_conv2d_walk.cuh
-// or, half types, of depthwise_conv2d_half.cuh where they can, else tiles, as do kernels of one row: a thread takes a tile
-// of one channel and loads a value once for all the taps of a column. Neighbouring threads take neighbouring columns or,
-// channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives the gradients of x and of
-// the weight in one pass.
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types
+// of 7 and of one row take the way of depthwise_conv2d_half.cuh, other square ones that of depthwise_conv2d_walk.cuh.
+// What these cannot take (widths or channels that are not whole vectors, float32 of one row) goes to tiles: a thread takes
+// a tile of one channel and loads a value once for all the taps of a column. Neighbouring threads take neighbouring columns
+// or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives the gradients of x and
+// of the weight in one pass.
 // Anything else: a thread a value.
 
 #include "depthwise_conv2d_half.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
-
-#include <cstdlib>
-#define WALK_TRIAL (!getenv("CONV_OLD"))
 
 namespace nerfkit {
 namespace {
@@ -69,11 +67,13 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
   const int column = CHANNELS ? a.channels : 1, threads = CHANNELS ? THREADS_2D / lanes : THREADS_2D;
   const bool real = !CHANNELS || c < a.channels;
+  const T* weight = a.weight + int64_t(c) * TAPS;
   A w[TAPS], sums[TAPS + 1] = {};
 #pragma unroll
-  for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k] = real ? A(a.weight[c * TAPS + k]) : A(0);
+  for (int k = 0; k < TAPS; ++k) w[BACKWARD ? TAPS - 1 - k : k] = real ? A(weight[k]) : A(0);
   const A start = !BACKWARD && a.bias && real ? A(a.bias[c]) : A(0);
-  const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + R - 1) / R, tiles = real ? a.batch * tiles_y * tiles_x : 0;
+  const unsigned tiles_x = (a.width + V - 1) / V, tiles_y = (a.height + R - 1) / R;
+  const unsigned tiles = real ? a.batch * tiles_y * tiles_x : 0;
   for (unsigned at = part * threads + threadIdx.x / lanes; at < tiles; at += a.shared * threads) {
     const unsigned line = at / tiles_x, b = line / tiles_y;
     const int x0 = int(at - line * tiles_x) * V, y0 = int(line - b * tiles_y) * R;
@@ -90,7 +90,8 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
     A rows[AHEAD + 1][N];
     const auto fetch = [&](int i, A(&to)[N]) {
       const int y = y0 + i - KH / 2;
-      if (y >= 0 && y < a.height) return load_row<T, N, VECTORS>(a.in + base + y * a.strides.row, x0 - KW / 2, a.width, column, to);
+      if (y >= 0 && y < a.height)
+        return load_row<T, N, VECTORS>(a.in + base + y * a.strides.row, x0 - KW / 2, a.width, column, to);
 #pragma unroll
       for (int j = 0; j < N; ++j) to[j] = A(0);
     };
@@ -118,7 +119,8 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
     }
 #pragma unroll
     for (int r = 0; r < R; ++r)
-      if (a.out && y0 + r < a.height) store_row<T, VECTORS>(a.out + base + (y0 + r) * a.strides.row, x0, a.width, column, sum[r]);
+      if (a.out && y0 + r < a.height)
+        store_row<T, VECTORS>(a.out + base + (y0 + r) * a.strides.row, x0, a.width, column, sum[r]);
     if (!BACKWARD) break;  // the grid has a thread for every tile
   }
   if constexpr (BACKWARD) {
@@ -173,13 +175,13 @@ __global__ void __launch_bounds__(THREADS) any_to_x(const T* __restrict__ grad_o
   grad_x[place] = T(sum);
 }
 
-// A block for a tap of a channel, or for its bias.
+// A block for a tap of a channel, or for its bias; taps from `first` on.
 template <class T>
 __global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ grad_out, const T* __restrict__ x,
-                                                         acc_t<T>* __restrict__ partials, Conv2dShape s) {
+                                                         acc_t<T>* __restrict__ partials, Conv2dShape s, int first) {
   using A = acc_t<T>;
   __shared__ A of_warp[THREADS / 32];
-  const int taps = s.y.kernel * s.x.kernel, tap = blockIdx.y;
+  const int taps = s.y.kernel * s.x.kernel, tap = first + blockIdx.y;
   const int64_t c = blockIdx.x;
   const int u = tap < taps ? tap / s.x.kernel : 0, v = tap < taps ? tap % s.x.kernel : 0;
   const Strides from = s.strides(s.y.out_size, s.x.out_size), at = s.strides(s.y.size, s.x.size);
@@ -210,10 +212,14 @@ bool keeps_size(const Axis& axis) {
 
 // Side of a kernel that the tiles are made for, negative for one of a single row; 0 for any other.
 int tiled_kernel(const Conv2dShape& s) {
+  constexpr int64_t MOST = INT32_MAX / 2;  // so that places somewhat outside the picture are int too
+  if (std::max({s.batch, s.channels, int64_t(s.y.size), int64_t(s.x.size)}) > MOST) return 0;
   if (!keeps_size(s.y) || !keeps_size(s.x) || s.x.kernel < 3 || s.x.kernel > 7) return 0;
   if (s.y.kernel == s.x.kernel) return s.x.kernel;
   return s.y.kernel == 1 && s.y.size == 1 && s.x.kernel < 7 && !s.channels_last ? -s.x.kernel : 0;
 }
+
+constexpr int MOST_TILES = 16;  // of a thread, backward
 
 // Rows of a tile.
 constexpr int tile_rows(int kh, int kw, bool backward) { return kh == 1 || (backward && kw != 5) ? 4 : 8; }
@@ -237,16 +243,19 @@ int64_t blocks_sharing(const Conv2dShape& s, bool backward) {
   const int64_t full = std::max<int64_t>(1, blocks_for(tiles, THREADS_2D / lanes_of(s)));
   if (!backward) return full;
   // Several tiles a thread, for every block has to add up its threads' sums.
-  return std::max((full + 15) / 16, std::min((full + 1) / 2, (ENOUGH_BLOCKS + blocks_across(s) - 1) / blocks_across(s)));
+  const int64_t enough = (ENOUGH_BLOCKS + blocks_across(s) - 1) / blocks_across(s);
+  return std::max((full + MOST_TILES - 1) / MOST_TILES, std::min((full + 1) / 2, enough));
 }
 
 template <class T, int KH, int KW, bool BACKWARD>
 bool launch_tiles(Walk<T> a, const Conv2dShape& s, bool vectors, cudaStream_t stream) {
   const int64_t across = blocks_across(s), shared = blocks_sharing(s, BACKWARD), blocks = across * shared;
-  if (blocks > INT32_MAX) return false;
+  if (blocks > INT32_MAX || shared > INT32_MAX / THREADS_2D / (BACKWARD ? MOST_TILES : 1)) return false;
   a.across = int(across), a.shared = int(shared), a.lanes = lanes_of(s);
   constexpr int R = tile_rows(KH, KW, BACKWARD);
-  auto kernel = vectors ? tile<T, KH, KW, R, Order::vectors, BACKWARD> : tile<T, KH, KW, R, Order::columns, BACKWARD>;
+  auto kernel = tile<T, KH, KW, R, Order::columns, BACKWARD>;
+  if constexpr (KH == 1 || sizeof(T) == 2)  // what float32 could take as vectors walks
+    if (vectors) kernel = tile<T, KH, KW, R, Order::vectors, BACKWARD>;
   if constexpr (KH > 1)
     if (s.channels_last) kernel = tile<T, KH, KW, R, Order::channels, BACKWARD>;
   kernel<<<unsigned(blocks), THREADS_2D, 0, stream>>>(a);
@@ -259,7 +268,7 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
   if constexpr (sizeof(T) == 8) {
     return false;
   } else {
-    if (is_empty(s) || s.batch > INT32_MAX) return false;
+    if (is_empty(s) || !tiled_kernel(s)) return false;
     Walk<T> a = start;
     a.channels = int(s.channels), a.batch = int(s.batch), a.height = s.y.size, a.width = s.x.size;
     a.strides = s.strides(s.y.size, s.x.size);
@@ -281,16 +290,18 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
 // Whether lanes that walk down strips are for this.
 bool can_walk(const Conv2dShape& s, int bytes, bool backward) {
   const int k = tiled_kernel(s);
-  if (k < 3 || bytes > 4 || is_empty(s) || s.batch > INT32_MAX) return false;
+  if (k < 3 || bytes > 4 || is_empty(s)) return false;
+  if (k == 7 && bytes == 2) return false;  // tensor cores take half to two thirds of the time
   if (!s.channels_last) return s.x.size % walk_shape(k, bytes, false, backward).columns == 0;
-  const bool short_rows = s.x.size * s.channels <= INT32_MAX;  // distances within a row are int
-  return s.channels * bytes % 16 == 0 && short_rows;
+  constexpr int OUTSIDE = 16;  // columns; distances along a row are int
+  return s.channels * bytes % 16 == 0 && (s.x.size + OUTSIDE) * s.channels <= INT32_MAX;
 }
 
 // False if a block of this GPU has too little shared memory.
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 bool launch_walk(const Walk<T>& a, const WalkGrid& grid, const Gpu& gpu, cudaStream_t stream) {
-  constexpr size_t SLOTS = sizeof(typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot) * walk_depth(K, sizeof(T), CHANNELS_LAST) * WARPS_2D;
+  using Slot = typename WalkStrip<T, K, CHANNELS_LAST, BACKWARD>::Slot;
+  constexpr size_t SLOTS = sizeof(Slot) * walk_depth(K, sizeof(T), CHANNELS_LAST) * WARPS_2D;
   constexpr size_t SUMS = BACKWARD ? sizeof(WarpSums<acc_t<T>, K * K + 1>) : 0, SHARED = std::max(SLOTS, SUMS);
   if (SHARED > size_t(gpu.shared_bytes)) return false;
   const auto kernel = walk<T, K, CHANNELS_LAST, BACKWARD>;
@@ -315,13 +326,15 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
     a.strides = s.strides(s.y.size, s.x.size), a.across = int(grid.across), a.rows = grid.rows;
     const auto launch = [&](auto k) {
       constexpr int K = decltype(k)::value;
-      return s.channels_last ? launch_walk<T, K, true, BACKWARD>(a, grid, gpu, stream) : launch_walk<T, K, false, BACKWARD>(a, grid, gpu, stream);
+      if (s.channels_last) return launch_walk<T, K, true, BACKWARD>(a, grid, gpu, stream);
+      return launch_walk<T, K, false, BACKWARD>(a, grid, gpu, stream);
     };
     bool launched = false;
-    switch (tiled_kernel(s)) {
+    switch (s.x.kernel) {
       case 3: launched = launch(std::integral_constant<int, 3>()); break;
       case 5: launched = launch(std::integral_constant<int, 5>()); break;
-      case 7: launched = launch(std::integral_constant<int, 7>()); break;
+      case 7:
+        if constexpr (sizeof(T) == 4) launched = launch(std::integral_constant<int, 7>());
     }
     return launched ? grid.shared : 0;
   }
@@ -338,11 +351,11 @@ void launch_half_kernel(const HalfConv<T>& a, bool channels_last, bool vector, c
 // Sums of the weight's gradient that a channel has; none if the tensor cores are not for this.
 template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
-  if (sizeof(T) != 2 || is_empty(s) || !tiled_kernel(s) || (s.channels_last && s.channels % 8)) return 0;
+  const int k = tiled_kernel(s);
+  if (sizeof(T) != 2 || is_empty(s) || (k != 7 && k >= 0) || (s.channels_last && s.channels % 8)) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return 0;
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
-  if (s.batch > INT32_MAX && flat) return 0;
   a.strides = s.strides(s.y.size, s.x.size);
   if (flat) a.strides.row = a.strides.batch;
   a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
@@ -361,8 +374,6 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
     if (!parts || (s.channels_last && !sixteen)) return 0;
     const bool vector = sixteen && s.x.size % 8 == 0;
     switch (tiled_kernel(s)) {
-      case 3: launch_half_kernel<T, 3, 3, BACKWARD>(a, s.channels_last, vector, stream); break;
-      case 5: launch_half_kernel<T, 5, 5, BACKWARD>(a, s.channels_last, vector, stream); break;
       case 7: launch_half_kernel<T, 7, 7, BACKWARD>(a, s.channels_last, vector, stream); break;
       case -3: launch_half_kernel<T, 1, 3, BACKWARD>(a, false, vector, stream); break;
       case -5: launch_half_kernel<T, 1, 5, BACKWARD>(a, false, vector, stream); break;
@@ -380,13 +391,13 @@ int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) && !is_empty(s
 Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape& s,
                         Stream stream) {
   const int64_t n = s.batch * s.channels * s.y.out_size * s.x.out_size;
+  const auto on = (cudaStream_t)stream;
   if (n == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (WALK_TRIAL && walk_strips<T, false>(a, s, (cudaStream_t)stream)) return;
-    if (walk_with_tensor_cores<T, false>(a, s, (cudaStream_t)stream) || walk_tiles<T, false>(a, s, (cudaStream_t)stream)) return;
-    any_forward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
+    if (walk_strips<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_tiles<T, false>(a, s, on)) return;
+    any_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();
 }
@@ -401,14 +412,17 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     auto* partials = grad_weight ? (acc_t<T>*)scratch : nullptr;
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
-    int64_t parts = WALK_TRIAL ? walk_strips<T, true>(a, s, on) : 0;
+    int64_t parts = walk_strips<T, true>(a, s, on);
     if (!parts) parts = walk_with_tensor_cores<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
     if (!parts) {
       parts = 1;
       if (grad_x && n) any_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
-      if (partials)
-        any_to_weight<<<dim3(s.channels, taps + 1), THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s);
+      constexpr int MOST_Y = 65535;
+      for (int tap = 0; partials && tap <= taps; tap += MOST_Y) {
+        const dim3 grid(unsigned(s.channels), std::min(MOST_Y, taps + 1 - tap));
+        any_to_weight<<<grid, THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s, tap);
+      }
     }
     if (partials) launch_add_partials<T>(partials, grad_weight, grad_bias, int(parts), s.channels, taps, stream);
   });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half types on tensor cores, for kernels of KH x KW that keep the picture's size. A warp walks down a strip of one plane, 16 rows a step; the rows that the kernel covers stay in shared memory. One row of taps over 16 rows and 8
+// Half types on tensor cores, for kernels of 7 x 7 or of one row that keep the picture's size. A warp walks down a strip of
+// one plane, 16 rows a step; the rows that the kernel covers stay in shared memory. One row of taps over 16 rows and 8
 // columns is a product: 16 x 16 values of the window times the 16 x 8 band matrix that has the taps on its diagonals.
 // Backward, the gradient of x is the same over grad_out with the kernel flipped. The weight's is one more product for each
 // row of taps: window (transposed) times x, whose diagonals hold the taps' sums.
@@ -82,7 +83,8 @@ struct PlaneMover {
     for (int k = 0; k < ROWS_ITEMS; ++k) {
       const int item = threadIdx.x % 32 + 32 * k, y = y0 + item / OVER;
       rows[k] = {};
-      if (y >= 0 && y < end) rows[k] = load_eight<T, VECTOR>(a.in + at.base + y * a.strides.row, at.x0 - 8 + item % OVER * 8, a.width);
+      const T* row = a.in + at.base + y * a.strides.row;
+      if (y >= 0 && y < end) rows[k] = load_eight<T, VECTOR>(row, at.x0 - 8 + item % OVER * 8, a.width);
     }
   }
 
@@ -104,7 +106,8 @@ struct PlaneMover {
         constexpr int FIRST = (4 - P) / 2;
         to[j] = P % 2 ? __funnelshift_r(six[FIRST + j], six[FIRST + j + 1], 16) : six[FIRST + j];
       }
-      if (eight) *reinterpret_cast<uint4*>(&shared.ring[threadIdx.x / 32].row[slot + item / OVER][(eight - 1) * 4]) = {to[0], to[1], to[2], to[3]};
+      auto& row = shared.ring[threadIdx.x / 32].row[slot + item / OVER];
+      if (eight) *reinterpret_cast<uint4*>(&row[(eight - 1) * 4]) = {to[0], to[1], to[2], to[3]};
     }
   }
 
@@ -155,8 +158,8 @@ struct ChannelsMover {
 
   static __device__ __forceinline__ void sync() { __syncthreads(); }
 
-  static __device__ __forceinline__ void fetch(uint4 (&to)[2], const T* from, const HalfConv<T>& a, const Strip& at, int half, int y,
-                                               int column, int end) {
+  static __device__ __forceinline__ void fetch(uint4 (&to)[2], const T* from, const HalfConv<T>& a, const Strip& at, int half,
+                                               int y, int column, int end) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool inside = y >= 0 && y < end && column + i >= 0 && column + i < a.width && at.channel + half * 8 < a.channels;
@@ -250,8 +253,9 @@ __device__ __forceinline__ void band_matrices(const T* taps, unsigned (&band)[KH
 // 16 rows and N blocks of 8 columns from block `first` on; the window's first row is in `slot`. The result replaces x.
 // sums: for each row of taps, window (transposed) times x; then times ones, for the bias.
 template <class T, int KH, bool BACKWARD, int N, int WORDS>
-__device__ __forceinline__ void convolve(const unsigned (&ring)[RING][WORDS], unsigned (&staged)[STEP][WORDS], int slot, int first, float start, bool to_out, bool to_sums,
-                                         const unsigned (&band)[KH][2], float (&sums)[BACKWARD ? KH + 1 : 1][4]) {
+__device__ __forceinline__ void convolve(const unsigned (&ring)[RING][WORDS], unsigned (&staged)[STEP][WORDS], int slot,
+                                         int first, float start, bool to_out, bool to_sums, const unsigned (&band)[KH][2],
+                                         float (&sums)[BACKWARD ? KH + 1 : 1][4]) {
   const int lane = threadIdx.x % 32;
   float out[N][4];
   unsigned x[N][2];
@@ -279,7 +283,8 @@ __device__ __forceinline__ void convolve(const unsigned (&ring)[RING][WORDS], un
       for (int n = 0; n < N; ++n) {
         add_product(T(), sums[u], window[n][0], window[n + 1][0], window[n][1], window[n + 1][1], x[n][0], x[n][1]);
         const unsigned one = pack<T>(1.f, 1.f);
-        if (u == KH / 2) add_product(T(), sums[BACKWARD ? KH : 0], window[n][0], window[n + 1][0], window[n][1], window[n + 1][1], one, one);
+        float(&all)[4] = sums[BACKWARD ? KH : 0];
+        if (u == KH / 2) add_product(T(), all, window[n][0], window[n + 1][0], window[n][1], window[n + 1][1], one, one);
       }
     }
   }
@@ -338,7 +343,8 @@ constexpr int resident_blocks(bool channels_last, bool backward, bool vector = t
 }
 
 template <class T, int KH, int KW, bool CHANNELS_LAST, bool VECTOR, bool BACKWARD>
-__global__ void __launch_bounds__(HalfSize<CHANNELS_LAST>::THREADS, resident_blocks(CHANNELS_LAST, BACKWARD, VECTOR)) convolve_half(const HalfConv<T> a) {
+__global__ void __launch_bounds__(HalfSize<CHANNELS_LAST>::THREADS, resident_blocks(CHANNELS_LAST, BACKWARD, VECTOR))
+    convolve_half(const HalfConv<T> a) {
   using Size = HalfSize<CHANNELS_LAST>;
   using Mover = std::conditional_t<CHANNELS_LAST, ChannelsMover<T, KW>, PlaneMover<T, KW, VECTOR>>;
   extern __shared__ __align__(16) unsigned char memory[];
@@ -351,7 +357,7 @@ __global__ void __launch_bounds__(HalfSize<CHANNELS_LAST>::THREADS, resident_blo
 
   unsigned band[KH][2] = {};
   float sums[BACKWARD ? KH + 1 : 1][4] = {};
-  if (real) band_matrices<T, KH, KW, BACKWARD>(a.weight + channel * KH * KW, band);
+  if (real) band_matrices<T, KH, KW, BACKWARD>(a.weight + int64_t(channel) * (KH * KW), band);
   const float start = !BACKWARD && real && a.bias ? float(a.bias[channel]) : 0.f;
 
   Mover mover, second;
@@ -369,7 +375,8 @@ __global__ void __launch_bounds__(HalfSize<CHANNELS_LAST>::THREADS, resident_blo
     if (more && to_sums) mover.fetch_x(a, at, y0 + STEP);
     constexpr int N = 4;
     for (int block = 0; block < Size::COLUMNS / 8; block += N)
-      convolve<T, KH, BACKWARD, N>(shared.ring[plane].row, shared.staged[plane].row, slot, block, start, to_out, to_sums, band, sums);
+      convolve<T, KH, BACKWARD, N>(shared.ring[plane].row, shared.staged[plane].row, slot, block, start, to_out, to_sums, band,
+                                   sums);
     Mover::sync();
     if (to_out) Mover::write(shared, a, at, y0);
     if (more) mover.put_rows(shared, slot);
@@ -377,7 +384,8 @@ __global__ void __launch_bounds__(HalfSize<CHANNELS_LAST>::THREADS, resident_blo
   }
   if constexpr (BACKWARD)
     if (to_sums && real)
-      write_sums<KH, KW>(sums, reinterpret_cast<float*>(shared.staged[plane].row), a.partials + (at.part * a.channels + channel) * (KH * KW + 1));
+      write_sums<KH, KW>(sums, reinterpret_cast<float*>(shared.staged[plane].row),
+                         a.partials + (at.part * a.channels + channel) * (KH * KW + 1));
 }
 
 // Segments of the height, so that the blocks come in full waves; a segment begins with two steps' worth of loading.

@@ -6,7 +6,6 @@
 
 #pragma once
 
-#include <cstdlib>
 #include <type_traits>
 
 #include "async_copy.cuh"
@@ -55,32 +54,17 @@ __device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS
   }
 }
 
-// What a lane takes, and how many blocks a multiprocessor is to hold.
+// What a lane takes, and how many blocks a multiprocessor is to hold: the fastest of those measured.
 struct WalkShape {
   int columns, channels, resident;
 };
 
 constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backward) {
-#if WALK_VARIANT == 1  // wider
-  if (k == 7 && !channels_last && bytes == 2 && !backward) return {8, 1, 3};
-  if (k == 7) return {4, 1, backward ? 2 : 4 - (channels_last && bytes == 4)};
-  if (channels_last && k == 3) return {8, 2, backward ? 2 : 4};
-  if (channels_last) return backward ? WalkShape{4, 1, 4} : WalkShape{8, 2, 2};
-  if (bytes == 4) return {4, 1, k == 3 ? 4 : 3};
-  if (k == 3) return {8, 1, backward ? 3 : 7};
-  return {8, 1, backward ? 2 : 4};
-#elif WALK_VARIANT == 2
   if (k == 7) return {4, 1, backward ? 2 : 3};
-  if (channels_last && k == 3) return {4, 2, backward ? 3 : 6};
-  if (channels_last) return backward ? WalkShape{6, 1, 3} : WalkShape{6, 2, 2};
-  if (k == 3 && bytes == 2) return {4, 1, backward ? 6 : 8};
-  if (k == 3) return {4, 1, backward ? 6 : 10};
-  return {4, 1, backward ? 3 : 6};
-#endif
-  if (k == 7) return {4, 1, backward ? 2 : 4};
-  if (channels_last) return {4, 2, k == 3 ? (backward ? 4 : 5) : backward ? 2 : 3};
-  if (k == 5 || bytes == 4) return {4, 1, backward ? (k == 3 ? 5 : 4) : k == 3 ? 8 : 5};
-  return {8, 1, backward ? 4 : 6};
+  if (!channels_last && bytes == 2) return {8, 1, k == 3 ? (backward ? 3 : 7) : backward ? 2 : 4};
+  if (!channels_last) return {4, 1, k == 5 ? 3 : backward ? 6 : 4};
+  if (k == 3) return backward ? WalkShape{4, 2, 3} : WalkShape{8, 2, 4};
+  return backward ? WalkShape{6, 1, 3} : WalkShape{bytes == 2 ? 8 : 6, 2, 2};
 }
 
 // Steps in shared memory: a multiple of the kernel's rows, so that places in registers and in memory are known.
@@ -292,7 +276,8 @@ template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
   using A = acc_t<T>;
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
-  constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2, DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
+  constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
+  constexpr int DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);
@@ -316,7 +301,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
 #pragma unroll
   for (int ch = 0; ch < CH; ++ch) {
-    const T* weight = a.weight + (real ? c + ch : 0) * TAPS;
+    const T* weight = a.weight + int64_t(real ? c + ch : 0) * TAPS;
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) w[ch][BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
     if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
@@ -383,13 +368,11 @@ inline WalkGrid walk_grid(const Conv2dShape& s, int bytes, bool backward, int pr
   WalkGrid best{s.channels_last ? blocks_for(s.channels, 32 * shape.channels) : s.channels};
   // Full waves of short strips, or long ones: a strip begins with loads and the rows of its neighbours.
   int64_t least = INT64_MAX;
-  const char* forced = getenv("WALK_STRIPS");
-  for (int strips = forced ? atoi(forced) : 1; strips == 1 || (strips <= 64 && strips * 2 * K <= s.y.size); ++strips) {
+  for (int strips = 1; strips == 1 || (strips <= 64 && strips * 2 * K <= s.y.size); ++strips) {
     const int rows = (s.y.size + strips - 1) / strips;
     const int64_t shared = blocks_for(columns * blocks_for(s.y.size, rows), s.channels_last ? WARPS_2D : THREADS_2D);
     const int64_t cost = (best.across * shared + resident - 1) / resident * (rows + K + 4);
     if (cost < least) least = cost, best.shared = shared, best.rows = rows;
-    if (forced) break;
   }
   return best;
 }
