@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block takes TILE samples; where their rays begin and end is found once and kept in shared memory. Neighbouring
-// threads take neighbouring channels, V of them each; a tap that another thread has loaded comes from the L1 cache.
+// What depthwise_conv1d_runs.cuh does not take. A block takes TILE samples; where their rays begin and end is found once and
+// kept in shared memory. Neighbouring threads take neighbouring channels, V of them each; a tap that another thread has
+// loaded comes from the L1 cache.
 
-#include "depthwise_conv1d.h"
+#include "depthwise_conv1d_runs.cuh"
 #include "partial_sums.cuh"
 
 namespace nerfkit {
 namespace {
 
 constexpr int TILE = 512;        // samples
-constexpr int MAX_PARTS = 1024;  // blocks along the samples
+#ifndef CONV_PARTS
+#define CONV_PARTS 1024
+#endif
+constexpr int MAX_PARTS = CONV_PARTS;  // blocks along the samples
 
 // Beginning and end of each sample's ray, counted from the first sample of the tile.
 struct Spans {
@@ -195,23 +199,23 @@ Block block_for(int channels, int width) {
   return {dim3(x, THREADS / x), unsigned((channels + x * width - 1) / (x * width))};
 }
 
-// Calls f with an element, the channels of one access, and the kernel's length, 0 if it is not listed.
+// Calls f with an element, the channels of one access, the kernel's length, 0 if it is not listed, and whether by runs.
 template <class F>
 void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f) {
   dispatch(dtype, [&](auto t) {
     using T = decltype(t);
-    auto with_kernel = [&](auto width) {
+    auto with_kernel = [&](auto width, auto runs) {
       switch (s.kernel) {
-        case 1: return f(t, width, std::integral_constant<int, 1>());
-        case 3: return f(t, width, std::integral_constant<int, 3>());
-        case 5: return f(t, width, std::integral_constant<int, 5>());
-        case 7: return f(t, width, std::integral_constant<int, 7>());
-        default: return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>());
+        case 1: return f(t, width, std::integral_constant<int, 1>(), runs);
+        case 3: return f(t, width, std::integral_constant<int, 3>(), runs);
+        case 5: return f(t, width, std::integral_constant<int, 5>(), runs);
+        case 7: return f(t, width, std::integral_constant<int, 7>(), runs);
+        default: return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>(), std::false_type());
       }
     };
-    constexpr int V = sizeof(T) == 8 ? 2 : 4;  // more, for half types, would leave fewer threads than the memory needs
-    if (s.channels % V == 0 && aligned16) return with_kernel(std::integral_constant<int, V>());
-    with_kernel(std::integral_constant<int, 1>());
+    const std::integral_constant<int, RUN_CHANNELS<T>> wide;
+    if (s.channels % wide.value || !aligned16) return with_kernel(std::integral_constant<int, 1>(), std::false_type());
+    s.dilation == 1 ? with_kernel(wide, std::true_type()) : with_kernel(wide, std::false_type());
   });
 }
 
@@ -220,12 +224,20 @@ void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f
 Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv1dShape& s,
                         Stream stream) {
   if (s.n_samples == 0 || s.channels == 0) return 0;
-  dispatch_conv(dtype, s, aligned(x, 16) && aligned(out, 16) && aligned(bias, 16), [&](auto t, auto width, auto kernel) {
+  const auto on = (cudaStream_t)stream;
+  const bool wide = aligned(x, 16) && aligned(weight, 16) && aligned(bias, 16) && aligned(out, 16);
+  dispatch_conv(dtype, s, wide, [&](auto t, auto width, auto kernel, auto by_runs) {
     using T = decltype(t);
-    const Block block = block_for(s.channels, width.value);
-    const dim3 grid(blocks_for(s.n_samples, TILE), block.along_channels);
-    forward<T, width.value, kernel.value><<<grid, block.threads, 0, (cudaStream_t)stream>>>(
-        (const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
+    if constexpr (by_runs.value) {
+      const RunShape runs = run_shape<T>(s, parts_of(s));
+      convolve_runs<T, kernel.value><<<run_grid<T>(runs), THREADS, 0, on>>>(
+          (const T*)x, (const T*)weight, (const T*)bias, (T*)out, runs);
+    } else {
+      const Block block = block_for(s.channels, width.value);
+      const dim3 grid(blocks_for(s.n_samples, TILE), block.along_channels);
+      forward<T, width.value, kernel.value><<<grid, block.threads, 0, on>>>(
+          (const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
+    }
   });
   return launched();
 }
@@ -234,12 +246,20 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
                             void* grad_weight, void* grad_bias, void* scratch, const Conv1dShape& s, Stream stream) {
   if (s.channels == 0) return 0;
   const auto on = (cudaStream_t)stream;
-  const bool wide = aligned(x, 16) && aligned(grad_out, 16) && aligned(grad_x, 16);
-  dispatch_conv(dtype, s, wide, [&](auto t, auto width, auto kernel) {
+  const bool wide = aligned(x, 16) && aligned(weight, 16) && aligned(grad_out, 16) && aligned(grad_x, 16);
+  dispatch_conv(dtype, s, wide, [&](auto t, auto width, auto kernel, auto by_runs) {
     using T = decltype(t);
     auto* partials = (acc_t<T>*)scratch;
-    const int parts = s.n_samples == 0 ? 0 : kernel.value > 0 ? parts_of(s) : 1;
-    if constexpr (kernel.value > 0) {
+    int parts = s.n_samples == 0 ? 0 : kernel.value > 0 ? parts_of(s) : 1;
+    if constexpr (by_runs.value) {
+      if (s.n_samples) {
+        const RunShape runs = run_shape<T>(s, parts);
+        const dim3 grid = run_grid<T>(runs);
+        parts = grid.x;
+        convolve_runs_bwd<T, kernel.value><<<grid, THREADS, 0, on>>>(
+            (const T*)grad_out, (const T*)x, (const T*)weight, (T*)grad_x, grad_weight ? partials : nullptr, runs);
+      }
+    } else if constexpr (kernel.value > 0) {
       if (s.n_samples) {
         const Block block = block_for(s.channels, width.value);
         const dim3 grid(parts, block.along_channels);

@@ -9,7 +9,6 @@
 
 namespace nerfkit {
 
-constexpr int COARSE = 8;  // cells of the occupancy along one side of a coarse cell
 constexpr int MOST_INTERVALS = 1 << 20;            // of a ray
 constexpr int64_t TOO_MANY = int64_t(1) << 40;     // the count of a ray that has more
 
@@ -17,7 +16,7 @@ struct MarchGrid {
   int cells[3];   // of the occupancy, x the slowest axis
   int coarse[3];  // cells of the coarse grid
   const bool* occupancy;
-  const bool* any;  // coarse grid: whether any cell within is occupied
+  const bool* any;  // coarse grid: whether any cell within is occupied; on a GPU, within it or the next along each axis
 };
 
 struct MarchLimits {
@@ -65,7 +64,7 @@ HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitt
 }
 
 struct MarchCell {
-  int cell[3], block[3];
+  int cell[3];
 };
 
 template <class P>
@@ -74,21 +73,8 @@ HD MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
   for (int axis = 0; axis < 3; ++axis) {
     const int i = int(ray.o[axis] + ray.d[axis] * t);
     at.cell[axis] = i < 0 ? 0 : i > grid.cells[axis] - 1 ? grid.cells[axis] - 1 : i;
-    at.block[axis] = at.cell[axis] / COARSE;
   }
   return at;
-}
-
-// The last interval that is in the block for sure, whatever the rounding.
-template <class P>
-HD int last_in_block(const GridRay<P>& ray, const int block[3]) {
-  P out = ray.leave;
-  for (int axis = 0; axis < 3; ++axis) {
-    if (ray.inverse[axis] == 0) continue;
-    const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - ray.o[axis]) * ray.inverse[axis];
-    out = crossed < out ? crossed : out;
-  }
-  return int((out - ray.start) * ray.inverse_step * P(0.99999) - P(1.01));
 }
 
 struct MarchArguments {
@@ -98,6 +84,7 @@ struct MarchArguments {
   MarchLimits limits;
 };
 
+int march_coarse_side();  // of a coarse cell, in cells of the occupancy
 Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream);
 // Middles of a ray's first samples that march_count keeps for march_fill, [rays, march_kept()].
 int64_t march_kept();

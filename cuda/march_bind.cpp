@@ -6,7 +6,7 @@
 namespace nerfkit {
 namespace {
 
-int64_t coarse(int64_t cells) { return (cells + COARSE - 1) / COARSE; }
+int64_t coarse(int64_t cells) { return (cells + march_coarse_side() - 1) / march_coarse_side(); }
 
 Tensor coarse_grid(const Tensor& occupancy_in) {
   const OnDevice device(occupancy_in);
@@ -51,7 +51,8 @@ std::tuple<Tensor, Tensor> count(const Tensor& origins, const Tensor& directions
              const Tensor& box, double step, double near, double far, std::optional<Tensor> jitter) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, any, box, step, near, far, jitter);
-  Tensor counts = zeros(origins, {origins.size(0)}, ScalarType::Long);
+  const Shape rays{origins.size(0)};
+  Tensor counts = occupancy.numel() ? empty(origins, rays, ScalarType::Long) : zeros(origins, rays, ScalarType::Long);
   Tensor kept = empty(in.origins, {origins.size(0), march_kept()});
   ran("march", march_count(dtype_of(origins), in.arguments(), static_cast<int64_t*>(out(counts)), out(kept), device.stream));
   return {counts, kept};

@@ -8,6 +8,19 @@ namespace nerfkit {
 namespace {
 
 constexpr int64_t GRAIN = 64;  // rays that are worth a thread
+constexpr int COARSE = 8;      // cells of the occupancy along one side of a coarse cell
+
+// The last interval that is in the block for sure, whatever the rounding.
+template <class P>
+int last_in_block(const GridRay<P>& ray, const int block[3]) {
+  P out = ray.leave;
+  for (int axis = 0; axis < 3; ++axis) {
+    if (ray.inverse[axis] == 0) continue;
+    const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - ray.o[axis]) * ray.inverse[axis];
+    out = crossed < out ? crossed : out;
+  }
+  return int((out - ray.start) * ray.inverse_step * P(0.99999) - P(1.01));
+}
 
 // Calls emit(t) for the middles that are in occupied cells, near to far; false if the ray has too many intervals.
 template <class P, class F>
@@ -25,9 +38,10 @@ bool march_one(const MarchArguments& in, int64_t index, const F& emit) {
     const int64_t cell = place_in(at.cell, in.grid.cells);
     if (cell != last_cell) {
       last_cell = cell;
-      const bool some = in.grid.any[place_in(at.block, in.grid.coarse)];
+      const int block[3] = {at.cell[0] / COARSE, at.cell[1] / COARSE, at.cell[2] / COARSE};
+      const bool some = in.grid.any[place_in(block, in.grid.coarse)];
       occupied = some && in.grid.occupancy[cell];
-      if (!some) k = std::max(k, last_in_block(ray, at.block));
+      if (!some) k = std::max(k, last_in_block(ray, block));
     }
     if (occupied) emit(t);
   }
@@ -39,6 +53,8 @@ void dispatch_positions(DType dtype, const F& f) {
 }
 
 }  // namespace
+
+int march_coarse_side() { return COARSE; }
 
 Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream) {
   const int64_t by = (cells[1] + COARSE - 1) / COARSE, bz = (cells[2] + COARSE - 1) / COARSE;

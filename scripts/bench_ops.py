@@ -368,17 +368,19 @@ def march_work(device: str) -> Iterator[Work]:
     box = torch.tensor([[-1.0, -1, -1], [1, 1, 1]], device=device)
     eye = F.normalize(torch.randn(rays, 3, device=device), dim=-1) * 3
     directions = F.normalize(torch.randn(rays, 3, device=device) * 0.5 - eye, dim=-1)
-    call = lambda: ops.march(eye, directions, occupancy, box, 3**0.5 * 2 / 1024)[0]  # noqa: E731
-    yield Work(
-        "march",
-        f"{rays} rays, 128^3, step of 1/1024 of the diagonal",
-        {},
-        call,
-        under("torch", call),
-        "definition",
-        parts=("forward", "wall forward"),
-        check=False,  # a middle within rounding of a border may fall on either side; the tests compare in float64
-    )
+    step = 3**0.5 * 2 / 1024
+    for capacity in (None, 2**21):  # training gives one, so that nothing waits for the number of samples
+        call = lambda capacity=capacity: ops.march(eye, directions, occupancy, box, step, capacity=capacity)[0]  # noqa: E731
+        yield Work(
+            "march",
+            f"{rays} rays, 128^3, step of 1/1024 of the diagonal{', padded' if capacity else ''}",
+            {},
+            call,
+            under("torch", call),
+            "definition",
+            parts=("forward", "wall forward"),
+            check=False,  # a middle within rounding of a border may fall on either side; the tests compare in float64
+        )
 
 
 def marched_rays(device: str, rays: int = 50000) -> tuple[Tensor, Tensor]:

@@ -183,7 +183,8 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
 
 @native.fake("_march_coarse")
 def _(occupancy):
-    return occupancy.new_empty([-(-n // BLOCK) for n in occupancy.shape])
+    side = 4 if occupancy.is_cuda else 8  # as march_coarse_side()
+    return occupancy.new_empty([-(-n // side) for n in occupancy.shape])
 
 
 @native.fake("_march_count")

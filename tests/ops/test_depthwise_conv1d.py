@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import depthwise_conv1d
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
-from tests.ops.harness import checks_of, drawn_backends
+from tests.ops.harness import backend_params, checks_of, drawn_backends
 
 TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 
@@ -30,6 +30,24 @@ def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backen
         if len(ray):
             alone = F.conv1d(ray.t()[None], weight[:, None], padding=half * dilation, dilation=dilation, groups=c)
             torch.testing.assert_close(got, alone[0].t())
+
+
+@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv1d"))
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int):
+    torch.manual_seed(0)
+    counts = torch.randint(0, 4, (2000,)) * (torch.rand(2000) < 0.7)
+    counts[300:1000] = 0
+    counts[1500:1502] = 700
+    x, weight, bias = torch.randn(int(counts.sum()), 8), torch.randn(8, kernel), torch.randn(8)
+    grad, results = torch.randn_like(x), []
+    for name, place in ("torch", "cpu"), (backend, device):
+        inputs = [value.to(place, copy=True).requires_grad_() for value in (x, weight, bias)]
+        with ops.backend(name):
+            out = depthwise_conv1d(*inputs, offsets_from_counts(counts).to(place))
+            results.append([value.cpu() for value in (out, *torch.autograd.grad(out, inputs, grad.to(place)))])
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)
 
 
 def test_packed_equals_dense():

@@ -56,10 +56,11 @@ def test_empty_grid_and_missed_box_give_no_samples():
 
 @pytest.mark.parametrize("backend, device", backend_params("march"))
 @pytest.mark.parametrize("step", [0.2, 0.02, 0.002])
-def test_rays_of_few_and_of_many_samples(backend: str, device: str, step: float):
+@pytest.mark.parametrize("cells, filled", [((8, 8, 8), 0.5), ((40, 33, 64), 0.002)])
+def test_rays_of_few_and_of_many_samples(backend: str, device: str, step: float, cells: tuple, filled: float):
     torch.manual_seed(0)
     directions = torch.nn.functional.normalize(torch.randn(50, 3).double(), dim=-1)
-    inputs = -2 * directions, directions, torch.rand(8, 8, 8) < 0.5, torch.tensor([[-1.0] * 3, [1.0] * 3]).double()
+    inputs = -2 * directions, directions, torch.rand(cells) < filled, torch.tensor([[-1.0] * 3, [1.0] * 3]).double()
     wanted = march(*inputs, step)
     with ops.backend(backend):
         got = march(*(x.to(device) for x in inputs), step)
