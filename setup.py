@@ -140,6 +140,13 @@ def architectures() -> list[str]:
     return sorted(set(re.findall(r"^\d+\.\d$", answer, re.M))) or default_architectures()
 
 
+@functools.cache
+def compression() -> list[str]:
+    """What makes the library five times smaller; nvcc has it from 12.8 on."""
+    answer = subprocess.run([str(NVCC), "--help"], capture_output=True, text=True).stdout
+    return ["--compress-mode=size"] if "--compress-mode" in answer else []
+
+
 def gencode() -> list[str]:
     flags = []
     for architecture in architectures():
@@ -243,8 +250,8 @@ class BuildLibraries(build_ext):
         if source.endswith(".cu"):
             host = "-fPIC,-fvisibility=hidden"
             host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
-            flags = ["-O3", "-std=c++17", "-lineinfo", "-Xcompiler", host, "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-            return [str(NVCC), *flags, *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
+            flags = ["-O3", "-std=c++17", "-Xcompiler", host, "--expt-relaxed-constexpr", "-Xptxas", "-v"]
+            return [str(NVCC), *flags, *compression(), *host_compiler, *gencode(), "--threads", "2", "-c", source, "-o", target]
         major, minor = OLDEST_TORCH
         flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]
         flags += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]

@@ -9,11 +9,9 @@
 namespace nerfkit {
 namespace {
 
-constexpr int TILE = 512;        // samples
-#ifndef CONV_PARTS
-#define CONV_PARTS 1024
-#endif
-constexpr int MAX_PARTS = CONV_PARTS;  // blocks along the samples
+constexpr int TILE = 512;         // samples
+constexpr int MAX_BLOCKS = 2048;  // along the samples
+constexpr int MAX_PARTS = 512;    // of them where each leaves a part of the weight's gradient
 
 // Beginning and end of each sample's ray, counted from the first sample of the tile.
 struct Spans {
@@ -186,7 +184,9 @@ __global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ g
   partials[int64_t(c) * (s.kernel + 1) + u] = sum;
 }
 
-int parts_of(const Conv1dShape& s) { return int(std::max<int64_t>(1, std::min<int64_t>((s.n_samples + TILE - 1) / TILE, MAX_PARTS))); }
+int parts_of(const Conv1dShape& s, int most = MAX_PARTS) {
+  return int(std::clamp<int64_t>((s.n_samples + TILE - 1) / TILE, 1, most));
+}
 
 struct Block {
   dim3 threads;
@@ -229,7 +229,7 @@ Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const vo
   dispatch_conv(dtype, s, wide, [&](auto t, auto width, auto kernel, auto by_runs) {
     using T = decltype(t);
     if constexpr (by_runs.value) {
-      const RunShape runs = run_shape<T>(s, parts_of(s));
+      const RunShape runs = run_shape<T>(s, parts_of(s, MAX_BLOCKS));
       convolve_runs<T, kernel.value><<<run_grid<T>(runs), THREADS, 0, on>>>(
           (const T*)x, (const T*)weight, (const T*)bias, (T*)out, runs);
     } else {

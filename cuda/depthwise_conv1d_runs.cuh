@@ -11,20 +11,10 @@
 
 namespace nerfkit {
 
-#ifndef CONV_FWD
-#define CONV_FWD 3
-#endif
-#ifndef CONV_BWD
-#define CONV_BWD 2
-#endif
-#ifndef RUN_BYTES
-#define RUN_BYTES 64
-#endif
-
 template <class T>
 constexpr int RUN_CHANNELS = sizeof(T) == 8 ? 2 : 4;  // eight halves would need twice the registers for weight and sums
 template <class T>
-constexpr int RUN = RUN_BYTES / int(sizeof(T) * RUN_CHANNELS<T>);  // samples of a thread
+constexpr int RUN = 64 / int(sizeof(T) * RUN_CHANNELS<T>);  // samples of a thread
 constexpr int WORDS = (32 * RUN<__half> + 2 * 3 + 31) / 32 + 1;  // bits of a tile, three more on both sides; one to shift in
 
 struct RunShape : Conv1dShape {
@@ -124,7 +114,7 @@ __device__ __forceinline__ void walk(const RunShape& s, const Ask& ask, const F&
 }
 
 template <class T, int K>
-__global__ void __launch_bounds__(THREADS, K > 5 ? 1 : K > 3 ? 2 : CONV_FWD)
+__global__ void __launch_bounds__(THREADS, K > 5 ? 1 : K > 3 ? 2 : 3)
     convolve_runs(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out, RunShape s) {
   using A = acc_t<T>;
   constexpr int V = RUN_CHANNELS<T>, COUNT = RUN<T>, ROWS = COUNT + K - 1;
@@ -155,7 +145,7 @@ __global__ void __launch_bounds__(THREADS, K > 5 ? 1 : K > 3 ? 2 : CONV_FWD)
 }
 
 template <class T, int K>
-__global__ void __launch_bounds__(THREADS, K > 3 ? 1 : CONV_BWD)
+__global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
     convolve_runs_bwd(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight,
                       T* __restrict__ grad_x, acc_t<T>* __restrict__ partials, RunShape s) {
   using A = acc_t<T>;

@@ -9,14 +9,8 @@
 namespace nerfkit {
 namespace {
 
-#ifndef MARCH_RAYS
-#define MARCH_RAYS 4
-#endif
-#ifndef MARCH_CHUNK
-#define MARCH_CHUNK 8
-#endif
-constexpr int RAYS = MARCH_RAYS;  // of a warp
-constexpr int CHUNK = MARCH_CHUNK;  // intervals
+constexpr int RAYS = 4;    // of a warp
+constexpr int CHUNK = 16;  // intervals
 constexpr int KEPT = 64;
 constexpr int COARSE = 4;  // cells of the occupancy along one side of a coarse cell
 
