@@ -250,7 +250,17 @@ class BuildLibraries(build_ext):
         if source.endswith(".cu"):
             host = "-fPIC,-fvisibility=hidden"
             host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
-            flags = ["-O3", "-std=c++17", "-Xcompiler", host, "--expt-relaxed-constexpr", "-Xptxas", "-v", "--threads", "2"]
+            flags = [
+                "-O3",
+                "-std=c++17",
+                "-Xcompiler",
+                host,
+                "--expt-relaxed-constexpr",
+                "-Xptxas",
+                "-v",
+                "--threads",
+                "2",
+            ]
             return [str(NVCC), *flags, *host_compiler, *compression(), *gencode(), "-c", source, "-o", target]
         major, minor = OLDEST_TORCH
         flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]

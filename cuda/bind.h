@@ -102,8 +102,9 @@ inline Tensor empty(const Tensor& like, const Shape& shape, ScalarType type) {
   for (size_t i = shape.size(); i-- > 1;) strides[i - 1] = strides[i] * std::max<int64_t>(shape[i], 1);
   const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(type));
   AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides.data(), number, device,
-                                                  like.get_device_index(), &handle));
+  const auto failed = aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides.data(), number, device,
+                                               like.get_device_index(), &handle);
+  STD_TORCH_CHECK(!failed, "nerfkit: can't allocate memory for a tensor of shape ", text(shape));
   return Tensor(handle);
 }
 inline Tensor empty(const Tensor& like, const Shape& shape) { return empty(like, shape, like.scalar_type()); }

@@ -20,6 +20,7 @@ from nerfkit.ops.packed import ray_indices, sum_rays
 from nerfkit.renderer import Renderer
 
 MIN_CHUNK = 64
+RAY_BYTES = 2**15  # of a ray through a field that is not trained yet, twofold
 
 
 class PictureRenderer:
@@ -32,7 +33,7 @@ class PictureRenderer:
     def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.renderer = renderer
         self.background = background  # [3]
-        self.chunk = chunk or (2**20 if background.device.type == "cuda" else 2**13)  # rays
+        self.chunk = chunk or default_chunk(background.device)  # rays
         self.stays_on_device = stays_on_device
 
     @torch.no_grad()
@@ -45,14 +46,15 @@ class PictureRenderer:
             end = min(start + self.chunk, n_pixels)
             try:
                 chunks.append(self._chunk(cameras, view, start, end, outputs))
+                start = end
+                continue
             except RuntimeError as error:
                 if not _out_of_memory(error) or self.chunk <= MIN_CHUNK:
                     raise
-                self.chunk //= 2
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                continue
-            start = end
+            # Outside of the except clause, where the error no longer holds the chunk's tensors.
+            self.chunk = max((end - start) // 2, MIN_CHUNK)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
         size = (cameras.height, cameras.width)
         return {name: torch.cat([c[name] for c in chunks]).unflatten(0, size) for name in chunks[0]}
 
@@ -76,8 +78,18 @@ def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Ra
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
+def default_chunk(device: torch.device) -> int:
+    """Rays that are rendered together."""
+    if device.type != "cuda":
+        return 2**13
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(max(free // RAY_BYTES, MIN_CHUNK), 2**20)
+
+
 def _out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Also where a native op asked for the memory: torch tells it no more than that the call failed."""
+    signs = "can't allocate memory", "API call failed"
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def to_uint8(picture: Tensor) -> np.ndarray:

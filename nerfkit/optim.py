@@ -4,27 +4,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nerfkit.ops import lazy_adam
 
+DTYPES = (torch.float32, torch.float64)
+
 
 class LazyAdam(torch.optim.Optimizer):
     """Adam that leaves elements without a gradient, and their moments, as they are: `nerfkit.ops.lazy_adam`.
 
     Its state is that of `torch.optim.Adam`, on the parameters' device, so that a CUDA graph can record a step; the
-    learning rate is a tensor for the same reason. `torch.amp.GradScaler` may take the step.
+    learning rate `group["lr"]` is a tensor for the same reason. `torch.amp.GradScaler` may take the step.
+
+    Args:
+        params: float32 or float64 tensors, or groups of them; those of a group on one device, their gradients dense.
+        lr: learning rate; betas: shares of the moments that stay, at least 0 and below 1; eps: added to the root.
+
+    Raises ValueError or TypeError where a group is not so.
+
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> optimizer = LazyAdam([x], lr=0.5)
+    >>> x.grad = torch.tensor([0.0, 3.0])
+    >>> optimizer.step()
+    >>> x
+    tensor([1.0000, 0.5000], requires_grad=True)
     """
 
     _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, instead of waiting for the GPU
 
     def __init__(
-        self, params: Iterable[Tensor], lr: Tensor, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-15
+        self, params: Iterable[Any], lr: float | Tensor, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-15
     ):
         # capturable: loading a state then moves `step` to the parameters.
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "capturable": True})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        _prepare(self.param_groups[-1])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # another optimiser's learning rate may be a float
+            _prepare(group)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -33,6 +58,8 @@ class LazyAdam(torch.optim.Optimizer):
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
+            if any(p.grad.is_sparse for p in params):
+                raise TypeError("LazyAdam: gradients must be dense; torch.optim.SparseAdam takes sparse ones")
             states = [self._state_of(p) for p in params]
             steps = [state["step"] for state in states]
             if steps:
@@ -51,3 +78,17 @@ class LazyAdam(torch.optim.Optimizer):
             state["step"] = torch.zeros((), device=param.device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
         return state
+
+
+def _prepare(group: dict[str, Any]) -> None:
+    """Check a group, and make its learning rate a tensor beside the parameters."""
+    devices = {p.device for p in group["params"]}
+    if len(devices) > 1:
+        raise ValueError(f"LazyAdam: the parameters of a group must be on one device, got {sorted(map(str, devices))}")
+    wrong = [p.dtype for p in group["params"] if p.dtype not in DTYPES]
+    if wrong:
+        raise TypeError(f"LazyAdam: parameters must be float32 or float64, got {str(wrong[0]).removeprefix('torch.')}")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ValueError(f"LazyAdam: betas must be at least 0 and below 1, got {group['betas']}")
+    group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=next(iter(devices), None))
+    group["capturable"] = True

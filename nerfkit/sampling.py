@@ -93,7 +93,10 @@ class Sampler(nn.Module):
         return density_fn(place(*rays, t_starts, t_ends, ray_offsets, ray_offsets, t_starts.shape[0])[0])
 
     def _density_in_rounds(self, marched: Marched, density_fn: DensityFn) -> Tensor:
-        """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0."""
+        """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0.
+
+        What is visible is the same as with the density of all, if `density_fn` does not depend on the batch.
+        """
         _, t_starts, _, ray_offsets = marched
         density = torch.zeros_like(t_starts)
         counts = ray_offsets.diff()  # [R]
@@ -112,7 +115,7 @@ class Sampler(nn.Module):
         source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
         positions, *_, ray_index = place(*rays, t_starts[skip:], t_ends[skip:], source_offsets, looked, n_rows)
         shift = ray_offsets[:-1] + skip - looked[:-1]  # [R]
-        density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions)
+        density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions).to(density.dtype)
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:

@@ -34,8 +34,8 @@ small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) o
 sanitize() { # tool
   local only=(--kernel-name kns=nerfkit) tests=$small
   case $1 in
-    racecheck) tests="($small) and not (equals and float16 and (lltm-cuda or any_widths))" ;;
-    initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm-cuda and not any_widths and not (mlp-cuda and float32)))" ;;
+    racecheck) tests="($small) and not (equals and float16 and (lltm or any_widths))" ;;
+    initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
     "$python" -m pytest -q -x tests/ops -k "$tests" >"$out/$1.log" 2>&1

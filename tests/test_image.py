@@ -2,12 +2,13 @@
 import pytest
 import torch
 
-from nerfkit import image
+from nerfkit import image, ops
 from nerfkit.errors import UserError
 from nerfkit.image import PictureRenderer
 from nerfkit.metrics import psnr, ssim
 from nerfkit.renderer import Renderer
 from nerfkit.scene import load_scene
+from tests.ops.harness import backend_params
 
 
 @pytest.fixture
@@ -38,6 +39,26 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
     monkeypatch.setattr(picture_of, "_chunk", hungry)
     torch.testing.assert_close(picture_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
     assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
+
+
+@pytest.mark.parametrize("backend, device", backend_params("place"))
+def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: str, device: str):
+    """An op that asks for more than any machine has."""
+    renderer, cameras = setting
+    rays, t, none = torch.zeros(1, 3, device=device), torch.zeros(0, device=device), torch.zeros(2, device=device)
+    picture_of = PictureRenderer(renderer, torch.ones(3), chunk=512)
+    plain, sizes = picture_of._chunk, []
+
+    def hungry(cameras, view, start, end, outputs):
+        sizes.append(end - start)
+        if end - start > 300:
+            with ops.backend(backend):
+                ops.place(rays, rays, t, t, none.long(), none.long(), 2**44)
+        return plain(cameras, view, start, end, outputs)
+
+    monkeypatch.setattr(picture_of, "_chunk", hungry)
+    picture_of(cameras, 0)
+    assert sizes[:2] == [512, 256]
 
 
 def test_other_errors_are_not_swallowed(setting, monkeypatch):

@@ -35,16 +35,56 @@ def test_parameters_without_a_gradient_stay(device: str):
 
 
 def test_state_goes_through_a_state_dict(device: str):
-    x = torch.randn(4, device=device, requires_grad=True)
-    first = LazyAdam([x], torch.tensor(0.5, device=device))
-    x.grad = torch.randn_like(x)
-    first.step()
-    second = LazyAdam([x], torch.tensor(0.5, device=device))
-    stored = first.state_dict()
-    stored["state"][0] = {name: value.cpu() for name, value in stored["state"][0].items()}
-    second.load_state_dict(stored)
-    assert second.state[x]["step"].device == x.device and second.state[x]["step"] == 1
-    second.step()
+    """Also one that came from a file to the CPU, and from torch's Adam with its rate as a float."""
+    grads = torch.randn(3, 4, device=device)
+    results = []
+    for first_of in (
+        lambda params: LazyAdam(params, 0.5, (0.8, 0.9), 1e-8),
+        lambda params: torch.optim.Adam(params, 0.5, (0.8, 0.9), 1e-8),
+    ):
+        x = torch.ones(4, device=device, requires_grad=True)
+        first = first_of([x])
+        for x.grad in grads[:2]:
+            first.step()
+        stored = torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, first.state_dict())
+        second = LazyAdam([x], 0.1)
+        second.load_state_dict(stored)
+        x.grad = grads[2]
+        second.step()
+        assert second.state[x]["step"].device == x.device and second.state[x]["step"] == 3
+        results.append(x.detach())
+    x = torch.ones(4, device=device, requires_grad=True)
+    adam = torch.optim.Adam([x], 0.5, (0.8, 0.9), 1e-8)
+    for x.grad in grads:
+        adam.step()
+    for result in results:
+        torch.testing.assert_close(result, x.detach())
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        (([torch.ones(2).half()], 0.1), TypeError, "parameters must be float32 or float64, got float16"),
+        (([torch.ones(2)], 0.1, (1.5, 0.9)), ValueError, r"betas must be at least 0 and below 1, got \(1.5, 0.9\)"),
+        (
+            ([torch.ones(2), torch.ones(2, device="meta")], 0.1),
+            ValueError,
+            r"parameters of a group must be on one device, got \['cpu', 'meta'\]",
+        ),
+    ],
+)
+def test_bad_input(arguments: tuple, error, message: str):
+    with pytest.raises(error, match=message):
+        LazyAdam(*arguments)
+
+
+def test_a_sparse_gradient_is_refused_and_changes_nothing():
+    x = torch.ones(3, requires_grad=True)
+    optimizer = LazyAdam([x], 0.1)
+    x.grad = torch.ones(3).to_sparse()
+    with pytest.raises(TypeError, match="gradients must be dense"):
+        optimizer.step()
+    assert not optimizer.state[x]
 
 
 @pytest.mark.cuda

@@ -29,7 +29,7 @@ def lazy_adam(
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""One step of Adam, in place, for the elements whose gradient is not zero; the others and their moments stay.
 
-    With :math:`g = grad / grad\_scale`, wherever :math:`g \ne 0`,
+    With :math:`g = grad / grad\_scale`, wherever :math:`grad \ne 0`,
 
     .. math::
         m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
@@ -79,13 +79,13 @@ def lazy_adam(
 
 @implements("lazy_adam", "torch")
 def _lazy_adam_torch(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, grad_scale, found_inf):
+    changes = grad != 0 if found_inf is None else (grad != 0) & (found_inf == 0)
     grad = grad if grad_scale is None else grad / grad_scale
     step, lr = step.to(param.dtype), lr.to(param.dtype)
     mean = beta1 * exp_avg + (1 - beta1) * grad
     square = beta2 * exp_avg_sq + (1 - beta2) * grad * grad
     root = (square / _bias_correction(beta2, step)).sqrt()
     new = param - lr / _bias_correction(beta1, step) * mean / (root + eps)
-    changes = grad != 0 if found_inf is None else (grad != 0) & (found_inf == 0)
     for old, wanted in (param, new), (exp_avg, mean), (exp_avg_sq, square):
         old.copy_(torch.where(changes, wanted, old))
 
@@ -103,6 +103,8 @@ def _lazy_adam_native(param, grad, exp_avg, exp_avg_sq, *numbers):
     for x, row in zip(state, rows, strict=True):
         if row is not x:
             x.copy_(row)
+        elif not torch.compiler.is_compiling():
+            torch.autograd.graph.increment_version(x)  # a graph that was built on the old values then raises
 
 
 @native.fake("_lazy_adam")

@@ -16,6 +16,7 @@ from nerfkit.ops.packed import fit, offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
 TOO_MANY = 2**40  # what a kernel counts for a ray that has more intervals than allowed
+COARSE_CPU, COARSE_CUDA = 8, 4  # cells along one side of a coarse cell, of the kernels
 KEPT = 64  # samples of a ray that the CUDA kernel keeps from counting
 MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
 
@@ -183,7 +184,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
 
 @native.fake("_march_coarse")
 def _(occupancy):
-    side = 4 if occupancy.is_cuda else 8  # as march_coarse_side()
+    side = COARSE_CUDA if occupancy.is_cuda else COARSE_CPU
     return occupancy.new_empty([-(-n // side) for n in occupancy.shape])
 
 

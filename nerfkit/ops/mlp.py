@@ -98,7 +98,7 @@ def _mlp_torch(parameters, widths, *inputs):
 
 @implements("mlp", "cpp", "cuda")
 def _mlp_native(parameters, widths, *inputs):
-    has_gradient = wants_gradient("mlp", parameters, *inputs)
+    has_gradient = wants_gradient("mlp", parameters, *inputs)  # and refuses forward mode, whatever the widths
     if parameters.is_cuda and not _has_kernel(parameters, widths, inputs):
         return _mlp_torch(parameters, widths, *inputs)
     if has_gradient:

@@ -33,13 +33,14 @@ def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backen
 
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv1d"))
-@pytest.mark.parametrize("kernel", [3, 7])
-def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int):
+@pytest.mark.parametrize("kernel, channels", [(3, 32), (7, 8)])
+def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int, channels: int):
     torch.manual_seed(0)
     counts = torch.randint(0, 4, (2000,)) * (torch.rand(2000) < 0.7)
     counts[300:1000] = 0
     counts[1500:1502] = 700
-    x, weight, bias = torch.randn(int(counts.sum()), 8), torch.randn(8, kernel), torch.randn(8)
+    x = torch.randn(int(counts.sum()), channels)
+    weight, bias = torch.randn(channels, kernel), torch.randn(channels)
     grad, results = torch.randn_like(x), []
     for name, place in ("torch", "cpu"), (backend, device):
         inputs = [value.to(place, copy=True).requires_grad_() for value in (x, weight, bias)]

@@ -14,6 +14,8 @@ from tests.ops.harness import backend_params, checks_of, drawn_backends
 
 TestLazyAdam = checks_of("lazy_adam")
 
+PARTS = [(slice(1, None), slice(1, None)), (slice(1, 5), slice(None)), (slice(None), slice(0, 3))]  # of 7 x 5
+
 
 @settings(max_examples=25, deadline=None)
 @given(size=st.integers(0, 5000), share=st.sampled_from([0.0, 0.01, 0.5, 1.0]), on=drawn_backends("lazy_adam"))
@@ -52,6 +54,33 @@ def test_the_first_step_is_as_long_as_the_rate_even_for_tiny_gradients(backend: 
     with ops.backend(backend):
         lazy_adam(param, grad, *moments, step, lr)
     torch.testing.assert_close(param.cpu(), torch.tensor([-0.5, 0.5, -0.5, 0.0]), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_tensor_is_written_in_place(backend: str, device: str, part: tuple):
+    whole = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(7, 5, share=0.7)]
+    wanted = [x[part].clone() if isinstance(x, Tensor) and x.dim() else x for x in whole]
+    before = [whole[place].clone() for place in (0, 2, 3)]
+    with ops.backend("torch"):
+        results = lazy_adam(*wanted)
+    with ops.backend(backend):
+        lazy_adam(*(x[part] if isinstance(x, Tensor) and x.dim() else x for x in whole))
+    for place, old, result in zip((0, 2, 3), before, results, strict=True):
+        torch.testing.assert_close(whole[place][part], result)
+        old[part] = whole[place][part]
+        assert torch.equal(whole[place], old), "nothing beside the part changes"
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+def test_a_graph_of_the_old_values_raises(backend: str, device: str):
+    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(4, share=1.0)]
+    param = arguments[0].requires_grad_()
+    squares = (param * param).sum()
+    with ops.backend(backend):
+        lazy_adam(*arguments)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        squares.backward()
 
 
 @pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))

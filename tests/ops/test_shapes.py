@@ -60,7 +60,7 @@ def conv2d(draw) -> Case:
 @st.composite
 def conv1d(draw) -> Case:
     c, k, bias = (
-        draw(st.sampled_from([1, 3, 4, 8, 32, 36])),
+        draw(st.sampled_from([1, 3, 4, 8, 32, 36, 72, 132, 260])),
         draw(st.sampled_from([1, 3, 5, 7, 9])),
         draw(st.booleans()),
     )
