@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 FLUSH_BYTES = 256 * 2**20  # more than any L2 cache
+LONGEST_ROW = 0.5  # seconds of calls that are timed together
 AHEAD_CYCLES = 2_000_000  # the GPU idles this long, so that what follows is queued before it starts
 
 
@@ -27,9 +28,13 @@ class Timer:
         return statistics.median(self._on_gpu(call) if self.device == "cuda" else self._on_cpu(call))
 
     def wall(self, call: Callable[[], object], calls: int = 100) -> float:
-        """Mean time of a call in a row of `calls`, launches and Python counted."""
+        """Mean time of a call in a row of `calls`, fewer if they are long; launches and Python counted."""
         for _ in range(self.warmup):
+            self._wait()
+            start = time.perf_counter()
             call()
+            self._wait()
+        calls = min(calls, max(1, int(LONGEST_ROW / (time.perf_counter() - start))))
         times = []
         for _ in range(self.repeats):
             self._wait()
