@@ -82,7 +82,8 @@ class TrainerConfig:
     max_seconds: float = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
     samples: int = 262144  # samples per step that the number of rays is steered to; at most that many in a graph
     max_rays: int = 65536  # rays per step at most
-    learning_rate: float = 0.01  # of Adam, after the warm-up
+    optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: no step for what has no gradient, faster on many samples
+    learning_rate: float = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: float = 0.0003  # at the last step
     warmup: int = 100  # steps in which the learning rate rises
     capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend

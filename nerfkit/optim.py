@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The optimiser of a radiance field, most of whose parameters have no gradient in a step."""
+"""Optimisers of a radiance field, most of whose parameters have no gradient in a step."""
 
 from __future__ import annotations
 
@@ -12,6 +12,19 @@ from torch import Tensor
 from nerfkit.ops import lazy_adam
 
 DTYPES = (torch.float32, torch.float64)
+
+
+def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:
+    """Adam for a feature grid and its networks; its step can be recorded as a CUDA graph.
+
+    Lazy, a step costs less, and the scores on large batches are the same. A row that few steps touch moves less than
+    with torch's, which goes on moving it by its old moments: batches of a few thousand samples learn slower, and may
+    keep what is in front of the cameras.
+    """
+    params, betas, eps = list(params), (0.9, 0.99), 1e-15
+    if lazy:
+        return LazyAdam(params, lr, betas, eps)
+    return torch.optim.Adam(params, lr, betas, eps, fused=True, capturable=lr.is_cuda)
 
 
 class LazyAdam(torch.optim.Optimizer):

@@ -20,7 +20,7 @@ from nerfkit.config import Config
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.files import write_aside
 from nerfkit.ops.march import box_span
-from nerfkit.optim import LazyAdam
+from nerfkit.optim import adam
 from nerfkit.randomness import random_states, restore_random_states, seed_everything
 from nerfkit.renderer import Renderer
 from nerfkit.step import Sums, TrainingStep
@@ -41,7 +41,7 @@ class Trainer:
         self.cameras = cameras.to(device)
         check_box(self.cameras, self.renderer.sampler.box)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=device)
-        self.optimizer = LazyAdam(self.renderer.parameters(), learning_rate)
+        self.optimizer = adam(self.renderer.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
         self.training_step = TrainingStep(config, self.renderer, self.cameras, images.to(device), self.optimizer)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too

@@ -47,9 +47,10 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     torch.testing.assert_close(got.color[~whole], background[~whole])
 
 
-@pytest.fixture
-def gpu_config(small_config):
+@pytest.fixture(params=["adam", "lazy_adam"])
+def gpu_config(small_config, request):
     """Training on a GPU that gives the same bits every time."""
+    small_config.trainer.optimizer = request.param
     small_config.device = "cuda"
     small_config.model.levels, small_config.trainer.steps, small_config.trainer.log_every = 8, 1000, 10
     before = torch.are_deterministic_algorithms_enabled()

@@ -13,7 +13,9 @@ from nerfkit.trainer import NAN_REPORT
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
 
-def test_training_learns_the_toy_scene(small_config, tmp_path):
+@pytest.mark.parametrize("optimizer", ["adam", "lazy_adam"])
+def test_training_learns_the_toy_scene(small_config, tmp_path, optimizer: str):
+    small_config.trainer.optimizer = optimizer
     small_config.trainer.steps = 150
     trainer = make_trainer(small_config, tmp_path / "run")
     assert trainer.train()
@@ -27,10 +29,10 @@ def test_training_learns_the_toy_scene(small_config, tmp_path):
     assert len(list((tmp_path / "run" / "eval").glob("*.png"))) == 2
 
 
-@pytest.mark.parametrize("background", ["white", "random"])
-def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str):
+@pytest.mark.parametrize("background, optimizer", [("white", "adam"), ("random", "lazy_adam")])
+def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, optimizer: str):
     """Bit for bit: model, optimiser, occupancy, number of rays and random states."""
-    small_config.data.background = background
+    small_config.data.background, small_config.trainer.optimizer = background, optimizer
     small_config.trainer.steps = 1000
     small_config.trainer.log_every = 1000
     whole, first = (make_trainer(small_config, tmp_path / name) for name in ("whole", "parts"))
