@@ -46,7 +46,7 @@ def test_op_has_every_native_layer(op: str):
     assert f'm.def("_{op}' in (ROOT / "cuda" / "schema.cpp").read_text()
     text = (ROOT / "nerfkit" / "ops" / f"{op}.py").read_text()
     assert f'@implements("{op}", "cpp", "cuda")' in text and "@native.fake(" in text
-    assert f'"{op}": {op}_work' in (ROOT / "scripts" / "bench_ops.py").read_text()
+    assert f'"{op}": {op}_work' in (ROOT / "scripts" / "op_work.py").read_text()
 
 
 def test_what_was_to_be_built_is_there():
