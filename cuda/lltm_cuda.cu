@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen rays together on tensor cores (lltm_tiles.cuh); where there are no such cores, or sizes they do not fit, a warp a
-// ray, in plain arithmetic.
+// Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh); where there are no such cores, or
+// sizes they do not fit, a warp a ray, in plain arithmetic.
 
-#include "lltm_tiles.cuh"
+#include "lltm_tiles_backward.cuh"
+#include "lltm_tiles_forward.cuh"
 
 namespace nerfkit {
 namespace {

@@ -226,288 +226,50 @@ __device__ __forceinline__ void fetch_ahead(const T* row, int columns) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(row + column));
 }
 
-constexpr int AHEAD = 6;  // steps that memory is asked for before they are taken
-
+constexpr int AHEAD = 6;     // steps that memory is asked for before they are taken
 constexpr int PADDING = 16;  // between rows in shared memory, against bank conflicts
 
-// H and I are the sizes, rounded up to a multiple of 16; what is added is zero and stays zero.
-template <class T, int H, int I, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const LltmArrays<T> a, int64_t tiles) {
-  using Op = Tile<T>;
-  using Weight = typename Op::Weight;
-  constexpr int PARTS = 16 / Op::DEPTH, QUADS_H = H / 16, QUADS = QUADS_H + I / 16, DEPTHS = QUADS * PARTS;
-  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * 3 * DEPTHS;  // of a warp
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* states = reinterpret_cast<T*>(shared);                              // [GROUPS, 2, RAYS, H + PADDING]
-  float* biases = reinterpret_cast<float*>(states + GROUPS * 2 * RAYS * (H + PADDING));  // [3, H]
-  Weight* weights = reinterpret_cast<Weight*>(biases + 3 * H);           // [WARPS, WEIGHTS, 32]
-  const int n_state = a.shape.n_state, n_input = a.shape.n_input, columns = n_state + n_input;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
+// ---- the weight ----
 
-  auto weight_of = [&](int i) {  // i = (p * 3 + gate) * DEPTHS + d
-    const int d = i % DEPTHS, gate = i / DEPTHS % 3, p = i / DEPTHS / 3, quad = d / PARTS;
-    const int unit = unit0 + column_of(g, p);
-    const T* row = a.weight + int64_t(gate * n_state + unit) * columns;
-    return Op::weight(t, d % PARTS, [&](int k) {
-      const bool is_h = quad < QUADS_H;
-      const int column = (is_h ? quad : quad - QUADS_H) * 16 + k;
-      return unit < n_state && column < (is_h ? n_state : n_input) ? float(row[is_h ? column : n_state + column]) : 0.f;
-    });
-  };
-  Weight own[Op::IN_REGISTERS ? WEIGHTS : 1];
-  if constexpr (Op::IN_REGISTERS) {
+// The COUNT weights of a warp are in registers, or in shared memory, [parts, COUNT, 32], where the groups of a block fill it
+// together: `own` and `shared`, of which one is in use.
+template <class T, int COUNT>
+using OwnWeights = typename Tile<T>::Weight[Tile<T>::IN_REGISTERS ? COUNT : 1];
+
+template <class T, int COUNT, class F>
+__device__ __forceinline__ void keep_weights(OwnWeights<T, COUNT>& own, typename Tile<T>::Weight* shared, int part, int lane,
+                                             int group, int groups, const F& weight_of) {
+  if constexpr (Tile<T>::IN_REGISTERS) {
 #pragma unroll
-    for (int i = 0; i < WEIGHTS; ++i) own[i] = weight_of(i);
+    for (int i = 0; i < COUNT; ++i) own[i] = weight_of(i);
   } else {
-    for (int i = group; i < WEIGHTS; i += GROUPS) weights[(part * WEIGHTS + i) * 32 + lane] = weight_of(i);
-  }
-  for (int i = threadIdx.x; i < 3 * H; i += Group<T, H>::THREADS)
-    biases[i] = i % H < n_state ? float(a.bias[i / H * n_state + i % H]) : 0.f;
-  __syncthreads();
-
-  T* state = states + group * 2 * RAYS * (H + PADDING);
-  auto place = [&](int buffer, int r) { return state + (buffer * RAYS + g + 8 * r) * (H + PADDING); };
-  const int unit = unit0 + 4 * t;  // the first of this lane's four
-
-  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
-    const LaneRows rows = rows_of_lane(a.shape, tile, g);
-    float c[2][4];
-    int now = 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool real = rows.ray[r] >= 0;
-      const Quad<T> start = load_quad<FULL>(a.c0 + rows.real_ray(r) * n_state, unit, n_state, real);
-#pragma unroll
-      for (int k = 0; k < 4; ++k) c[r][k] = float(start.v[k]);
-      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) = load_quad<FULL>(a.h0 + rows.real_ray(r) * n_state, unit, n_state, real);
-    }
-    Quad<T> x[I / 16][2];
-    auto load_input = [&](int step) {
-#pragma unroll
-      for (int i = 0; i < I / 16; ++i)
-#pragma unroll
-        for (int r = 0; r < 2; ++r)
-          x[i][r] = load_quad<FULL>(a.input + rows.sample(r, step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
-    };
-    if (Op::IN_REGISTERS) load_input(0);
-    wait_for_group(group, 32 * WARPS);
-    for (int step = 0; step < rows.longest; ++step) {
-      if (!Op::IN_REGISTERS) load_input(step);
-      float sum[3][2][4];
-#pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        const float4 start = *reinterpret_cast<const float4*>(biases + gate * H + unit);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          sum[gate][0][2 * r] = start.x, sum[gate][0][2 * r + 1] = start.y;
-          sum[gate][1][2 * r] = start.z, sum[gate][1][2 * r + 1] = start.w;
-        }
-      }
-      auto add_products = [&](int quad, const Quad<T>& low, const Quad<T>& high) {
-#pragma unroll
-        for (int half = 0; half < PARTS; ++half) {
-          const typename Op::Rows in = Op::rows(low, high, half);
-          const int d = quad * PARTS + half;
-#pragma unroll
-          for (int p = 0; p < 2; ++p)
-#pragma unroll
-            for (int gate = 0; gate < 3; ++gate) {
-              const int i = (p * 3 + gate) * DEPTHS + d;
-              if constexpr (Op::IN_REGISTERS)
-                Op::product(sum[gate][p], in, own[i]);
-              else
-                Op::product(sum[gate][p], in, weights[(part * WEIGHTS + i) * 32 + lane]);
-            }
-        }
-      };
-#pragma unroll
-      for (int quad = 0; quad < QUADS_H; ++quad)
-        add_products(quad, *reinterpret_cast<const Quad<T>*>(place(now, 0) + 16 * quad + 4 * t),
-                     *reinterpret_cast<const Quad<T>*>(place(now, 1) + 16 * quad + 4 * t));
-#pragma unroll
-      for (int i = 0; i < I / 16; ++i) add_products(QUADS_H + i, x[i][0], x[i][1]);
-      if (Op::IN_REGISTERS) load_input(step + 1);  // arrives while this step is computed
-      if (FULL && part == 0)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) fetch_ahead(a.input + rows.sample(r, step + AHEAD) * n_input, n_input);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool active = step < rows.length[r];
-        const int64_t n = rows.first[r] + step;
-        float h[4], act[3][4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const int e = 2 * r + k % 2;
-          const Gates<float> gates = fast_activate<T>(sum[0][k / 2][e], sum[1][k / 2][e], sum[2][k / 2][e]);
-          if (active) c[r][k] += gates.g * gates.i;
-          h[k] = fast_tanh<T>(c[r][k]) * gates.o;
-          act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
-        }
-        T* next = place(now ^ 1, r) + unit;
-        if (active)
-          store(next, h);
-        else
-          *reinterpret_cast<Quad<T>*>(next) = *reinterpret_cast<const Quad<T>*>(place(now, r) + unit);
-        store_quad<FULL>(a.h + n * n_state, unit, n_state, active, h);
-        if (!a.activated) continue;
-        store_quad<FULL>(a.c + n * n_state, unit, n_state, active, c[r]);
-        float before[4];
-        load(place(now, r) + unit, before);
-        store_quad<FULL>(a.before + n * n_state, unit, n_state, active, before);
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate)
-          store_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);
-      }
-      now ^= 1;
-      wait_for_group(group, 32 * WARPS);
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool real = rows.ray[r] >= 0;
-      float h[4];
-      load(place(now, r) + unit, h);
-      store_quad<FULL>(a.h_n + rows.ray[r] * n_state, unit, n_state, real, h);
-      store_quad<FULL>(a.c_n + rows.ray[r] * n_state, unit, n_state, real, c[r]);
-    }
+    for (int i = group; i < COUNT; i += groups) shared[(part * COUNT + i) * 32 + lane] = weight_of(i);
   }
 }
 
-template <class T, int H, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const LltmGradients<T> a, int64_t tiles) {
+// Adds the products with columns 16 quad .. 16 quad + 15, of which a lane has four of each of its rows. The weight at depth
+// d of accumulator p of a gate is number (p * GATES + gate) * DEPTHS + d.
+template <class T, int GATES, int COUNT>
+__device__ __forceinline__ void add_products(float (&sum)[GATES][2][4], const OwnWeights<T, COUNT>& own,
+                                             const typename Tile<T>::Weight* shared, int part, int lane, int quad,
+                                             const Quad<T>& low, const Quad<T>& high) {
   using Op = Tile<T>;
-  using Weight = typename Op::Weight;
-  constexpr int PARTS = 16 / Op::DEPTH, QUADS = 3 * H / 16, DEPTHS = QUADS * PARTS;
-  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * DEPTHS, ROW = 3 * H + PADDING;
-  extern __shared__ __align__(16) unsigned char shared[];
-  T* grads = reinterpret_cast<T*>(shared);  // [GROUPS, 2, RAYS, ROW], of the gates
-  Weight* weights = reinterpret_cast<Weight*>(grads + GROUPS * 2 * RAYS * ROW);
-  const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
-  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
-
-  auto weight_of = [&](int i) {  // i = p * DEPTHS + d
-    const int d = i % DEPTHS, p = i / DEPTHS, to = unit0 + column_of(g, p);
-    return Op::weight(t, d % PARTS, [&](int k) {
-      const int at = d / PARTS * 16 + k, gate = at / H, from = at % H;
-      return from < n_state && to < n_state ? float(a.weight[int64_t(gate * n_state + from) * columns + to]) : 0.f;
-    });
-  };
-  Weight own[Op::IN_REGISTERS ? WEIGHTS : 1];
-  if constexpr (Op::IN_REGISTERS) {
+  constexpr int PARTS = 16 / Op::DEPTH, DEPTHS = COUNT / GATES / 2;
 #pragma unroll
-    for (int i = 0; i < WEIGHTS; ++i) own[i] = weight_of(i);
-  } else {
-    for (int i = group; i < WEIGHTS; i += GROUPS) weights[(part * WEIGHTS + i) * 32 + lane] = weight_of(i);
-    __syncthreads();
-  }
-  T* grad_rows = grads + group * 2 * RAYS * ROW;
-  float bias[3][4] = {};
-  auto place = [&](int buffer, int r) { return grad_rows + (buffer * RAYS + g + 8 * r) * ROW; };
-  const int unit = unit0 + 4 * t;
-
-  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
-    const LaneRows rows = rows_of_lane(a.shape, tile, g);
-    float grad_h[2][4], grad_c[2][4];
+  for (int half = 0; half < PARTS; ++half) {
+    const typename Op::Rows in = Op::rows(low, high, half);
+    const int d = quad * PARTS + half;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool real = rows.ray[r] >= 0;
-      const Quad<T> from_h = load_quad<FULL>(a.h_n + rows.real_ray(r) * n_state, unit, n_state, real);
-      const Quad<T> from_c = load_quad<FULL>(a.c_n + rows.real_ray(r) * n_state, unit, n_state, real);
+    for (int p = 0; p < 2; ++p)
 #pragma unroll
-      for (int k = 0; k < 4; ++k) grad_h[r][k] = real ? float(from_h.v[k]) : 0.f, grad_c[r][k] = real ? float(from_c.v[k]) : 0.f;
-    }
-    struct Sample {
-      Quad<T> act[3], c, grad_h;
-    } sample[2];
-    auto load_sample = [&](int step) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool active = step >= 0 && step < rows.length[r];
-        const int64_t n = rows.sample(r, step);
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate)
-          sample[r].act[gate] = load_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active);
-        sample[r].c = load_quad<FULL>(a.c + n * n_state, unit, n_state, active);
-        sample[r].grad_h = load_quad<FULL>(a.h + n * n_state, unit, n_state, active);
+      for (int gate = 0; gate < GATES; ++gate) {
+        const int i = (p * GATES + gate) * DEPTHS + d;
+        if constexpr (Op::IN_REGISTERS)
+          Op::product(sum[gate][p], in, own[i]);
+        else
+          Op::product(sum[gate][p], in, shared[(part * COUNT + i) * 32 + lane]);
       }
-    };
-    int now = 0;
-    if (Op::IN_REGISTERS) load_sample(rows.longest - 1);
-    for (int step = rows.longest - 1; step >= 0; --step) {
-      if (!Op::IN_REGISTERS) load_sample(step);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const bool active = step < rows.length[r];
-        float grad[3][4];
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const float i = float(sample[r].act[0].v[k]), o = float(sample[r].act[1].v[k]), gate_g = float(sample[r].act[2].v[k]);
-          const float dh = grad_h[r][k] + float(sample[r].grad_h.v[k]), tanh_c = fast_tanh<T>(float(sample[r].c.v[k]));
-          const float dc = grad_c[r][k] + dh * o * (1.f - tanh_c * tanh_c);
-          grad[0][k] = active ? dc * gate_g * i * (1.f - i) : 0.f;
-          grad[1][k] = active ? dh * tanh_c * o * (1.f - o) : 0.f;
-          grad[2][k] = active ? dc * i * (gate_g > 0 ? 1.f : gate_g + 1.f) : 0.f;
-          grad_c[r][k] = active ? dc : grad_c[r][k];
-        }
-        const int64_t n = rows.first[r] + step;
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-#pragma unroll
-          for (int k = 0; k < 4; ++k) bias[gate][k] += grad[gate][k];
-          store(place(now, r) + gate * H + unit, grad[gate]);
-          store_quad<FULL>(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
-        }
-      }
-      if (Op::IN_REGISTERS) load_sample(step - 1);  // arrives while this step is computed
-      if (FULL && part == 0)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int64_t n = rows.sample(r, step - AHEAD);
-          fetch_ahead(a.activated + 3 * n * n_state, 3 * n_state);
-          fetch_ahead(a.c + n * n_state, n_state);
-          fetch_ahead(a.h + n * n_state, n_state);
-        }
-      wait_for_group(group, 32 * WARPS);
-      float before[2][4] = {};  // gradient of the state before this step
-#pragma unroll
-      for (int quad = 0; quad < QUADS; ++quad)
-#pragma unroll
-        for (int half = 0; half < PARTS; ++half) {
-          const typename Op::Rows in = Op::rows(*reinterpret_cast<const Quad<T>*>(place(now, 0) + 16 * quad + 4 * t),
-                                                *reinterpret_cast<const Quad<T>*>(place(now, 1) + 16 * quad + 4 * t), half);
-#pragma unroll
-          for (int p = 0; p < 2; ++p) {
-            const int i = p * DEPTHS + quad * PARTS + half;
-            if constexpr (Op::IN_REGISTERS)
-              Op::product(before[p], in, own[i]);
-            else
-              Op::product(before[p], in, weights[(part * WEIGHTS + i) * 32 + lane]);
-          }
-        }
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-#pragma unroll
-        for (int k = 0; k < 4; ++k) grad_h[r][k] = step < rows.length[r] ? before[k / 2][2 * r + k % 2] : grad_h[r][k];
-      now ^= 1;
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const bool real = rows.ray[r] >= 0;
-      store_quad<FULL>(a.h0 + rows.ray[r] * n_state, unit, n_state, real, grad_h[r]);
-      store_quad<FULL>(a.c0 + rows.ray[r] * n_state, unit, n_state, real, grad_c[r]);
-    }
-    wait_for_group(group, 32 * WARPS);
   }
-  float* bias_row = a.bias + (int64_t(blockIdx.x) * GROUPS + group) * 3 * n_state;
-#pragma unroll
-  for (int gate = 0; gate < 3; ++gate)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      float sum = bias[gate][k];
-      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
-      if (g == 0 && unit + k < n_state) bias_row[gate * n_state + unit + k] = sum;
-    }
 }
 
 }  // namespace
