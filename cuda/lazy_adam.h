@@ -18,17 +18,26 @@ struct LazyAdamArguments {
   double beta1, beta2, eps;
 };
 
+// What follows from the betas alone, found on the host: a logarithm in double is slow on a GPU.
 template <class T>
-struct AdamStep {
-  T beta1, beta2, rest1, rest2, eps, rate, correction, scale;  // rest = 1 - beta; correction of the root
+struct AdamRates {
+  T beta1, beta2, rest1, rest2, log1, log2, eps;  // rest = 1 - beta
+
+  explicit AdamRates(const LazyAdamArguments& a)
+      : beta1(a.beta1), beta2(a.beta2), rest1(1 - a.beta1), rest2(1 - a.beta2), log1(std::log(a.beta1)), log2(std::log(a.beta2)),
+        eps(a.eps) {}
+};
+
+template <class T>
+struct AdamStep : AdamRates<T> {
+  T rate, correction, scale;  // correction of the root
 };
 
 // Not to be called if nothing is to change.
 template <class T>
-HD AdamStep<T> adam_step(const LazyAdamArguments& a) {
-  const T step = T(*a.step), bias1 = -std::expm1(step * T(std::log(a.beta1))), bias2 = -std::expm1(step * T(std::log(a.beta2)));
-  return {T(a.beta1), T(a.beta2), T(1 - a.beta1), T(1 - a.beta2), T(a.eps), T(*a.lr) / bias1, 1 / std::sqrt(bias2),
-          a.grad_scale ? 1 / T(*a.grad_scale) : T(1)};
+HD AdamStep<T> adam_step(const LazyAdamArguments& a, const AdamRates<T>& rates) {
+  const T step = T(*a.step), bias1 = -std::expm1(step * rates.log1), bias2 = -std::expm1(step * rates.log2);
+  return {rates, T(*a.lr) / bias1, 1 / std::sqrt(bias2), a.grad_scale ? 1 / T(*a.grad_scale) : T(1)};
 }
 
 template <class T>

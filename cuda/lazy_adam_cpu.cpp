@@ -38,7 +38,7 @@ CLONES void part(const LazyAdamArguments& a, const AdamStep<double>& by, int64_t
 
 template <class T>
 void run(const LazyAdamArguments& a) {
-  const AdamStep<T> by = adam_step<T>(a);
+  const AdamStep<T> by = adam_step(a, AdamRates<T>(a));
   parallel(a.n, GRAIN, [&](int64_t begin, int64_t end) { part(a, by, begin, end); });
 }
 

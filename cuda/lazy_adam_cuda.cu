@@ -10,7 +10,7 @@ namespace {
 constexpr int ACCESSES = 4;
 
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a) {
+__global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a, AdamRates<T> rates) {
   if (a.found_inf && *a.found_inf != 0) return;
   T grad[ACCESSES][V];
   const int64_t first = (int64_t(blockIdx.x) * THREADS * ACCESSES + threadIdx.x) * V;
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a) {
     const int64_t n = first + int64_t(k) * THREADS * V;
     if (n < a.n) load((const T*)a.grad + n, grad[k]);
   }
-  const AdamStep<T> by = adam_step<T>(a);
+  const AdamStep<T> by = adam_step(a, rates);
 #pragma unroll
   for (int k = 0; k < ACCESSES; ++k) {
     const int64_t n = first + int64_t(k) * THREADS * V;
@@ -44,11 +44,12 @@ __global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a) {
 template <class T>
 void launch(const LazyAdamArguments& a, cudaStream_t stream) {
   constexpr int V = WIDE<T>;
+  const AdamRates<T> rates(a);
   const bool wide = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) && aligned(a.exp_avg_sq, 16);
   if (wide)
-    step<T, V><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES * V), THREADS, 0, stream>>>(a);
+    step<T, V><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES * V), THREADS, 0, stream>>>(a, rates);
   else
-    step<T, 1><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES), THREADS, 0, stream>>>(a);
+    step<T, 1><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES), THREADS, 0, stream>>>(a, rates);
 }
 
 }  // namespace
