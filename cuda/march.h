@@ -9,8 +9,7 @@
 
 namespace nerfkit {
 
-constexpr int MOST_INTERVALS = 1 << 20;            // of a ray
-constexpr int64_t TOO_MANY = int64_t(1) << 40;     // the count of a ray that has more
+constexpr int MOST_INTERVALS = 1 << 20;  // of a ray
 
 struct MarchGrid {
   int cells[3];   // of the occupancy, x the slowest axis
@@ -82,6 +81,7 @@ struct MarchArguments {
   int64_t n_rays;
   MarchGrid grid;
   MarchLimits limits;
+  int64_t too_many;  // the count of a ray of more than MOST_INTERVALS
 };
 
 int march_coarse_side();  // of a coarse cell, in cells of the occupancy

@@ -6,6 +6,8 @@
 namespace nerfkit {
 namespace {
 
+constexpr int64_t MOST_SAMPLES = int64_t(1) << 62;  // that counts may add up to: ray_offsets must not wrap around
+
 int64_t coarse(int64_t cells) { return (cells + march_coarse_side() - 1) / march_coarse_side(); }
 
 Tensor coarse_grid(const Tensor& occupancy_in) {
@@ -43,7 +45,8 @@ struct Inputs {
       grid.coarse[axis] = int(any.size(axis));
     }
     const int64_t n_rays = occupancy.numel() ? origins.size(0) : 0;
-    return {data(origins), data(directions), data(box), jitter ? data(*jitter) : nullptr, n_rays, grid, limits};
+    const int64_t too_many = MOST_SAMPLES / std::max<int64_t>(n_rays, 1);
+    return {data(origins), data(directions), data(box), jitter ? data(*jitter) : nullptr, n_rays, grid, limits, too_many};
   }
 };
 

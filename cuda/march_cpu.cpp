@@ -75,7 +75,7 @@ Status march_count(DType dtype, const MarchArguments& in, int64_t* counts, void*
       for (int64_t ray = begin; ray < end; ++ray) {
         int64_t count = 0;
         const bool fits = march_one<P>(in, ray, [&](P) { ++count; });
-        counts[ray] = fits ? count : TOO_MANY;
+        counts[ray] = fits ? count : in.too_many;
       }
     });
   });

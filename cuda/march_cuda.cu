@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(THREADS) count(MarchArguments in, int64_t* __r
       if (sample && count + before < KEPT) row[count + before] = t;
       count += all;
     });
-    if (lane == r) mine = too_long ? TOO_MANY : count;
+    if (lane == r) mine = too_long ? in.too_many : count;
   }
   if (is_ray) counts[first + lane] = mine;
 }

@@ -15,7 +15,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import fit, offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
-TOO_MANY = 2**40  # what a kernel counts for a ray that has more intervals than allowed
+MOST_SAMPLES = 2**62  # of R rays; of one that has more intervals than allowed, a kernel counts MOST_SAMPLES / R
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells along one side of a coarse cell, of the kernels
 KEPT = 64  # samples of a ray that the CUDA kernel keeps from counting
 MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
@@ -176,7 +176,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
     if capacity is not None and origins.is_cuda:  # nothing here may wait for the GPU
         return *torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, capacity, True), ray_offsets
     n_samples = int(ray_offsets[-1])
-    if not 0 <= n_samples < TOO_MANY:  # the sum over millions of rays wraps around
+    if n_samples >= MOST_SAMPLES // max(1, origins.shape[0]):
         raise _too_small(step)
     t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples, False)
     return *_cut(t_starts, t_ends, ray_offsets, capacity), ray_offsets

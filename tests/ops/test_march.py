@@ -8,7 +8,7 @@ from nerfkit import ops
 from nerfkit.ops import march
 from tests.ops import naive
 from tests.ops.cases import cases
-from tests.ops.harness import backend_params, checks_of, drawn_backends
+from tests.ops.harness import backend_params, checks_of, drawn_backends, fused_params
 
 TestMarch = checks_of("march")
 
@@ -77,6 +77,17 @@ def test_a_step_far_too_small_is_an_error(backend: str, device: str):
         pytest.raises(ValueError, match="step 1e-07 cuts a ray into more than 1048576 intervals"),
     ):
         march(origin, direction, torch.ones(4, 4, 4, device=device).bool(), box, 1e-7)
+
+
+@pytest.mark.parametrize("device", [pytest.param(*p.values[1:], marks=p.marks, id=p.id) for p in fused_params("march")])
+@pytest.mark.parametrize("n_rays", [1, 1000])
+def test_counts_of_rays_too_long_add_up_without_wrapping_around(device: str, n_rays: int):
+    origins, box = torch.zeros(n_rays, 3, device=device), torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    occupancy = torch.ones(4, 4, 4, device=device).bool()
+    any_near = torch.ops.nerfkit._march_coarse(occupancy)
+    inputs = origins, torch.ones_like(origins), occupancy, any_near, box, 1e-7, 0.0, 1e9, None
+    counts = torch.ops.nerfkit._march_count(*inputs)[0].tolist()
+    assert min(counts) > 2**40 and sum(counts) <= 2**62
 
 
 @pytest.mark.parametrize(
