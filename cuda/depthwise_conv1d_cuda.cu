@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ x, cons
 
 // The gradient of x at a sample needs the same neighbours of grad_out as that of the weight: one pass gives both.
 template <class T, int V, int K>
-__global__ void __launch_bounds__(THREADS, V * K > 40 ? 1 : 2)
+__global__ void __launch_bounds__(THREADS, 2)
     backward(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ grad_x,
              acc_t<T>* __restrict__ partials, Conv1dShape s) {
   using A = acc_t<T>;
