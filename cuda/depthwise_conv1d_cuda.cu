@@ -66,23 +66,22 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ x, cons
       for (int v = 0; v < V; ++v) w[u][v] = A(weight[(c + v) * K + u]);
   }
   if (bias && real) load(bias + c, start);
-  for (int64_t base = int64_t(blockIdx.x) * TILE; base < s.n_samples; base += int64_t(gridDim.x) * TILE) {
-    find_spans(spans, s, base, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x * blockDim.y);
-    for (int i = threadIdx.y; real && i < TILE && base + i < s.n_samples; i += blockDim.y) {
-      A sum[V];
+  const int64_t base = int64_t(blockIdx.x) * TILE;
+  find_spans(spans, s, base, threadIdx.y * blockDim.x + threadIdx.x, blockDim.x * blockDim.y);
+  for (int i = threadIdx.y; real && i < TILE && base + i < s.n_samples; i += blockDim.y) {
+    A sum[V];
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] = start[v];
+    for (int v = 0; v < V; ++v) sum[v] = start[v];
 #pragma unroll
-      for (int u = 0; u < kernel; ++u) {
-        const int m = i + (u - kernel / 2) * s.dilation;
-        if (m < spans.first[i] || m >= spans.last[i]) continue;
-        A value[V];
-        load(x + (base + m) * C + c, value);
+    for (int u = 0; u < kernel; ++u) {
+      const int m = i + (u - kernel / 2) * s.dilation;
+      if (m < spans.first[i] || m >= spans.last[i]) continue;
+      A value[V];
+      load(x + (base + m) * C + c, value);
 #pragma unroll
-        for (int v = 0; v < V; ++v) sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + u]));
-      }
-      store(out + (base + i) * C + c, sum);
+      for (int v = 0; v < V; ++v) sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + u]));
     }
+    store(out + (base + i) * C + c, sum);
   }
 }
 
