@@ -14,7 +14,7 @@ namespace nerfkit {
 namespace {
 
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
-constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
+constexpr int SOON = 6;                // rows of inputs and packs of outputs that are fetched ahead
 constexpr int64_t PARTS = 128;         // sums of the weight gradient: a number that does not depend on that of threads
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
@@ -23,6 +23,19 @@ struct Line {
   int source, out, kernel, stride, dilation, spread, lead;
 
   bool rolls() const { return stride == 1 && dilation == 1; }  // tap u of output i takes what tap 0 of i + u does
+  int start(int i) const { return i * stride - lead; }         // place of the first tap
+  // Where a place is read of the source, or -1.
+  int value_at(int place) const {
+    return place >= 0 && place % spread == 0 && place / spread < source ? place / spread : -1;
+  }
+  // The taps of output i that meet the source, as a range; and the outputs of which all do. For spread 1.
+  int first_tap(int i) const { return std::max(0, (dilation - 1 - start(i)) / dilation); }
+  int last_tap(int i) const { return std::min(kernel, (source - 1 - start(i) + dilation) / dilation); }
+  int first_whole() const { return (std::max(0, lead) + stride - 1) / stride; }
+  int last_whole() const {
+    const int room = source - 1 + lead - (kernel - 1) * dilation;
+    return room < 0 ? 0 : room / stride + 1;
+  }
 };
 Line forward_line(const Axis& a) {
   return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.dilation, 1, a.padding};
@@ -99,6 +112,18 @@ struct RowCopy {
 };
 
 template <class T>
+HD void copy_values(const T* from, acc_t<T>* to, int n) {
+  if (n < LANES) {
+    for (int i = 0; i < n; ++i) to[i] = acc_t<T>(from[i]);
+    return;
+  }
+  for (int i = 0; i < n; i += LANES) {  // the last pack overlaps the one before
+    const int at = std::min(i, n - LANES);
+    store(to + at, load(from + at));
+  }
+}
+
+template <class T>
 CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
@@ -109,44 +134,88 @@ CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit,
     for (int j = copy.first; j < copy.last; ++j)
       store(to + int64_t(copy.position(j)) * LANES, load(from + j * column, plane.channels));
   else if (copy.spread == 1 && copy.stride == 1)
-    for (int j = copy.first; j < copy.last; ++j) to[j - copy.start] = acc_t<T>(from[j]);
+    copy_values(from + copy.first, to + (copy.first - copy.start), copy.last - copy.first);
   else
     for (int j = copy.first; j < copy.last; ++j) to[copy.position(j)] = acc_t<T>(from[j]);
 }
 
-// The inputs of a tile. Tap (u, v) of row r, pack p of its outputs takes the pack at p * LANES + offset[v] of row
-// r + u.
+// Tap (u, v) of row r, pack p of some outputs takes the pack at shift + p * pack + offset[v] of rows[r + u].
+template <class A>
+struct Inputs {
+  const A* const* rows;
+  int64_t shift, pack;
+  const int64_t* offset;
+  int kernel_y, kernel_x;
+  int first, last;  // the taps along a row that are taken
+
+  Inputs moved(int64_t by) const { return {rows, shift + by, pack, offset, kernel_y, kernel_x, first, last}; }
+  Inputs below(int n) const { return {rows + n, shift, pack, offset, kernel_y, kernel_x, first, last}; }
+  Inputs only(int from, int to) const { return {rows, shift, pack, offset, kernel_y, kernel_x, from, to}; }
+};
+
+// The inputs of a tile, copied to where zeros surround them.
 template <class A>
 struct Frame {
   const Line &y, &x;
   int unit, phase, width;
   std::vector<A> values;
-  std::vector<int> offset;
+  std::vector<const A*> rows;
+  std::vector<int64_t> offset;
 
   Frame(const Line& y, const Line& x, const Tiles& tiles, int unit) : y(y), x(x), unit(unit), offset(x.kernel) {
     const int columns = std::min(x.out, tiles.width), whole = unit == LANES ? 1 : LANES;
     phase = (columns + whole - 1) / whole * whole + (x.kernel - 1) * x.dilation / x.stride;
     width = x.stride * phase * unit;
     values.resize(int64_t(tiles.height + y.kernel - 1) * width + LANES);
+    for (int r = 0; r < tiles.height + y.kernel - 1; ++r) rows.push_back(values.data() + int64_t(r) * width);
     for (int v = 0; v < x.kernel; ++v) {
       const int place = v * x.dilation;
       offset[v] = (place % x.stride * phase + place / x.stride) * unit;
     }
   }
 
+  Inputs<A> inputs() const { return {rows.data(), 0, LANES, offset.data(), y.kernel, x.kernel, 0, x.kernel}; }
+
   template <class T>
   void fill(const Plane<const T>& plane, const Tile& tile) {
-    const int start = tile.column * x.stride - x.lead;
+    const int start = x.start(tile.column);
     const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
     const int end = std::max(0, start + places);
     auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
     const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, x.stride, phase};
     for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
-      const int place = tile.row * y.stride + r * y.dilation - y.lead;
-      const bool inside = place >= 0 && place % y.spread == 0 && place / y.spread < y.source;
+      const int at = y.value_at(y.start(tile.row) + r * y.dilation);
       A* to = values.data() + int64_t(r) * width;
-      if (!inside || (copy.last - copy.first) * unit < width) std::fill(to, to + width, A(0));
-      if (inside) copy_row(plane.values + place / y.spread * plane.row, to, copy, unit, plane);
+      const bool dense = copy.spread == 1 && copy.stride == 1 && at >= 0;
+      std::fill(to, to + (dense ? (copy.first - start) * unit : width), A(0));
+      if (dense) std::fill(to + (copy.last - start) * unit, to + width, A(0));
+      if (at >= 0) copy_row(plane.values + at * plane.row, to, copy, unit, plane);
+    }
+  }
+};
+
+// The inputs of a tile where they are, channels last; there are zeros for the rows above and below the picture.
+template <class A>
+struct InPlace {
+  const Line &y, &x;
+  std::vector<A> zeros;
+  std::vector<const A*> rows;
+  std::vector<int64_t> offset;
+  int64_t column = 0;
+
+  InPlace(const Line& y, const Line& x, const Tiles& tiles, int64_t channels)
+      : y(y), x(x), rows(tiles.height + y.kernel - 1), offset(x.kernel) {
+    const int64_t places = int64_t(std::min(x.out, tiles.width) - 1) * x.stride + int64_t(x.kernel - 1) * x.dilation + 1;
+    zeros.resize(places * channels);
+    for (int v = 0; v < x.kernel; ++v) offset[v] = int64_t(v) * x.dilation * channels;
+    column = x.stride * channels;
+  }
+  Inputs<A> inputs() const { return {rows.data(), 0, column, offset.data(), y.kernel, x.kernel, 0, x.kernel}; }
+
+  void find(const Plane<const A>& plane, const Tile& tile) {
+    for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
+      const int at = y.value_at(y.start(tile.row) + r * y.dilation);
+      rows[r] = at < 0 ? zeros.data() : plane.values + at * plane.row + x.start(tile.column) * plane.column;
     }
   }
 };
@@ -154,11 +223,11 @@ struct Frame {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// Calls f(K, R) for R rows at once, as many as registers hold; K is the kernel's height, or 0 for any with R = 1.
+// Calls f(K, R) for R rows at once, at most `most`; K is the kernel's height, or 0 for any with R = 1.
 template <class F>
-int some_rows(int kernel, int rows, const F& f) {
+int some_rows(int kernel, int rows, int most, const F& f) {
   auto rows_of = [&](auto k) {
-    if (rows >= 8 && has_wide_registers()) return f(k, Int<8>()), 8;
+    if (rows >= 8 && most >= 8) return f(k, Int<8>()), 8;
     if (rows >= 4) return f(k, Int<4>()), 4;
     return f(Int<0>(), Int<1>()), 1;
   };
@@ -171,43 +240,62 @@ int some_rows(int kernel, int rows, const F& f) {
   }
 }
 
-template <class A>
-struct Inputs {  // rows of a frame
-  const A* values;
-  int width, kernel_y, kernel_x;
-  const int* offset;
-};
-
 template <class T>
 struct Outputs {
   T* values;
   int64_t row, pack;  // distances
-  int packs, lanes;   // to write; so many lanes of each
+  int lanes;          // to write of each pack
+
+  Outputs moved(int64_t by) const { return {values + by, row, pack, lanes}; }
 };
 
-// weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
-template <class T, int K, int R>
-CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out) {
+// Keeps the compiler from loading early what would push sums out of the registers.
+inline void in_order() { asm volatile("" ::: "memory"); }
+
+// P packs of R rows: enough sums that none waits for itself. weight [kernel_y * kernel_x + 1, LANES]; the last row is
+// the bias.
+template <class T, int K, int R, int P>
+CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int begin, int end) {
   using A = acc_t<T>;
-  const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x;
-  for (int p = 0; p < out.packs; ++p) {
-    for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + SOON) * out.pack, 1);
-    Pack<A> sum[R];
+  const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
+  const A* const* rows = in.rows;
+  const int64_t in_pack = in.pack, *offset = in.offset;
+  for (int p = begin; p + P <= end; p += P) {
+#pragma GCC unroll 4
+    for (int i = 0; i < P; ++i) {
+      for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + i + SOON) * out.pack, 1);
+      const int64_t at = in.shift + (p + i + last - first + SOON) * in_pack;
+      if (in_pack > LANES)
+#pragma GCC unroll 14
+        for (int y = 0; y < kernel_y + R - 1; ++y) __builtin_prefetch(rows[y] + at);
+    }
+    Pack<A> sum[R][P];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) sum[r] = load(weight + kernel_y * kernel_x * LANES);
-    for (int v = 0; v < kernel_x; ++v) {
-      const A* from = in.values + p * LANES + in.offset[v];
-      const A* w = weight + v * LANES;
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) sum[r][i] = load(weight + kernel_y * kernel_x * LANES);
+    for (int v = first; v < last; ++v) {
+      const int64_t at = in.shift + p * in_pack + offset[v];
+      Pack<A> w[K ? K : 1];
+#pragma GCC unroll 7
+      for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
 #pragma GCC unroll 14
       for (int y = 0; y < kernel_y + R - 1; ++y) {
-        const Pack<A> pack = load(from + int64_t(y) * in.width);
+        in_order();
+#pragma GCC unroll 4
+        for (int i = 0; i < P; ++i) {
+          const Pack<A> pack = load(rows[y] + at + i * in_pack);
+          if (K == 0) sum[0][i] += load(weight + (y * kernel_x + v) * LANES) * pack;
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-          if (y >= r && y - r < kernel_y) sum[r] += load(w + (y - r) * kernel_x * LANES) * pack;
+          for (int r = 0; r < R; ++r)
+            if (y >= r && y - r < K) sum[r][i] += w[y - r] * pack;
+        }
       }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) store(out.values + r * out.row + p * out.pack, sum[r], out.lanes);
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) store(out.values + r * out.row + (p + i) * out.pack, sum[r][i], P > 1 ? LANES : out.lanes);
   }
 }
 
@@ -220,7 +308,7 @@ CLONES void correlate_weights(const Inputs<A>& in, const A* grad, int grad_width
   const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS)
     for (int v = 0; v < in.kernel_x; ++v) {
-      const A* from = in.values + int64_t(u0) * in.width + in.offset[v];
+      const A* const* from = in.rows + u0;
       Pack<A> sum[CHAINS][ROWS] = {};
       auto add = [&](int p, auto only) __attribute__((always_inline)) {
         Pack<A> g[R];
@@ -228,7 +316,7 @@ CLONES void correlate_weights(const Inputs<A>& in, const A* grad, int grad_width
         for (int r = 0; r < R; ++r) g[r] = load(grad + int64_t(r) * grad_width + p * LANES);
 #pragma GCC unroll 14
         for (int y = 0; y < ROWS + R - 1; ++y) {
-          const Pack<A> pack = only(load(from + int64_t(y) * in.width + p * LANES));
+          const Pack<A> pack = only(load(from[y] + in.offset[v] + p * LANES));
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
             if (y >= r && y - r < ROWS) sum[r % CHAINS][y - r] += g[r] * pack;
@@ -265,21 +353,72 @@ std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s
   return packs;
 }
 
+template <class A, int R>
+int packs_at_once() {
+  return sizeof(A) > sizeof(float) || !has_wide_registers() ? 1 : R == 1 ? 1 : 2;
+}
+
+// Channels last: packs begin .. end - 1 of R rows.
+template <class T, int K, int R>
+void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int begin, int end) {
+  constexpr int P = R == 1 ? 1 : 2;
+  if (packs_at_once<acc_t<T>, R>() == P && out.lanes == LANES) {
+    correlate<T, K, R, P>(in, weight, out, begin, end);
+    begin = end - (end - begin) % P;
+  }
+  if (begin < end) correlate<T, K, R, 1>(in, weight, out, begin, end);
+}
+
+// `columns` neighbours of R rows. The last packs overlap those before, if there are any.
+template <class T, int K, int R>
+void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns) {
+  constexpr int P = R == 1 ? 1 : 2;
+  const int wide = packs_at_once<acc_t<T>, R>() * LANES, whole = columns / wide * wide, rest = columns - whole;
+  correlate_packs<T, K, R>(in, weight, out, 0, whole / LANES);
+  if (rest > LANES && whole > 0) {
+    const int at = columns - wide;
+    correlate<T, K, R, P>(in.moved(at), weight, out.moved(at), 0, P);
+    return;
+  }
+  for (int at = whole; at < columns; at += LANES) {
+    const int from = std::max(0, std::min(at, columns - LANES));
+    const Outputs<T> to{out.values + from, out.row, LANES, std::min(LANES, columns)};
+    correlate<T, K, R, 1>(in.moved(from), weight, to, 0, 1);
+  }
+}
+
 template <class T>
 void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out, const Tile& tile) {
   const bool last = frame.unit == LANES;
-  const int packs = last ? tile.columns : tile.columns / LANES, lanes = last ? out.channels : LANES;
+  const int most = has_wide_registers() ? 8 : 4;
   for (int i = 0; i < tile.rows;)
-    i += some_rows(frame.y.rolls() ? frame.y.kernel : 0, tile.rows - i, [&](auto k, auto r) {
-      const Inputs<acc_t<T>> in{frame.values.data() + int64_t(i) * frame.width, frame.width, frame.y.kernel,
-                                frame.x.kernel, frame.offset.data()};
+    i += some_rows(frame.y.rolls() ? frame.y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) {
+      const auto in = frame.inputs().below(i);
       T* to = out.values + (tile.row + i) * out.row + tile.column * out.column;
-      correlate<T, k, r>(in, weight, {to, out.row, last ? out.column : LANES, packs, lanes});
-      if (last || tile.columns % LANES == 0) return;
-      // The last pack overlaps the one before, if there is one.
-      const int at = std::max(0, tile.columns - LANES);
-      const Inputs<acc_t<T>> rest{in.values + at, in.width, in.kernel_y, in.kernel_x, in.offset};
-      correlate<T, k, r>(rest, weight, {to + at, out.row, LANES, 1, std::min(LANES, tile.columns)});
+      if (last)
+        correlate_packs<T, k, r>(in, weight, {to, out.row, out.column, out.channels}, 0, tile.columns);
+      else
+        correlate_columns<T, k, r>(in, weight, {to, out.row, LANES, LANES}, tile.columns);
+    });
+}
+
+template <class T>
+void correlate_tile(const InPlace<T>& source, const T* weight, const Plane<T>& out, const Tile& tile) {
+  const Line &y = source.y, &x = source.x;
+  auto in_tile = [&](int column) { return std::max(0, std::min(tile.columns, column - tile.column)); };
+  const int first = in_tile(x.first_whole()), last = std::max(first, in_tile(x.last_whole()));
+  for (int i = 0; i < tile.rows;)
+    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, has_wide_registers() ? 8 : 4, [&](auto k, auto r) {
+      const auto in = source.inputs().below(i);
+      T* to = out.values + (tile.row + i) * out.row + tile.column * out.column;
+      const Outputs<T> outputs{to, out.row, out.column, LANES};
+      auto edge = [&](int j) {
+        const int column = tile.column + j;
+        correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, outputs, j, j + 1);
+      };
+      for (int j = 0; j < first; ++j) edge(j);
+      correlate_packs<T, k, r>(in, weight, outputs, first, last);
+      for (int j = last; j < tile.columns; ++j) edge(j);
     });
 }
 
@@ -292,10 +431,20 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
   const int64_t units = units_of(s), size = packs.size() / std::max<int64_t>(1, units);
   parallel(s.batch * tiles.down() * tiles.across() * units, 1, [&](int64_t begin, int64_t end) {
     Frame<acc_t<T>> frame(y, x, tiles, unit_of(s));
+    InPlace<acc_t<T>> in_place(y, x, tiles, s.channels);
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i / units, i % units);
-      frame.fill(Plane<const T>(from, s, y.source, x.source, tile), tile);
-      correlate_tile(frame, packs.data() + tile.unit * size, Plane<T>(to, s, y.out, x.out, tile), tile);
+      const Plane<const T> source(from, s, y.source, x.source, tile);
+      const Plane<T> out(to, s, y.out, x.out, tile);
+      const acc_t<T>* w = packs.data() + tile.unit * size;
+      if constexpr (std::is_same_v<T, acc_t<T>>)
+        if (s.channels_last && source.channels == LANES && x.spread == 1) {
+          in_place.find(source, tile);
+          correlate_tile(in_place, w, out, tile);
+          continue;
+        }
+      frame.fill(source, tile);
+      correlate_tile(frame, w, out, tile);
     }
   });
 }
@@ -304,12 +453,10 @@ template <class A>
 void correlate_weights_of_tile(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
   const bool last = in.unit == LANES;
   const int packs = last ? tile.columns : (tile.columns + LANES - 1) / LANES;
-  const int lanes = last ? LANES : tile.columns - (packs - 1) * LANES;
+  const int lanes = last ? LANES : tile.columns - (packs - 1) * LANES, most = has_wide_registers() ? 8 : 4;
   for (int i = 0; i < tile.rows;)
-    i += some_rows(in.y.rolls() ? in.y.kernel : 0, tile.rows - i, [&](auto k, auto r) {
-      correlate_weights<A, k, r>({in.values.data() + int64_t(i) * in.width, in.width, in.y.kernel, in.x.kernel,
-                                  in.offset.data()},
-                                 grad.values.data() + int64_t(i) * grad.width, grad.width, sums, packs, lanes);
+    i += some_rows(in.y.rolls() ? in.y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) {
+      correlate_weights<A, k, r>(in.inputs().below(i), grad.rows[i], grad.width, sums, packs, lanes);
     });
 }
 
