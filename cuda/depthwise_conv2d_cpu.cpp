@@ -89,14 +89,14 @@ struct Tiles {
 template <class T>
 struct Plane {
   T* values;
-  int64_t row, column;  // distances
-  int channels;         // of the unit
+  int64_t row, column, unit;  // distances
+  int channels;               // of the unit
 
   Plane(T* array, const Pictures& s, int height, int width, const Tile& tile) {
     const auto strides = s.strides(height, width);
     const int64_t channel = tile.unit * unit_of(s);
     values = array + tile.batch * strides.batch + channel * strides.channel;
-    row = strides.row, column = strides.column;
+    row = strides.row, column = strides.column, unit = strides.channel * unit_of(s);
     channels = int(std::min<int64_t>(unit_of(s), s.channels - channel));
   }
 };
@@ -245,8 +245,14 @@ struct Outputs {
   T* values;
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
+  const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
+  int64_t soon_row, soon_pack;
 
-  Outputs moved(int64_t by) const { return {values + by, row, pack, lanes}; }
+  Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, soon + by, soon_row, soon_pack}; }
+  void fetch(int row_at, int64_t p) const {
+    __builtin_prefetch(soon + row_at * soon_row + p * soon_pack);
+    __builtin_prefetch(values + row_at * row + (p + SOON) * pack, 1);
+  }
 };
 
 // Keeps the compiler from loading early what would push sums out of the registers.
@@ -261,14 +267,8 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
   const A* const* rows = in.rows;
   const int64_t in_pack = in.pack, *offset = in.offset;
   for (int p = begin; p + P <= end; p += P) {
-#pragma GCC unroll 4
-    for (int i = 0; i < P; ++i) {
-      for (int r = 0; r < R; ++r) __builtin_prefetch(out.values + r * out.row + (p + i + SOON) * out.pack, 1);
-      const int64_t at = in.shift + (p + i + last - first + SOON) * in_pack;
-      if (in_pack > LANES)
-#pragma GCC unroll 14
-        for (int y = 0; y < kernel_y + R - 1; ++y) __builtin_prefetch(rows[y] + at);
-    }
+    for (int i = 0; i < P; ++i)
+      for (int r = 0; r < R; ++r) out.fetch(r, p + i);
     Pack<A> sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -382,44 +382,59 @@ void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const
   }
   for (int at = whole; at < columns; at += LANES) {
     const int from = std::max(0, std::min(at, columns - LANES));
-    const Outputs<T> to{out.values + from, out.row, LANES, std::min(LANES, columns)};
+    Outputs<T> to = out.moved(from);
+    to.lanes = std::min(LANES, columns);
     correlate<T, K, R, 1>(in.moved(from), weight, to, 0, 1);
   }
 }
 
+// Outputs of a tile, from its row i on.
 template <class T>
-void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out, const Tile& tile) {
-  const bool last = frame.unit == LANES;
-  const int most = has_wide_registers() ? 8 : 4;
+Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const Tile& tile, int i, const Pictures& s) {
+  const int64_t row = tile.row + i, pack = s.channels_last ? 1 : LANES;
+  T* to = out.values + row * out.row + tile.column * out.column;
+  const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
+  return {to,   out.row,    out.column * pack,   s.channels_last ? out.channels : LANES,
+          soon, source.row, source.column * pack};
+}
+
+template <class F>
+void row_by_row(const Line& y, const Tile& tile, const F& f) {
   for (int i = 0; i < tile.rows;)
-    i += some_rows(frame.y.rolls() ? frame.y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) {
-      const auto in = frame.inputs().below(i);
-      T* to = out.values + (tile.row + i) * out.row + tile.column * out.column;
-      if (last)
-        correlate_packs<T, k, r>(in, weight, {to, out.row, out.column, out.channels}, 0, tile.columns);
-      else
-        correlate_columns<T, k, r>(in, weight, {to, out.row, LANES, LANES}, tile.columns);
-    });
+    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, has_wide_registers() ? 8 : 4,
+                   [&](auto k, auto r) { f(k, r, i); });
 }
 
 template <class T>
-void correlate_tile(const InPlace<T>& source, const T* weight, const Plane<T>& out, const Tile& tile) {
-  const Line &y = source.y, &x = source.x;
+void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
+                    const Plane<const T>& source, const Tile& tile, const Pictures& s) {
+  row_by_row(frame.y, tile, [&](auto k, auto r, int i) {
+    const auto in = frame.inputs().below(i);
+    const auto to = outputs_of(out, source, tile, i, s);
+    if (s.channels_last)
+      correlate_packs<T, k, r>(in, weight, to, 0, tile.columns);
+    else
+      correlate_columns<T, k, r>(in, weight, to, tile.columns);
+  });
+}
+
+template <class T>
+void correlate_tile(const InPlace<T>& in_place, const T* weight, const Plane<T>& out, const Plane<const T>& source,
+                    const Tile& tile, const Pictures& s) {
+  const Line& x = in_place.x;
   auto in_tile = [&](int column) { return std::max(0, std::min(tile.columns, column - tile.column)); };
   const int first = in_tile(x.first_whole()), last = std::max(first, in_tile(x.last_whole()));
-  for (int i = 0; i < tile.rows;)
-    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, has_wide_registers() ? 8 : 4, [&](auto k, auto r) {
-      const auto in = source.inputs().below(i);
-      T* to = out.values + (tile.row + i) * out.row + tile.column * out.column;
-      const Outputs<T> outputs{to, out.row, out.column, LANES};
-      auto edge = [&](int j) {
-        const int column = tile.column + j;
-        correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, outputs, j, j + 1);
-      };
-      for (int j = 0; j < first; ++j) edge(j);
-      correlate_packs<T, k, r>(in, weight, outputs, first, last);
-      for (int j = last; j < tile.columns; ++j) edge(j);
-    });
+  row_by_row(in_place.y, tile, [&](auto k, auto r, int i) {
+    const auto in = in_place.inputs().below(i);
+    const auto to = outputs_of(out, source, tile, i, s);
+    auto edge = [&](int j) {
+      const int column = tile.column + j;
+      correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, j, j + 1);
+    };
+    for (int j = 0; j < first; ++j) edge(j);
+    correlate_packs<T, k, r>(in, weight, to, first, last);
+    for (int j = last; j < tile.columns; ++j) edge(j);
+  });
 }
 
 template <class T>
@@ -440,11 +455,11 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
       if constexpr (std::is_same_v<T, acc_t<T>>)
         if (s.channels_last && source.channels == LANES && x.spread == 1) {
           in_place.find(source, tile);
-          correlate_tile(in_place, w, out, tile);
+          correlate_tile(in_place, w, out, source, tile, s);
           continue;
         }
       frame.fill(source, tile);
-      correlate_tile(frame, w, out, tile);
+      correlate_tile(frame, w, out, source, tile, s);
     }
   });
 }
