@@ -63,6 +63,36 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
   }
 }
 
+// `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1, LANES].
+template <class T>
+CLONES void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
+                           int columns) {
+  using A = acc_t<T>;
+  constexpr int P = 4;
+  const int taps = in.kernel_x;
+  for (int r = 0; r < rows; ++r, weight += (taps + 1) * LANES) {
+    const A* from = in.rows[r];
+    T* to = out.values + r * out.row;
+    int at = 0;
+    for (; at + P * LANES <= columns; at += P * LANES) {
+      Pack<A> sum[P];
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) sum[i] = load(weight + taps * LANES);
+      for (int v = 0; v < taps; ++v)
+#pragma GCC unroll 4
+        for (int i = 0; i < P; ++i) sum[i] += load(weight + v * LANES) * load(from + in.offset[v] + at + i * LANES);
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) store(to + at + i * LANES, sum[i]);
+    }
+    for (; at < columns; at += LANES) {  // the last pack overlaps the one before, if there is one
+      const int begin = std::max(0, std::min(at, columns - LANES));
+      Pack<A> sum = load(weight + taps * LANES);
+      for (int v = 0; v < taps; ++v) sum += load(weight + v * LANES) * load(from + in.offset[v] + begin);
+      store(to + begin, sum, std::min(LANES, columns));
+    }
+  }
+}
+
 // weight and bias as packs [units, taps + 1, LANES]; bias may be null, for zero.
 template <class T>
 std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s, bool flipped) {
@@ -126,17 +156,17 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
           soon, source.row, source.column * pack};
 }
 
+// Calls f(K, R, i) for R rows from row i on.
 template <class F>
-void row_by_row(const Line& y, const Tile& tile, const F& f) {
+void row_by_row(const Line& y, const Tile& tile, int most, const F& f) {
   for (int i = 0; i < tile.rows;)
-    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, has_wide_registers() ? 8 : 4,
-                   [&](auto k, auto r) { f(k, r, i); });
+    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) { f(k, r, i); });
 }
 
 template <class T>
 void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
                     const Plane<const T>& source, const Tile& tile, const Pictures& s) {
-  row_by_row(frame.y, tile, [&](auto k, auto r, int i) {
+  row_by_row(frame.y, tile, has_wide_registers() ? 8 : 4, [&](auto k, auto r, int i) {
     const auto in = frame.inputs().below(i);
     const auto to = outputs_of(out, source, tile, i, s);
     if (s.channels_last)
@@ -146,23 +176,13 @@ void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const 
   });
 }
 
-// Every row has a kernel of its own.
 template <class T>
-void correlate_rows(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
-                    const Plane<const T>& source, const Tile& tile, const Pictures& s) {
-  const int size = (frame.x.kernel + 1) * LANES;
-  for (int i = 0; i < tile.rows; ++i)
-    correlate_columns<T, 1, 1>(frame.inputs().below(i), weight + i * size, outputs_of(out, source, tile, i, s),
-                               tile.columns);
-}
-
-template <class T>
-void correlate_tile(const InPlace<T>& in_place, const T* weight, const Plane<T>& out, const Plane<const T>& source,
+void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
                     const Tile& tile, const Pictures& s) {
-  const Line& x = in_place.x;
+  const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  row_by_row(in_place.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
-    const auto in = in_place.inputs().below(i);
+  row_by_row(picture.y, tile, has_wide_registers() ? 8 : 4, [&, first = first, last = last](auto k, auto r, int i) {
+    const auto in = picture.inputs().below(i);
     const auto to = outputs_of(out, source, tile, i, s);
     auto edge = [&](int j) {
       const int column = tile.column + j;
@@ -178,12 +198,12 @@ template <class T>
 void correlate_all(const T* from, const T* weight, const T* bias, T* to, const Pictures& s, bool flipped) {
   const auto line = flipped ? backward_line : forward_line;
   const Line y = line(s.y), x = line(s.x);
-  const Tiles tiles(y, x, s);
+  const Tiles tiles(y, x, s, in_place<T>(s));
   const auto packs = in_packs(weight, bias, s, flipped);
   const int64_t size = (int64_t(s.y.kernel) * s.x.kernel + 1) * LANES;
   parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) {
     Frame<acc_t<T>> frame(y, x, tiles, unit_of(s));
-    InPlace<acc_t<T>> in_place(y, x, tiles, s.channels);
+    InPlace<acc_t<T>> picture(y, x, tiles, s.channels);
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       const Plane<const T> source(from, s, y.source, x.source, tile);
@@ -191,12 +211,15 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
       const acc_t<T>* w = packs.data() + (s.rows ? tile.row : tile.unit) * size;
       if constexpr (std::is_same_v<T, acc_t<T>>)
         if (s.channels_last && source.channels == LANES && x.spread == 1) {
-          in_place.find(source, tile);
-          correlate_tile(in_place, w, out, source, tile, s);
+          picture.find(source, tile);
+          correlate_tile(picture, w, out, source, tile, s);
           continue;
         }
       frame.fill(source, tile);
-      s.rows ? correlate_rows(frame, w, out, source, tile, s) : correlate_tile(frame, w, out, source, tile, s);
+      if (s.rows)
+        correlate_rows(frame.inputs(), w, outputs_of(out, source, tile, 0, s), tile.rows, tile.columns);
+      else
+        correlate_tile(frame, w, out, source, tile, s);
     }
   });
 }

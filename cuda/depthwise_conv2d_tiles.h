@@ -16,7 +16,8 @@ namespace nerfkit {
 namespace {
 
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
-constexpr int SOON = 6;                // rows of inputs and packs of outputs that are fetched ahead
+constexpr int DOWN_IN_PLACE = 8;        // rows may lie so far apart that they share a few sets of a cache
+constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
 // j * spread + lead, and zeros everywhere else.
@@ -27,6 +28,7 @@ struct Line {
   int start(int i) const { return i * stride - lead; }         // place of the first tap
   // Where a place is read of the source, or -1.
   int value_at(int place) const {
+    if (spread == 1) return place >= 0 && place < source ? place : -1;
     return place >= 0 && place % spread == 0 && place / spread < source ? place / spread : -1;
   }
   // The taps of output i that meet the source, as a range. For spread 1.
@@ -70,6 +72,12 @@ struct Tile {
   int row, rows, column, columns;
 };
 
+// Whether the inputs are read where they are. Half types are not: each is converted once, on its way into a frame.
+template <class T>
+bool in_place(const Pictures& s) {
+  return s.channels_last && std::is_same_v<T, acc_t<T>>;
+}
+
 // Tiles that share kernels make a series.
 struct Tiles {
   const Line &y, &x;
@@ -77,8 +85,8 @@ struct Tiles {
   int64_t down, across, series, length;
   bool rows;
 
-  Tiles(const Line& y, const Line& x, const Pictures& s)
-      : y(y), x(x), height(y.rolls() ? DOWN : 1), width(ACROSS * LANES / unit_of(s)), rows(s.rows) {
+  Tiles(const Line& y, const Line& x, const Pictures& s, bool in_place)
+      : y(y), x(x), height(!y.rolls() ? 1 : in_place ? DOWN_IN_PLACE : DOWN), width(ACROSS * LANES / unit_of(s)), rows(s.rows) {
     down = (y.out + height - 1) / height, across = (x.out + width - 1) / width;
     series = rows ? down : units_of(s), length = s.batch * across * (rows ? 1 : down);
   }

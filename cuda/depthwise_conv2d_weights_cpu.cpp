@@ -16,10 +16,17 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
   constexpr int CHAINS = R < 4 || V > 1 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait
   const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const int64_t in_pack = in.pack, grad_pack = grad.pack;
+  const bool fetches = v == 0 && in_pack > LANES;
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
     const A* const *rows = in.rows + u0, *const *grads = grad.rows;
     Pack<A> sum[CHAINS][ROWS][V] = {};
     auto add = [&](int p, auto only) __attribute__((always_inline)) {
+      if (fetches)  // the next channels
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          __builtin_prefetch(grads[r] + p * grad_pack + LANES);
+          __builtin_prefetch(rows[r + ROWS / 2] + in.offset[v] + p * in_pack + LANES);
+        }
       Pack<A> g[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) g[r] = load(grads[r] + p * grad_pack);
@@ -47,6 +54,27 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
         for (int chain = 0; chain < CHAINS; ++chain) all += sum[chain][u][i];
         store(to, all);
       }
+  }
+}
+
+// sums [rows, kernel_x + 1, LANES] of rows that each have a kernel of their own; the last of a row is the bias.
+template <class A>
+CLONES void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int rows, int columns) {
+  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const int whole = columns / LANES * LANES, taps = in.kernel_x;
+  for (int r = 0; r < rows; ++r) {
+    const A *from = in.rows[r], *g = grad.rows[r];
+    for (int v = 0; v < taps; ++v, sums += LANES) {
+      Pack<A> sum = load(sums);
+      for (int at = 0; at < whole; at += LANES) sum += load(g + at) * load(from + in.offset[v] + at);
+      if (whole < columns)
+        sum += load(g + whole) * (lane < A(columns - whole) ? load(from + in.offset[v] + whole) : Pack<A>{});
+      store(sums, sum);
+    }
+    Pack<A> sum = load(sums);
+    for (int at = 0; at < columns; at += LANES) sum += load(g + at);
+    store(sums, sum);
+    sums += LANES;
   }
 }
 
@@ -104,30 +132,20 @@ void correlate_tile(const InPlace<A>& in, const InPlace<A>& grad, A* sums, const
   add_rows(grad.inputs(), sums + in.y.kernel * x.kernel * LANES, tile.rows, 0, tile.columns);
 }
 
-// sums [rows, taps + 1, LANES]: every row has a kernel of its own.
-template <class A>
-void correlate_rows(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
-  const int packs = tile.columns / LANES, lanes = tile.columns % LANES, taps = in.x.kernel;
-  for (int r = 0; r < tile.rows; ++r, sums += (taps + 1) * LANES) {
-    const auto from = in.inputs().below(r), to = grad.inputs().below(r);
-    correlate_weights<A, 0, 1>(from, to, sums, 0, packs, lanes);
-    add_rows(to, sums + taps * LANES, 1, 0, packs + (lanes > 0));
-  }
-}
-
 int64_t parts_of(const Tiles& tiles) { return std::min(PARTS, tiles.length); }
 
 // Sums [taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
 template <class A>
 void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
-  const int kernels = s.rows ? tile.rows : 1;
-  for (int64_t k = 0; k < kernels * n_sums; ++k)
-    for (int lane = 0; lane < LANES; ++lane) {
-      const int64_t c = s.channels_last ? tile.unit * LANES + lane : s.rows ? tile.row + k / n_sums : tile.unit;
-      if (c >= s.kernels()) continue;
-      A& sum = to[c * n_sums + k % n_sums];
-      if (s.channels_last || lane == 0) sum = 0;
-      sum += sums[k * LANES + lane];
+  const int lanes = s.channels_last ? LANES : 1, lanes_each = LANES / lanes;
+  const int64_t first = s.channels_last ? tile.unit * LANES : s.rows ? tile.row : tile.unit;
+  const int64_t n = s.rows ? tile.rows : std::min<int64_t>(lanes, s.kernels() - first);
+  for (int64_t c = 0; c < n; ++c)
+    for (int64_t k = 0; k < n_sums; ++k) {
+      const A* from = sums.data() + (s.channels_last ? k * LANES + c : (c * n_sums + k) * LANES);
+      A sum = 0;
+      for (int lane = 0; lane < lanes_each; ++lane) sum += from[lane];
+      to[(first + c) * n_sums + k] = sum;
     }
 }
 
@@ -137,15 +155,15 @@ struct WeightSums {
   const T *grad_out, *from;
   const Pictures& s;
   const Line y = forward_line(s.y), x = forward_line(s.x), grad_y = unchanged_line(s.y), grad_x = unchanged_line(s.x);
-  const Tiles tiles{y, x, s};
+  const Tiles tiles{y, x, s, in_place<T>(s)};
   const int64_t n_sums = int64_t(s.y.kernel) * s.x.kernel + 1;
 
   // Adds the tiles begin .. end - 1 of a series, for `part` of scratch.
   struct Worker {
     const WeightSums& all;
     Frame<A> in{all.y, all.x, all.tiles, unit_of(all.s)}, grad{all.grad_y, all.grad_x, all.tiles, unit_of(all.s)};
-    InPlace<A> in_place{all.y, all.x, all.tiles, all.s.channels};
-    InPlace<A> grad_in_place{all.grad_y, all.grad_x, all.tiles, all.s.channels};
+    InPlace<A> picture{all.y, all.x, all.tiles, all.s.channels};
+    InPlace<A> grad_picture{all.grad_y, all.grad_x, all.tiles, all.s.channels};
     std::vector<A> sums;
 
     void add(const Tile& tile) {
@@ -153,13 +171,16 @@ struct WeightSums {
       const Plane<const T> grads(all.grad_out, all.s, all.y.out, all.x.out, tile);
       if constexpr (std::is_same_v<T, A>)
         if (all.s.channels_last && source.channels == LANES) {
-          in_place.find(source, tile);
-          grad_in_place.find(grads, tile);
-          return correlate_tile(in_place, grad_in_place, sums.data(), tile);
+          picture.find(source, tile);
+          grad_picture.find(grads, tile);
+          return correlate_tile(picture, grad_picture, sums.data(), tile);
         }
       in.fill(source, tile);
       grad.fill(grads, tile);
-      all.s.rows ? correlate_rows(in, grad, sums.data(), tile) : correlate_tile(in, grad, sums.data(), tile);
+      if (all.s.rows)
+        correlate_rows(in.inputs(), grad.inputs(), sums.data(), tile.rows, tile.columns);
+      else
+        correlate_tile(in, grad, sums.data(), tile);
     }
   };
 
@@ -201,10 +222,12 @@ void depthwise_conv2d_weights(DType dtype, const void* grad_out, const void* x, 
   });
 }
 
-int64_t conv2d_scratch(DType, const Conv2dShape& shape) {
+int64_t conv2d_scratch(DType dtype, const Conv2dShape& shape) {
   const Pictures s(shape);
   const Line y = forward_line(s.y), x = forward_line(s.x);
-  return parts_of(Tiles(y, x, s)) * s.kernels() * (int64_t(s.y.kernel) * s.x.kernel + 1);
+  int64_t parts = 0;
+  dispatch(dtype, [&](auto element) { parts = parts_of(Tiles(y, x, s, in_place<decltype(element)>(s))); });
+  return parts * s.kernels() * (int64_t(s.y.kernel) * s.x.kernel + 1);
 }
 
 }  // namespace nerfkit
