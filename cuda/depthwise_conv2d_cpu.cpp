@@ -59,7 +59,10 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int i = 0; i < P; ++i) store(out.values + r * out.row + (p + i) * out.pack, sum[r][i], P > 1 ? LANES : out.lanes);
+      for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
+        const int lanes = P > 1 ? LANES : out.lanes;
+        store(out.values + r * out.row + (p + i) * out.pack, sum[r][i], lanes);
+      }
   }
 }
 
