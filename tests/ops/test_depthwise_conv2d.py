@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+import torch.nn.functional as F
 
+from nerfkit import ops
 from nerfkit.ops import depthwise_conv2d
-from tests.ops.harness import checks_of
+from tests.ops.harness import backend_params, checks_of
 
 TestDepthwiseConv2d = checks_of("depthwise_conv2d")
 
@@ -25,6 +27,55 @@ def test_channels_last_gives_the_same():
     x, weight = torch.randn(2, 4, 7, 5), torch.randn(4, 1, 3, 3)
     other = depthwise_conv2d(x.to(memory_format=torch.channels_last), weight, padding=1)
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
+
+
+# Sizes on both sides of what kernels take at once: 16 channels or columns, 8 rows, tiles of 32.
+BRANCHES = [
+    ((1, 16, 9, 5), (3, 3), {"padding": 1}),
+    ((2, 40, 13, 37), (3, 3), {"padding": 1}),
+    ((1, 32, 8, 3), (5, 5), {"padding": 4}),
+    ((1, 18, 41, 33), (5, 5), {"padding": 2}),
+    ((2, 16, 16, 56), (7, 7), {"padding": 3}),
+    ((1, 2, 11, 600), (7, 3), {"padding": (3, 1)}),
+    ((1, 17, 12, 19), (3, 4), {"padding": (2, 1), "stride": 2}),
+    ((1, 16, 12, 19), (3, 5), {"padding": 3, "stride": (1, 2), "dilation": (1, 2)}),
+    ((2, 33, 9, 18), (2, 3), {"dilation": (2, 1)}),
+    ((3, 35, 1, 100), (1, 3), {"padding": (0, 1)}),
+    ((2, 3, 1, 15), (1, 5), {"padding": (0, 4), "stride": (1, 2)}),
+]
+
+
+@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("size, kernel, window", BRANCHES)
+def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backend, device):
+    torch.manual_seed(0)
+    draw = lambda *shape: torch.randn(shape).to(device, dtype)  # noqa: E731
+    inputs = draw(*size).to(memory_format=layout), draw(size[1], 1, *kernel), draw(size[1])
+    inputs = [x.requires_grad_() for x in inputs]
+    exact = [x.detach().double().cpu().requires_grad_() for x in inputs]
+    wanted = F.conv2d(*exact, **window, groups=size[1])
+    grad = draw(*wanted.shape).to(memory_format=layout)
+    with ops.backend(backend):
+        out = depthwise_conv2d(*inputs, **window)
+        got = out, *torch.autograd.grad(out, inputs, grad)
+    wanted = wanted.detach(), *torch.autograd.grad(wanted, exact, grad.double().cpu())
+    share = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
+    for g, w in zip(got, wanted, strict=True):
+        assert float((g.detach().double().cpu() - w).abs().max()) <= share * float(w.abs().max())
+
+
+def test_threads_do_not_change_the_result():
+    x, weight = torch.randn(2, 32, 40, 40).to(memory_format=torch.channels_last), torch.randn(32, 1, 5, 5)
+    inputs = [value.requires_grad_() for value in (x, weight)]
+    threads, results = torch.get_num_threads(), []
+    for n in (1, 3):
+        torch.set_num_threads(n)
+        out = depthwise_conv2d(*inputs, padding=2)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+// The gradients of the weights.
+
+#include "depthwise_conv2d_tiles.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int64_t PARTS = 128;  // sums of the weight gradient: a number that does not depend on that of threads
+
+// Adds taps v .. v + V - 1 to sums [kernel_y * kernel_x + 1, LANES], for the packs begin .. end - 1 of R rows of grad.
+// Of another pack count only the first `lanes`, if any: what lies beyond may be infinite.
+template <class A, int K, int R, int V>
+CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, int begin, int end, int lanes) {
+  constexpr int ROWS = K ? K : 1;
+  constexpr int CHAINS = R < 4 || V > 1 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait
+  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const int64_t in_pack = in.pack, grad_pack = grad.pack;
+  const bool fetches = v == 0 && in_pack > LANES;
+  for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
+    const A* const *rows = in.rows + u0, *const *grads = grad.rows;
+    Pack<A> sum[CHAINS][ROWS][V] = {};
+    auto add = [&](int p, auto only) __attribute__((always_inline)) {
+      if (fetches)  // the next channels
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+          __builtin_prefetch(grads[r] + p * grad_pack + LANES);
+          __builtin_prefetch(rows[r + ROWS / 2] + in.offset[v] + p * in_pack + LANES);
+        }
+      Pack<A> g[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) g[r] = load(grads[r] + p * grad_pack);
+#pragma GCC unroll 14
+      for (int y = 0; y < ROWS + R - 1; ++y) {
+        in_order();
+#pragma GCC unroll 5
+        for (int i = 0; i < V; ++i) {
+          const Pack<A> pack = only(load(rows[y] + in.offset[v + i] + p * in_pack));
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r)
+            if (y >= r && y - r < ROWS) sum[r % CHAINS][y - r][i] += g[r] * pack;
+        }
+      }
+    };
+    for (int p = begin; p < end; ++p) add(p, [](Pack<A> x) __attribute__((always_inline)) { return x; });
+    if (lanes) add(end, [&](Pack<A> x) __attribute__((always_inline)) { return lane < A(lanes) ? x : Pack<A>{}; });
+#pragma GCC unroll 7
+    for (int u = 0; u < ROWS; ++u)
+#pragma GCC unroll 5
+      for (int i = 0; i < V; ++i) {
+        A* to = sums + ((u0 + u) * in.kernel_x + v + i) * LANES;
+        Pack<A> all = load(to);
+#pragma GCC unroll 4
+        for (int chain = 0; chain < CHAINS; ++chain) all += sum[chain][u][i];
+        store(to, all);
+      }
+  }
+}
+
+// sums [rows, kernel_x + 1, LANES] of rows that each have a kernel of their own; the last of a row is the bias.
+template <class A>
+CLONES void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int rows, int columns) {
+  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const int whole = columns / LANES * LANES, taps = in.kernel_x;
+  for (int r = 0; r < rows; ++r) {
+    const A *from = in.rows[r], *g = grad.rows[r];
+    for (int v = 0; v < taps; ++v, sums += LANES) {
+      Pack<A> sum = load(sums);
+      for (int at = 0; at < whole; at += LANES) sum += load(g + at) * load(from + in.offset[v] + at);
+      if (whole < columns)
+        sum += load(g + whole) * (lane < A(columns - whole) ? load(from + in.offset[v] + whole) : Pack<A>{});
+      store(sums, sum);
+    }
+    Pack<A> sum = load(sums);
+    for (int at = 0; at < columns; at += LANES) sum += load(g + at);
+    store(sums, sum);
+    sums += LANES;
+  }
+}
+
+// Adds the packs begin .. end - 1 of some rows to a sum.
+template <class A>
+CLONES void add_rows(const Inputs<A>& grad, A* sum, int rows, int begin, int end) {
+  Pack<A> some[4] = {load(sum)};
+  for (int r = 0; r < rows; ++r)
+    for (int p = begin; p < end; ++p) some[p % 4] += load(grad.rows[r] + p * grad.pack);
+  store(sum, (some[0] + some[1]) + (some[2] + some[3]));
+}
+
+template <class A, int K, int R>
+void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int begin, int end, int lanes) {
+  constexpr int V = R == 8 || (R == 4 && K == 5) ? (K == 3 || K == 7 ? 3 : K == 5 ? 5 : 1) : 1;
+  int v = in.first;
+  if (sizeof(A) == sizeof(float) && has_wide_registers())
+    for (; v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
+  for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
+}
+
+// Calls f(K, R, i) for R rows from row i on.
+template <class F>
+void row_by_row(const Line& y, const Tile& tile, const F& f) {
+  const int most = has_wide_registers() && y.kernel != 5 ? 8 : 4;
+  for (int i = 0; i < tile.rows;)
+    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) { f(k, r, i); });
+}
+
+// sums [taps + 1, LANES]
+template <class A>
+void correlate_tile(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
+  const bool last = in.unit == LANES;
+  const int packs = last ? tile.columns : tile.columns / LANES, lanes = last ? 0 : tile.columns % LANES;
+  row_by_row(in.y, tile, [&](auto k, auto r, int i) {
+    correlate_weights<A, k, r>(in.inputs().below(i), grad.inputs().below(i), sums, 0, packs, lanes);
+  });
+  add_rows(grad.inputs(), sums + in.y.kernel * in.x.kernel * LANES, tile.rows, 0, packs + (lanes > 0));
+}
+
+template <class A>
+void correlate_tile(const InPlace<A>& in, const InPlace<A>& grad, A* sums, const Tile& tile) {
+  const Line& x = in.x;
+  const auto [first, last] = x.whole(tile.column, tile.columns);
+  row_by_row(in.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
+    const auto from = in.inputs().below(i), to = grad.inputs().below(i);
+    auto edge = [&](int j) {
+      const int column = tile.column + j;
+      correlate_weights<A, k, r>(from.only(x.first_tap(column), x.last_tap(column)), to, sums, j, j + 1, 0);
+    };
+    for (int j = 0; j < first; ++j) edge(j);
+    correlate_weights<A, k, r>(from, to, sums, first, last, 0);
+    for (int j = last; j < tile.columns; ++j) edge(j);
+  });
+  add_rows(grad.inputs(), sums + in.y.kernel * x.kernel * LANES, tile.rows, 0, tile.columns);
+}
+
+int64_t parts_of(const Tiles& tiles) { return std::min(PARTS, tiles.length); }
+
+// Sums [taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
+template <class A>
+void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
+  const int lanes = s.channels_last ? LANES : 1, lanes_each = LANES / lanes;
+  const int64_t first = s.channels_last ? tile.unit * LANES : s.rows ? tile.row : tile.unit;
+  const int64_t n = s.rows ? tile.rows : std::min<int64_t>(lanes, s.kernels() - first);
+  for (int64_t c = 0; c < n; ++c)
+    for (int64_t k = 0; k < n_sums; ++k) {
+      const A* from = sums.data() + (s.channels_last ? k * LANES + c : (c * n_sums + k) * LANES);
+      A sum = 0;
+      for (int lane = 0; lane < lanes_each; ++lane) sum += from[lane];
+      to[(first + c) * n_sums + k] = sum;
+    }
+}
+
+template <class T>
+struct WeightSums {
+  using A = acc_t<T>;
+  const T *grad_out, *from;
+  const Pictures& s;
+  const Line y = forward_line(s.y), x = forward_line(s.x), grad_y = unchanged_line(s.y), grad_x = unchanged_line(s.x);
+  const Tiles tiles{y, x, s, in_place<T>(s)};
+  const int64_t n_sums = int64_t(s.y.kernel) * s.x.kernel + 1;
+
+  // Adds the tiles begin .. end - 1 of a series, for `part` of scratch.
+  struct Worker {
+    const WeightSums& all;
+    Frame<A> in{all.y, all.x, all.tiles, unit_of(all.s)}, grad{all.grad_y, all.grad_x, all.tiles, unit_of(all.s)};
+    InPlace<A> picture{all.y, all.x, all.tiles, all.s.channels};
+    InPlace<A> grad_picture{all.grad_y, all.grad_x, all.tiles, all.s.channels};
+    std::vector<A> sums;
+
+    void add(const Tile& tile) {
+      const Plane<const T> source(all.from, all.s, all.y.source, all.x.source, tile);
+      const Plane<const T> grads(all.grad_out, all.s, all.y.out, all.x.out, tile);
+      if constexpr (std::is_same_v<T, A>)
+        if (all.s.channels_last && source.channels == LANES) {
+          picture.find(source, tile);
+          grad_picture.find(grads, tile);
+          return correlate_tile(picture, grad_picture, sums.data(), tile);
+        }
+      in.fill(source, tile);
+      grad.fill(grads, tile);
+      if (all.s.rows)
+        correlate_rows(in.inputs(), grad.inputs(), sums.data(), tile.rows, tile.columns);
+      else
+        correlate_tile(in, grad, sums.data(), tile);
+    }
+  };
+
+  void sum(A* scratch) const {
+    const int64_t parts = parts_of(tiles), length = tiles.length;
+    parallel(parts * tiles.series, 1, [&](int64_t begin, int64_t end) {
+      Worker worker{*this};
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t part = i / tiles.series, which = i % tiles.series;
+        worker.sums.assign(n_sums * LANES * (s.rows ? DOWN : 1), A(0));
+        for (int64_t index = length * part / parts; index < length * (part + 1) / parts; ++index)
+          worker.add(tiles.tile(which, index));
+        by_channel(worker.sums, scratch + part * s.kernels() * n_sums, tiles.tile(which, 0), n_sums, s);
+      }
+    });
+  }
+};
+
+template <class T>
+void to_weight(const T* grad_out, const T* from, T* grad_weight, T* grad_bias, acc_t<T>* scratch, const Pictures& s) {
+  const WeightSums<T> sums{grad_out, from, s};
+  const int64_t parts = parts_of(sums.tiles), n = sums.n_sums;
+  sums.sum(scratch);
+  for (int64_t c = 0; c < s.kernels(); ++c)
+    for (int64_t k = 0; k < n; ++k) {
+      acc_t<T> sum = 0;
+      for (int64_t part = 0; part < parts; ++part) sum += scratch[(part * s.kernels() + c) * n + k];
+      (k + 1 < n ? grad_weight[c * (n - 1) + k] : grad_bias[c]) = T(sum);
+    }
+}
+
+}  // namespace
+
+void depthwise_conv2d_weights(DType dtype, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
+                              void* scratch, const Conv2dShape& s) {
+  dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    to_weight((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, Pictures(s));
+  });
+}
+
+int64_t conv2d_scratch(DType dtype, const Conv2dShape& shape) {
+  const Pictures s(shape);
+  const Line y = forward_line(s.y), x = forward_line(s.x);
+  int64_t parts = 0;
+  dispatch(dtype, [&](auto element) { parts = parts_of(Tiles(y, x, s, in_place<decltype(element)>(s))); });
+  return parts * s.kernels() * (int64_t(s.y.kernel) * s.x.kernel + 1);
+}
+
+}  // namespace nerfkit
