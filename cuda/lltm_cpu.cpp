@@ -106,14 +106,38 @@ HD void for_units(int n_state, const F& f) {
   if (j < n_state) f(j, n_state - j);
 }
 
-template <class A>
-HD void cell(A* gates, A* c, A* h) {  // of LANES units; gates [3, LANES] are activated in place
-#pragma omp simd
+// As that of a single number. On numbers one by one the compiler would make cases of what the bounds give.
+HD Pack<float> exponentials(Pack<float> x) {
+  typedef uint32_t Bits __attribute__((vector_size(sizeof(x))));
+  x = x < -87.f ? -87.f : x;
+  x = x > 88.f ? 88.f : x;
+  const Pack<float> shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
+  const Pack<float> n = shifted - 12582912.f;
+  const Pack<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Pack<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+  return (Pack<float>)((Bits)p + ((Bits)shifted << 23));  // times 2^n
+}
+HD Pack<float> hyperbolic_tangents(Pack<float> x) { return 1.f - 2.f / (exponentials(2.f * x) + 1.f); }
+HD Pack<double> hyperbolic_tangents(Pack<double> x) {
+  for (int j = 0; j < LANES; ++j) x[j] = hyperbolic_tangent(double(x[j]));
+  return x;
+}
+
+HD void activate_all(Pack<float>& i, Pack<float>& o, Pack<float>& g) {
+  i = 1.f / (1.f + exponentials(-i));
+  o = 1.f / (1.f + exponentials(-o));
+  g = g > 0.f ? g : exponentials(g) - 1.f;
+}
+HD void activate_all(Pack<double>& i, Pack<double>& o, Pack<double>& g) {
   for (int j = 0; j < LANES; ++j) {
-    const Gates<A> gate = activate(gates[j], gates[LANES + j], gates[2 * LANES + j]);
-    c[j] += gate.g * gate.i;
-    h[j] = hyperbolic_tangent(c[j]) * gate.o;
-    gates[j] = gate.i, gates[LANES + j] = gate.o, gates[2 * LANES + j] = gate.g;
+    const Gates<double> gate = activate(double(i[j]), double(o[j]), double(g[j]));
+    i[j] = gate.i, o[j] = gate.o, g[j] = gate.g;
   }
 }
 
@@ -145,6 +169,8 @@ void for_parts(const LltmShape& s, int64_t parts, const F& f) {
   parallel_each(parts, [&](int64_t i) { f(Part{s.n_rays * i / parts, s.n_rays * (i + 1) / parts}, i); });
 }
 
+constexpr int AHEAD = GROUP / 2;  // rays in front of which its first sample is asked for
+
 struct Slot {
   int64_t ray, place, end;
 };
@@ -174,6 +200,7 @@ class Slots {
           at[r] = slot_of(rays_[next_++]);
           taken = std::max(taken, r + 1);
           walk.begin(at[r].ray, r);
+          if (next_ + AHEAD < rays_.size()) walk.foresee(slot_of(rays_[next_ + AHEAD]));
         } else if (r >= taken) {
           return;
         } else if (r < --taken) {
@@ -225,7 +252,6 @@ class Walk {
 
   Walk(const Arrays<T>& arrays, const LltmShape& s)
       : a_(arrays),
-        last_(s.n_samples - 1),
         H(s.n_state),
         I(s.n_input),
         in_(GROUP * (H + I)),
@@ -245,14 +271,18 @@ class Walk {
     copy(c_.data() + from * padded(H), c_.data() + to * padded(H), H);
   }
 
+  HD void foresee(const Slot& slot) {
+    prefetch(a_.h0 + slot.ray * H, H);
+    prefetch(a_.c0 + slot.ray * H, H);
+    foresee(slot.place);
+  }
+
   HD void step(Slots& slots) {
     const int depth = H + I, columns = 3 * padded(H);
     for (int r = 0; r < slots.taken; ++r) {
-      const int64_t place = slots.at[r].place, next = std::min(place + 1, last_);
+      const int64_t place = slots.at[r].place;
       copy(a_.input + place * I, in_.data() + r * depth + H, I);
-      prefetch(a_.input + next * I, I);
-      prefetch<T, 1>(a_.h + next * H, H);
-      if (a_.activated) prefetch<T, 1>(a_.activated + next * 3 * H, 3 * H);
+      foresee(place + 1);
     }
     multiply_({in_.data(), depth, 1, a_.panels, LANES, int64_t(depth) * LANES, depth, a_.bias, 0, gates_.data(), columns},
               slots.taken, columns / LANES);
@@ -260,20 +290,38 @@ class Walk {
   }
 
  private:
+  HD void foresee(int64_t place) {
+    prefetch(a_.input + place * I, I);
+    prefetch<T, 1>(a_.h + place * H, H);
+    if (a_.activated) prefetch<T, 1>(a_.activated + place * 3 * H, 3 * H);
+  }
+
+  // In two passes: the processor has more packs under way where what one of them waits for is short.
   HD void units(int r, int64_t place) {
-    for_units(H, [&](int j, int n) __attribute__((always_inline)) {
-      A *gates = gates_.data() + 3 * (r * padded(H) + j), h_new[LANES];
-      cell(gates, c_.data() + r * padded(H) + j, h_new);
-      store(in_.data() + r * (H + I) + j, load(h_new), n);
-      store(a_.h + place * H + j, load(h_new), n);
-      if (!a_.activated) return;
-      for (int gate = 0; gate < 3; ++gate) store(a_.activated + (3 * place + gate) * H + j, load(gates + gate * LANES), n);
+    A *gates = gates_.data() + 3 * r * padded(H), *c = c_.data() + r * padded(H);
+    T* activated = a_.activated ? a_.activated + 3 * place * H : nullptr;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      Pack<A> i = load(gates + 3 * j), o = load(gates + 3 * j + LANES), g = load(gates + 3 * j + 2 * LANES);
+      activate_all(i, o, g);
+      store(gates + 3 * j, o);
+      store(c + j, load(c + j) + g * i);
+      if (!activated) return;
+      store(activated + j, i, n);
+      store(activated + H + j, o, n);
+      store(activated + 2 * H + j, g, n);
+    });
+    A* in = in_.data() + r * (H + I);
+    T* h = a_.h + place * H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      const Pack<A> h_new = hyperbolic_tangents(load(c + j)) * load(gates + 3 * j);
+      store(in + j, h_new, n);
+      store(h + j, h_new, n);
     });
   }
 
   const Arrays<T>& a_;
   const Multiply<A> multiply_ = multiply_here<A>();
-  const int64_t last_;
   const int H, I;
   std::vector<A> in_, gates_, c_;
 };
@@ -324,14 +372,19 @@ class WalkBack {
     copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
   }
 
+  HD void foresee(const Slot& slot) {
+    prefetch(a_.h_n + slot.ray * H, H);
+    prefetch(a_.c_n + slot.ray * H, H);
+    prefetch(a_.h0 + slot.ray * H, H);
+    prefetch(a_.h_all + slot.place * H, H);
+    foresee(slot.place);
+  }
+
   HD void step(Slots& slots) {
     for (int r = 0; r < slots.taken; ++r) {
       Slot& slot = slots.at[r];
-      const int64_t place = slot.place--, before = std::max<int64_t>(place - 1, 0);
-      prefetch(a_.h + before * H, H);
-      prefetch(a_.activated + before * 3 * H, 3 * H);
-      prefetch(a_.h_all + std::max<int64_t>(place - 2, 0) * H, H);
-      prefetch(a_.input + before * I, I);
+      const int64_t place = slot.place--;
+      foresee(slot.place);
       A* in = in_.data() + (rows_ + r) * padded(H + I);
       copy(slot.place == slot.end ? a_.h0 + slot.ray * H : a_.h_all + slot.place * H, in, H);
       copy(a_.input + place * I, in + H, I);
@@ -359,6 +412,13 @@ class WalkBack {
   }
 
  private:
+  HD void foresee(int64_t place) {
+    prefetch(a_.h + place * H, H);
+    prefetch(a_.activated + place * 3 * H, 3 * H);
+    prefetch(a_.h_all + (place - 1) * H, H);
+    prefetch(a_.input + place * I, I);
+  }
+
   HD void units(int r, int64_t place) {
     for_units(H, [&](int j, int n) __attribute__((always_inline)) {
       A gates[3 * LANES], h[LANES], grads[3 * LANES], *grad_h = grad_h_.data() + r * padded(H) + j;
