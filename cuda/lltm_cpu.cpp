@@ -232,10 +232,12 @@ HD void copy(const T* from, A* to, int n) {
   for (int i = 0; i < n; ++i) to[i] = A(from[i]);
 }
 
-// The processor does not foresee where the next sample of each of GROUP rays lies.
+// The row [n] of a matrix, which may lie outside of it. The processor does not foresee where the next sample of each of
+// GROUP rays lies.
 template <class T, int WRITE = 0>
-HD void prefetch(const T* from, int n) {
-  for (int i = 0; i < n; i += int(64 / sizeof(T))) __builtin_prefetch(from + i, WRITE);
+HD void prefetch(const T* matrix, int64_t row, int n) {
+  const uintptr_t from = uintptr_t(matrix) + row * n * sizeof(T);
+  for (uintptr_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch((const void*)(from + i), WRITE);
 }
 
 template <class T>
@@ -272,8 +274,8 @@ class Walk {
   }
 
   HD void foresee(const Slot& slot) {
-    prefetch(a_.h0 + slot.ray * H, H);
-    prefetch(a_.c0 + slot.ray * H, H);
+    prefetch(a_.h0, slot.ray, H);
+    prefetch(a_.c0, slot.ray, H);
     foresee(slot.place);
   }
 
@@ -291,9 +293,9 @@ class Walk {
 
  private:
   HD void foresee(int64_t place) {
-    prefetch(a_.input + place * I, I);
-    prefetch<T, 1>(a_.h + place * H, H);
-    if (a_.activated) prefetch<T, 1>(a_.activated + place * 3 * H, 3 * H);
+    prefetch(a_.input, place, I);
+    prefetch<T, 1>(a_.h, place, H);
+    if (a_.activated) prefetch<T, 1>(a_.activated, place, 3 * H);
   }
 
   // In two passes: the processor has more packs under way where what one of them waits for is short.
@@ -334,7 +336,7 @@ struct Gradients {
   const acc_t<T>* panels;  // columns as [padded H + padded I]
 };
 
-// Sums over the samples of a part.
+// Over the samples of a part.
 template <class A>
 struct Sums {
   std::vector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
@@ -373,10 +375,10 @@ class WalkBack {
   }
 
   HD void foresee(const Slot& slot) {
-    prefetch(a_.h_n + slot.ray * H, H);
-    prefetch(a_.c_n + slot.ray * H, H);
-    prefetch(a_.h0 + slot.ray * H, H);
-    prefetch(a_.h_all + slot.place * H, H);
+    prefetch(a_.h_n, slot.ray, H);
+    prefetch(a_.c_n, slot.ray, H);
+    prefetch(a_.h0, slot.ray, H);
+    prefetch(a_.h_all, slot.place, H);
     foresee(slot.place);
   }
 
@@ -413,10 +415,10 @@ class WalkBack {
 
  private:
   HD void foresee(int64_t place) {
-    prefetch(a_.h + place * H, H);
-    prefetch(a_.activated + place * 3 * H, 3 * H);
-    prefetch(a_.h_all + (place - 1) * H, H);
-    prefetch(a_.input + place * I, I);
+    prefetch(a_.h, place, H);
+    prefetch(a_.activated, place, 3 * H);
+    prefetch(a_.h_all, place - 1, H);
+    prefetch(a_.input, place, I);
   }
 
   HD void units(int r, int64_t place) {

@@ -152,11 +152,22 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
     return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h, grad_c
 
 
-@implements("lltm", "cpp")
-def _lltm_cpp(input, ray_offsets, weight, bias, h0, c0):
+@implements("lltm", "cpp", "cuda")
+def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
-        return _LltmOnCpu.apply(input, ray_offsets, weight, bias, h0, c0)
-    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, False)[:3]
+        with_gradient = _LltmOnGpu if input.is_cuda else _LltmOnCpu
+        return with_gradient.apply(input, ray_offsets, weight, bias, h0, c0)
+    order = _longest_first(input, ray_offsets)
+    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
+
+
+def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
+    """Rays [R] by length: a GPU walks a few together, for as long as the longest of them takes."""
+    n_rays = ray_offsets.shape[0] - 1
+    if not input.is_cuda or n_rays < FEW_RAYS or input.shape[0] > LONG_RAY * n_rays:
+        return None
+    lengths = ray_offsets.diff().clamp(max=255).to(torch.uint8)  # a short key is sorted faster
+    return lengths.sort(stable=True, descending=True).indices
 
 
 class _LltmOnCpu(torch.autograd.Function):
@@ -173,23 +184,6 @@ class _LltmOnCpu(torch.autograd.Function):
             gradients = torch.ops.nerfkit._lltm_cpu_bwd(*grads, *saved)
         input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved, *grads))
         return input, None, weight, bias, h0, c0
-
-
-@implements("lltm", "cuda")
-def _lltm_cuda(input, ray_offsets, weight, bias, h0, c0):
-    if wants_gradient("lltm", input, weight, bias, h0, c0):
-        return _LltmOnGpu.apply(input, ray_offsets, weight, bias, h0, c0)
-    order = _longest_first(input, ray_offsets)
-    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
-
-
-def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
-    """Rays [R] by length: a GPU walks a few together, for as long as the longest of them takes."""
-    n_rays = ray_offsets.shape[0] - 1
-    if n_rays < FEW_RAYS or input.shape[0] > LONG_RAY * n_rays:
-        return None
-    lengths = ray_offsets.diff().clamp(max=255).to(torch.uint8)  # a short key is sorted faster
-    return lengths.sort(stable=True, descending=True).indices
 
 
 class _LltmOnGpu(torch.autograd.Function):
