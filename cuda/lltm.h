@@ -15,15 +15,19 @@ struct LltmShape {
   const int64_t* order;  // rays in the order in which the GPU takes them, [R]; null for that of ray_offsets
 };
 
-// activated [N, 3H], c [N, H] and before [N, H], the state in front of each sample, are written for the backward pass, or
-// null.
+// activated [N, 3H] and, on a GPU, c [N, H] and before [N, H], the state in front of each sample, are written for the
+// backward pass, or null.
 Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
             void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape&, Stream);
-// Gradients of the gates before activation [N, 3H], of h0 and of c0; those of input and weight are products with these.
+// On a GPU. Gradients of the gates before activation [N, 3H], of h0 and of c0; those of input and weight are products with these.
 // grad_bias [BIAS_PARTS, 3H], zero at the start, of the accumulation type: the sum of its rows is that of the bias.
 constexpr int BIAS_PARTS = 2048;
 Status lltm_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
                 const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
                 const LltmShape&, Stream);
+// On a CPU. Gradients of all inputs.
+Status lltm_cpu_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
+                    const void* weight, const void* h0, const void* h, const void* activated, void* grad_input,
+                    void* grad_weight, void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape&);
 
 }  // namespace nerfkit

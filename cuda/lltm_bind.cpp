@@ -28,14 +28,16 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
   Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
-  Tensor c = save ? empty(input, {n, state}) : nothing(input);
-  Tensor before = save ? empty(input, {n, state}) : nothing(input);
+  const bool save_states = save && !input.is_cpu();
+  Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
+  Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
   ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
                    out(activated), out(c), out(before), shape, device.stream));
   return {h, h_n, c_n, activated, c, before};
 }
 
+#ifdef USE_CUDA
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,
                                                     const Tensor& grad_c_n_in, const Tensor& offsets_in,
                                                     const Tensor& weight_in, const Tensor& gates_in, const Tensor& c_in,
@@ -51,17 +53,47 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
   const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
   Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
-  Tensor grad_bias = zeros(gates, {gates.is_cpu() ? 1 : BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
+  Tensor grad_bias = zeros(gates, {BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
   const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
   ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
                            out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
   return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
+#else
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
+                  const Tensor& offsets_in, const Tensor& weight_in, const Tensor& h0_in, const Tensor& h_in,
+                  const Tensor& gates_in) {
+  const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
+  const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
+  const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1;
+  const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
+  const int64_t state = h0.size(1), width = state + n_input;
+  const Tensor h = checked("h", h_in, input, {n, state});
+  const Tensor gates = checked("gates", gates_in, input, {n, 3 * state});
+  const Tensor weight = checked("weight", weight_in, input, {3 * state, width});
+  const Tensor grad_h = checked("grad_h", grad_h_in, input, {n, state});
+  const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, input, {rays, state});
+  const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, input, {rays, state});
+  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}), grad_c0 = empty(input, {rays, state});
+  Tensor grad_weight = empty(input, {3 * state, width}), grad_bias = empty(input, {3 * state});
+  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), nullptr};
+  ran("lltm_cpu_bwd", lltm_cpu_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
+                                   data(h0), data(h), data(gates), out(grad_input), out(grad_weight), out(grad_bias),
+                                   out(grad_h0), out(grad_c0), shape));
+  return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
+}
+#endif
 
 }  // namespace
 }  // namespace nerfkit
 
 STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) {
   m.impl("_lltm", TORCH_BOX(&nerfkit::forward));
+#ifdef USE_CUDA
   m.impl("_lltm_bwd", TORCH_BOX(&nerfkit::backward));
+#else
+  m.impl("_lltm_cpu_bwd", TORCH_BOX(&nerfkit::cpu_backward));
+#endif
 }

@@ -24,8 +24,9 @@ HD double exponential_minus_1(double x) { return expm1(x); }
 #else
 // exp in float, in operations that the compiler can vectorise; relative error 1e-7.
 HD float exponential(float x) {
-  x = x < -87.f ? -87.f : x > 88.f ? 88.f : x;
-  const float shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer
+  x = x < -87.f ? -87.f : x;
+  x = x > 88.f ? 88.f : x;
+  const float shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
   const float n = shifted - 12582912.f;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
@@ -34,13 +35,13 @@ HD float exponential(float x) {
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.f;
+  p = p * r + 1.f;
   union {
     float value;
-    int32_t bits;
-  } scale;
-  scale.bits = (int32_t(n) + 127) << 23;
-  return p * scale.value;
+    uint32_t bits;
+  } power{p * r + 1.f}, lowest{shifted};
+  power.bits += lowest.bits << 23;  // times 2^n
+  return power.value;
 }
 HD double exponential(double x) { return std::exp(x); }
 HD float hyperbolic_tangent(float x) { return 1.f - 2.f / (exponential(2.f * x) + 1.f); }
@@ -61,13 +62,16 @@ HD Gates<A> activate(A a_i, A a_o, A a_g) {
 
 // Gradients before activation from those of h' and c', which grad_c already carries; gives the gradient of c back.
 template <class A>
-HD A activate_bwd(const Gates<A>& gates, A c_new, A grad_h, A grad_c, Gates<A>& grad) {
-  const A t = hyperbolic_tangent(c_new);
+HD A activate_bwd_at(const Gates<A>& gates, A t, A grad_h, A grad_c, Gates<A>& grad) {  // t: the hyperbolic tangent of c'
   grad_c += grad_h * gates.o * (A(1) - t * t);
   grad.i = grad_c * gates.g * gates.i * (A(1) - gates.i);
   grad.o = grad_h * t * gates.o * (A(1) - gates.o);
   grad.g = grad_c * gates.i * (gates.g > 0 ? A(1) : gates.g + A(1));
   return grad_c;
+}
+template <class A>
+HD A activate_bwd(const Gates<A>& gates, A c_new, A grad_h, A grad_c, Gates<A>& grad) {
+  return activate_bwd_at(gates, hyperbolic_tangent(c_new), grad_h, grad_c, grad);
 }
 
 struct CellSize {

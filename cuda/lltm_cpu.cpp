@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// GROUP rays of similar length walk together: a step is one product for all of them, with the weight in panels of LANES
-// columns, and then the arithmetic of the units, LANES at a time.
+// GROUP rays walk together: a step is one product for all of them, with the weight in panels of LANES columns, and then
+// the arithmetic of the units, LANES at a time. On the way back the rows of a few steps gather in a block that stays in
+// the first cache, for the products that give the gradients of weight and input.
 
 #include "lltm.h"
 
@@ -13,8 +14,9 @@ namespace nerfkit {
 namespace {
 
 constexpr int GROUP = 8;
+constexpr int BLOCK = 32;  // rows of a few steps
 
-int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
 
 // A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
 template <class A, class F>
@@ -25,47 +27,75 @@ std::vector<A> in_panels(int depth, int columns, const F& at) {
   return panels;
 }
 
-// Panels of a matrix that are multiplied together, and what their columns start from.
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES].
 template <class A>
-struct Panels {
-  const A *values, *start;  // start may be null, for zero
+struct Product {
+  const A* left;
+  int64_t left_row, left_column;  // steps from one to the next
+  const A* right;
+  int64_t right_row, right_pack;
   int depth;
-  int64_t stride, start_stride;  // from one panel to the next
+  const A* start;  // null for zero
+  int64_t start_row;
+  A* out;
+  int64_t out_row;
 };
 
-// out [ROWS, out_stride] = start + in [ROWS, depth] times PACKS panels; only the first n rows are written.
-template <class A, int ROWS, int PACKS>
-HD void product_of_rows(const A* in, const Panels<A>& panels, A* out, int out_stride, int n) {
+template <int ROWS, int PACKS, class A>
+HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+  const A *left = p.left + r * p.left_row, *right = p.right + q * p.right_pack;
+  const A* start = p.start + r * p.start_row + q * LANES;
   Pack<A> sum[ROWS][PACKS];
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r)
+  for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-    for (int p = 0; p < PACKS; ++p) sum[r][p] = panels.start ? load(panels.start + p * panels.start_stride) : Pack<A>{};
-  for (int k = 0; k < panels.depth; ++k) {
+    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start ? load(start + i * p.start_row + j * LANES) : Pack<A>{};
+  for (int k = 0; k < p.depth; ++k) {
     Pack<A> row[PACKS];
 #pragma GCC unroll 3
-    for (int p = 0; p < PACKS; ++p) row[p] = load(panels.values + p * panels.stride + k * LANES);
+    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right_row + j * p.right_pack);
 #pragma GCC unroll 8
-    for (int r = 0; r < ROWS; ++r)
+    for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-      for (int p = 0; p < PACKS; ++p) sum[r][p] += in[r * panels.depth + k] * row[p];
+      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left_row + k * p.left_column] * row[j];
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < ROWS; ++r)
+  for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-    for (int p = 0; p < PACKS; ++p)
-      if (r < n) store(out + r * out_stride + p * LANES, sum[r][p]);
+    for (int j = 0; j < PACKS; ++j) store(p.out + (r + i) * p.out_row + (q + j) * LANES, sum[i][j]);
 }
 
-// The same for n rows; `in` has GROUP of them. ROWS is what the registers hold, or less where that is too much.
-template <class A, int ROWS, int PACKS>
-HD void product(const A* in, const Panels<A>& panels, A* out, int out_stride, int n) {
-  constexpr int FEW = 2;
-  if (n > FEW)
-    for (int r = 0; r < n; r += ROWS)
-      product_of_rows<A, ROWS, PACKS>(in + r * panels.depth, panels, out + r * out_stride, out_stride, n - r);
+template <int ROWS, class A>
+HD void tiles(const Product<A>& p, int rows, int packs) {
+  for (int q = 0; q < packs;) {
+    const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
+    for (int r = 0; r < rows; r += ROWS)
+      if (n == 3)
+        tile<ROWS, 3>(p, r, q);
+      else if (n == 2)
+        tile<ROWS, 2>(p, r, q);
+      else
+        tile<ROWS, 1>(p, r, q);
+    q += n;
+  }
+}
+
+constexpr int FEW = 2;
+
+// ROWS is what the registers hold. Up to a multiple of it are read and written.
+template <class A, int ROWS>
+CLONES void multiply(const Product<A>& p, int rows, int packs) {
+  if (rows > FEW)
+    tiles<ROWS>(p, rows, packs);
   else
-    product_of_rows<A, FEW, PACKS>(in, panels, out, out_stride, n);
+    tiles<FEW>(p, rows, packs);
+}
+
+template <class A>
+using Multiply = void (*)(const Product<A>&, int rows, int packs);
+template <class A>
+Multiply<A> multiply_here() {
+  return has_wide_registers() ? multiply<A, GROUP * sizeof(float) / sizeof(A)> : multiply<A, FEW>;
 }
 
 // f(j, n) for the units j .. j + n - 1; where n is LANES it is a constant, for loads and stores without a test.
@@ -76,67 +106,125 @@ HD void for_units(int n_state, const F& f) {
   if (j < n_state) f(j, n_state - j);
 }
 
-template <class A>
-HD void cell(A* gates, A* c, A* h) {  // of LANES units; gates [3, LANES] are activated in place
-#pragma omp simd
+// As that of a single number. On numbers one by one the compiler would make cases of what the bounds give.
+HD Pack<float> exponentials(Pack<float> x) {
+  typedef uint32_t Bits __attribute__((vector_size(sizeof(x))));
+  x = x < -87.f ? -87.f : x;
+  x = x > 88.f ? 88.f : x;
+  const Pack<float> shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
+  const Pack<float> n = shifted - 12582912.f;
+  const Pack<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  Pack<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+  return (Pack<float>)((Bits)p + ((Bits)shifted << 23));  // times 2^n
+}
+HD Pack<float> hyperbolic_tangents(Pack<float> x) { return 1.f - 2.f / (exponentials(2.f * x) + 1.f); }
+HD Pack<double> hyperbolic_tangents(Pack<double> x) {
+  for (int j = 0; j < LANES; ++j) x[j] = hyperbolic_tangent(double(x[j]));
+  return x;
+}
+
+HD void activate_all(Pack<float>& i, Pack<float>& o, Pack<float>& g) {
+  i = 1.f / (1.f + exponentials(-i));
+  o = 1.f / (1.f + exponentials(-o));
+  g = g > 0.f ? g : exponentials(g) - 1.f;
+}
+HD void activate_all(Pack<double>& i, Pack<double>& o, Pack<double>& g) {
   for (int j = 0; j < LANES; ++j) {
-    const Gates<A> gate = activate(gates[j], gates[LANES + j], gates[2 * LANES + j]);
-    c[j] += gate.g * gate.i;
-    h[j] = hyperbolic_tangent(c[j]) * gate.o;
-    gates[j] = gate.i, gates[LANES + j] = gate.o, gates[2 * LANES + j] = gate.g;
+    const Gates<double> gate = activate(double(i[j]), double(o[j]), double(g[j]));
+    i[j] = gate.i, o[j] = gate.o, g[j] = gate.g;
   }
 }
 
 template <class A>
-HD void cell_bwd(const A* gates, const A* c, const A* grad_h, A* grad_c, A* grad_gates) {
+HD void cell_bwd(const A* gates, const A* h, const A* grad_h, A* grad_c, A* grad_gates) {
 #pragma omp simd
   for (int j = 0; j < LANES; ++j) {
     Gates<A> grad;
     const Gates<A> gate{gates[j], gates[LANES + j], gates[2 * LANES + j]};
-    grad_c[j] = activate_bwd(gate, c[j], grad_h[j], grad_c[j], grad);
+    const A t = gate.o > 0 ? h[j] / gate.o : A(0);  // the hyperbolic tangent of c; h is zero too where o is
+    grad_c[j] = activate_bwd_at(gate, t, grad_h[j], grad_c[j], grad);
     grad_gates[j] = grad.i, grad_gates[LANES + j] = grad.o, grad_gates[2 * LANES + j] = grad.g;
   }
 }
 
-// The rays begin .. end - 1.
-std::vector<int64_t> longest_first(const LltmShape& s, int64_t begin, int64_t end) {
-  std::vector<int64_t> rays(end - begin);
-  std::iota(rays.begin(), rays.end(), begin);
-  auto length = [&](int64_t ray) { return s.ray_offsets[ray + 1] - s.ray_offsets[ray]; };
-  std::stable_sort(rays.begin(), rays.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
-  return rays;
-}
-
-// The rays of a group, longest first: at every step the active ones are the first few.
-struct RayGroup {
-  const int64_t* rays;
-  int size;
-  const LltmShape& s;
-
-  int64_t first(int r) const { return s.ray_offsets[rays[r]]; }
-  int64_t length(int r) const { return s.ray_offsets[rays[r] + 1] - first(r); }
-  int active(int64_t step) const {
-    int n = size;
-    while (n > 0 && length(n - 1) <= step) --n;
-    return n;
-  }
+// Neighbouring rays that one thread walks. The number does not depend on that of threads, nor do then any sums.
+struct Part {
+  int64_t begin, end;
 };
 
-// Neighbouring rays that are sorted into groups and walked by one thread: many, that those of a group are of one length,
-// and few, that they lie close together in memory. The number does not depend on that of threads, nor do then any sums.
-int64_t rays_of_part(const LltmShape& s) { return std::clamp<int64_t>(s.n_rays / 128, GROUP, 512); }
-int64_t parts_of(const LltmShape& s) { return (s.n_rays + rays_of_part(s) - 1) / rays_of_part(s); }
+// At most so many parts, and none that fills no block.
+int64_t parts_of(const LltmShape& s, int64_t most) {
+  return std::clamp<int64_t>(std::min(s.n_rays / GROUP, s.n_samples / BLOCK), 1, most);
+}
 
-// make(part) gives a function that is called with the groups of that part, one after the other.
+// f(part, its number)
 template <class F>
-void for_groups(const LltmShape& s, const F& make) {
-  parallel_each(parts_of(s), [&](int64_t part) {
-    const int64_t begin = part * rays_of_part(s), end = std::min(begin + rays_of_part(s), s.n_rays);
-    const auto rays = longest_first(s, begin, end);
-    auto walk = make(part);
-    for (int64_t i = 0; i < end - begin; i += GROUP)
-      walk(RayGroup{rays.data() + i, int(std::min<int64_t>(GROUP, end - begin - i)), s});
-  });
+void for_parts(const LltmShape& s, int64_t parts, const F& f) {
+  parallel_each(parts, [&](int64_t i) { f(Part{s.n_rays * i / parts, s.n_rays * (i + 1) / parts}, i); });
+}
+
+constexpr int AHEAD = GROUP / 2;  // rays in front of which its first sample is asked for
+
+struct Slot {
+  int64_t ray, place, end;
+};
+
+// The rays of a part in GROUP slots. One that ends makes room for the next, so that all slots are taken almost to the
+// end: the longest come first.
+class Slots {
+ public:
+  int taken = 0;  // the first ones are
+  Slot at[GROUP];
+
+  Slots(const LltmShape& s, const Part& part, bool backward) : s_(s), backward_(backward), rays_(part.end - part.begin) {
+    std::iota(rays_.begin(), rays_.end(), part.begin);
+    auto length = [&](int64_t ray) { return s.ray_offsets[ray + 1] - s.ray_offsets[ray]; };
+    std::stable_sort(rays_.begin(), rays_.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
+  }
+
+  // Calls walk.end(slot) where a ray has ended, walk.begin(slot) where one begins, walk.move(from, to) where none is left.
+  template <class W>
+  HD void refill(W& walk) {
+    for (int r = 0; r < GROUP;)
+      if (r < taken && at[r].place != at[r].end) {
+        ++r;
+      } else {
+        if (r < taken) walk.end(at[r].ray, r);
+        if (next_ < rays_.size()) {
+          at[r] = slot_of(rays_[next_++]);
+          taken = std::max(taken, r + 1);
+          walk.begin(at[r].ray, r);
+          if (next_ + AHEAD < rays_.size()) walk.foresee(slot_of(rays_[next_ + AHEAD]));
+        } else if (r >= taken) {
+          return;
+        } else if (r < --taken) {
+          at[r] = at[taken];
+          walk.move(taken, r);
+        }
+      }
+  }
+
+ private:
+  Slot slot_of(int64_t ray) const {
+    const int64_t first = s_.ray_offsets[ray], behind = s_.ray_offsets[ray + 1];
+    return backward_ ? Slot{ray, behind - 1, first - 1} : Slot{ray, first, behind};
+  }
+
+  const LltmShape& s_;
+  bool backward_;
+  std::vector<int64_t> rays_;
+  size_t next_ = 0;
+};
+
+template <class W>
+CLONES void walk_all(W& walk, Slots& slots) {
+  for (slots.refill(walk); slots.taken; slots.refill(walk)) walk.step(slots);
 }
 
 template <class T, class A>
@@ -144,196 +232,291 @@ HD void copy(const T* from, A* to, int n) {
   for (int i = 0; i < n; ++i) to[i] = A(from[i]);
 }
 
-// The processor does not foresee where the next sample of each of GROUP rays lies.
+// The row [n] of a matrix, which may lie outside of it. The processor does not foresee where the next sample of each of
+// GROUP rays lies.
 template <class T, int WRITE = 0>
-HD void prefetch(const T* from, int n) {
-  for (int i = 0; i < n; i += int(64 / sizeof(T))) __builtin_prefetch(from + i, WRITE);
+HD void prefetch(const T* matrix, int64_t row, int n) {
+  const uintptr_t from = uintptr_t(matrix) + row * n * sizeof(T);
+  for (uintptr_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch((const void*)(from + i), WRITE);
 }
 
 template <class T>
 struct Arrays {
   const T *input, *h0, *c0;
-  T *h, *h_n, *c_n, *activated, *c, *before;
-  const acc_t<T>*panels, *bias;  // [3, padded H] columns
+  T *h, *h_n, *c_n, *activated;
+  const acc_t<T>*panels, *bias;  // columns as [units / LANES, 3, LANES]
 };
 
-template <class A>
-struct Walk {  // scratch of a group
-  std::vector<A> in, gates, c;
-
-  explicit Walk(const LltmShape& s)
-      : in(GROUP * (s.n_state + s.n_input)), gates(GROUP * 3 * padded(s.n_state)), c(GROUP * padded(s.n_state)) {}
-};
-
-// The units j .. j + n - 1 of a ray's sample, from their gates before activation.
 template <class T>
-HD void forward_units(const Arrays<T>& a, acc_t<T>* gates, acc_t<T>* c, acc_t<T>* h, int64_t place, int j, int n, int H) {
+class Walk {
+ public:
   using A = acc_t<T>;
-  A h_new[LANES];
-  cell(gates, c, h_new);
-  store(h + j, load(h_new), n);
-  store(a.h + place * H + j, load(h_new), n);
-  if (!a.activated) return;
-  for (int gate = 0; gate < 3; ++gate) store(a.activated + (3 * place + gate) * H + j, load(gates + gate * LANES), n);
-  store(a.c + place * H + j, load(c), n);
-}
 
-template <class T, int ROWS>
-CLONES void forward_group(const RayGroup& group, const Arrays<T>& a, Walk<acc_t<T>>& walk) {
-  using A = acc_t<T>;
-  const int H = group.s.n_state, I = group.s.n_input, depth = H + I, columns = padded(H);
-  A *in = walk.in.data(), *gates = walk.gates.data(), *c = walk.c.data();
-  for (int r = 0; r < group.size; ++r) {
-    copy(a.h0 + group.rays[r] * H, in + r * depth, H);
-    copy(a.c0 + group.rays[r] * H, c + r * columns, H);
+  Walk(const Arrays<T>& arrays, const LltmShape& s)
+      : a_(arrays),
+        H(s.n_state),
+        I(s.n_input),
+        in_(GROUP * (H + I)),
+        gates_(GROUP * 3 * padded(H)),
+        c_(GROUP * padded(H)) {}
+
+  HD void begin(int64_t ray, int r) {
+    copy(a_.h0 + ray * H, in_.data() + r * (H + I), H);
+    copy(a_.c0 + ray * H, c_.data() + r * padded(H), H);
   }
-  for (int64_t step = 0; step < group.length(0); ++step) {
-    const int n = group.active(step);
-    for (int r = 0; r < n; ++r) {
-      const int64_t place = group.first(r) + step, next = std::min(place + 1, group.s.n_samples - 1);
-      copy(a.input + place * I, in + r * depth + H, I);
-      prefetch(a.input + next * I, I);
-      prefetch<T, 1>(a.h + next * H, H);
-      if (!a.activated) continue;
-      copy(in + r * depth, a.before + place * H, H);
-      prefetch<T, 1>(a.activated + next * 3 * H, 3 * H);
-      prefetch<T, 1>(a.c + next * H, H);
+  HD void end(int64_t ray, int r) {
+    copy(in_.data() + r * (H + I), a_.h_n + ray * H, H);
+    copy(c_.data() + r * padded(H), a_.c_n + ray * H, H);
+  }
+  HD void move(int from, int to) {
+    copy(in_.data() + from * (H + I), in_.data() + to * (H + I), H);
+    copy(c_.data() + from * padded(H), c_.data() + to * padded(H), H);
+  }
+
+  HD void foresee(const Slot& slot) {
+    prefetch(a_.h0, slot.ray, H);
+    prefetch(a_.c0, slot.ray, H);
+    foresee(slot.place);
+  }
+
+  HD void step(Slots& slots) {
+    const int depth = H + I, columns = 3 * padded(H);
+    for (int r = 0; r < slots.taken; ++r) {
+      const int64_t place = slots.at[r].place;
+      copy(a_.input + place * I, in_.data() + r * depth + H, I);
+      foresee(place + 1);
     }
-    for (int j = 0; j < columns; j += LANES)
-      product<A, ROWS, 3>(in, {a.panels + int64_t(j) * depth, a.bias + j, depth, int64_t(columns) * depth, columns},
-                          gates + 3 * j, 3 * columns, n);
-    for (int r = 0; r < n; ++r)
-      for_units(H, [&](int j, int n_units) __attribute__((always_inline)) {
-        forward_units(a, gates + 3 * (r * columns + j), c + r * columns + j, in + r * depth, group.first(r) + step, j,
-                      n_units, H);
-      });
+    multiply_({in_.data(), depth, 1, a_.panels, LANES, int64_t(depth) * LANES, depth, a_.bias, 0, gates_.data(), columns},
+              slots.taken, columns / LANES);
+    for (int r = 0; r < slots.taken; ++r) units(r, slots.at[r].place++);
   }
-  for (int r = 0; r < group.size; ++r) {
-    copy(in + r * depth, a.h_n + group.rays[r] * H, H);
-    copy(c + r * columns, a.c_n + group.rays[r] * H, H);
+
+ private:
+  HD void foresee(int64_t place) {
+    prefetch(a_.input, place, I);
+    prefetch<T, 1>(a_.h, place, H);
+    if (a_.activated) prefetch<T, 1>(a_.activated, place, 3 * H);
   }
-}
+
+  // In two passes: the processor has more packs under way where what one of them waits for is short.
+  HD void units(int r, int64_t place) {
+    A *gates = gates_.data() + 3 * r * padded(H), *c = c_.data() + r * padded(H);
+    T* activated = a_.activated ? a_.activated + 3 * place * H : nullptr;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      Pack<A> i = load(gates + 3 * j), o = load(gates + 3 * j + LANES), g = load(gates + 3 * j + 2 * LANES);
+      activate_all(i, o, g);
+      store(gates + 3 * j, o);
+      store(c + j, load(c + j) + g * i);
+      if (!activated) return;
+      store(activated + j, i, n);
+      store(activated + H + j, o, n);
+      store(activated + 2 * H + j, g, n);
+    });
+    A* in = in_.data() + r * (H + I);
+    T* h = a_.h + place * H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      const Pack<A> h_new = hyperbolic_tangents(load(c + j)) * load(gates + 3 * j);
+      store(in + j, h_new, n);
+      store(h + j, h_new, n);
+    });
+  }
+
+  const Arrays<T>& a_;
+  const Multiply<A> multiply_ = multiply_here<A>();
+  const int H, I;
+  std::vector<A> in_, gates_, c_;
+};
 
 template <class T>
 struct Gradients {
-  const T *h, *h_n, *c_n, *activated, *c;
-  T *gates, *h0, *c0;
-  const acc_t<T>* panels;  // [padded H] columns
+  const T *h, *h_n, *c_n;
+  const T *input, *h0, *h_all, *activated;
+  T *input_out, *h0_out, *c0_out;
+  const acc_t<T>* panels;  // columns as [padded H + padded I]
 };
 
+// Over the samples of a part.
 template <class A>
-struct WalkBack {  // scratch of a group
-  std::vector<A> grad_h, grad_c, grad_gates;
-  A* grad_bias;  // [3H]
-
-  WalkBack(const LltmShape& s, A* grad_bias)
-      : grad_h(GROUP * padded(s.n_state)),
-        grad_c(GROUP * padded(s.n_state)),
-        grad_gates(GROUP * 3 * s.n_state),
-        grad_bias(grad_bias) {}
+struct Sums {
+  std::vector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
 };
 
-// The units j .. j + n - 1 of a ray's sample: gradients of their gates before activation.
 template <class T>
-HD void backward_units(const Gradients<T>& a, acc_t<T>* grad_h, acc_t<T>* grad_c, acc_t<T>* grad_gates,
-                       acc_t<T>* grad_bias, int64_t place, int j, int n, int H) {
+class WalkBack {
+ public:
   using A = acc_t<T>;
-  A gates[3 * LANES], c[LANES], grads[3 * LANES];
-  for (int gate = 0; gate < 3; ++gate) store(gates + gate * LANES, load(a.activated + (3 * place + gate) * H + j, n));
-  store(c, load(a.c + place * H + j, n));
-  store(grad_h, load(grad_h) + load(a.h + place * H + j, n));
-  cell_bwd(gates, c, grad_h, grad_c, grads);
-  for (int gate = 0; gate < 3; ++gate) {
-    const Pack<A> grad = load(grads + gate * LANES);
-    store(grad_gates + gate * H + j, grad, n);
-    store(a.gates + (3 * place + gate) * H + j, grad, n);
-    store(grad_bias + gate * H + j, load(grad_bias + gate * H + j, n) + grad, n);
+
+  WalkBack(const Gradients<T>& arrays, const LltmShape& s, Sums<A>& sums)
+      : a_(arrays),
+        sums_(sums),
+        H(s.n_state),
+        I(s.n_input),
+        grad_h_(GROUP * padded(H)),
+        grad_c_(GROUP * padded(H)),
+        grad_gates_(BLOCK * 3 * H + GROUP),
+        in_(BLOCK * padded(H + I)),
+        grad_input_(BLOCK * padded(I)) {
+    sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
+    sums.bias.resize(3 * H);
+  }
+
+  HD void begin(int64_t ray, int r) {
+    copy(a_.h_n + ray * H, grad_h_.data() + r * padded(H), H);
+    copy(a_.c_n + ray * H, grad_c_.data() + r * padded(H), H);
+  }
+  HD void end(int64_t ray, int r) {
+    copy(grad_h_.data() + r * padded(H), a_.h0_out + ray * H, H);
+    copy(grad_c_.data() + r * padded(H), a_.c0_out + ray * H, H);
+  }
+  HD void move(int from, int to) {
+    copy(grad_h_.data() + from * padded(H), grad_h_.data() + to * padded(H), H);
+    copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
+  }
+
+  HD void foresee(const Slot& slot) {
+    prefetch(a_.h_n, slot.ray, H);
+    prefetch(a_.c_n, slot.ray, H);
+    prefetch(a_.h0, slot.ray, H);
+    prefetch(a_.h_all, slot.place, H);
+    foresee(slot.place);
+  }
+
+  HD void step(Slots& slots) {
+    for (int r = 0; r < slots.taken; ++r) {
+      Slot& slot = slots.at[r];
+      const int64_t place = slot.place--;
+      foresee(slot.place);
+      A* in = in_.data() + (rows_ + r) * padded(H + I);
+      copy(slot.place == slot.end ? a_.h0 + slot.ray * H : a_.h_all + slot.place * H, in, H);
+      copy(a_.input + place * I, in + H, I);
+      place_[rows_ + r] = place;
+      units(r, place);
+    }
+    multiply_({grad_gates_.data() + rows_ * 3 * H, 3 * H, 1, a_.panels, LANES, int64_t(3) * H * LANES, 3 * H, nullptr, 0,
+               grad_h_.data(), padded(H)},
+              slots.taken, padded(H) / LANES);
+    rows_ += slots.taken;
+    if (rows_ + GROUP > BLOCK) finish_block();
+  }
+
+  // Gradients of the block's input, and of the weight.
+  HD void finish_block() {
+    const int width = padded(H + I);
+    multiply_({grad_gates_.data(), 3 * H, 1, a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES, 3 * H,
+               nullptr, 0, grad_input_.data(), padded(I)},
+              rows_, padded(I) / LANES);
+    for (int r = 0; r < rows_; ++r) copy(grad_input_.data() + r * padded(I), a_.input_out + place_[r] * I, I);
+    A* sums = sums_.weight.data();
+    multiply_({grad_gates_.data(), 1, 3 * H, in_.data(), width, LANES, rows_, sums, width, sums, width}, 3 * H,
+              width / LANES);
+    rows_ = 0;
+  }
+
+ private:
+  HD void foresee(int64_t place) {
+    prefetch(a_.h, place, H);
+    prefetch(a_.activated, place, 3 * H);
+    prefetch(a_.h_all, place - 1, H);
+    prefetch(a_.input, place, I);
+  }
+
+  HD void units(int r, int64_t place) {
+    for_units(H, [&](int j, int n) __attribute__((always_inline)) {
+      A gates[3 * LANES], h[LANES], grads[3 * LANES], *grad_h = grad_h_.data() + r * padded(H) + j;
+      for (int gate = 0; gate < 3; ++gate) store(gates + gate * LANES, load(a_.activated + (3 * place + gate) * H + j, n));
+      store(h, load(a_.h_all + place * H + j, n));
+      store(grad_h, load(grad_h) + load(a_.h + place * H + j, n));
+      cell_bwd(gates, h, grad_h, grad_c_.data() + r * padded(H) + j, grads);
+      for (int gate = 0; gate < 3; ++gate) {
+        const Pack<A> grad = load(grads + gate * LANES);
+        A* bias = sums_.bias.data() + gate * H + j;
+        store(grad_gates_.data() + (rows_ + r) * 3 * H + gate * H + j, grad, n);
+        store(bias, load(bias, n) + grad, n);
+      }
+    });
+  }
+
+  const Gradients<T>& a_;
+  const Multiply<A> multiply_ = multiply_here<A>();
+  Sums<A>& sums_;
+  const int H, I;
+  std::vector<A> grad_h_, grad_c_, grad_gates_, in_, grad_input_;
+  int64_t place_[BLOCK];
+  int rows_ = 0;  // of the block
+};
+
+// The parts' sums in their order, rows begin .. end - 1 of the weight.
+template <class T>
+CLONES void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
+  using A = acc_t<T>;
+  std::vector<A> sum(padded(width));
+  for (int64_t row = begin; row < end; ++row) {
+    std::fill(sum.begin(), sum.end(), A(0));
+    for (const auto& part : parts)
+      for (int i = 0; i < padded(width); i += LANES)
+        store(&sum[i], load(&sum[i]) + load(&part.weight[row * padded(width) + i]));
+    copy(sum.data(), grad_weight + row * width, width);
   }
 }
 
-template <class T, int ROWS>
-CLONES void backward_group(const RayGroup& group, const Gradients<T>& a, WalkBack<acc_t<T>>& walk) {
-  using A = acc_t<T>;
-  const int H = group.s.n_state, columns = padded(H), depth = 3 * H;
-  A *grad_h = walk.grad_h.data(), *grad_c = walk.grad_c.data(), *grad_gates = walk.grad_gates.data();
-  for (int r = 0; r < group.size; ++r) {
-    copy(a.h_n + group.rays[r] * H, grad_h + r * columns, H);
-    copy(a.c_n + group.rays[r] * H, grad_c + r * columns, H);
-  }
-  for (int64_t step = group.length(0) - 1; step >= 0; --step) {
-    const int n = group.active(step);
-    for (int r = 0; r < n; ++r) {
-      const int64_t place = group.first(r) + step, before = std::max<int64_t>(place - 1, 0);
-      prefetch(a.h + before * H, H);
-      prefetch(a.activated + before * depth, depth);
-      prefetch(a.c + before * H, H);
-      prefetch<T, 1>(a.gates + before * depth, depth);
-      for_units(H, [&](int j, int n_units) __attribute__((always_inline)) {
-        backward_units(a, grad_h + r * columns + j, grad_c + r * columns + j, grad_gates + r * depth, walk.grad_bias, place,
-                       j, n_units, H);
-      });
-    }
-    for (int j = 0; j < columns; j += 2 * LANES) {
-      const Panels<A> panels{a.panels + int64_t(j) * depth, nullptr, depth, int64_t(LANES) * depth, 0};
-      if (j + LANES < columns)
-        product<A, ROWS, 2>(grad_gates, panels, grad_h + j, columns, n);
-      else
-        product<A, ROWS, 1>(grad_gates, panels, grad_h + j, columns, n);
-    }
-  }
-  for (int r = 0; r < group.size; ++r) {
-    copy(grad_h + r * columns, a.h0 + group.rays[r] * H, H);
-    copy(grad_c + r * columns, a.c0 + group.rays[r] * H, H);
-  }
-}
-
-constexpr int TALL = 8, LOW = 2;  // rows that wide and other registers hold
+constexpr int PARTS = 64, PARTS_BACK = 32;  // at most; on the way back each has sums of its own
 
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape& s, Stream) {
+            void* h_n, void* c_n, void* activated, void*, void*, const LltmShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
-    const int H = s.n_state, depth = H + s.n_input, columns = padded(H);
-    // Column `unit` of a gate is the weight's row gate * H + unit.
+    const int H = s.n_state, depth = H + s.n_input, columns = 3 * padded(H);
+    // Unit `unit` of a gate is the weight's row gate * H + unit.
     auto at = [&](const void* from, int64_t width, int k, int column) {
-      const int gate = column / columns, unit = column % columns;
+      const int gate = column / LANES % 3, unit = column / (3 * LANES) * LANES + column % LANES;
       return unit < H ? A(((const T*)from)[(int64_t(gate) * H + unit) * width + k]) : A(0);
     };
-    const auto panels = in_panels<A>(depth, 3 * columns, [&](int k, int j) { return at(weight, depth, k, j); });
-    const auto start = in_panels<A>(1, 3 * columns, [&](int k, int j) { return at(bias, 1, k, j); });
-    const Arrays<T> arrays{(const T*)input, (const T*)h0,   (const T*)c0, (T*)h,      (T*)h_n,
-                           (T*)c_n,         (T*)activated, (T*)c,        (T*)before, panels.data(), start.data()};
-    const auto walk_group = has_wide_registers() ? forward_group<T, TALL> : forward_group<T, LOW>;
-    for_groups(s, [&](int64_t) {
-      return [&, walk = Walk<A>(s)](const RayGroup& group) mutable { walk_group(group, arrays, walk); };
+    const auto panels = in_panels<A>(depth, columns, [&](int k, int j) { return at(weight, depth, k, j); });
+    const auto start = in_panels<A>(1, columns, [&](int k, int j) { return at(bias, 1, k, j); });
+    const Arrays<T> arrays{(const T*)input, (const T*)h0,  (const T*)c0,  (T*)h,       (T*)h_n,
+                           (T*)c_n,         (T*)activated, panels.data(), start.data()};
+    for_parts(s, parts_of(s, PARTS), [&](const Part& part, int64_t) {
+      Walk<T> walk(arrays, s);
+      Slots slots(s, part, false);
+      walk_all(walk, slots);
     });
   });
   return 0;
 }
 
-Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
-                const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
-                const LltmShape& s, Stream) {
+Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
+                    const void* weight, const void* h0, const void* h, const void* activated, void* grad_input,
+                    void* grad_weight, void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
-    const int H = s.n_state, width = H + s.n_input;
-    const auto panels = in_panels<A>(3 * H, padded(H), [&](int k, int unit) {
-      return unit < H ? A(((const T*)weight)[int64_t(k) * width + unit]) : A(0);
+    const int H = s.n_state, I = s.n_input, width = H + I;
+    const auto panels = in_panels<A>(3 * H, padded(H) + padded(I), [&](int k, int j) {
+      const int column = j < padded(H) ? j : j - padded(H) + H;
+      return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
     });
-    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)activated, (const T*)c,
-                              (T*)grad_gates,   (T*)grad_h0,        (T*)grad_c0,        panels.data()};
-    const auto walk_group = has_wide_registers() ? backward_group<T, TALL> : backward_group<T, LOW>;
-    std::vector<A> sums(parts_of(s) * 3 * H);
-    for_groups(s, [&](int64_t part) {
-      return [&, walk = WalkBack<A>(s, sums.data() + part * 3 * H)](const RayGroup& group) mutable {
-        walk_group(group, arrays, walk);
-      };
+    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
+                              (const T*)h0,     (const T*)h,         (const T*)activated, (T*)grad_input,
+                              (T*)grad_h0,      (T*)grad_c0,         panels.data()};
+    std::vector<Sums<A>> sums(parts_of(s, PARTS_BACK));
+    for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
+      WalkBack<T> walk(arrays, s, sums[i]);
+      Slots slots(s, part, true);
+      walk_all(walk, slots);
+      walk.finish_block();
     });
-    for (size_t i = 0; i < sums.size(); ++i) ((A*)grad_bias)[i % (3 * H)] += sums[i];
+    parallel(3 * H, GROUP, [&](int64_t begin, int64_t end) {
+      add_up<T>(sums, (T*)grad_weight, begin, end, width);
+      for (int64_t row = begin; row < end; ++row) {
+        A sum = 0;
+        for (const auto& part : sums) sum += part.bias[row];
+        ((T*)grad_bias)[row] = T(sum);
+      }
+    });
   });
   return 0;
 }

@@ -155,7 +155,8 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 @implements("lltm", "cpp", "cuda")
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
-        return _Lltm.apply(input, ray_offsets, weight, bias, h0, c0)
+        with_gradient = _LltmOnGpu if input.is_cuda else _LltmOnCpu
+        return with_gradient.apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
     return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
 
@@ -169,7 +170,23 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
     return lengths.sort(stable=True, descending=True).indices
 
 
-class _Lltm(torch.autograd.Function):
+class _LltmOnCpu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
+        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
+        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates)
+        return h, h_n, c_n
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            gradients = torch.ops.nerfkit._lltm_cpu_bwd(*grads, *saved)
+        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved, *grads))
+        return input, None, weight, bias, h0, c0
+
+
+class _LltmOnGpu(torch.autograd.Function):
     """The kernels do what is sequential; the gradients of input and parameters are products over all samples."""
 
     @staticmethod
@@ -183,12 +200,12 @@ class _Lltm(torch.autograd.Function):
     def backward(ctx, grad_h, grad_h_n, grad_c_n):
         saved = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _native_gradients(*saved, grad_h, grad_h_n, grad_c_n)
+            gradients = _gpu_gradients(*saved, grad_h, grad_h_n, grad_c_n)
         input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], grad_h, grad_h_n, grad_c_n))
         return input, None, weight, bias, h0, c0
 
 
-def _native_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n):
+def _gpu_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n):
     """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
     grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
         grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
@@ -206,7 +223,7 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
         input.new_empty((n, 3 * n_state) if save else 0),
-        *(input.new_empty((n, n_state) if save else 0) for _ in range(2)),
+        *(input.new_empty((n, n_state) if save and not input.is_cpu else 0) for _ in range(2)),
     )
 
 
@@ -216,5 +233,11 @@ BIAS_PARTS = 2048  # of cuda/lltm.h
 @native.fake("_lltm_bwd")
 def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order):
     wide = torch.float64 if gates.dtype == torch.float64 else torch.float32
-    bias = gates.new_empty(BIAS_PARTS if gates.is_cuda else 1, gates.shape[1], dtype=wide)
+    bias = gates.new_empty(BIAS_PARTS, gates.shape[1], dtype=wide)
     return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias
+
+
+@native.fake("_lltm_cpu_bwd")
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, h, gates):
+    shapes = input.shape, weight.shape, gates.shape[1:], h0.shape, h0.shape
+    return tuple(input.new_empty(shape) for shape in shapes)

@@ -54,6 +54,37 @@ def test_an_empty_ray_hands_its_state_back():
     assert torch.equal(h_n[[0, 2]], h0[[0, 2]]) and torch.equal(c_n[[0, 2]], c0[[0, 2]])
 
 
+@pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="no native op")
+def test_the_number_of_threads_changes_no_bit():
+    torch.manual_seed(0)
+    counts = torch.randint(0, 20, (300,))
+    sizes = (int(counts.sum()), 5), (51, 22), (51,), (300, 17), (300, 17)
+    x, *rest = (torch.randn(*size).requires_grad_() for size in sizes)
+    results = []
+    threads = torch.get_num_threads()
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            with ops.backend("cpp"):
+                outputs = lltm(x, offsets_from_counts(counts), *rest)
+            results.append([*outputs, *torch.autograd.grad([y.sum() for y in outputs], [x, *rest])])
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_closed_gates_have_finite_gradients(dtype):
+    x, offsets, weight, bias, h0, c0 = problem([3, 2])
+    for closed in (slice(0, 3), slice(3, 6), slice(0, 6)):  # input gates, output gates, both
+        shut = bias.clone()
+        shut[closed] = -1000
+        inputs = [t.to(dtype).requires_grad_() for t in (x, weight, shut, h0, c0)]
+        h, h_n, c_n = lltm(inputs[0], offsets, *inputs[1:])
+        gradients = torch.autograd.grad(h.sum() + h_n.sum() + c_n.sum(), inputs)
+        assert all(gradient.isfinite().all() for gradient in gradients)
+
+
 def test_second_derivative_raises_instead_of_lying():
     (case,) = (c for c in cases("lltm") if c.name == "one_ray")
     arguments = case.arguments()
