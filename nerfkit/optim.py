@@ -52,8 +52,7 @@ class LazyAdam(torch.optim.Optimizer):
     def __init__(
         self, params: Iterable[Any], lr: float | Tensor, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-15
     ):
-        # capturable: loading a state then moves `step` to the parameters.
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "capturable": True})
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -61,8 +60,11 @@ class LazyAdam(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # another optimiser's learning rate may be a float
+        for group in self.param_groups:  # another optimiser's learning rate may be a float, its steps on the CPU
             _prepare(group)
+            for p in group["params"]:
+                if self.state.get(p):
+                    self.state[p]["step"] = torch.as_tensor(self.state[p]["step"], dtype=torch.float32, device=p.device)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:
@@ -104,4 +106,3 @@ def _prepare(group: dict[str, Any]) -> None:
     if not all(0 <= beta < 1 for beta in group["betas"]):
         raise ValueError(f"LazyAdam: betas must be at least 0 and below 1, got {group['betas']}")
     group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=next(iter(devices), None))
-    group["capturable"] = True
