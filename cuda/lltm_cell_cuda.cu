@@ -39,48 +39,47 @@ __global__ void __launch_bounds__(THREADS)
 constexpr int BATCH = 8;             // rows that a warp multiplies together
 constexpr int SMALL_THREADS = 1024;  // of the backward kernel
 
-// A warp a unit: the lanes share the depth of the product.
+// A warp a unit of BATCH rows: the lanes share the depth of the product.
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     small_forward(const T* __restrict__ input, const T* __restrict__ h, const T* __restrict__ c, const T* __restrict__ weight,
                   const T* __restrict__ bias, T* __restrict__ h_new, T* __restrict__ c_new, T* __restrict__ activated,
                   SmallCellSize size) {
   using A = acc_t<T>;
-  const int H = size.state, I = size.input, j = (blockIdx.x * THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
-  if (j >= H) return;
-  for (int first = 0; first < size.batch; first += BATCH) {
-    A sum[3][BATCH] = {};
-    for (int k = lane; k < H + I; k += 32) {
-      A w[3], x[BATCH];
+  const int H = size.state, I = size.input, warp = (blockIdx.x * THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int j = warp % H, first = warp / H * BATCH;
+  if (first >= size.batch) return;
+  A sum[3][BATCH] = {};
+  for (int k = lane; k < H + I; k += 32) {
+    A w[3], x[BATCH];
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) w[gate] = A(weight[(gate * H + j) * (H + I) + k]);
+    for (int gate = 0; gate < 3; ++gate) w[gate] = A(weight[(gate * H + j) * (H + I) + k]);
 #pragma unroll
-      for (int i = 0; i < BATCH; ++i) {
-        const int b = min(first + i, size.batch - 1);
-        x[i] = A(k < H ? h[b * H + k] : input[b * I + k - H]);
-      }
-#pragma unroll
-      for (int i = 0; i < BATCH; ++i)
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) sum[gate][i] += w[gate] * x[i];
+    for (int i = 0; i < BATCH; ++i) {
+      const int b = min(first + i, size.batch - 1);
+      x[i] = A(k < H ? h[b * H + k] : input[b * I + k - H]);
     }
-    A mine[3] = {};
 #pragma unroll
     for (int i = 0; i < BATCH; ++i)
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) {
-        const A total = sum_lanes(sum[gate][i], 32);
-        if (lane == i) mine[gate] = total + A(bias[gate * H + j]);
-      }
-    const int b = first + lane;
-    if (lane >= BATCH || b >= size.batch) continue;
-    const Gates<A> gate = activate(mine[0], mine[1], mine[2]);
-    const A value = A(c[b * H + j]) + gate.g * gate.i;
-    T* to = activated + 3 * b * H + j;
-    to[0] = T(gate.i), to[H] = T(gate.o), to[2 * H] = T(gate.g);
-    c_new[b * H + j] = T(value);
-    h_new[b * H + j] = T(hyperbolic_tangent(value) * gate.o);
+      for (int gate = 0; gate < 3; ++gate) sum[gate][i] += w[gate] * x[i];
   }
+  A mine[3] = {};
+#pragma unroll
+  for (int i = 0; i < BATCH; ++i)
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      const A total = sum_lanes(sum[gate][i], 32);
+      if (lane == i) mine[gate] = total + A(bias[gate * H + j]);
+    }
+  const int b = first + lane;
+  if (lane >= BATCH || b >= size.batch) return;
+  const Gates<A> gate = activate(mine[0], mine[1], mine[2]);
+  const A value = A(c[b * H + j]) + gate.g * gate.i;
+  T* to = activated + 3 * b * H + j;
+  to[0] = T(gate.i), to[H] = T(gate.o), to[2 * H] = T(gate.g);
+  c_new[b * H + j] = T(value);
+  h_new[b * H + j] = T(hyperbolic_tangent(value) * gate.o);
 }
 
 template <class T>
@@ -100,7 +99,8 @@ __device__ __forceinline__ acc_t<T> gate_gradients(const SmallGradients<T>& a, i
   return activate_bwd(gate, A(a.c_new[b * H + j]), A(a.grad_h_new[b * H + j]), A(a.grad_c_new[b * H + j]), grad);
 }
 
-// The first blocks take a row each, for the gradients of h and input; the others a warp a unit, for the parameters'.
+// The first blocks take a row each, for the gradients of h and input; the others, for the parameters', a warp a unit and
+// 32 of its weights in each gate.
 template <class T>
 __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradients<T> a) {
   using A = acc_t<T>;
@@ -135,30 +135,26 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradi
     }
     return;
   }
-  const int j = ((blockIdx.x - a.size.batch) * SMALL_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
-  if (j >= H) return;
-  A bias[3] = {};
-  for (int first = 0; first < K; first += 32) {
-    const int k = first + lane;
-    A sum[3] = {};
-    for (int base = 0; base < a.size.batch; base += 32) {
-      Gates<A> grad{};
-      if (base + lane < a.size.batch) gate_gradients(a, base + lane, j, grad);
-      if (first == 0) bias[0] += grad.i, bias[1] += grad.o, bias[2] += grad.g;
-      for (int i = 0; i < min(32, a.size.batch - base); ++i) {
-        const int b = base + i;
-        const A x = k < H ? A(a.h[b * H + k]) : k < K ? A(a.input[b * I + k - H]) : A(0);
-        sum[0] += __shfl_sync(ALL_LANES, grad.i, i) * x;
-        sum[1] += __shfl_sync(ALL_LANES, grad.o, i) * x;
-        sum[2] += __shfl_sync(ALL_LANES, grad.g, i) * x;
-      }
+  const int warp = ((blockIdx.x - a.size.batch) * SMALL_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int j = warp % H, k = warp / H * 32 + lane;
+  if (k - lane >= K) return;
+  A sum[3] = {}, bias[3] = {};
+  for (int base = 0; base < a.size.batch; base += 32) {
+    Gates<A> grad{};
+    if (base + lane < a.size.batch) gate_gradients(a, base + lane, j, grad);
+    bias[0] += grad.i, bias[1] += grad.o, bias[2] += grad.g;
+    for (int i = 0; i < min(32, a.size.batch - base); ++i) {
+      const int b = base + i;
+      const A x = k < H ? A(a.h[b * H + k]) : k < K ? A(a.input[b * I + k - H]) : A(0);
+      sum[0] += __shfl_sync(ALL_LANES, grad.i, i) * x;
+      sum[1] += __shfl_sync(ALL_LANES, grad.o, i) * x;
+      sum[2] += __shfl_sync(ALL_LANES, grad.g, i) * x;
     }
-    for (int gate = 0; gate < 3; ++gate)
-      if (k < K) a.grad_weight[int64_t(gate * H + j) * K + k] = T(sum[gate]);
   }
   for (int gate = 0; gate < 3; ++gate) {
-    const A sum = sum_lanes(bias[gate], 32);
-    if (lane == 0) a.grad_bias[gate * H + j] = T(sum);
+    if (k < K) a.grad_weight[int64_t(gate * H + j) * K + k] = T(sum[gate]);
+    const A total = sum_lanes(bias[gate], 32);
+    if (k == 0) a.grad_bias[gate * H + j] = T(total);
   }
 }
 
@@ -169,7 +165,8 @@ Status lltm_cell_small(DType dtype, const void* input, const void* h, const void
   if (size.batch == 0 || size.state == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    small_forward<<<blocks_for(int64_t(size.state) * 32), THREADS, 0, (cudaStream_t)stream>>>(
+    const int64_t warps = int64_t(size.state) * blocks_for(size.batch, BATCH);
+    small_forward<<<blocks_for(warps * 32), THREADS, 0, (cudaStream_t)stream>>>(
         (const T*)input, (const T*)h, (const T*)c, (const T*)weight, (const T*)bias, (T*)h_new, (T*)c_new, (T*)activated, size);
   });
   return launched();
@@ -184,7 +181,8 @@ Status lltm_cell_small_bwd(DType dtype, const void* grad_h_new, const void* grad
     const SmallGradients<T> a{(const T*)grad_h_new, (const T*)grad_c_new, (const T*)input, (const T*)h, (const T*)weight,
                               (const T*)activated,  (const T*)c_new,      (T*)grad_input,  (T*)grad_h,  (T*)grad_c,
                               (T*)grad_weight,      (T*)grad_bias,        size};
-    const unsigned blocks = size.batch + blocks_for(int64_t(size.state) * 32, SMALL_THREADS);
+    const int64_t warps = int64_t(size.state) * blocks_for(size.state + size.input, 32);  // of the parameters' gradients
+    const unsigned blocks = size.batch + blocks_for(warps * 32, SMALL_THREADS);
     const size_t shared = (3 * size.state + SMALL_THREADS) * sizeof(acc_t<T>);
     small_backward<<<blocks, SMALL_THREADS, shared, (cudaStream_t)stream>>>(a);
   });
