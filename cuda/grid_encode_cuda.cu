@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t CHUNK = 1 << 16;           // points
 constexpr int64_t CHUNK_BACKWARD = 1 << 18;  // additions gain more from a level's rows being near
 constexpr int PAIRED_ROWS = 8;               // a level's rows are a multiple of it, or it is not read in blocks
-constexpr int RUN = 4;                       // neighbouring points that a thread of the backward pass takes
+constexpr int RUN = 4;                       // neighbouring points for each thread of the backward pass
 
 // Which level, and which thread of its chunk, a block works for.
 struct Turn {
@@ -111,23 +111,6 @@ __device__ __forceinline__ void add(A* to, const A (&values)[V]) {
     for (int i = 0; i < V; ++i) atomicAdd(to + i, values[i]);
 }
 
-// Rows a and b, which two corners share an edge between: one access where they are neighbours in memory.
-template <class A, int V>
-__device__ __forceinline__ void add_pair(A* part, uint32_t a, uint32_t b, int f, const A (&at_a)[V], const A (&at_b)[V]) {
-  if constexpr (sizeof(A) == 4 && V == 2) {
-    const bool swapped = a > b;
-    A* first = part + int64_t(swapped ? b : a) * f;
-    if (f == V && (swapped ? a - b : b - a) == 1 && reinterpret_cast<uintptr_t>(first) % 16 == 0) {
-      const A both[4] = {swapped ? at_b[0] : at_a[0], swapped ? at_b[1] : at_a[1], swapped ? at_a[0] : at_b[0],
-                         swapped ? at_a[1] : at_b[1]};
-      add(first, both);
-      return;
-    }
-  }
-  add(part + int64_t(a) * f, at_a);
-  add(part + int64_t(b) * f, at_b);
-}
-
 // Adds exactly, in any order: value times a power of two as an integer.
 struct FixedPoint {
   unsigned long long* sums;
@@ -146,42 +129,52 @@ __device__ __forceinline__ void add_fixed(const FixedPoint& to, int64_t place, c
     atomicAdd(to.sums + place + i, static_cast<unsigned long long>(__double2ll_rn(double(values[i]) * to.scale)));
 }
 
-// RUN neighbouring points a thread: while they stay in one cell, as along a ray, their sums stay in registers.
-template <class P, class T, int V, bool FIXED>
+// Of a value for each corner, that of corner i, of four, on one side of the cell: of x where the hash leaves it as it is,
+// else of z, so that the two corners of an edge are neighbours in memory, and the accesses of two lanes that take a side
+// each are one.
+template <class X>
+__device__ __forceinline__ X of_side(const GridLevel& level, const X (&corners)[8], bool side, int i) {
+  const X low = level.hashed ? corners[i] : corners[2 * i], high = level.hashed ? corners[4 + i] : corners[2 * i + 1];
+  return side ? high : low;
+}
+
+// A thread takes neighbouring points, RUN of them for each lane that shares them: while they stay in one cell, as along a
+// ray, their sums stay in registers. SHARED, where the features are one access: two lanes share, a side of the cell each.
+template <class P, class T, int V, bool SHARED, bool FIXED>
 __global__ void __launch_bounds__(THREADS)
     to_table(const T* __restrict__ grad_out, const P* __restrict__ points, acc_t<T>* __restrict__ grad_table,
              unsigned long long* __restrict__ fixed_sums, const unsigned long long* __restrict__ largest, int64_t n_points,
              GridLevels levels) {
   using A = acc_t<T>;
+  constexpr int SHARING = SHARED ? 2 : 1, CORNERS = 8 / SHARING;
   const int f = levels.n_features, parts = f / V;
-  const Turn turn = turn_of(levels.n_levels, CHUNK_BACKWARD, CHUNK_BACKWARD / RUN * parts);
-  const int64_t first = turn.first_point + turn.thread / parts * RUN;
-  if (turn.thread >= CHUNK_BACKWARD / RUN * parts || first >= n_points) return;
-  const int j = int(turn.thread % parts) * V;
+  const int64_t threads = CHUNK_BACKWARD / RUN * parts;
+  const Turn turn = turn_of(levels.n_levels, CHUNK_BACKWARD, threads);
+  const int64_t first = turn.first_point + turn.thread / parts / SHARING * SHARING * RUN;
+  if (turn.thread >= threads || first >= n_points) return;
+  const int j = int(turn.thread % parts) * V, side = threadIdx.x % SHARING;
   const GridLevel level = level_of(levels, turn.level);
   const int64_t offset = levels.first_row[turn.level] * f + j;
   FixedPoint fixed{};
   if (FIXED) fixed = {fixed_sums + offset, fixed_scale(largest, n_points)};
 
-  A sum[8][V];
+  A sum[CORNERS][V];
   int cell[3] = {-1, -1, -1};
   auto flush = [&] {
     if (cell[0] < 0) return;
     uint32_t row[8];
     rows_of(level, cell, row);
-    if (FIXED) {
 #pragma unroll
-      for (int k = 0; k < 8; ++k) add_fixed(fixed, int64_t(row[k]) * f, sum[k]);
-    } else if (level.hashed) {  // neighbours in memory along x, which the hash leaves as it is
-#pragma unroll
-      for (int k = 0; k < 4; ++k) add_pair(grad_table + offset, row[k], row[k + 4], f, sum[k], sum[k + 4]);
-    } else {
-#pragma unroll
-      for (int k = 0; k < 8; k += 2) add_pair(grad_table + offset, row[k], row[k + 1], f, sum[k], sum[k + 1]);
+    for (int k = 0; k < CORNERS; ++k) {
+      const int64_t place = int64_t(SHARED ? of_side(level, row, side, k) : row[k]) * f;
+      if (FIXED)
+        add_fixed(fixed, place, sum[k]);
+      else
+        add(grad_table + offset + place, sum[k]);
     }
   };
 #pragma unroll
-  for (int i = 0; i < RUN; ++i) {
+  for (int i = 0; i < RUN * SHARING; ++i) {
     const int64_t n = first + i;
     if (n >= n_points) break;
     int here[3];
@@ -201,9 +194,10 @@ __global__ void __launch_bounds__(THREADS)
       for (int axis = 0; axis < 3; ++axis) cell[axis] = here[axis];
     }
 #pragma unroll
-    for (int k = 0; k < 8; ++k)
+    for (int k = 0; k < CORNERS; ++k)
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[k][v] = (same ? sum[k][v] : A(0)) + A(w[k]) * grad[v];
+      for (int v = 0; v < V; ++v)
+        sum[k][v] = (same ? sum[k][v] : A(0)) + A(SHARED ? of_side(level, w, side, k) : w[k]) * grad[v];
   }
   flush();
 }
@@ -313,17 +307,21 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
     using T = decltype(t);
     using A = acc_t<T>;
     constexpr int V = width.value;
-    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK_BACKWARD, CHUNK_BACKWARD / RUN * (levels.n_features / V), n_points);
+    const int64_t threads = CHUNK_BACKWARD / RUN * (levels.n_features / V);
+    const unsigned blocks = blocks_of_turns(levels.n_levels, CHUNK_BACKWARD, threads, n_points);
     const T* grad = (const T*)grad_out;
     auto* fixed = (unsigned long long*)fixed_point;
     auto* bound = (unsigned long long*)largest;
+    const bool shared = levels.n_features == V;
     if (grad_table && n_values && fixed) {
       find_largest<<<std::min(blocks_for(n_values), 1024u), THREADS, 0, on>>>(grad, bound, n_values);
-      to_table<P, T, V, true><<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)nullptr, fixed, bound, n_points, levels);
+      const auto kernel = shared ? to_table<P, T, V, true, true> : to_table<P, T, V, false, true>;
+      kernel<<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)nullptr, fixed, bound, n_points, levels);
       const int64_t n = n_rows * levels.n_features;
       from_fixed<<<blocks_for(n), THREADS, 0, on>>>(fixed, (A*)grad_table, bound, n_points, n);
     } else if (grad_table && n_values) {
-      to_table<P, T, V, false><<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)grad_table, fixed, bound, n_points, levels);
+      const auto kernel = shared ? to_table<P, T, V, true, false> : to_table<P, T, V, false, false>;
+      kernel<<<blocks, THREADS, 0, on>>>(grad, (const P*)points, (A*)grad_table, fixed, bound, n_points, levels);
     }
     if (grad_points)
       to_points<P, T, V><<<blocks_for(n_points), THREADS, 0, on>>>(grad, (const P*)points, (const T*)table, (P*)grad_points,
