@@ -29,11 +29,34 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ feats, 
   store(out + n * f + j, sum);
 }
 
+// A row of the block's threads for one point.
+template <class T, int V>
+__global__ void __launch_bounds__(THREADS) to_feats(const T* __restrict__ grad_out, const acc_t<T>* __restrict__ points,
+                                                    T* __restrict__ grad_feats, int64_t n_points, int f) {
+  using A = acc_t<T>;
+  const int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (n >= n_points) return;
+  A u[3], w[8];
+  unit_position(points + 3 * n, u);
+  corner_weights(u, w);
+  for (int j = threadIdx.x * V; j < f; j += blockDim.x * V) {
+    A grad[V];
+    load(grad_out + n * f + j, grad);
+#pragma unroll
+    for (int k = 0; k < 8; ++k) {
+      A corner[V];
+#pragma unroll
+      for (int i = 0; i < V; ++i) corner[i] = w[k] * grad[i];
+      store(grad_feats + (8 * n + k) * f + j, corner);
+    }
+  }
+}
+
 // `lanes` threads of one warp for one point.
-template <class T, int V, bool TO_FEATS, bool TO_POINTS>
+template <class T, int V, bool TO_FEATS>
 __global__ void __launch_bounds__(THREADS)
-    backward(const T* __restrict__ grad_out, const T* __restrict__ feats, const acc_t<T>* __restrict__ points,
-             T* __restrict__ grad_feats, acc_t<T>* __restrict__ grad_points, int64_t n_points, int f, int lanes) {
+    to_points(const T* __restrict__ grad_out, const T* __restrict__ feats, const acc_t<T>* __restrict__ points,
+              T* __restrict__ grad_feats, acc_t<T>* __restrict__ grad_points, int64_t n_points, int f, int lanes) {
   using A = acc_t<T>;
   const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   const int lane = int(thread % lanes);
@@ -49,11 +72,9 @@ __global__ void __launch_bounds__(THREADS)
     for (int k = 0; k < 8; ++k) {
       const int64_t place = (8 * n + k) * f + j;
       A corner[V];
-      if (TO_POINTS) {
-        load(feats + place, corner);
+      load(feats + place, corner);
 #pragma unroll
-        for (int i = 0; i < V; ++i) d[k] += grad[i] * corner[i];
-      }
+      for (int i = 0; i < V; ++i) d[k] += grad[i] * corner[i];
       if (TO_FEATS) {
 #pragma unroll
         for (int i = 0; i < V; ++i) corner[i] = w[k] * grad[i];
@@ -61,14 +82,12 @@ __global__ void __launch_bounds__(THREADS)
       }
     }
   }
-  if (TO_POINTS) {
-    A grad_u[3];
-    corner_weights_bwd(u, d, grad_u);
+  A grad_u[3];
+  corner_weights_bwd(u, d, grad_u);
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) {
-      const A sum = sum_lanes(grad_u[axis], lanes);
-      if (real && lane == 0) grad_points[3 * n + axis] = A(0.5) * sum;
-    }
+  for (int axis = 0; axis < 3; ++axis) {
+    const A sum = sum_lanes(grad_u[axis], lanes);
+    if (real && lane == 0) grad_points[3 * n + axis] = A(0.5) * sum;
   }
 }
 
@@ -84,12 +103,16 @@ void forward_of_width(const T* feats, const acc_t<T>* points, T* out, TrilinearS
 template <class T, int V>
 void backward_of_width(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
                        TrilinearSize size, cudaStream_t stream) {
+  const int f = int(size.n_features), most = grad_points ? 32 : THREADS;
   int lanes = 1;
-  while (lanes < 32 && lanes * V < size.n_features) lanes *= 2;
+  while (lanes < most && lanes * V < f) lanes *= 2;
   const unsigned blocks = blocks_for(size.n_points * lanes);
-  auto kernel = !grad_points ? backward<T, V, true, false> : !grad_feats ? backward<T, V, false, true> : backward<T, V, true, true>;
-  kernel<<<blocks, THREADS, 0, stream>>>(grad_out, feats, points, grad_feats, grad_points, size.n_points,
-                                         int(size.n_features), lanes);
+  if (!grad_points) {
+    to_feats<T, V><<<blocks, dim3(lanes, THREADS / lanes), 0, stream>>>(grad_out, points, grad_feats, size.n_points, f);
+    return;
+  }
+  const auto kernel = grad_feats ? to_points<T, V, true> : to_points<T, V, false>;
+  kernel<<<blocks, THREADS, 0, stream>>>(grad_out, feats, points, grad_feats, grad_points, size.n_points, f, lanes);
 }
 
 }  // namespace
