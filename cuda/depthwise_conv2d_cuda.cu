@@ -7,7 +7,7 @@
 // of the weight in one pass.
 // Anything else: a thread a value.
 
-#include "depthwise_conv2d_half.cuh"
+#include "depthwise_conv2d_half_channels.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
 
@@ -341,19 +341,12 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
   }
 }
 
-template <class T, int KH, int KW, bool BACKWARD>
-void launch_half_kernel(const HalfConv<T>& a, bool channels_last, bool vector, cudaStream_t stream) {
-  if constexpr (KH > 1)
-    if (channels_last) return launch_half<true>(convolve_half<T, KH, KW, true, true, BACKWARD>, a, stream);
-  if (vector) return launch_half<false>(convolve_half<T, KH, KW, false, true, BACKWARD>, a, stream);
-  launch_half<false>(convolve_half<T, KH, KW, false, false, BACKWARD>, a, stream);
-}
-
 // Sums of the weight's gradient that a channel has; none if the tensor cores are not for this.
 template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int k = tiled_kernel(s);
-  if (sizeof(T) != 2 || is_empty(s) || (k != 7 && k >= 0) || (s.channels_last && s.channels % 8)) return 0;
+  const bool taken = k == 7 || k < 0 || (k == 5 && !s.channels_last);
+  if (sizeof(T) != 2 || is_empty(s) || !taken || (s.channels_last && s.channels % 8)) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return 0;
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
@@ -361,8 +354,11 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   if (flat) a.strides.row = a.strides.batch;
   a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
   const int64_t batch = flat ? 1 : s.batch;
-  s.channels_last ? share_out<true>(a, batch, backward, gpu.processors) : share_out<false>(a, batch, backward, gpu.processors);
-  return a.units <= INT32_MAX ? batch * a.strips * a.segments : 0;
+  if (s.channels_last)
+    share_out_channels(a, batch, gpu.processors);
+  else
+    share_out_planes(a, batch, flat ? 1 : k, backward, gpu.processors);
+  return a.units <= INT32_MAX ? batch * a.strips * a.pieces : 0;
 }
 
 // The number of parts, none if the tensor cores are not for this.
@@ -374,10 +370,12 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
     const bool sixteen = aligned(a.in, 16) && aligned(a.out, 16) && aligned(a.x, 16);
     if (!parts || (s.channels_last && !sixteen)) return 0;
     const bool vector = sixteen && s.x.size % 8 == 0;
-    switch (tiled_kernel(s)) {
-      case 7: launch_half_kernel<T, 7, 7, BACKWARD>(a, s.channels_last, vector, stream); break;
-      case -3: launch_half_kernel<T, 1, 3, BACKWARD>(a, false, vector, stream); break;
-      case -5: launch_half_kernel<T, 1, 5, BACKWARD>(a, false, vector, stream); break;
+    switch (s.channels_last ? 0 : tiled_kernel(s)) {
+      case 0: launch_half_channels<T, 7, BACKWARD>(a, stream); break;
+      case 5: launch_half_planes<T, 5, 5, BACKWARD>(a, vector, stream); break;
+      case 7: launch_half_planes<T, 7, 7, BACKWARD>(a, vector, stream); break;
+      case -3: launch_half_planes<T, 1, 3, BACKWARD>(a, vector, stream); break;
+      case -5: launch_half_planes<T, 1, 5, BACKWARD>(a, vector, stream); break;
     }
     return parts;
   }
@@ -397,7 +395,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (walk_strips<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_tiles<T, false>(a, s, on)) return;
+    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on) || walk_tiles<T, false>(a, s, on)) return;
     any_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();
@@ -413,8 +411,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     auto* partials = grad_weight ? (acc_t<T>*)scratch : nullptr;
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
-    int64_t parts = walk_strips<T, true>(a, s, on);
-    if (!parts) parts = walk_with_tensor_cores<T, true>(a, s, on);
+    int64_t parts = walk_with_tensor_cores<T, true>(a, s, on);
+    if (!parts) parts = walk_strips<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
     if (!parts) {
       parts = 1;
