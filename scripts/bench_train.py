@@ -217,9 +217,9 @@ def stages_of(r: dict[str, Any]) -> str:
 
 
 def markdown(runs: list[dict[str, Any]]) -> str:
-    """A line for each preset, stages and budget: mean and half the spread over the seeds whose loss stayed finite."""
+    """A line for each preset, stages and budget: mean and half the spread over the runs whose loss stayed finite."""
     lines = [
-        "| scene | along the ray | rows, state, rate | training | PSNR | seeds | steps | ms a step | samples, rays | "
+        "| scene | along the ray | rows, state, rate | training | PSNR | runs | steps | ms a step | samples, rays | "
         "frames/s | GB |",
         "|---|---|---|---|---|---|---:|---:|---|---:|---:|",
     ]

@@ -93,6 +93,8 @@ def grid_encode_work(device: str) -> Iterator[Work]:
             call = lambda p=points, t=table: ops.grid_encode(p, t, resolutions, max_entries)  # noqa: E731
             case = f"hash 16x2, 2^19, {str(dtype)[6:]}, {n} points {name}"
             yield Work("grid_encode", case, {"table": table}, call, under("torch", call), "definition", wrt=("table",))
+            if dtype == torch.float16:
+                yield repeatable_work(call, table, case)
     for f in (4, 28):
         table = rand(128**3, f, device=device).requires_grad_()
         points = torch.rand(n, 3, device=device).requires_grad_()
@@ -111,6 +113,23 @@ def grid_encode_work(device: str) -> Iterator[Work]:
             baseline_inputs={"table": volume, "points": coordinates},
             check=False,
         )
+
+
+def repeatable_work(call: Callable[[], Tensor], table: Tensor, case: str) -> Work:
+    """The table's gradient with the same bits every time, beside the usual one."""
+    out = call()
+    grad = torch.randn_like(out)
+    usual = lambda: torch.autograd.grad(out, table, grad, retain_graph=True)[0]  # noqa: E731
+
+    def repeatable() -> Tensor:
+        torch.use_deterministic_algorithms(True)
+        try:
+            return usual()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    case = f"{case}, deterministic gradient"
+    return Work("grid_encode", case, {"table": table}, repeatable, usual, "not so", parts=("forward",))
 
 
 CONV2D = [((8, 64, 256, 256), 3), ((32, 96, 56, 56), 7), ((16, 128, 512, 512), 5)]
