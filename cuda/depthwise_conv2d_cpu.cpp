@@ -115,14 +115,16 @@ std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s
 }
 
 template <class A, int R>
+constexpr int MOST_PACKS = sizeof(A) > sizeof(float) ? 1 : R == 1 ? 4 : 2;
+template <class A, int R>
 int packs_at_once() {
-  return sizeof(A) > sizeof(float) || !has_wide_registers() ? 1 : R == 1 ? 4 : 2;
+  return has_wide_registers() ? MOST_PACKS<A, R> : 1;
 }
 
 // Channels last: packs begin .. end - 1 of R rows.
 template <class T, int K, int R>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int begin, int end) {
-  constexpr int P = R == 1 ? 4 : 2;
+  constexpr int P = MOST_PACKS<acc_t<T>, R>;
   if (packs_at_once<acc_t<T>, R>() == P && out.lanes == LANES) {
     correlate<T, K, R, P>(in, weight, out, begin, end);
     begin = end - (end - begin) % P;
@@ -133,7 +135,7 @@ void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const O
 // `columns` neighbours of R rows. The last packs overlap those before, if there are any.
 template <class T, int K, int R>
 void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns) {
-  constexpr int P = R == 1 ? 4 : 2;
+  constexpr int P = MOST_PACKS<acc_t<T>, R>;
   const int wide = packs_at_once<acc_t<T>, R>() * LANES, whole = columns / wide * wide, rest = columns - whole;
   correlate_packs<T, K, R>(in, weight, out, 0, whole / LANES);
   if (rest > LANES && whole > 0) {
@@ -159,17 +161,10 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
           soon, source.row, source.column * pack};
 }
 
-// Calls f(K, R, i) for R rows from row i on.
-template <class F>
-void row_by_row(const Line& y, const Tile& tile, int most, const F& f) {
-  for (int i = 0; i < tile.rows;)
-    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) { f(k, r, i); });
-}
-
 template <class T>
 void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
                     const Plane<const T>& source, const Tile& tile, const Pictures& s) {
-  row_by_row(frame.y, tile, has_wide_registers() ? 8 : 4, [&](auto k, auto r, int i) {
+  row_by_row<true>(frame.y, tile, [&](auto k, auto r, int i) {
     const auto in = frame.inputs().below(i);
     const auto to = outputs_of(out, source, tile, i, s);
     if (s.channels_last)
@@ -184,7 +179,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
                     const Tile& tile, const Pictures& s) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  row_by_row(picture.y, tile, has_wide_registers() ? 8 : 4, [&, first = first, last = last](auto k, auto r, int i) {
+  row_by_row<true>(picture.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
     const auto in = picture.inputs().below(i);
     const auto to = outputs_of(out, source, tile, i, s);
     auto edge = [&](int j) {

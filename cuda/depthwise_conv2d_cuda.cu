@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types
-// of 7 and of one row take the way of depthwise_conv2d_half.cuh, other square ones that of depthwise_conv2d_walk.cuh.
+// of 7, of one row and, in planes, of 5 take the way of depthwise_conv2d_half.cuh, other square ones that of
+// depthwise_conv2d_walk.cuh.
 // What these cannot take (widths or channels that are not whole vectors, float32 of one row) goes to tiles: a thread takes
 // a tile of one channel and loads a value once for all the taps of a column. Neighbouring threads take neighbouring columns
 // or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives the gradients of x and

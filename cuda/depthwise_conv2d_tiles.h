@@ -115,9 +115,10 @@ struct Plane {
 
 // The values first .. last - 1 of a row, value j to place j * spread - start. Places a stride apart become neighbours.
 struct RowCopy {
-  int first, last, spread, start, stride, phase;
+  int first, last, spread, start, stride;
+  int64_t phase;
 
-  HD int position(int j) const {
+  HD int64_t position(int j) const {
     const int place = j * spread - start;
     return stride == 1 ? place : place % stride * phase + place / stride;
   }
@@ -144,7 +145,7 @@ CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit,
     for (int j = copy.first; j < copy.last; ++j) store(to + int64_t(j - copy.start) * LANES, load(from + j * column));
   else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j)
-      store(to + int64_t(copy.position(j)) * LANES, load(from + j * column, plane.channels));
+      store(to + copy.position(j) * LANES, load(from + j * column, plane.channels));
   else if (copy.spread == 1 && copy.stride == 1)
     copy_values(from + copy.first, to + (copy.first - copy.start), copy.last - copy.first);
   else
@@ -169,7 +170,8 @@ struct Inputs {
 template <class A>
 struct Frame {
   const Line &y, &x;
-  int unit, phase, width;
+  int unit;
+  int64_t phase, width;
   std::vector<A> values;
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
@@ -180,9 +182,9 @@ struct Frame {
     const int columns = std::min(x.out, tiles.width), whole = unit == LANES ? 1 : LANES;
     phase = (columns + whole - 1) / whole * whole + (x.kernel - 1) * x.dilation / x.stride;
     width = x.stride * phase * unit;
-    size = int64_t(tiles.height + y.kernel - 1) * width + LANES;
+    size = (tiles.height + y.kernel - 1) * width + LANES;
     values.reserve(size);
-    for (int r = 0; r < tiles.height + y.kernel - 1; ++r) rows.push_back(values.data() + int64_t(r) * width);
+    for (int r = 0; r < tiles.height + y.kernel - 1; ++r) rows.push_back(values.data() + r * width);
     for (int v = 0; v < x.kernel; ++v) {
       const int place = v * x.dilation;
       offset[v] = (place % x.stride * phase + place / x.stride) * unit;
@@ -207,7 +209,7 @@ struct Frame {
     clear(copy.first * x.spread - start, copy.last - copy.first);
     for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
       const int at = y.value_at(y.start(tile.row) + r * y.dilation);
-      A* to = values.data() + int64_t(r) * width;
+      A* to = values.data() + r * width;
       if (at < 0) std::fill(to, to + width, A(0));
       if (at >= 0) copy_row(plane.values + at * plane.row, to, copy, unit, plane);
     }
@@ -234,7 +236,7 @@ struct InPlace {
   void find(const Plane<const A>& plane, const Tile& tile) {
     for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
       const int at = y.value_at(y.start(tile.row) + r * y.dilation);
-      if (at < 0) zeros.resize(tiles.width * column + offset[x.kernel - 1]);
+      if (at < 0) zeros.resize(std::min(x.out, tiles.width) * column + offset[x.kernel - 1]);
       rows[r] = at < 0 ? zeros.data() : plane.values + at * plane.row + x.start(tile.column) * plane.column;
     }
   }
@@ -243,11 +245,13 @@ struct InPlace {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// Calls f(K, R) for R rows at once, at most `most`; K is the kernel's height, or 0 for any with R = 1.
-template <class F>
-int some_rows(int kernel, int rows, int most, const F& f) {
+// Calls f(K, R) for R rows at once, as many as registers hold; K is the kernel's height, or 0 for any with R = 1.
+// EIGHT_OF_5: also for kernels of 5.
+template <bool EIGHT_OF_5, class F>
+int some_rows(int kernel, int rows, const F& f) {
   auto rows_of = [&](auto k) {
-    if (rows >= 8 && most >= 8) return f(k, Int<8>()), 8;
+    if constexpr (EIGHT_OF_5 || k != 5)
+      if (rows >= 8 && has_wide_registers()) return f(k, Int<8>()), 8;
     if (rows >= 4) return f(k, Int<4>()), 4;
     return f(Int<0>(), Int<1>()), 1;
   };
@@ -258,6 +262,13 @@ int some_rows(int kernel, int rows, int most, const F& f) {
     case 7: return rows_of(Int<7>());
     default: return f(Int<0>(), Int<1>()), 1;
   }
+}
+
+// Calls f(K, R, i) for R rows from row i on.
+template <bool EIGHT_OF_5, class F>
+void row_by_row(const Line& y, const Tile& tile, const F& f) {
+  for (int i = 0; i < tile.rows;)
+    i += some_rows<EIGHT_OF_5>(y.rolls() ? y.kernel : 0, tile.rows - i, [&](auto k, auto r) { f(k, r, i); });
 }
 
 // Keeps the compiler from loading early what would push sums out of the registers.

@@ -89,19 +89,11 @@ CLONES void add_rows(const Inputs<A>& grad, A* sum, int rows, int begin, int end
 
 template <class A, int K, int R>
 void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int begin, int end, int lanes) {
-  constexpr int V = R == 8 || (R == 4 && K == 5) ? (K == 3 || K == 7 ? 3 : K == 5 ? 5 : 1) : 1;
+  constexpr int V = R == 4 && K == 5 ? 5 : R == 8 && (K == 3 || K == 7) ? 3 : 1;
   int v = in.first;
-  if (sizeof(A) == sizeof(float) && has_wide_registers())
-    for (; v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
+  if constexpr (sizeof(A) == sizeof(float) && V > 1)
+    for (; has_wide_registers() && v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
   for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
-}
-
-// Calls f(K, R, i) for R rows from row i on.
-template <class F>
-void row_by_row(const Line& y, const Tile& tile, const F& f) {
-  const int most = has_wide_registers() && y.kernel != 5 ? 8 : 4;
-  for (int i = 0; i < tile.rows;)
-    i += some_rows(y.rolls() ? y.kernel : 0, tile.rows - i, most, [&](auto k, auto r) { f(k, r, i); });
 }
 
 // sums [taps + 1, LANES]
@@ -109,7 +101,7 @@ template <class A>
 void correlate_tile(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
   const bool last = in.unit == LANES;
   const int packs = last ? tile.columns : tile.columns / LANES, lanes = last ? 0 : tile.columns % LANES;
-  row_by_row(in.y, tile, [&](auto k, auto r, int i) {
+  row_by_row<false>(in.y, tile, [&](auto k, auto r, int i) {
     correlate_weights<A, k, r>(in.inputs().below(i), grad.inputs().below(i), sums, 0, packs, lanes);
   });
   add_rows(grad.inputs(), sums + in.y.kernel * in.x.kernel * LANES, tile.rows, 0, packs + (lanes > 0));
@@ -119,7 +111,7 @@ template <class A>
 void correlate_tile(const InPlace<A>& in, const InPlace<A>& grad, A* sums, const Tile& tile) {
   const Line& x = in.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  row_by_row(in.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
+  row_by_row<false>(in.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
     const auto from = in.inputs().below(i), to = grad.inputs().below(i);
     auto edge = [&](int j) {
       const int column = tile.column + j;

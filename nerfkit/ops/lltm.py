@@ -174,7 +174,8 @@ class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
-        ctx.save_for_backward(input, ray_offsets, weight, h0, h, gates)
+        # Copies, for a caller may change the state in place.
+        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), h.clone(), gates)
         return h, h_n, c_n
 
     @staticmethod

@@ -66,16 +66,27 @@ def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backe
         assert float((g.detach().double().cpu() - w).abs().max()) <= share * float(w.abs().max())
 
 
-def test_threads_do_not_change_the_result():
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+def test_the_number_of_threads_changes_no_bit():
     x, weight = torch.randn(2, 32, 40, 40).to(memory_format=torch.channels_last), torch.randn(32, 1, 5, 5)
     inputs = [value.requires_grad_() for value in (x, weight)]
     threads, results = torch.get_num_threads(), []
-    for n in (1, 3):
-        torch.set_num_threads(n)
-        out = depthwise_conv2d(*inputs, padding=2)
-        results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
-    torch.set_num_threads(threads)
+    try:
+        for n in (1, 3):
+            torch.set_num_threads(n)
+            with ops.backend("cpp"):
+                out = depthwise_conv2d(*inputs, padding=2)
+            results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
+    finally:
+        torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+def test_a_frame_that_no_memory_holds_is_an_error():
+    stride = 2**28 + 1
+    with ops.backend("cpp"), pytest.raises(RuntimeError):
+        depthwise_conv2d(torch.randn(1, 2, 1, 100000), torch.randn(2, 1, 1, 1), None, (1, stride), (0, stride))
 
 
 @pytest.mark.parametrize(

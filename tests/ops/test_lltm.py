@@ -54,6 +54,23 @@ def test_an_empty_ray_hands_its_state_back():
     assert torch.equal(h_n[[0, 2]], h0[[0, 2]]) and torch.equal(c_n[[0, 2]], c0[[0, 2]])
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_state_may_change_in_place_before_the_backward_pass(backend):
+    if backend not in ops.available("lltm"):
+        pytest.skip("no native op")
+    x, offsets, weight, bias, h0, c0 = problem([3, 2])
+    results = []
+    for changed in (False, True):
+        parameter, start, cell = weight.clone().requires_grad_(), h0.clone(), c0.clone()
+        with ops.backend(backend):
+            h, h_n, c_n = lltm(x, offsets, parameter, bias, start, cell)
+        loss = h.sum() + c_n.sum()
+        if changed:
+            start.copy_(h_n.detach()), cell.copy_(c_n.detach()), h.mul_(2)
+        results.append(torch.autograd.grad(loss, parameter)[0])
+    assert torch.equal(*results)
+
+
 @pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="no native op")
 def test_the_number_of_threads_changes_no_bit():
     torch.manual_seed(0)
