@@ -230,6 +230,11 @@ def lltm_inputs(n: int, r: int, i: int, h: int, dtype: torch.dtype, device: str)
     return {name: value.to(dtype).requires_grad_() for name, value in x.items()} | {"h0": zero, "c0": zero.clone()}
 
 
+def lltm_beside_definition(name: str, x: dict[str, Tensor], call: Callable[[], Tensor], moved: int = 0) -> Work:
+    wrt, parts = ("input", "weight", "bias"), ("forward", "both")
+    return Work("lltm", name, x, call, under("torch", call), "definition", moved, 2 * moved, wrt, parts)
+
+
 def lltm_work(device: str) -> Iterator[Work]:
     rays, steps, i, h = (8192, 128, 32, 64) if device == "cuda" else (256, 64, 32, 64)
     for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
@@ -257,18 +262,7 @@ def lltm_work(device: str) -> Iterator[Work]:
                 check=False,
             )
         else:
-            yield Work(
-                "lltm",
-                name,
-                x,
-                call,
-                under("torch", call),
-                "definition",
-                moved,
-                2 * moved,
-                ("input", "weight", "bias"),
-                ("forward", "both"),
-            )
+            yield lltm_beside_definition(name, x, call, moved)
     rays, i, h = (40000, 16, 32) if device == "cuda" else (4000, 16, 32)
     dtype = torch.float16 if device == "cuda" else torch.float32
     counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 1).clamp(1, 40).long().to(device)
@@ -276,16 +270,7 @@ def lltm_work(device: str) -> Iterator[Work]:
     x = lltm_inputs(int(offsets[-1]), rays, i, h, dtype, device)
     call = lambda: ops.lltm(x["input"], offsets, x["weight"], x["bias"], x["h0"], x["c0"])[0]  # noqa: E731
     name = f"{rays} rays of 1..40 (mean {counts.float().mean():.1f}), {i} -> {h}, {str(dtype)[6:]}"
-    yield Work(
-        "lltm",
-        name,
-        x,
-        call,
-        under("torch", call),
-        "definition",
-        wrt=("input", "weight", "bias"),
-        parts=("forward", "both"),
-    )
+    yield lltm_beside_definition(name, x, call)
 
 
 def mlp_work(device: str) -> Iterator[Work]:

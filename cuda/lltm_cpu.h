@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both passes of the LLTM on a CPU share. GROUP rays walk together: a step is one product for all of them, with the
+// weight in panels of LANES columns, and then the arithmetic of the units, LANES at a time.
+
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "cpu.h"
+#include "lltm.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int GROUP = 8;
+constexpr int BLOCK = 32;  // rows of a few steps, which fill the first cache
+
+int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
+
+// A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
+template <class A, class F>
+std::vector<A> in_panels(int depth, int columns, const F& at) {
+  std::vector<A> panels(int64_t(depth) * columns);
+  for (int j = 0; j < columns; ++j)
+    for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
+  return panels;
+}
+
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES].
+template <class A>
+struct Product {
+  const A* left;
+  int64_t left_row, left_column;  // steps from one to the next
+  const A* right;
+  int64_t right_row, right_pack;
+  int depth;
+  const A* start;  // null for zero
+  int64_t start_row;
+  A* out;
+  int64_t out_row;
+};
+
+template <int ROWS, int PACKS, class A>
+HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+  const A *left = p.left + r * p.left_row, *right = p.right + q * p.right_pack;
+  const A* start = p.start + r * p.start_row + q * LANES;
+  Pack<A> sum[ROWS][PACKS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start ? load(start + i * p.start_row + j * LANES) : Pack<A>{};
+  for (int k = 0; k < p.depth; ++k) {
+    Pack<A> row[PACKS];
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right_row + j * p.right_pack);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left_row + k * p.left_column] * row[j];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) store(p.out + (r + i) * p.out_row + (q + j) * LANES, sum[i][j]);
+}
+
+template <int ROWS, class A>
+HD void tiles(const Product<A>& p, int rows, int packs) {
+  for (int q = 0; q < packs;) {
+    const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
+    for (int r = 0; r < rows; r += ROWS)
+      if (n == 3)
+        tile<ROWS, 3>(p, r, q);
+      else if (n == 2)
+        tile<ROWS, 2>(p, r, q);
+      else
+        tile<ROWS, 1>(p, r, q);
+    q += n;
+  }
+}
+
+constexpr int FEW = 2;
+
+// ROWS is what the registers hold. Up to a multiple of it are read and written.
+template <class A, int ROWS>
+CLONES void multiply(const Product<A>& p, int rows, int packs) {
+  if (rows > FEW)
+    tiles<ROWS>(p, rows, packs);
+  else
+    tiles<FEW>(p, rows, packs);
+}
+
+template <class A>
+using Multiply = void (*)(const Product<A>&, int rows, int packs);
+template <class A>
+Multiply<A> multiply_here() {
+  return has_wide_registers() ? multiply<A, GROUP * sizeof(float) / sizeof(A)> : multiply<A, FEW>;
+}
+
+// f(j, n) for the units j .. j + n - 1; where n is LANES it is a constant, for loads and stores without a test.
+template <class F>
+HD void for_units(int n_state, const F& f) {
+  int j = 0;
+  for (; j + LANES <= n_state; j += LANES) f(j, LANES);
+  if (j < n_state) f(j, n_state - j);
+}
+
+// Neighbouring rays that one thread walks. The number does not depend on that of threads, nor do then any sums.
+struct Part {
+  int64_t begin, end;
+};
+
+// At most so many parts, and none that fills no block.
+int64_t parts_of(const LltmShape& s, int64_t most) {
+  return std::clamp<int64_t>(std::min(s.n_rays / GROUP, s.n_samples / BLOCK), 1, most);
+}
+
+// f(part, its number)
+template <class F>
+void for_parts(const LltmShape& s, int64_t parts, const F& f) {
+  parallel_each(parts, [&](int64_t i) { f(Part{s.n_rays * i / parts, s.n_rays * (i + 1) / parts}, i); });
+}
+
+constexpr int AHEAD = GROUP / 2;  // rays in front of which its first sample is asked for
+
+struct Slot {
+  int64_t ray, place, end;
+};
+
+// The rays of a part in GROUP slots. One that ends makes room for the next, so that all slots are taken almost to the
+// end: the longest come first.
+class Slots {
+ public:
+  int taken = 0;  // the first ones are
+  Slot at[GROUP];
+
+  Slots(const LltmShape& s, const Part& part, bool backward) : s_(s), backward_(backward), rays_(part.end - part.begin) {
+    std::iota(rays_.begin(), rays_.end(), part.begin);
+    auto length = [&](int64_t ray) { return s.ray_offsets[ray + 1] - s.ray_offsets[ray]; };
+    std::stable_sort(rays_.begin(), rays_.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
+  }
+
+  // Calls walk.end(slot) where a ray has ended, walk.begin(slot) where one begins, walk.move(from, to) where none is left.
+  template <class W>
+  HD void refill(W& walk) {
+    for (int r = 0; r < GROUP;)
+      if (r < taken && at[r].place != at[r].end) {
+        ++r;
+      } else {
+        if (r < taken) walk.end(at[r].ray, r);
+        if (next_ < rays_.size()) {
+          at[r] = slot_of(rays_[next_++]);
+          taken = std::max(taken, r + 1);
+          walk.begin(at[r].ray, r);
+          if (next_ + AHEAD < rays_.size()) walk.foresee(slot_of(rays_[next_ + AHEAD]));
+        } else if (r >= taken) {
+          return;
+        } else if (r < --taken) {
+          at[r] = at[taken];
+          walk.move(taken, r);
+        }
+      }
+  }
+
+ private:
+  Slot slot_of(int64_t ray) const {
+    const int64_t first = s_.ray_offsets[ray], behind = s_.ray_offsets[ray + 1];
+    return backward_ ? Slot{ray, behind - 1, first - 1} : Slot{ray, first, behind};
+  }
+
+  const LltmShape& s_;
+  bool backward_;
+  std::vector<int64_t> rays_;
+  size_t next_ = 0;
+};
+
+template <class W>
+CLONES void walk_all(W& walk, Slots& slots) {
+  for (slots.refill(walk); slots.taken; slots.refill(walk)) walk.step(slots);
+}
+
+template <class T, class A>
+HD void copy(const T* from, A* to, int n) {
+  for (int i = 0; i < n; ++i) to[i] = A(from[i]);
+}
+
+// The row [n] of a matrix, which may lie outside of it. The processor does not foresee where the next sample of each of
+// GROUP rays lies.
+template <class T, int WRITE = 0>
+HD void prefetch(const T* matrix, int64_t row, int n) {
+  const uintptr_t from = uintptr_t(matrix) + row * n * sizeof(T);
+  for (uintptr_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch((const void*)(from + i), WRITE);
+}
+
+}  // namespace
+}  // namespace nerfkit
