@@ -43,6 +43,7 @@ class TrainingStep:
         )  # fmt: skip
         self.device = device = images.device
         self.n_rays = torch.tensor(first_n_rays(config), device=device)
+        self.draws_background = torch.tensor(True, device=device)  # at random
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rays, samples
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
         self.loss = torch.zeros((), device=device)
@@ -126,11 +127,10 @@ class TrainingStep:
         device = self.images.device
         n_views, height, width = self.images.shape[:3]
         view, row, column = (torch.randint(n, (n_rays,), device=device) for n in (n_views, height, width))
+        background = torch.rand(n_rays, 3, device=device)
         kind = self.config.data.background
-        if kind == "random":
-            background = torch.rand(n_rays, 3, device=device)
-        else:
-            background = torch.full((n_rays, 3), BACKGROUNDS[kind], device=device)
+        if kind != "random":
+            background = torch.where(self.draws_background, background, BACKGROUNDS[kind])
         jitter = torch.rand(n_rays, device=device)
         return self.cameras.rays(view, column, row), self.images[view, row, column], background, jitter
 

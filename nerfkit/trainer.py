@@ -7,6 +7,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +31,22 @@ NAN_REPORT = "nan_report.json"
 
 
 class Trainer:
-    """Trains a Renderer on the pictures [V, H, W, 3 or 4] uint8 of one split."""
+    """Trains a Renderer, or what `model` makes of the config, on the pictures [V, H, W, 3 or 4] uint8 of one split."""
 
-    def __init__(self, config: Config, cameras: Cameras, images: Tensor, folder: Path, device: torch.device):
+    def __init__(
+        self,
+        config: Config,
+        cameras: Cameras,
+        images: Tensor,
+        folder: Path,
+        device: torch.device,
+        model: Callable[[Config], Renderer] = Renderer,
+    ):
         self.config = config
         self.folder = folder
         self.device = device
         seed_everything(config.seed)
-        self.renderer = Renderer(config).to(device)
+        self.renderer = model(config).to(device)
         self.cameras = cameras.to(device)
         check_box(self.cameras, self.renderer.sampler.box)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=device)
@@ -92,6 +101,7 @@ class Trainer:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
+        self.training_step.draws_background.fill_(self.step < self.config.trainer.background_warmup)
         self.renderer.sampler.update(self.renderer.density, self.step)
         self.training_step()
         if not self.training_step.is_fixed:

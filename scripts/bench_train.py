@@ -16,12 +16,14 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import tyro
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -29,6 +31,7 @@ from nerfkit import cli, config, ops, run  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
 from nerfkit.image import PictureRenderer  # noqa: E402
 from nerfkit.metrics import psnr  # noqa: E402
+from nerfkit.renderer import Renderer  # noqa: E402
 from nerfkit.scene import Views, blend, load_scene  # noqa: E402
 from nerfkit.trainer import Trainer  # noqa: E402
 from nerfkit.versions import device_name, versions  # noqa: E402
@@ -53,27 +56,58 @@ class BenchOptions(config.Config):
 
 
 def main(arguments: list[str]) -> int:
-    base = config.load(_after(arguments, "--config"))
-    default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
-    options = tyro.cli(BenchOptions, args=arguments, default=default, prog="scripts/bench_train.py", **cli.TYRO)
+    options = parse(arguments, __doc__, "scripts/bench_train.py")
     if options.show:
         report = json.loads(options.show.read_text())
         print(markdown(report["runs"]))
         if options.draw:
             draw(report["runs"], options.draw)
         return 0
+    bench(options, [Case(variant) for variant in options.variants])
+    return 0
+
+
+def parse(arguments: list[str], description: str | None, prog: str) -> BenchOptions:
+    base = config.load(_after(arguments, "--config"))
+    default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
+    return tyro.cli(BenchOptions, args=arguments, default=default, prog=prog, description=description, **cli.TYRO)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: options that differ, and what builds the model."""
+
+    changes: str  # as in --variants
+    model: Callable[[config.Config], Renderer] = Renderer
+    name: str = ""  # where the changes do not tell
+    probe: Callable[[Trainer, Callable[[], float]], dict[str, Any]] = lambda trainer, score: {}  # after training
+
+    @property
+    def title(self) -> str:
+        return self.name or self.changes or "default"
+
+
+def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
+    """Train each case with each seed, and write down how it went."""
     device = run.pick_device(options.device)
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     train, test = scene.split("train"), scene.split(options.eval.split)
-    pixels, truth = train.load(), test.load()
-    for variant in options.variants:
+    train, test = Pictures(train, train.load()), Pictures(test, test.load())
+    for case in cases:
         for seed in options.seeds:
-            result = {"scene": f"{scene.name} {test.cameras.width}x{test.cameras.height}", "views": len(truth)}
-            result |= measure(options, variant, seed, train, pixels, test, truth, device)
-            print(line_of(result), flush=True)
+            size = f"{test.views.cameras.width}x{test.views.cameras.height}"
+            result = {"scene": f"{scene.name} {size}", "views": len(test.pixels)}
+            result |= measure(options, case, seed, train, test, device)
+            print(line_of(case, result), flush=True)
             if options.json:
                 add_to(options.json, result, device)
-    return 0
+
+
+class Pictures(NamedTuple):
+    """Views with their pictures [V, H, W, 3 or 4] uint8."""
+
+    views: Views
+    pixels: Tensor
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
@@ -107,13 +141,19 @@ def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
 
 
 def measure(
-    options: BenchOptions, variant: str, seed: int, train: Views, pixels, test: Views, truth, device: torch.device
+    options: BenchOptions, case: Case, seed: int, train: Pictures, test: Pictures, device: torch.device
 ) -> dict[str, Any]:
-    settings = varied(options, variant, seed)
+    settings = varied(options, case.changes, seed)
     ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    trainer = Trainer(settings, train.cameras, pixels, Path(tempfile.mkdtemp()), device)
+    folder = Path(tempfile.mkdtemp())
+    trainer = Trainer(settings, train.views.cameras, train.pixels, folder, device, case.model)
+    n_views = options.views or len(test.pixels)
+
+    def score(pictures: Pictures = test) -> float:
+        return mean_psnr(trainer, pictures, n_views, device)
+
     curve: list[dict[str, float]] = []
     end = float("inf") if options.steps else options.seconds
     marks = sorted({*(t for t in options.at if t < end), end})
@@ -125,31 +165,35 @@ def measure(
                 trainer.train_step()
             sums = trainer.training_step.read()
             if trainer.training_step.failed:
-                raise TrainingError(f"{variant or 'default'}, seed {seed}: no finite loss at step {trainer.step}")
+                raise TrainingError(f"{case.title}, seed {seed}: no finite loss at step {trainer.step}")
             samples, rays = samples + sums.samples, rays + sums.rays
             trainer.seconds += time.perf_counter() - began
             began = time.perf_counter()
-        score = mean_psnr(trainer, test, truth, options.views, device)
+        reached = round(score(), 3)
         if not curve or curve[-1]["steps"] < trainer.step:
-            curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score, 3)})
-        print(f"  {variant or 'default'} seed {seed}: {curve[-1]}", flush=True)
+            curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": reached})
+        print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)
         began = time.perf_counter()
-    profile = {"profile": step_profile(trainer)} if options.profile else {}
-    return profile | {
-        "variant": variant,
+    result = {
+        "name": case.title,
+        "variant": case.changes,
         "seed": seed,
         "preset": asdict(settings.model) | asdict(settings.sampling) | asdict(settings.trainer),
+        "background": settings.data.background,
         "backend": trainer.backends(),
         "curve": curve,
         "seconds": curve[-1]["seconds"],
         "steps": trainer.step,
         "psnr": curve[-1]["psnr"],
+        "train_psnr": round(score(train), 3),
         "ms_per_step": round(trainer.seconds / trainer.step * 1e3, 3),
         "samples_per_step": round(samples / trainer.step),
         "rays_per_step": round(rays / trainer.step),
-        "fps": round(frames_per_second(trainer, test, options.frames, device), 1),
+        "fps": round(frames_per_second(trainer, test.views, options.frames, device), 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     }
+    result |= case.probe(trainer, score)
+    return result | ({"profile": step_profile(trainer)} if options.profile else {})
 
 
 def step_profile(trainer: Trainer, steps: int = 64) -> dict[str, Any]:
@@ -185,12 +229,12 @@ def short_name(kernel: str) -> str:
     return kernel[:90]
 
 
-def mean_psnr(trainer: Trainer, test: Views, truth, n_views: int, device: torch.device) -> float:
+def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.device) -> float:
     background = run.background_color(trainer.config, device)
     picture_of = PictureRenderer(trainer.renderer, background)
-    cameras = test.cameras.to(device)
-    views = range(len(cameras))[: n_views or None]
-    scores = [psnr(picture_of(cameras, v)["rgb"], blend(truth[v], background.cpu())) for v in views]
+    cameras = pictures.views.cameras.to(device)
+    views = range(len(cameras))[:n_views]
+    scores = [psnr(picture_of(cameras, v)["rgb"], blend(pictures.pixels[v], background.cpu())) for v in views]
     return sum(scores) / len(scores)
 
 
@@ -276,10 +320,9 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def line_of(result: dict[str, Any]) -> str:
-    name = result["variant"] or "default"
+def line_of(case: Case, result: dict[str, Any]) -> str:
     return (
-        f"{name:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
+        f"{case.title:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
         f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
     )

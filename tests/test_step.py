@@ -47,6 +47,20 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     torch.testing.assert_close(got.color[~whole], background[~whole])
 
 
+@pytest.mark.parametrize("background, color", [("white", 1.0), ("black", 0.0)])
+def test_the_background_is_random_at_first(small_config, tmp_path, background: str, color: float):
+    """And stays so where it is asked for by name."""
+    small_config.data.background, small_config.trainer.background_warmup = background, 2
+    trainer = make_trainer(small_config, tmp_path / "run")
+    is_plain = []
+    for _ in range(4):
+        trainer.train_step()
+        is_plain.append(bool((trainer.training_step.batch(50)[2] == color).all()))
+    assert is_plain == [False, False, True, True]
+    small_config.data.background = "random"
+    assert not (trainer.training_step.batch(50)[2] == color).any()
+
+
 @pytest.fixture(params=["adam", "lazy_adam"])
 def gpu_config(small_config, request):
     """Training on a GPU that gives the same bits every time."""

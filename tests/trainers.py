@@ -5,14 +5,15 @@ from pathlib import Path
 
 import torch
 
+from nerfkit.renderer import Renderer
 from nerfkit.scene import load_scene
 from nerfkit.trainer import Trainer
 
 
-def make_trainer(config, folder: Path) -> Trainer:
+def make_trainer(config, folder: Path, model=Renderer) -> Trainer:
     folder.mkdir(exist_ok=True)
     views = load_scene(config.data.path).split("train")
-    return Trainer(config, views.cameras, views.load(lambda text: None), folder, torch.device(config.device))
+    return Trainer(config, views.cameras, views.load(lambda text: None), folder, torch.device(config.device), model)
 
 
 def loss_of_a_step(trainer: Trainer) -> float:

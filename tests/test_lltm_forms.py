@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forms of the LLTM that are measured beside the one that ships."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfkit.errors import UserError
+from scripts import bench_train, lltm_forms
+from scripts.lltm_forms import CASES, Form, FormRenderer, mirrored
+from tests.trainers import make_trainer
+
+
+def changed(config, changes: str):
+    options = bench_train.BenchOptions(**{name: getattr(config, name) for name in config.__dataclass_fields__})
+    return bench_train.varied(options, changes, seed=0)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_form_trains(small_config, tmp_path, case):
+    """Every parameter gets a gradient within three steps, and what the state adds is lost where it is silent."""
+    config = changed(small_config, case.changes)
+    config.trainer.background_warmup = 0
+    trainer = make_trainer(config, tmp_path / "run", case.model)
+    before = {name: p.clone() for name, p in trainer.renderer.named_parameters()}
+    for _ in range(3):
+        trainer.train_step()
+    same = [name for name, p in trainer.renderer.named_parameters() if torch.equal(p, before[name])]
+    assert same == []
+    if isinstance(trainer.renderer, FormRenderer):
+        rays, _, background, _ = trainer.training_step.batch(64)
+        heard, _ = trainer.renderer(rays, background)
+        case.probe(trainer, lambda: 0.0)
+        silent, _ = trainer.renderer(rays, background)
+        assert not torch.equal(heard.color, silent.color) and torch.equal(heard.opacity, silent.opacity)
+
+
+def test_the_form_that_ships_is_the_renderer(small_config, tmp_path):
+    trainer = make_trainer(small_config, tmp_path / "run")
+    for _ in range(5):
+        trainer.train_step()
+    form = FormRenderer(Form(), small_config)
+    form.load_state_dict(trainer.renderer.state_dict())
+    rays, _, background, _ = trainer.training_step.batch(64)
+    torch.testing.assert_close(form(rays, background)[0].color, trainer.renderer(rays, background)[0].color)
+
+
+def test_mirrored_rows():
+    order = mirrored(torch.tensor([0, 3, 3, 5]), 5)
+    assert order.tolist() == [2, 1, 0, 4, 3]
+
+
+def test_a_form_that_is_not_known(tmp_path):
+    with pytest.raises(UserError, match="no form is called 'wide'; known: field, encoder, .*starts heard"):
+        lltm_forms.main(["--variants", "wide"])
+
+
+def test_the_benchmark_page_shows_the_forms():
+    runs = json.loads(Path("docs/benchmarks/lltm_forms_h200.json").read_text())["runs"]
+    assert lltm_forms.markdown(runs) in Path("docs/benchmarks.md").read_text()
