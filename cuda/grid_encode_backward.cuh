@@ -11,7 +11,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK_BACKWARD = 1 << 20;  // points: additions gain from a level's rows being near
+constexpr int64_t CHUNK_BACKWARD = 1 << 20;  // points; larger than forward, as additions gain more from rows that are near
 constexpr int RUN = 4;                       // points of a thread that has a part of a level's features
 
 #if __CUDA_ARCH__ >= 900
@@ -314,7 +314,8 @@ void launch_to_table(const T* grad_out, const P* points, const TableSums<acc_t<T
                      const GridLevels& levels, cudaStream_t stream) {
   if constexpr (std::is_same_v<P, float> && sizeof(T) < 8)
     if (levels.n_features == V) {
-      const auto launch = levels.n_levels == 1 ? launch_to_table_levels<T, V, 1, FIXED> : launch_to_table_levels<T, V, 4, FIXED>;
+      const bool alone = levels.n_levels == 1;
+      const auto launch = alone ? launch_to_table_levels<T, V, 1, FIXED> : launch_to_table_levels<T, V, 4, FIXED>;
       return launch(grad_out, points, sums, n_points, levels, stream);
     }
   const int parts = levels.n_features / V;
