@@ -9,6 +9,7 @@
 namespace nerfkit {
 
 constexpr int MAX_LEVELS = 64;
+constexpr uint32_t HASH_Y = 2654435761u, HASH_Z = 805459861u;
 
 struct GridLevels {
   int n_levels, n_features;
@@ -34,18 +35,20 @@ HD GridLevel level_of(const GridLevels& levels, int level) {
   return {levels.resolution[level], side * side * side > levels.max_entries, levels.max_entries - 1};
 }
 
-// The cell of a point and the position in it.
+// The cell along one axis and the position in it.
+template <class P>
+HD void cell_along(int resolution, P p, int& cell, P& u) {
+  p = p < 0 ? P(0) : p > 1 ? P(1) : p;
+  const P scaled = p * P(resolution);
+  int lowest = int(scaled);
+  lowest = lowest > resolution - 1 ? resolution - 1 : lowest;
+  cell = lowest < 0 ? 0 : lowest;  // a NaN ends here
+  u = scaled - P(cell);
+}
+
 template <class P>
 HD void cell_of(const GridLevel& level, const P* point, int cell[3], P u[3]) {
-  for (int axis = 0; axis < 3; ++axis) {
-    P p = point[axis];
-    p = p < 0 ? P(0) : p > 1 ? P(1) : p;
-    const P scaled = p * P(level.resolution);
-    int lowest = int(scaled);
-    lowest = lowest > level.resolution - 1 ? level.resolution - 1 : lowest;
-    cell[axis] = lowest < 0 ? 0 : lowest;  // a NaN ends here
-    u[axis] = scaled - P(cell[axis]);
-  }
+  for (int axis = 0; axis < 3; ++axis) cell_along(level.resolution, point[axis], cell[axis], u[axis]);
 }
 
 HD bool in_box(float p) { return p >= 0 && p <= 1; }
@@ -56,8 +59,8 @@ HD void rows_of(const GridLevel& level, const int cell[3], uint32_t row[8]) {
   const uint32_t x = cell[0], y = cell[1], z = cell[2];
   if (level.hashed) {
     const uint32_t hx[2] = {x, x + 1};
-    const uint32_t hy[2] = {y * 2654435761u, (y + 1) * 2654435761u};
-    const uint32_t hz[2] = {z * 805459861u, (z + 1) * 805459861u};
+    const uint32_t hy[2] = {y * HASH_Y, (y + 1) * HASH_Y};
+    const uint32_t hz[2] = {z * HASH_Z, (z + 1) * HASH_Z};
     for (int k = 0; k < 8; ++k) row[k] = (hx[k >> 2] ^ hy[k >> 1 & 1] ^ hz[k & 1]) & level.mask;
   } else {
     const uint32_t side = level.resolution + 1, lowest = (x * side + y) * side + z;
