@@ -11,8 +11,10 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK_BACKWARD = 1 << 20;  // points; larger than forward, as additions gain more from rows that are near
-constexpr int RUN = 4;                       // points of a thread that has a part of a level's features
+constexpr int64_t CHUNK_BACKWARD = 1 << 18;         // points
+constexpr int64_t CHUNK_LEVELS_BACKWARD = 1 << 20;  // of blocks with several levels: their additions gain more from rows that are near
+constexpr int64_t SMALL_LEVEL = 1 << 22;            // bytes of sums, of which the L2 of a large GPU holds several levels at once
+constexpr int RUN = 4;                              // points of a thread that has a part of a level's features
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool ADDS_VECTORS = true;
@@ -189,14 +191,14 @@ struct LevelsTile {
 };
 
 // Points of two lanes: few where there is one level, or the blocks would be too few.
-constexpr int run_of_pair(int levels, int row_bytes) { return levels == 1 ? 4 : row_bytes > 8 ? 8 : 16; }
+constexpr int run_of_pair(int levels) { return levels == 1 ? 4 : 8; }
 
 // The features are one access of V. The warps of a block take G levels of the same points.
 template <class T, int V, int G, bool FIXED>
 __global__ void __launch_bounds__(THREADS)
     to_table_levels(const T* __restrict__ grad_out, const float* __restrict__ points, TableSums<float> sums, int64_t n_points,
                     GridLevels levels) {
-  constexpr int RUN_OF_PAIR = run_of_pair(G, V * sizeof(T)), PAIRS = THREADS / 2 / G, TILE = PAIRS * RUN_OF_PAIR;
+  constexpr int RUN_OF_PAIR = run_of_pair(G), PAIRS = THREADS / 2 / G, TILE = PAIRS * RUN_OF_PAIR;
   const int64_t first = tile_of_block() * TILE;
   if (first >= n_points) return;
   const int n = int(min(int64_t(TILE), n_points - first)), level0 = blockIdx.y * G, l = level0 + threadIdx.x / 2 / PAIRS;
@@ -304,8 +306,8 @@ __global__ void __launch_bounds__(THREADS) from_fixed(const unsigned long long* 
 template <class T, int V, int G, bool FIXED>
 void launch_to_table_levels(const T* grad_out, const float* points, const TableSums<float>& sums, int64_t n_points,
                             const GridLevels& levels, cudaStream_t stream) {
-  constexpr int64_t TILE = THREADS / 2 / G * run_of_pair(G, V * sizeof(T));
-  const dim3 blocks = blocks_of_tiles(blocks_for(n_points, TILE), CHUNK_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
+  constexpr int64_t TILE = THREADS / 2 / G * run_of_pair(G);
+  const dim3 blocks = blocks_of_tiles(blocks_for(n_points, TILE), CHUNK_LEVELS_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
   to_table_levels<T, V, G, FIXED><<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
 }
 
@@ -314,8 +316,9 @@ void launch_to_table(const T* grad_out, const P* points, const TableSums<acc_t<T
                      const GridLevels& levels, cudaStream_t stream) {
   if constexpr (std::is_same_v<P, float> && sizeof(T) < 8)
     if (levels.n_features == V) {
-      const bool alone = levels.n_levels == 1;
-      const auto launch = alone ? launch_to_table_levels<T, V, 1, FIXED> : launch_to_table_levels<T, V, 4, FIXED>;
+      const bool small = levels.max_entries * int64_t(V * sizeof(float)) <= SMALL_LEVEL;
+      auto launch = small ? launch_to_table_levels<T, V, 4, FIXED> : launch_to_table_levels<T, V, 2, FIXED>;
+      if (levels.n_levels == 1) launch = launch_to_table_levels<T, V, 1, FIXED>;
       return launch(grad_out, points, sums, n_points, levels, stream);
     }
   const int parts = levels.n_features / V;

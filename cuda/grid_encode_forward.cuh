@@ -8,7 +8,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK = 1 << 16;  // points
+constexpr int64_t CHUNK = 1 << 18;  // points
 
 // The side of a cell that lane `odd` of two takes: four corners.
 template <class T, int V>
