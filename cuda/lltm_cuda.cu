@@ -176,7 +176,7 @@ int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0);
   const int64_t tiles = (arrays.shape.n_rays + NARROW_RAYS - 1) / NARROW_RAYS, warps = threads / 32;
   const int64_t grid = std::min(std::min<int64_t>((tiles + warps - 1) / warps, int64_t(blocks) * gpu.processors), most);
-  kernel<<<unsigned(grid), threads, 0, stream>>>(arrays, tiles);
+  kernel<<<unsigned(grid), threads, 0, stream>>>(arrays, int(tiles));
   return int(grid);
 }
 

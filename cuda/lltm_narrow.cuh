@@ -115,20 +115,22 @@ __device__ __forceinline__ void each(const F& f) {
 // ---- 8 rays ----
 
 // The tile that a warp takes in a round: longest rays lie first, so every other round goes from the other end.
-__device__ __forceinline__ int64_t tile_of(int64_t round, int64_t warp, int64_t warps) {
+__device__ __forceinline__ int tile_of(int round, int warp, int warps) {
   return round * warps + (round % 2 ? warps - 1 - warp : warp);
 }
 
-// Ray g of a tile. It is looked up during the tile before, in two steps, the second of which waits for the first.
+// Ray g of a tile. It is looked up during the tile before, in two steps, the second of which waits for the first. States of
+// more rays than an int counts would not fit into any memory.
 struct LaneRay {
-  int64_t ray, first, end;
+  int ray;
   bool real;
+  int64_t first, end;
 
-  __device__ __forceinline__ void find(const LltmShape& s, int64_t tile, int g) {
-    const int64_t place = tile * NARROW_RAYS + g;
-    real = place < s.n_rays;
-    ray = real ? place : s.n_rays - 1;
-    if (s.order) ray = s.order[ray];
+  __device__ __forceinline__ void find(const LltmShape& s, int tile, int g) {
+    const int place = tile * NARROW_RAYS + g;
+    real = place < int(s.n_rays);
+    ray = real ? place : int(s.n_rays) - 1;
+    if (s.order) ray = int(s.order[ray]);
   }
   __device__ __forceinline__ void find_samples(const LltmShape& s) { first = s.ray_offsets[ray], end = s.ray_offsets[ray + 1]; }
   __device__ __forceinline__ int length() const { return real ? int(end - first) : 0; }

@@ -19,7 +19,7 @@ __device__ __forceinline__ Operand load_operand(const uint4* from) {
 }
 
 template <class T, int I>
-__global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(const NarrowGradients<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(const NarrowGradients<T> a, int tiles) {
   constexpr int H = NARROW_STATE, BLOCKS = 1 + I / 16, DEEP = 2, WARPS = NARROW_BACKWARD_THREADS / 32;
   constexpr int ROW = H * sizeof(T), INPUT_ROW = I * sizeof(T), SUMS = H + I + 1;  // of a gate's unit: weight's row and bias
   constexpr int GATE_OPERANDS = 3 * BLOCKS, OPERANDS = GATE_OPERANDS + 3 * (BLOCKS - 1);
@@ -49,30 +49,29 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
   struct Sample {  // by ray
     unsigned x[I / 8], before[2], c[2], grad[2];
   };
-  const int64_t warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, warps = WARPS * gridDim.x;
+  const int warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, warps = WARPS * gridDim.x;
   LaneRay next;
   next.find(a.shape, warp, g);
   next.find_samples(a.shape);
-  for (int64_t round = 0; round * warps < tiles; ++round) {
+  for (int round = 0; round * warps < tiles; ++round) {
     const LaneRay ray = next;
     next.find(a.shape, tile_of(round + 1, warp, warps), g);
     const int length = ray.length(), longest = longest_of(length);
     const int length0 = __shfl_sync(ALL_LANES, length, 8 * t), length1 = __shfl_sync(ALL_LANES, length, 8 * t + 4);  // of rays 2t and 2t + 1
 
-    const int64_t of_ray = ray.ray * H + t * (H / 4), far = ray.first + longest - 1, of_sample = far * H + t * (H / 4);
+    const int64_t of_ray = int64_t(ray.ray) * H + t * (H / 4), far = ray.first + longest - 1;
     const char* input = reinterpret_cast<const char*>(a.input + far * I + t * (I / 4));
-    const char *before = reinterpret_cast<const char*>(a.before + of_sample), *c_at = reinterpret_cast<const char*>(a.c + of_sample);
-    const char* grad_h = reinterpret_cast<const char*>(a.grad_h + of_sample);
+    int64_t at = (far * H + t * (H / 4)) * int64_t(sizeof(T));  // in before, c and grad_h
     char* grad_input = reinterpret_cast<char*>(a.input_out + far * I + t * (I / 4));
     Sample sample[DEEP] = {};
     auto load_sample = [&](Sample& to, int step, auto back) {
       const bool real = step >= 0 && step < length;
       load_if<-back() * INPUT_ROW>(real, input, to.x);
-      load_if<-back() * ROW>(real, before, to.before);
-      load_if<-back() * ROW>(real, c_at, to.c);
+      load_if<-back() * ROW>(real, reinterpret_cast<const char*>(a.before) + at, to.before);
+      load_if<-back() * ROW>(real, reinterpret_cast<const char*>(a.c) + at, to.c);
 #pragma unroll
       for (int r = 0; r < 2; ++r) to.grad[r] = step < 0 ? 0 : to.grad[r];  // h0 has no gradient but that of the first sample
-      load_if<-back() * ROW>(real, grad_h, to.grad);
+      load_if<-back() * ROW>(real, reinterpret_cast<const char*>(a.grad_h) + at, to.grad);
     };
     each<DEEP>([&](auto j) { return load_sample(sample[j()], longest - 1 - j(), j), true; });
     unsigned end_h[2] = {}, end_c[2] = {};
@@ -134,7 +133,7 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
     make_ready(sample[0]);
     from_outside(sample[0], longest - 1, dh);
     load_sample(sample[0], longest - 1 - DEEP, std::integral_constant<int, DEEP>());
-    input -= (DEEP + 1) * INPUT_ROW, before -= (DEEP + 1) * ROW, c_at -= (DEEP + 1) * ROW, grad_h -= (DEEP + 1) * ROW;
+    input -= (DEEP + 1) * INPUT_ROW, at -= (DEEP + 1) * ROW;
     next.find_samples(a.shape);
     for (int base = longest - 1; base >= 0; base -= DEEP) {
       each<DEEP>([&](auto constant) {
@@ -188,7 +187,7 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
           for (int k = 0; k < 2 * BLOCKS; ++k) add_short_product(T(), grad_weight[gate][k], by_unit[gate][0], by_unit[gate][1], now.in[k]);
         return true;
       });
-      input -= DEEP * INPUT_ROW, before -= DEEP * ROW, c_at -= DEEP * ROW, grad_h -= DEEP * ROW, grad_input -= DEEP * INPUT_ROW;
+      input -= DEEP * INPUT_ROW, at -= DEEP * ROW, grad_input -= DEEP * INPUT_ROW;
     }
     if (longest == 0) from_outside(Sample{}, -1, dh);
     unsigned out_h[2], out_c[2];

@@ -12,7 +12,7 @@ constexpr int NARROW_THREADS = 128, NARROW_BLOCKS = 4;
 
 // SAVE: c and the state in front of each sample are written too.
 template <class T, int I, bool SAVE>
-__global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(const LltmArrays<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(const LltmArrays<T> a, int tiles) {
   constexpr int H = NARROW_STATE, BLOCKS = 1 + I / 16, DEEP = 4;  // steps that the input is read ahead
   constexpr int ROW = H * sizeof(T), INPUT_ROW = I * sizeof(T);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -25,11 +25,11 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
 #pragma unroll
     for (int e = 0; e < 4; ++e) bias[gate][e] = float(a.bias[gate * H + column_at(H, 0, g + e / 2 * 8)]) * scale_of(gate);
   }
-  const int64_t warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, warps = NARROW_THREADS / 32 * gridDim.x;
+  const int warp = threadIdx.x / 32 * gridDim.x + blockIdx.x, warps = NARROW_THREADS / 32 * gridDim.x;
   LaneRay next;
   next.find(a.shape, warp, g);
   next.find_samples(a.shape);
-  for (int64_t round = 0; round * warps < tiles; ++round) {
+  for (int round = 0; round * warps < tiles; ++round) {
     const LaneRay ray = next;
     next.find(a.shape, tile_of(round + 1, warp, warps), g);
     const int length = ray.length(), longest = longest_of(length);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
     each<DEEP>([&](auto j) { return load_if<j() * INPUT_ROW>(j() < length, input, x[j()]), true; });
     input += DEEP * INPUT_ROW;
 
-    const int64_t of_ray = ray.ray * H + t * (H / 4), of_sample = ray.first * H + t * (H / 4);
+    const int64_t of_ray = int64_t(ray.ray) * H + t * (H / 4), of_sample = ray.first * H + t * (H / 4);
     char *h_n = reinterpret_cast<char*>(a.h_n + of_ray), *c_n = reinterpret_cast<char*>(a.c_n + of_ray);
     unsigned h[2] = {}, start[2] = {};
     load_if<0>(true, reinterpret_cast<const char*>(a.h0 + of_ray), h);
