@@ -16,9 +16,10 @@ const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& l
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
-             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
+             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save_gates, bool save_states) {
   const OnDevice device(input_in);
   const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
+  STD_TORCH_CHECK(!save_states || !input.is_cpu(), "nerfkit: lltm saves states on a GPU only");
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), rays = ray_offsets.size(0) - 1;
   const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
@@ -27,8 +28,7 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
-  Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
-  const bool save_states = save && !input.is_cpu();
+  Tensor activated = save_gates ? empty(input, {n, 3 * state}) : nothing(input);
   Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
   Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
@@ -36,6 +36,8 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
                    out(activated), out(c), out(before), shape, device.stream));
   return {h, h_n, c_n, activated, c, before};
 }
+
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 #ifdef USE_CUDA
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,
@@ -59,9 +61,38 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
                            out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
   return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
-#else
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+// With rows that begin at a multiple of 16 bytes.
+Tensor aligned_rows(const char* name, const Tensor& tensor, const Tensor& like, const Shape& shape) {
+  const Tensor rows = checked(name, tensor, like, shape);
+  return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows;
+}
+
+Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
+                     const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in, const Tensor& before_in,
+                     const Tensor& c_in, std::optional<Tensor> order) {
+  const OnDevice device(input_in);
+  const Tensor input = aligned_rows("input", input_in, input_in, {ANY, ANY});
+  const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
+  const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1, state = NARROW_STATE;
+  STD_TORCH_CHECK(is_narrow(dtype_of(input), NARROW_STATE, int(n_input)), "nerfkit: no such kernel for ", n_input, " inputs of ",
+                  torch::headeronly::toString(input.scalar_type()));
+  const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
+  const Tensor bias = checked("bias", bias_in, input, {3 * state});
+  const Tensor before = aligned_rows("before", before_in, input, {n, state}), c = aligned_rows("c", c_in, input, {n, state});
+  const Tensor grad_h = aligned_rows("grad_h", grad_h_in, input, {n, state});
+  const Tensor grad_h_n = aligned_rows("grad_h_n", grad_h_n_in, input, {rays, state});
+  const Tensor grad_c_n = aligned_rows("grad_c_n", grad_c_n_in, input, {rays, state});
+  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}), grad_c0 = empty(input, {rays, state});
+  Tensor grad_weight = empty(input, {3 * state, state + n_input}), grad_bias = empty(input, {3 * state});
+  Tensor parts = empty(input, {NARROW_PARTS, 3 * state, state + n_input + 1}, ScalarType::Float);
+  const LltmShape shape{n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  ran("lltm_narrow_bwd", lltm_narrow_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
+                                         data(bias), data(before), data(c), out(grad_input), out(grad_weight), out(grad_bias),
+                                         out(grad_h0), out(grad_c0), out(parts), shape, device.stream));
+  return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
+}
+#else
 Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
                   const Tensor& offsets_in, const Tensor& weight_in, const Tensor& h0_in, const Tensor& h_in,
                   const Tensor& gates_in) {
@@ -93,6 +124,7 @@ STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) {
   m.impl("_lltm", TORCH_BOX(&nerfkit::forward));
 #ifdef USE_CUDA
   m.impl("_lltm_bwd", TORCH_BOX(&nerfkit::backward));
+  m.impl("_lltm_narrow_bwd", TORCH_BOX(&nerfkit::narrow_backward));
 #else
   m.impl("_lltm_cpu_bwd", TORCH_BOX(&nerfkit::cpu_backward));
 #endif

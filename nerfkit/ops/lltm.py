@@ -155,10 +155,10 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 @implements("lltm", "cpp", "cuda")
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
-        with_gradient = _LltmOnGpu if input.is_cuda else _LltmOnCpu
+        with_gradient = _LltmOnCpu if not input.is_cuda else _NarrowLltmOnGpu if _is_narrow(input, h0) else _LltmOnGpu
         return with_gradient.apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
-    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
+    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False, False)[:3]
 
 
 def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
@@ -173,7 +173,7 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
 class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
+        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True, False)
         # Copies, for a caller may change the state in place.
         ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), h.clone(), gates)
         return h, h_n, c_n
@@ -193,7 +193,9 @@ class _LltmOnGpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
+        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(
+            input, ray_offsets, weight, bias, h0, c0, order, True, True
+        )
         ctx.save_for_backward(input, ray_offsets, weight, before, gates, c, order)
         return h, h_n, c_n
 
@@ -216,15 +218,55 @@ def _gpu_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, 
     return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
 
 
+NARROW_STATE, NARROW_INPUTS = 16, (16, 32)  # of cuda/lltm.h
+TENSOR_CORES_MAJOR = 8  # of cuda/tensor_cores.cuh
+
+
+def _is_narrow(input: Tensor, h0: Tensor) -> bool:
+    """Whether the GPU has one kernel for the whole backward pass."""
+    return (
+        input.dtype in (torch.float16, torch.bfloat16)
+        and h0.shape[1] == NARROW_STATE
+        and input.shape[1] in NARROW_INPUTS
+        and _has_tensor_cores(input.device.index)
+    )
+
+
+@torch.compiler.assume_constant_result
+def _has_tensor_cores(gpu: int) -> bool:
+    return torch.cuda.get_device_properties(gpu).major >= TENSOR_CORES_MAJOR
+
+
+class _NarrowLltmOnGpu(torch.autograd.Function):
+    """Gates are not kept: the backward pass computes them again, which is cheaper than to read them."""
+
+    @staticmethod
+    def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
+        order = _longest_first(input, ray_offsets)
+        h, h_n, c_n, _, c, before = torch.ops.nerfkit._lltm(
+            input, ray_offsets, weight, bias, h0, c0, order, False, True
+        )
+        ctx.save_for_backward(input, ray_offsets, weight, bias, before, c, order)
+        return h, h_n, c_n
+
+    @staticmethod
+    def backward(ctx, *grads):
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            gradients = torch.ops.nerfkit._lltm_narrow_bwd(*grads, *saved)
+        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], *grads))
+        return input, None, weight, bias, h0, c0
+
+
 @native.fake("_lltm")
-def _(input, ray_offsets, weight, bias, h0, c0, order, save):
+def _(input, ray_offsets, weight, bias, h0, c0, order, save_gates, save_states):
     n, n_state = input.shape[0], h0.shape[1]
     return (
         input.new_empty(n, n_state),
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
-        input.new_empty((n, 3 * n_state) if save else 0),
-        *(input.new_empty((n, n_state) if save and not input.is_cpu else 0) for _ in range(2)),
+        input.new_empty((n, 3 * n_state) if save_gates else 0),
+        *(input.new_empty((n, n_state) if save_states else 0) for _ in range(2)),
     )
 
 
@@ -236,6 +278,12 @@ def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order):
     wide = torch.float64 if gates.dtype == torch.float64 else torch.float32
     bias = gates.new_empty(BIAS_PARTS, gates.shape[1], dtype=wide)
     return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias
+
+
+@native.fake("_lltm_narrow_bwd")
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, bias, before, c, order):
+    shapes = input.shape, weight.shape, bias.shape, grad_h_n.shape, grad_c_n.shape
+    return tuple(input.new_empty(shape) for shape in shapes)
 
 
 @native.fake("_lltm_cpu_bwd")

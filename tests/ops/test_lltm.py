@@ -102,6 +102,34 @@ def test_closed_gates_have_finite_gradients(dtype):
         assert all(gradient.isfinite().all() for gradient in gradients)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("n_input", [16, 32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("n_rays", [3, 40000], ids=["few_rays", "more_rays_than_fit"])
+def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
+    torch.manual_seed(0)
+    counts = torch.randint(0, 6, (n_rays,))
+    counts[[0, -1]] = torch.tensor([0, 50])
+    inputs = [torch.randn(int(counts.sum()), n_input), torch.randn(48, 16 + n_input) * 0.2, torch.randn(48) * 0.2]
+    inputs += torch.randn(2, n_rays, 16)
+    offsets = offsets_from_counts(counts).cuda()
+
+    def run(backend: str, first: int, wide: bool = False) -> list[torch.Tensor]:
+        room = [torch.empty(t.numel() + first, device="cuda", dtype=dtype) for t in inputs]
+        leaves = [place[first:].view(t.shape).copy_(t) for place, t in zip(room, inputs, strict=True)]
+        leaves = [(t.double() if wide else t).requires_grad_() for t in leaves]
+        with ops.backend(backend):
+            outputs = lltm(leaves[0], offsets, *leaves[1:])
+        return [*outputs, *torch.autograd.grad([y.double().square().sum() for y in outputs], leaves)]
+
+    wanted, got, again = run("torch", 0, wide=True), run("cuda", 0), run("cuda", 0)
+    assert all(torch.equal(*pair) for pair in zip(got, again, strict=True))
+    for results in (got, run("cuda", 1)):  # the second with rows at odd places, as in a slice of something larger
+        for result, exact in zip(results, wanted, strict=True):
+            limit = (0.01 if dtype == torch.float16 else 0.05) * exact.abs().max()
+            assert (result.double() - exact).abs().max() <= limit
+
+
 def test_second_derivative_raises_instead_of_lying():
     (case,) = (c for c in cases("lltm") if c.name == "one_ray")
     arguments = case.arguments()
