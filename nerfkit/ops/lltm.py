@@ -155,10 +155,15 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 @implements("lltm", "cpp", "cuda")
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
-        with_gradient = _LltmOnCpu if not input.is_cuda else _NarrowLltmOnGpu if _is_narrow(input, h0) else _LltmOnGpu
-        return with_gradient.apply(input, ray_offsets, weight, bias, h0, c0)
+        return _with_gradient(input, h0).apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
     return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False, False)[:3]
+
+
+def _with_gradient(input: Tensor, h0: Tensor) -> type[torch.autograd.Function]:
+    if not input.is_cuda:
+        return _LltmOnCpu
+    return _NarrowLltmOnGpu if _is_narrow(input, h0) else _LltmOnGpu
 
 
 def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
