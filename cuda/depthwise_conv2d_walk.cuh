@@ -272,12 +272,23 @@ struct ColumnsStrip {
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 using WalkStrip = std::conditional_t<CHANNELS_LAST, ChannelsStrip<T, K, BACKWARD>, ColumnsStrip<T, K, BACKWARD>>;
 
+// Copies the weights of a block's 32 channels to shared memory, in order, and returns those of this lane's channel: if a lane
+// loaded its own from global memory, each load would touch 32 lines.
+template <int TAPS, class T>
+__device__ __forceinline__ const T* share_weights(const Walk<T>& a, int group, T* shared) {
+  const int64_t first = int64_t(group) * 32 * TAPS, end = int64_t(a.channels) * TAPS;
+  for (int i = threadIdx.x; i < 32 * TAPS; i += THREADS_2D) shared[i] = first + i < end ? a.weight[first + i] : T(0.f);
+  __syncthreads();
+  return shared + threadIdx.x % 32 * TAPS;
+}
+
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
   using A = acc_t<T>;
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
   constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
   constexpr int DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
+  constexpr bool SHARE_WEIGHTS = CHANNELS_LAST && K == 7;
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);
@@ -287,6 +298,16 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   const unsigned line = Strip::line(a, part, x0);
   const StripRows<K> rows(a, line, tiles_y);
   Strip strip(a, line / tiles_y * a.strides.batch + rows.first * a.strides.row + x0 * a.strides.column, x0, group);
+  A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
+  const auto read_weights = [](const T* weight, A (&to)[TAPS]) {
+#pragma unroll
+    for (int k = 0; k < TAPS; ++k) to[BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
+  };
+  if constexpr (SHARE_WEIGHTS) {
+    static_assert(CH == 1 && sizeof(slots) * WARPS_2D >= 32 * TAPS * sizeof(T));
+    read_weights(share_weights<TAPS>(a, group, reinterpret_cast<T*>(memory)), w[0]);
+    __syncthreads();  // the memory is now for the rows
+  }
   for (int i = 0; i < DEPTH; ++i) strip.clear(slots[i]);
   __syncwarp();
 
@@ -298,12 +319,9 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; ++i) fetch(i, slots[i]);
 
-  A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
 #pragma unroll
   for (int ch = 0; ch < CH; ++ch) {
-    const T* weight = a.weight + int64_t(real ? c + ch : 0) * TAPS;
-#pragma unroll
-    for (int k = 0; k < TAPS; ++k) w[ch][BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
+    if (!SHARE_WEIGHTS) read_weights(a.weight + int64_t(real ? c + ch : 0) * TAPS, w[ch]);
     if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
   }
 
@@ -326,9 +344,9 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
 #pragma unroll
           for (int ch = 0; ch < CH; ++ch) sums[ch][TAPS] += window[HALF + i][ch];  // zero outside the picture
       }
+      // Results of neighbouring strips too: a branch around their products costs more than they do.
 #pragma unroll
       for (int u = 0; u < K; ++u) {
-        if (K == 7 && (step < u || step - u >= a.rows)) continue;  // short strips: not of this one
         const int place = (j + DEPTH - u) % K;
 #pragma unroll
         for (int v = 0; v < K; ++v)
