@@ -15,8 +15,8 @@ struct LltmShape {
   const int64_t* order;  // rays in the order in which the GPU takes them, [R]; null for that of ray_offsets
 };
 
-// What the backward pass needs is written, or null: activated [N, 3H], and on a GPU c [N, H] and before [N, H], the state in
-// front of each sample.
+// activated [N, 3H] and, on a GPU, c [N, H] and before [N, H], the state in front of each sample, are written for the
+// backward pass, or null.
 Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
             void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape&, Stream);
 // On a GPU. Gradients of the gates before activation [N, 3H], of h0 and of c0; those of input and weight are products with these.
@@ -25,15 +25,18 @@ constexpr int BIAS_PARTS = 2048;
 Status lltm_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
                 const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
                 const LltmShape&, Stream);
-// On a GPU with tensor cores, half types, a state of NARROW_STATE units and 16 or 32 inputs: gradients of all inputs, without
-// the activated gates. parts [NARROW_PARTS, 3H, H + I + 1] is room for sums; pointers to rows are aligned to 16 bytes.
-constexpr int NARROW_STATE = 16, NARROW_PARTS = 256;
-inline bool is_narrow(DType dtype, int n_state, int n_input) {
+// On a GPU with tensor cores: half types, a state of NARROW_STATE units and 16 or 32 inputs, rows aligned to 16 bytes. For
+// the backward pass slopes [N, 4H], in an order of their own (lltm_narrow.cuh), and before [N, H] are written, or null.
+constexpr int NARROW_STATE = 16, NARROW_SLOPES = 4, NARROW_PARTS = 256;
+inline bool is_narrow(DType dtype, int64_t n_state, int64_t n_input) {
   return (dtype == DType::f16 || dtype == DType::bf16) && n_state == NARROW_STATE && (n_input == 16 || n_input == 32);
 }
+Status lltm_narrow(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h, void* h_n,
+                   void* c_n, void* slopes, void* before, const LltmShape&, Stream);
+// Gradients of all inputs. parts [NARROW_PARTS, 3H, H + I + 1], float32: room for sums.
 Status lltm_narrow_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input, const void* weight,
-                       const void* bias, const void* before, const void* c, void* grad_input, void* grad_weight, void* grad_bias,
-                       void* grad_h0, void* grad_c0, void* parts, const LltmShape&, Stream);
+                       const void* slopes, const void* before, void* grad_input, void* grad_weight, void* grad_bias, void* grad_h0,
+                       void* grad_c0, void* parts, const LltmShape&, Stream);
 // On a CPU. Gradients of all inputs.
 Status lltm_cpu_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
                     const void* weight, const void* h0, const void* h, const void* activated, void* grad_input,

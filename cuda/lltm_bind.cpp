@@ -13,13 +13,13 @@ const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& l
   return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
 }
 
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
-             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save_gates, bool save_states) {
+             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
   const OnDevice device(input_in);
   const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
-  STD_TORCH_CHECK(!save_states || !input.is_cpu(), "nerfkit: lltm saves states on a GPU only");
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), rays = ray_offsets.size(0) - 1;
   const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
@@ -28,7 +28,8 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
-  Tensor activated = save_gates ? empty(input, {n, 3 * state}) : nothing(input);
+  Tensor activated = save ? empty(input, {n, 3 * state}) : nothing(input);
+  const bool save_states = save && !input.is_cpu();
   Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
   Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
@@ -36,8 +37,6 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
                    out(activated), out(c), out(before), shape, device.stream));
   return {h, h_n, c_n, activated, c, before};
 }
-
-using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 #ifdef USE_CUDA
 std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in,
@@ -68,18 +67,40 @@ Tensor aligned_rows(const char* name, const Tensor& tensor, const Tensor& like, 
   return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows;
 }
 
-Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
-                     const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in, const Tensor& before_in,
-                     const Tensor& c_in, std::optional<Tensor> order) {
+void check_narrow(const Tensor& input) {
+  STD_TORCH_CHECK(is_narrow(dtype_of(input), NARROW_STATE, input.size(1)), "nerfkit: there is no such kernel for ", input.size(1),
+                  " inputs of ", torch::headeronly::toString(input.scalar_type()));
+}
+
+Five narrow_forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
+                    const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order) {
   const OnDevice device(input_in);
   const Tensor input = aligned_rows("input", input_in, input_in, {ANY, ANY});
+  check_narrow(input);
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1, state = NARROW_STATE;
-  STD_TORCH_CHECK(is_narrow(dtype_of(input), NARROW_STATE, int(n_input)), "nerfkit: no such kernel for ", n_input, " inputs of ",
-                  torch::headeronly::toString(input.scalar_type()));
+  const Tensor h0 = aligned_rows("h0", h0_in, input, {rays, state}), c0 = aligned_rows("c0", c0_in, input, {rays, state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
-  const Tensor before = aligned_rows("before", before_in, input, {n, state}), c = aligned_rows("c", c_in, input, {n, state});
+  Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
+  Tensor slopes = empty(input, {n, NARROW_SLOPES * state}), before = empty(input, {n, state});
+  const LltmShape shape{n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  ran("lltm_narrow", lltm_narrow(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n),
+                                 out(c_n), out(slopes), out(before), shape, device.stream));
+  return {h, h_n, c_n, slopes, before};
+}
+
+Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
+                     const Tensor& offsets_in, const Tensor& weight_in, const Tensor& slopes_in, const Tensor& before_in,
+                     std::optional<Tensor> order) {
+  const OnDevice device(input_in);
+  const Tensor input = aligned_rows("input", input_in, input_in, {ANY, ANY});
+  check_narrow(input);
+  const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
+  const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1, state = NARROW_STATE;
+  const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
+  const Tensor slopes = aligned_rows("slopes", slopes_in, input, {n, NARROW_SLOPES * state});
+  const Tensor before = aligned_rows("before", before_in, input, {n, state});
   const Tensor grad_h = aligned_rows("grad_h", grad_h_in, input, {n, state});
   const Tensor grad_h_n = aligned_rows("grad_h_n", grad_h_n_in, input, {rays, state});
   const Tensor grad_c_n = aligned_rows("grad_c_n", grad_c_n_in, input, {rays, state});
@@ -88,8 +109,8 @@ Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const T
   Tensor parts = empty(input, {NARROW_PARTS, 3 * state, state + n_input + 1}, ScalarType::Float);
   const LltmShape shape{n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
   ran("lltm_narrow_bwd", lltm_narrow_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
-                                         data(bias), data(before), data(c), out(grad_input), out(grad_weight), out(grad_bias),
-                                         out(grad_h0), out(grad_c0), out(parts), shape, device.stream));
+                                         data(slopes), data(before), out(grad_input), out(grad_weight), out(grad_bias), out(grad_h0),
+                                         out(grad_c0), out(parts), shape, device.stream));
   return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
 }
 #else
@@ -124,6 +145,7 @@ STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) {
   m.impl("_lltm", TORCH_BOX(&nerfkit::forward));
 #ifdef USE_CUDA
   m.impl("_lltm_bwd", TORCH_BOX(&nerfkit::backward));
+  m.impl("_lltm_narrow", TORCH_BOX(&nerfkit::narrow_forward));
   m.impl("_lltm_narrow_bwd", TORCH_BOX(&nerfkit::narrow_backward));
 #else
   m.impl("_lltm_cpu_bwd", TORCH_BOX(&nerfkit::cpu_backward));

@@ -40,9 +40,8 @@ __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
         c[j] += unit.g * unit.i;
         h_new[j] = hyperbolic_tangent(c[j]) * unit.o;
         a.h[n * H + j] = T(h_new[j]);
-        if (!a.c) continue;
-        a.c[n * H + j] = T(c[j]), a.before[n * H + j] = T(in[j]);
         if (!a.activated) continue;
+        a.c[n * H + j] = T(c[j]), a.before[n * H + j] = T(in[j]);
         T* act = a.activated + 3 * n * H + j;
         act[0] = T(unit.i), act[H] = T(unit.o), act[2 * H] = T(unit.g);
       }
@@ -161,38 +160,28 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
   return done;
 }
 
+// Calls f with an element of a half type and the number of inputs, a constant.
 template <class F>
-void with_narrow_input(int n_input, const F& f) {
-  if (n_input == 16)
-    f(std::integral_constant<int, 16>());
-  else
-    f(std::integral_constant<int, 32>());
+void dispatch_narrow(DType dtype, int n_input, const F& f) {
+  dispatch(dtype, [&](auto element) {
+    if constexpr (sizeof(element) == 2) {
+      if (n_input == 16)
+        f(element, std::integral_constant<int, 16>());
+      else
+        f(element, std::integral_constant<int, 32>());
+    }
+  });
 }
 
 // As many blocks as run at once, at most `most`. Gives their number.
 template <class Kernel, class Arrays>
-int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most, const Gpu& gpu, cudaStream_t stream) {
+int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most, const Gpu& gpu, Stream stream) {
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, 0);
   const int64_t tiles = (arrays.shape.n_rays + NARROW_RAYS - 1) / NARROW_RAYS, warps = threads / 32;
   const int64_t grid = std::min(std::min<int64_t>((tiles + warps - 1) / warps, int64_t(blocks) * gpu.processors), most);
-  kernel<<<unsigned(grid), threads, 0, stream>>>(arrays, int(tiles));
+  kernel<<<unsigned(grid), threads, 0, (cudaStream_t)stream>>>(arrays, int(tiles));
   return int(grid);
-}
-
-template <class T>
-bool forward_narrow_state(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
-  const LltmShape& s = a.shape;
-  if constexpr (sizeof(T) == 2) {
-    if (s.n_state != NARROW_STATE || (s.n_input != 16 && s.n_input != 32) || a.activated) return false;
-    if (!aligned(a.input, 16) || !aligned(a.h0, 16) || !aligned(a.c0, 16)) return false;
-    with_narrow_input(s.n_input, [&](auto input) {
-      auto kernel = a.c ? forward_narrow<T, input.value, true> : forward_narrow<T, input.value, false>;
-      launch_narrow(kernel, a, NARROW_THREADS, INT32_MAX, gpu, stream);
-    });
-    return true;
-  }
-  return false;
 }
 
 template <class Kernel, class Arrays>
@@ -207,35 +196,47 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
             void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
+  if (!activated && is_narrow(dtype, s.n_state, s.n_input) && gpu.major >= TENSOR_CORES_MAJOR && aligned(input, 16) &&
+      aligned(h0, 16) && aligned(c0, 16))
+    return lltm_narrow(dtype, input, weight, bias, h0, c0, h, h_n, c_n, nullptr, nullptr, s, stream);
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
                           (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before, s};
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
-    if (gpu.major >= TENSOR_CORES_MAJOR && forward_narrow_state(a, gpu, (cudaStream_t)stream)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
     launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
 }
 
+Status lltm_narrow(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
+                   void* h_n, void* c_n, void* slopes, void* before, const LltmShape& s, Stream stream) {
+  if (s.n_rays == 0) return 0;
+  const Gpu gpu = current_gpu();
+  dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
+    using T = decltype(element);
+    const NarrowArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
+                            (T*)h_n,         (T*)c_n,          (T*)slopes,     (T*)before,   s};
+    auto kernel = slopes ? forward_narrow<T, inputs.value, true> : forward_narrow<T, inputs.value, false>;
+    launch_narrow(kernel, a, NARROW_THREADS, INT32_MAX, gpu, stream);
+  });
+  return launched();
+}
+
 Status lltm_narrow_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
-                       const void* weight, const void* bias, const void* before, const void* c, void* grad_input, void* grad_weight,
+                       const void* weight, const void* slopes, const void* before, void* grad_input, void* grad_weight,
                        void* grad_bias, void* grad_h0, void* grad_c0, void* parts, const LltmShape& s, Stream stream) {
   const Gpu gpu = current_gpu();
-  dispatch(dtype, [&](auto element) {
+  dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
     using T = decltype(element);
-    if constexpr (sizeof(T) == 2) {
-      const NarrowGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)input, (const T*)weight, (const T*)bias,
-                                 (const T*)before, (const T*)c, (T*)grad_input, (T*)grad_h0, (T*)grad_c0, (float*)parts, s};
-      with_narrow_input(s.n_input, [&](auto inputs) {
-        int blocks = 0;
-        if (s.n_rays > 0)
-          blocks = launch_narrow(backward_narrow<T, inputs.value>, a, NARROW_BACKWARD_THREADS, NARROW_PARTS, gpu, (cudaStream_t)stream);
-        launch_add_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value, stream);
-      });
-    }
+    const NarrowGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)input, (const T*)weight, (const T*)slopes,
+                               (const T*)before, (T*)grad_input,     (T*)grad_h0,        (T*)grad_c0,     (float*)parts,    s};
+    int blocks = 0;
+    if (s.n_rays > 0)
+      blocks = launch_narrow(backward_narrow<T, inputs.value>, a, NARROW_BACKWARD_THREADS, NARROW_PARTS, gpu, stream);
+    launch_add_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value, stream);
   });
   return launched();
 }

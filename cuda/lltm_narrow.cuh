@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The LLTM of 16 units, half types: a warp walks 8 rays, and everything but the samples stays in its registers. Gates are the
-// 16 rows of a product on tensor cores, rays its 8 columns, so that a lane has all gates of 4 of (unit, ray), and what does not
-// wait for the step before is computed a step ahead.
+// 16 rows of a product on tensor cores, rays its 8 columns, so that a lane has all gates of 4 of (unit, ray). What does not wait
+// for the step before is computed a step ahead, and all steps of a loop's round are one piece without a branch: a ray that has
+// ended is walked on, to no effect.
 //
 // 8 units of 8 rays are a register, two values a lane, in one of two ways; transposed() goes from one to the other:
 //   by unit, as sums come:   lane 4 g + t has unit g of rays 2t and 2t + 1;
@@ -17,9 +18,21 @@ namespace {
 
 constexpr int NARROW_RAYS = 8;  // of a warp
 
+// What the backward pass needs of a step: derivatives of c' by h' (through the tanh), and of what is before activation: of a_i
+// and a_g by c', of a_o by h'. slopes [N, 8, 4, 2]: lane row g, which of the four, unit of place g or g + 8.
+enum Slope { C_OF_H, I_OF_C, O_OF_H, G_OF_C, SLOPES };
+static_assert(SLOPES == NARROW_SLOPES);
+
+template <class T>
+struct NarrowArrays {
+  const T *input, *weight, *bias, *h0, *c0;
+  T *h, *h_n, *c_n, *slopes, *before;
+  LltmShape shape;
+};
+
 template <class T>
 struct NarrowGradients {
-  const T *grad_h, *grad_h_n, *grad_c_n, *input, *weight, *bias, *before, *c;
+  const T *grad_h, *grad_h_n, *grad_c_n, *input, *weight, *slopes, *before;
   T *input_out, *h0, *c0;
   float* parts;  // [NARROW_PARTS, 3H, H + I + 1], of weight and bias
   LltmShape shape;
@@ -38,7 +51,7 @@ __device__ __forceinline__ float2 unpack(unsigned both) {
 
 // ---- operands ----
 
-struct Operand {  // a lane's part of 16 x 16 values
+struct alignas(16) Operand {  // a lane's part of 16 x 16 values
   unsigned value[4];
 };
 
@@ -76,9 +89,22 @@ __device__ __forceinline__ Operand back_operand(const T* weight, int k, int gate
   return out;
 }
 
+// All warps of a block make the operands of all, and each gets its own copy.
+template <int N, class F>
+__device__ __forceinline__ void share_operands(Operand (&own)[N], Operand* shared, const F& make) {
+  const int lane = threadIdx.x % 32;
+  for (int i = threadIdx.x / 32; i < N; i += blockDim.x / 32) shared[i * 32 + lane] = make(i);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < N; ++i) own[i] = shared[i * 32 + lane];
+}
+
 __device__ __forceinline__ float elu(float a) {
-  const float below = __expf(a) - 1.f;
-  return a > 0 ? a : below;
+  float power = 0;
+#if __CUDA_ARCH__ >= 800
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(a * 1.44269504f));
+#endif
+  return a > 0 ? a : power - 1.f;
 }
 
 // ---- memory ----

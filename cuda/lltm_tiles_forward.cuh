@@ -109,12 +109,11 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
         else
           *reinterpret_cast<Quad<T>*>(next) = *reinterpret_cast<const Quad<T>*>(place(now, r) + unit);
         store_quad<FULL>(a.h + n * n_state, unit, n_state, active, h);
-        if (!a.c) continue;
+        if (!a.activated) continue;
         store_quad<FULL>(a.c + n * n_state, unit, n_state, active, c[r]);
         float before[4];
         load(place(now, r) + unit, before);
         store_quad<FULL>(a.before + n * n_state, unit, n_state, active, before);
-        if (!a.activated) continue;
 #pragma unroll
         for (int gate = 0; gate < 3; ++gate)
           store_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);

@@ -30,17 +30,19 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_lltm_cell_small_bwd(Tensor grad_h, Tensor grad_c, Tensor input, Tensor h, Tensor weight, Tensor gates, "
         "Tensor c_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // order: rays as the GPU takes them together. -> h, h_n, c_n; with save_gates the activated gates [N, 3H]; with
-  // save_states, on a GPU, c [N, H] and the state in front of each sample [N, H].
-  m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, "
-        "bool save_gates, bool save_states) "
+  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H] and on a GPU
+  // c [N, H] and the state in front of each sample [N, H].
+  m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, bool save) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On a GPU -> gradients of the gates before activation, of h0 and c0, and parts [P, 3H] of that of the bias.
   m.def("_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor ray_offsets, Tensor weight, Tensor gates, "
         "Tensor c, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor)");
-  // On a GPU, a state of 16 units and 16 or 32 inputs, half types -> gradients of input, weight, bias, h0 and c0.
+  // On a GPU, half types, a state of 16 units and 16 or 32 inputs. -> h, h_n, c_n, derivatives [N, 4H] and the state in front of
+  // each sample [N, H], of which the second makes gradients of input, weight, bias, h0 and c0.
+  m.def("_lltm_narrow(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order) "
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("_lltm_narrow_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
-        "Tensor bias, Tensor before, Tensor c, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "Tensor slopes, Tensor before, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On a CPU -> gradients of input, weight, bias, h0 and c0.
   m.def("_lltm_cpu_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
         "Tensor h0, Tensor h, Tensor gates) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");

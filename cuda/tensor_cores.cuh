@@ -36,23 +36,6 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 #endif
 }
 
-// 8 deep: the left operand is a0 and a1 of those above, the right one b0.
-__device__ __forceinline__ void add_short_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-#endif
-}
-
-__device__ __forceinline__ void add_short_product(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-#endif
-}
-
 // An 8 x 8 matrix of half values in the lanes' registers, (g, 2t), (g, 2t + 1) of lane 4 g + t, transposed.
 __device__ __forceinline__ unsigned transposed(unsigned values) {
   unsigned out = 0;

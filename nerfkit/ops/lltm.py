@@ -157,7 +157,7 @@ def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
         return _with_gradient(input, h0).apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
-    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False, False)[:3]
+    return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
 
 
 def _with_gradient(input: Tensor, h0: Tensor) -> type[torch.autograd.Function]:
@@ -178,7 +178,7 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
 class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True, False)
+        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
         # Copies, for a caller may change the state in place.
         ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), h.clone(), gates)
         return h, h_n, c_n
@@ -198,9 +198,7 @@ class _LltmOnGpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(
-            input, ray_offsets, weight, bias, h0, c0, order, True, True
-        )
+        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
         ctx.save_for_backward(input, ray_offsets, weight, before, gates, c, order)
         return h, h_n, c_n
 
@@ -223,12 +221,12 @@ def _gpu_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, 
     return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
 
 
-NARROW_STATE, NARROW_INPUTS = 16, (16, 32)  # of cuda/lltm.h
+NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h
 TENSOR_CORES_MAJOR = 8  # of cuda/tensor_cores.cuh
 
 
 def _is_narrow(input: Tensor, h0: Tensor) -> bool:
-    """Whether the GPU has one kernel for the whole backward pass."""
+    """Whether a GPU's warp can hold a few rays, and one kernel make all gradients."""
     return (
         input.dtype in (torch.float16, torch.bfloat16)
         and h0.shape[1] == NARROW_STATE
@@ -243,15 +241,11 @@ def _has_tensor_cores(gpu: int) -> bool:
 
 
 class _NarrowLltmOnGpu(torch.autograd.Function):
-    """Gates are not kept: the backward pass computes them again, which is cheaper than to read them."""
-
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, _, c, before = torch.ops.nerfkit._lltm(
-            input, ray_offsets, weight, bias, h0, c0, order, False, True
-        )
-        ctx.save_for_backward(input, ray_offsets, weight, bias, before, c, order)
+        h, h_n, c_n, slopes, before = torch.ops.nerfkit._lltm_narrow(input, ray_offsets, weight, bias, h0, c0, order)
+        ctx.save_for_backward(input, ray_offsets, weight, slopes, before, order)
         return h, h_n, c_n
 
     @staticmethod
@@ -264,14 +258,14 @@ class _NarrowLltmOnGpu(torch.autograd.Function):
 
 
 @native.fake("_lltm")
-def _(input, ray_offsets, weight, bias, h0, c0, order, save_gates, save_states):
+def _(input, ray_offsets, weight, bias, h0, c0, order, save):
     n, n_state = input.shape[0], h0.shape[1]
     return (
         input.new_empty(n, n_state),
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
-        input.new_empty((n, 3 * n_state) if save_gates else 0),
-        *(input.new_empty((n, n_state) if save_states else 0) for _ in range(2)),
+        input.new_empty((n, 3 * n_state) if save else 0),
+        *(input.new_empty((n, n_state) if save and not input.is_cpu else 0) for _ in range(2)),
     )
 
 
@@ -285,9 +279,16 @@ def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order):
     return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias
 
 
+@native.fake("_lltm_narrow")
+def _(input, ray_offsets, weight, bias, h0, c0, order):
+    n, n_state = input.shape[0], h0.shape[1]
+    shapes = (n, n_state), h0.shape, c0.shape, (n, NARROW_SLOPES * n_state), (n, n_state)
+    return tuple(input.new_empty(shape) for shape in shapes)
+
+
 @native.fake("_lltm_narrow_bwd")
-def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, bias, before, c, order):
-    shapes = input.shape, weight.shape, bias.shape, grad_h_n.shape, grad_c_n.shape
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, slopes, before, order):
+    shapes = input.shape, weight.shape, weight.shape[:1], grad_h_n.shape, grad_c_n.shape
     return tuple(input.new_empty(shape) for shape in shapes)
 
 
