@@ -140,6 +140,25 @@ def test_many_tiles_of_rays_and_cells_that_are_not_aligned(backend: str, device:
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.cuda
+def test_a_graph_with_a_capacity():
+    """A replay gives what a call with its inputs gives, whatever the one before has left in memory."""
+    torch.manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(3000, 3, device="cuda"), dim=-1)
+    occupancy = torch.ones(20, 20, 20, device="cuda").bool()
+    inputs = -2 * directions, directions, occupancy, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"), 0.01
+    with ops.backend("cuda"):
+        march(*inputs, capacity=20000)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = march(*inputs, capacity=20000)
+        for filled in (0.3, 0.0, 0.01):
+            occupancy.copy_(torch.rand(20, 20, 20, device="cuda") < filled)
+            graph.replay()
+            wanted = march(*inputs, capacity=20000)
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
 @pytest.mark.parametrize("backend, device", backend_params("march"))
 def test_a_step_far_too_small_is_an_error(backend: str, device: str):
     origin, direction = torch.tensor([[-3.0, 0, 0]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
