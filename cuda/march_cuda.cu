@@ -107,6 +107,29 @@ __device__ __forceinline__ void add_up_tiles(int64_t* tile_offsets, int64_t n_ti
   if (threadIdx.x == 0) tile_offsets[n_tiles] = before;
 }
 
+// Writes what a warp's block has counted; lane 0 learns whether all others have, too.
+template <class P>
+__device__ __forceinline__ bool keep_tile(const MarchArguments& in, const Found<P>& found, const TileRay<P>* rays,
+                                          const int2* counted, int n_rays) {
+  const int lane = threadIdx.x % 32;
+  const int64_t first = int64_t(blockIdx.x) * TILE;
+  int64_t sum = 0;
+  for (int r = lane; r < n_rays; r += 32) {
+    const int64_t samples = rays[r].too_long ? in.too_many : counted[r].x;
+    found.counts[first + r] = samples;
+    found.heads[first + r] = {rays[r].start, counted[r].y};
+    sum += samples;
+  }
+  sum = sum_lanes(sum, 32);
+  if (lane != 0) return false;
+  // The tile's sum is to be seen before its ticket, and all sums after the last ticket.
+  found.tile_offsets[blockIdx.x] = sum;
+  __threadfence();
+  const bool last = atomicAdd(found.ticket, 1u) == gridDim.x - 1;
+  __threadfence();
+  return last;
+}
+
 template <class P>
 __global__ void __launch_bounds__(THREADS, RESIDENT<P>) count(MarchArguments in, Found<P> found) {
   __shared__ TileRay<P> rays[TILE];
@@ -133,26 +156,14 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<P>) count(MarchArguments in,
     samples = sum_lanes(samples, 32);
     if (lane == 0) {
       counted[r] = {samples, chunks};
-      r = int(atomicInc(&next, ~0u));  // not atomicAdd, which adds up the warp's lanes first: many instructions for one lane
+      r = int(atomicInc(&next, ~0u));  // atomicAdd would first add up what the lanes add
     }
     r = __shfl_sync(ALL_LANES, r, 0);
   }
   __syncthreads();
   if (warp == 0) {
-    int64_t sum = 0;
-    for (int r = lane; r < n_rays; r += 32) {
-      const int64_t samples = rays[r].too_long ? in.too_many : counted[r].x;
-      found.counts[first + r] = samples;
-      found.heads[first + r] = {rays[r].start, counted[r].y};
-      sum += samples;
-    }
-    sum = sum_lanes(sum, 32);
-    if (lane == 0) {  // the tile's sum is to be seen before its ticket, and all sums after the last ticket
-      found.tile_offsets[blockIdx.x] = sum;
-      __threadfence();
-      last = atomicAdd(found.ticket, 1u) == gridDim.x - 1;
-      __threadfence();
-    }
+    const bool all = keep_tile(in, found, rays, counted, n_rays);
+    if (lane == 0) last = all;
   }
   __syncthreads();
   if (last) add_up_tiles(found.tile_offsets, gridDim.x);
