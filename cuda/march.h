@@ -12,17 +12,13 @@ namespace nerfkit {
 constexpr int MOST_INTERVALS = 1 << 20;  // of a ray
 
 struct MarchGrid {
-  int cells[3];   // of the occupancy, x the slowest axis
-  int coarse[3];  // cells of the coarse grid
+  int cells[3];  // x the slowest axis
   const bool* occupancy;
-  const bool* any;  // coarse grid: whether any cell within is occupied; on a GPU, within it or the next along each axis
 };
 
 struct MarchLimits {
   double step, near, far;
 };
-
-HD int64_t place_in(const int cell[3], const int size[3]) { return (int64_t(cell[0]) * size[1] + cell[1]) * size[2] + cell[2]; }
 
 // A ray in units of cells, and the middles of its intervals: start + k step while before leave.
 template <class P>
@@ -62,20 +58,6 @@ HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitt
   return ray;
 }
 
-struct MarchCell {
-  int cell[3];
-};
-
-template <class P>
-HD MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
-  MarchCell at;
-  for (int axis = 0; axis < 3; ++axis) {
-    const int i = int(ray.o[axis] + ray.d[axis] * t);
-    at.cell[axis] = i < 0 ? 0 : i > grid.cells[axis] - 1 ? grid.cells[axis] - 1 : i;
-  }
-  return at;
-}
-
 struct MarchArguments {
   const void *origins, *directions, *box, *jitter;  // jitter may be null
   int64_t n_rays;
@@ -84,13 +66,19 @@ struct MarchArguments {
   int64_t too_many;  // the count of a ray of more than MOST_INTERVALS
 };
 
-int march_coarse_side();  // of a coarse cell, in cells of the occupancy
-Status march_coarse(const bool* occupancy, bool* any, const int cells[3], Stream);
-// Middles of a ray's first samples that march_count keeps for march_fill, [rays, march_kept()].
-int64_t march_kept();
-Status march_count(DType, const MarchArguments&, int64_t* counts, void* kept, Stream);
-// Writes the samples of the rays that end within n_rows.
-Status march_fill(DType, const MarchArguments&, const int64_t* ray_offsets, int64_t n_rows, const void* kept, void* t_starts,
+// What counting finds out for filling.
+struct MarchFound {
+  int64_t* counts;        // [rays] samples of each
+  int64_t* tile_offsets;  // [march_tiles() + 1] samples in front of each tile of rays; the last is N
+  void* kept;             // [march_kept_bytes()] a kernel's own affair
+};
+
+int64_t march_tiles(int64_t n_rays);
+int64_t march_kept_bytes(DType, int64_t n_rays, const int cells[3]);
+// Both with rays and cells.
+Status march_count(DType, const MarchArguments&, const MarchFound&, Stream);
+// Writes ray_offsets and all rows: the samples of the rays that end within n_rows, then zeros.
+Status march_fill(DType, const MarchArguments&, const MarchFound&, int64_t n_rows, int64_t* ray_offsets, void* t_starts,
                   void* t_ends, Stream);
 
 }  // namespace nerfkit

@@ -52,13 +52,13 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_mlp(Tensor[] inputs, Tensor parameters, int[] widths) -> Tensor");
   m.def("_mlp_bwd(Tensor grad_out, Tensor[] inputs, Tensor parameters, int[] widths, int[] wanted) -> (Tensor[], Tensor)");
 
-  // The coarse grid tells whether any cell of a block is occupied; samples are counted, the first of a
-  // ray kept, then written: with cut, only those of rays that end within n_rows.
-  m.def("_march_coarse(Tensor occupancy) -> Tensor");
-  m.def("_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
-        "float near, float far, Tensor? jitter) -> (Tensor, Tensor)");
-  m.def("_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor any, Tensor box, float step, "
-        "float near, float far, Tensor? jitter, Tensor ray_offsets, Tensor kept, int n_rows, bool cut) -> (Tensor, Tensor)");
+  // Samples are counted, then written with n_rows rows: those of rays that end within, then zeros.
+  // -> counts [R], samples in front of each tile of rays [T + 1], of which the last is N, and what the kernel keeps to fill.
+  m.def("_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float far, "
+        "Tensor? jitter) -> (Tensor, Tensor, Tensor)");
+  // -> t_starts, t_ends, ray_offsets.
+  m.def("_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float far, "
+        "Tensor? jitter, Tensor counts, Tensor tile_offsets, Tensor kept, int n_rows) -> (Tensor, Tensor, Tensor)");
 
   // Rows behind the last ray's are not looked at.
   m.def("_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float min_transmittance) -> Tensor");

@@ -16,8 +16,7 @@ from nerfkit.ops.packed import fit, offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
 MOST_SAMPLES = 2**62  # of R rays; of one that has more intervals than allowed, a kernel counts MOST_SAMPLES / R
-COARSE_CPU, COARSE_CUDA = 8, 4  # cells along one side of a coarse cell, of the kernels
-KEPT = 64  # samples of a ray that the CUDA kernel keeps from counting
+TILE_CUDA = 64  # rays whose samples the CUDA kernel counts together
 MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
 
 
@@ -170,30 +169,36 @@ def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 
 @implements("march", "cpp", "cuda")
 def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity):
-    rays = origins, directions, occupancy, torch.ops.nerfkit._march_coarse(occupancy), box, step, near, far, jitter
-    counts, kept = torch.ops.nerfkit._march_count(*rays)
-    ray_offsets = offsets_from_counts(counts)
-    if capacity is not None and origins.is_cuda:  # nothing here may wait for the GPU
-        return *torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, capacity, True), ray_offsets
-    n_samples = int(ray_offsets[-1])
-    if n_samples >= MOST_SAMPLES // max(1, origins.shape[0]):
-        raise _too_small(step)
-    t_starts, t_ends = torch.ops.nerfkit._march_fill(*rays, ray_offsets, kept, n_samples, False)
-    return *_cut(t_starts, t_ends, ray_offsets, capacity), ray_offsets
-
-
-@native.fake("_march_coarse")
-def _(occupancy):
-    side = COARSE_CUDA if occupancy.is_cuda else COARSE_CPU
-    return occupancy.new_empty([-(-n // side) for n in occupancy.shape])
+    rays = origins, directions, occupancy, box, step, near, far, jitter
+    counts, tile_offsets, kept = torch.ops.nerfkit._march_count(*rays)
+    n_rows = capacity
+    if capacity is None or not origins.is_cuda:  # with a capacity nothing may wait for the GPU
+        n_samples = int(tile_offsets[-1])
+        if n_samples >= MOST_SAMPLES // max(1, origins.shape[0]):
+            raise _too_small(step)
+        n_rows = n_samples if capacity is None else capacity
+    return torch.ops.nerfkit._march_fill(*rays, counts, tile_offsets, kept, n_rows)
 
 
 @native.fake("_march_count")
-def _(origins, directions, occupancy, any, box, step, near, far, jitter):
+def _(origins, directions, occupancy, box, step, near, far, jitter):
     rays = origins.shape[0]
-    return origins.new_empty(rays, dtype=torch.int64), origins.new_empty(rays, KEPT if origins.is_cuda else 0)
+    tiles = -(-rays // TILE_CUDA) if origins.is_cuda else 1
+    longs = (origins.new_empty(n, dtype=torch.int64) for n in (rays, tiles + 1))
+    return *longs, origins.new_empty(_kept_bytes(origins, occupancy), dtype=torch.uint8)
+
+
+def _kept_bytes(origins: Tensor, occupancy: Tensor) -> int:
+    """`march_kept_bytes` of the kernels: a coarse grid and, on a GPU, what it keeps of each ray, and a counter."""
+    rays = origins.shape[0]
+    if rays == 0 or occupancy.numel() == 0:
+        return 0
+    if not origins.is_cuda:
+        return math.prod(-(-n // 8) for n in occupancy.shape)
+    entries = math.prod(-(-n // 4) + 1 for n in occupancy.shape)
+    return rays * (32 * 8 + 2 * origins.element_size()) + 4 + entries
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, any, box, step, near, far, jitter, ray_offsets, kept, n_rows, cut):
-    return origins.new_empty(n_rows), origins.new_empty(n_rows)
+def _(origins, directions, occupancy, box, step, near, far, jitter, counts, tile_offsets, kept, n_rows):
+    return *(origins.new_empty(n_rows) for _ in range(2)), origins.new_empty(origins.shape[0] + 1, dtype=torch.int64)

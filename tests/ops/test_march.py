@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.ops import march
+from nerfkit.ops.packed import fit
 from tests.ops import naive
 from tests.ops.cases import cases
 from tests.ops.harness import backend_params, checks_of, drawn_backends, fused_params
@@ -69,6 +70,96 @@ def test_rays_of_few_and_of_many_samples(backend: str, device: str, step: float,
 
 
 @pytest.mark.parametrize("backend, device", backend_params("march"))
+@pytest.mark.parametrize("cells_a_step", [0.05, 0.12, 0.3, 0.6, 1.1, 3.0])
+@pytest.mark.parametrize("away", [2.0, 3e5])
+def test_no_cell_is_missed_by_larger_steps_or_from_far_away(
+    backend: str, device: str, cells_a_step: float, away: float
+):
+    """The less a look at the coarse grid tells of an interval, the more looks there are."""
+    torch.manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(150, 3).double(), dim=-1)
+    origins = 0.5 * torch.randn(150, 3).double() - away * directions
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3]).double()
+    inputs = origins, directions, torch.rand(45, 64, 37) < 0.01, box, cells_a_step * 2 / 64
+    with ops.backend("torch"):
+        wanted = march(*inputs)
+    with ops.backend(backend):
+        got = march(*(x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs))
+    assert got[2].tolist() == wanted[2].tolist()
+    torch.testing.assert_close(got[0].cpu(), wanted[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("step", [0.02, 0.001])
+def test_rows_of_a_capacity_are_whole_rays_then_zeros(backend: str, device: str, dtype: torch.dtype, step: float):
+    torch.manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(200, 3, dtype=dtype), dim=-1).to(device)
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=dtype, device=device)
+    inputs = -2 * directions, directions, torch.rand(16, 16, 15, device=device) < 0.3, box, step
+    with ops.backend(backend):
+        t_starts, t_ends, ray_offsets = march(*inputs)
+        n = len(t_starts)
+        for capacity in (0, 1, n // 2, n // 2 + 1, n - 1, n, n + 1, n + 5000):
+            got = march(*inputs, capacity=capacity)
+            used = fit(ray_offsets, capacity)[0][-1].item()
+            assert torch.equal(got[2], ray_offsets)
+            for rows, all_rows in zip(got[:2], (t_starts, t_ends), strict=True):
+                assert len(rows) == capacity
+                assert torch.equal(rows[:used], all_rows[:used])
+                assert not rows[used:].any()
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+@pytest.mark.parametrize("n_rays, cells", [(0, (4, 4, 4)), (70, (4, 0, 4)), (0, (0, 4, 4))])
+@pytest.mark.parametrize("capacity", [None, 0, 9])
+def test_no_rays_or_no_cells(backend: str, device: str, n_rays: int, cells: tuple, capacity: int | None):
+    rays, box = torch.rand(n_rays, 3, device=device), torch.tensor([[0.0] * 3, [1.0] * 3], device=device)
+    with ops.backend(backend):
+        t_starts, t_ends, ray_offsets = march(
+            rays, rays, torch.ones(cells, device=device).bool(), box, 0.1, capacity=capacity
+        )
+    assert t_starts.tolist() == t_ends.tolist() == [0.0] * (capacity or 0)
+    assert ray_offsets.tolist() == [0] * (n_rays + 1)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+def test_many_tiles_of_rays_and_cells_that_are_not_aligned(backend: str, device: str):
+    """Rays of very different length, and a grid that neither begins nor ends with a word."""
+    torch.manual_seed(0)
+    n = 70001  # more tiles than a block of the kernel adds up at once
+    directions = torch.nn.functional.normalize(torch.randn(n, 3).double(), dim=-1).to(device)
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device).double()
+    occupancy = (torch.rand(9 * 10 * 12 + 1, device=device) < 0.1)[1:].view(9, 10, 12)
+    inputs = -2 * directions, directions, occupancy, box, 0.05
+    with ops.backend("torch"):
+        wanted = march(*inputs)
+    with ops.backend(backend):
+        got = march(*inputs)
+    assert torch.equal(got[2], wanted[2])
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.cuda
+def test_a_graph_with_a_capacity():
+    """A replay gives what a call with its inputs gives, whatever the one before has left in memory."""
+    torch.manual_seed(0)
+    directions = torch.nn.functional.normalize(torch.randn(3000, 3, device="cuda"), dim=-1)
+    occupancy = torch.ones(20, 20, 20, device="cuda").bool()
+    inputs = -2 * directions, directions, occupancy, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"), 0.01
+    with ops.backend("cuda"):
+        march(*inputs, capacity=20000)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = march(*inputs, capacity=20000)
+        for filled in (0.3, 0.0, 0.01):
+            occupancy.copy_(torch.rand(20, 20, 20, device="cuda") < filled)
+            graph.replay()
+            wanted = march(*inputs, capacity=20000)
+            assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
 def test_a_step_far_too_small_is_an_error(backend: str, device: str):
     origin, direction = torch.tensor([[-3.0, 0, 0]], device=device), torch.tensor([[1.0, 0, 0]], device=device)
     box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
@@ -84,8 +175,7 @@ def test_a_step_far_too_small_is_an_error(backend: str, device: str):
 def test_counts_of_rays_too_long_add_up_without_wrapping_around(device: str, n_rays: int):
     origins, box = torch.zeros(n_rays, 3, device=device), torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupancy = torch.ones(4, 4, 4, device=device).bool()
-    any_near = torch.ops.nerfkit._march_coarse(occupancy)
-    inputs = origins, torch.ones_like(origins), occupancy, any_near, box, 1e-7, 0.0, 1e9, None
+    inputs = origins, torch.ones_like(origins), occupancy, box, 1e-7, 0.0, 1e9, None
     counts = torch.ops.nerfkit._march_count(*inputs)[0].tolist()
     assert min(counts) > 2**40 and sum(counts) <= 2**62
 
