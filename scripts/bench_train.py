@@ -290,7 +290,7 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 
 
 USUAL = {"final_learning_rate": 0.0003, "candidates": 3.0, "occupancy_threshold": 0.01, "max_resolution": 2048,
-         "samples": 262144}  # fmt: skip
+         "samples": 262144, "background_warmup": 500}  # fmt: skip
 
 
 # nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.

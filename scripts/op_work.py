@@ -263,14 +263,20 @@ def lltm_work(device: str) -> Iterator[Work]:
             )
         else:
             yield lltm_beside_definition(name, x, call, moved)
-    rays, i, h = (40000, 16, 32) if device == "cuda" else (4000, 16, 32)
+    yield lltm_along_rays(device, 40000 if device == "cuda" else 4000, 40, 16, 32)
+    if device == "cuda":
+        yield lltm_along_rays(device, 34000, 100, 32, 16)  # as in training
+
+
+def lltm_along_rays(device: str, rays: int, longest: int, i: int, h: int) -> Work:
+    """Rays of lengths that fall off exponentially."""
     dtype = torch.float16 if device == "cuda" else torch.float32
-    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 1).clamp(1, 40).long().to(device)
+    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 1).clamp(1, longest).long().to(device)
     offsets = offsets_from_counts(counts)
     x = lltm_inputs(int(offsets[-1]), rays, i, h, dtype, device)
     call = lambda: ops.lltm(x["input"], offsets, x["weight"], x["bias"], x["h0"], x["c0"])[0]  # noqa: E731
-    name = f"{rays} rays of 1..40 (mean {counts.float().mean():.1f}), {i} -> {h}, {str(dtype)[6:]}"
-    yield lltm_beside_definition(name, x, call)
+    name = f"{rays} rays of 1..{counts.max()} (mean {counts.float().mean():.1f}), {i} -> {h}, {str(dtype)[6:]}"
+    return lltm_beside_definition(name, x, call)
 
 
 def mlp_work(device: str) -> Iterator[Work]:

@@ -120,7 +120,7 @@ def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
         leaves = [(t.double() if wide else t).requires_grad_() for t in leaves]
         with ops.backend(backend):
             outputs = lltm(leaves[0], offsets, *leaves[1:])
-        losses = [y.double().square().sum() / 8 for y in outputs]  # so that the parameters' gradients are within float16
+        losses = [y.double().square().sum() / 8 for y in outputs]  # keeps the parameters' gradients within float16
         return [*outputs, *torch.autograd.grad(losses, leaves)]
 
     wanted, got, again = run("torch", 0, wide=True), run("cuda", 0), run("cuda", 0)
