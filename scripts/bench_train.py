@@ -272,8 +272,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         preset = r["preset"]
         budget = f"{r['steps']} steps" if preset["max_seconds"] == 0 else f"{preset['max_seconds']:g} s"
         sizes = f"2^{preset['log2_table']}, {preset['state']}, {preset['learning_rate']:g}"
-        extra = {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
-        sizes += "".join(f", {k} {v:g}" for k, v in extra.items())
+        sizes += "".join(f", {k} {v:g}" for k, v in unusual(preset).items())
+        sizes += ", random background" if r["background"] == "random" else ""
         groups.setdefault((r["scene"], stages_of(r), sizes, budget), []).append(r)
     for names, group in groups.items():
         scores = [r["psnr"] for r in group if r["psnr"] is not None]
@@ -293,6 +293,10 @@ USUAL = {"final_learning_rate": 0.0003, "candidates": 3.0, "occupancy_threshold"
          "samples": 262144, "background_warmup": 500}  # fmt: skip
 
 
+def unusual(preset: dict[str, Any]) -> dict[str, float]:
+    return {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
+
+
 # nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
 PEER = ((8, 31.2), (16, 33.4), (38, 34.8), (148, 35.86))
 
@@ -306,7 +310,8 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for r in runs:
-        if r["scene"].startswith("lego") and stages_of(r) == "encoder and LLTM" and r["preset"]["max_seconds"]:
+        is_default = stages_of(r) == "encoder and LLTM" and not unusual(r["preset"]) and r["background"] == "white"
+        if r["scene"].startswith("lego") and is_default and r["preset"]["max_seconds"]:
             points = [(point["seconds"], point["psnr"]) for point in r["curve"] if point["psnr"] is not None]
             axes.plot(*zip(*points, strict=True), "o-", color="tab:blue", alpha=0.4, markersize=3)
     axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line a run")
