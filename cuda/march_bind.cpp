@@ -7,7 +7,7 @@ namespace nerfkit {
 namespace {
 
 constexpr int64_t MOST_SAMPLES = int64_t(1) << 62;  // that counts may add up to: ray_offsets must not wrap around
-constexpr int64_t MOST_CELLS = (int64_t(1) << 32) - 1, MOST_ALONG_AXIS = (int64_t(1) << 31) - 1;
+constexpr int64_t MOST_CELLS = (int64_t(1) << 32) - 1, MOST_ALONG_AXIS = int64_t(1) << 30;
 
 struct Inputs {
   Tensor origins, directions, occupancy, box;
@@ -23,7 +23,7 @@ struct Inputs {
         limits{step, near, far} {
     const Shape cells = shape_of(occupancy);
     STD_TORCH_CHECK(occupancy.numel() <= MOST_CELLS && *std::max_element(cells.begin(), cells.end()) <= MOST_ALONG_AXIS,
-                    "nerfkit: occupancy must have less than 2^32 cells, and less than 2^31 along an axis, got ", text(cells));
+                    "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ", text(cells));
     if (jitter_in) jitter = checked("jitter", *jitter_in, origins, {origins.size(0)});
   }
 

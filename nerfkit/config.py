@@ -86,7 +86,7 @@ class TrainerConfig:
     learning_rate: float = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: float = 0.0003  # at the last step
     warmup: int = 100  # steps in which the learning rate rises
-    background_warmup: int = 500  # steps that draw the background at random first: no fog of its color is learned
+    background_warmup: int = 500  # first steps, with random backgrounds behind pictures with alpha: no fog is learned
     capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     save_every: int = 2000  # steps between two checkpoints; 0: only at the end
     log_every: int = 50  # steps between two lines of metrics.jsonl

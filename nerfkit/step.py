@@ -15,6 +15,7 @@ from torch import Tensor
 from nerfkit import ops
 from nerfkit.cameras import Cameras, Rays
 from nerfkit.config import Config
+from nerfkit.errors import SceneError
 from nerfkit.renderer import Renderer
 from nerfkit.scene import BACKGROUNDS, blend
 
@@ -42,8 +43,14 @@ class TrainingStep:
             config, renderer, cameras, images, optimizer,
         )  # fmt: skip
         self.device = device = images.device
+        self.has_alpha = images.shape[-1] == 4
+        if config.data.background == "random" and not self.has_alpha:
+            raise SceneError(
+                "data.background is random, but the pictures have no alpha: what is behind them is part of them. "
+                "Give its color, white or black, or pictures with alpha"
+            )
         self.n_rays = torch.tensor(first_n_rays(config), device=device)
-        self.draws_background = torch.tensor(True, device=device)  # at random
+        self.draws_background = torch.tensor(False, device=device)  # at random
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, rays, samples
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
         self.loss = torch.zeros((), device=device)
@@ -72,6 +79,10 @@ class TrainingStep:
             if self.graph is None:
                 self._record()
             self.graph.replay()
+
+    def draw_background(self, at_random: bool) -> None:
+        """Draw backgrounds at random from now on, or no longer; pictures without alpha keep theirs."""
+        self.draws_background.fill_(at_random and self.has_alpha)
 
     def forget(self) -> None:
         """Forget what was recorded, and what went wrong: after tensors that a step uses were replaced by others."""

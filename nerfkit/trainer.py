@@ -101,7 +101,7 @@ class Trainer:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
-        self.training_step.draws_background.fill_(self.step < self.config.trainer.background_warmup)
+        self.training_step.draw_background(at_random=self.step < self.config.trainer.background_warmup)
         self.renderer.sampler.update(self.renderer.density, self.step)
         self.training_step()
         if not self.training_step.is_fixed:

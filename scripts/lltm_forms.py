@@ -130,7 +130,9 @@ def opacity(density: Tensor, samples: Samples) -> Tensor:
 def without_state(trainer: Trainer, score: Callable[[], float]) -> dict[str, Any]:
     """What is left of the score where the state is 0."""
     trainer.renderer.is_silent = True
-    return {"psnr_without_state": round(score(), 3)}
+    silent = round(score(), 3)
+    trainer.renderer.is_silent = False
+    return {"psnr_without_state": silent}
 
 
 def case(name: str, form: Form | None, changes: str = "") -> Case:

@@ -31,10 +31,11 @@ def test_a_form_trains(small_config, tmp_path, case):
     assert same == []
     if isinstance(trainer.renderer, FormRenderer):
         rays, _, background, _ = trainer.training_step.batch(64)
-        heard, _ = trainer.renderer(rays, background)
-        case.probe(trainer, lambda: 0.0)
-        silent, _ = trainer.renderer(rays, background)
+        renderings = [trainer.renderer(rays, background)[0]]
+        case.probe(trainer, lambda: renderings.append(trainer.renderer(rays, background)[0]) or 0.0)
+        heard, silent = renderings
         assert not torch.equal(heard.color, silent.color) and torch.equal(heard.opacity, silent.opacity)
+        assert torch.equal(heard.color, trainer.renderer(rays, background)[0].color), "heard again"
 
 
 def test_the_form_that_ships_is_the_renderer(small_config, tmp_path):

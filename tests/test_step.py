@@ -6,10 +6,11 @@ import torch
 
 from nerfkit import checkpoint, ops, run
 from nerfkit import config as config_module
-from nerfkit.errors import TrainingError
+from nerfkit.errors import SceneError, TrainingError
 from nerfkit.evaluator import evaluate
 from nerfkit.scene import load_scene
 from nerfkit.trainer import Trainer
+from tests.toy_scene import write_scene
 from tests.trainers import make_trainer
 
 
@@ -59,6 +60,18 @@ def test_the_background_is_random_at_first(small_config, tmp_path, background: s
     assert is_plain == [False, False, True, True]
     small_config.data.background = "random"
     assert not (trainer.training_step.batch(50)[2] == color).any()
+
+
+def test_pictures_without_alpha_keep_their_background(small_config, tmp_path):
+    """What is behind them is in them: over anything else they would be learned as a solid box."""
+    small_config.data.path = str(write_scene(tmp_path / "scene", size=9, extension="jpg"))
+    small_config.data.background = "black"
+    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer.train_step()
+    assert not trainer.training_step.batch(50)[2].any()
+    small_config.data.background = "random"
+    with pytest.raises(SceneError, match="background is random, but the pictures have no alpha: .* white or black"):
+        make_trainer(small_config, tmp_path / "run")
 
 
 @pytest.fixture(params=["adam", "lazy_adam"])
