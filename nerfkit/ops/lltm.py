@@ -222,7 +222,6 @@ def _gpu_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, 
 
 
 NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h
-TENSOR_CORES_MAJOR = 8  # of cuda/tensor_cores.cuh
 
 
 def _is_narrow(input: Tensor, h0: Tensor) -> bool:
@@ -237,7 +236,7 @@ def _is_narrow(input: Tensor, h0: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _has_tensor_cores(gpu: int) -> bool:
-    return torch.cuda.get_device_properties(gpu).major >= TENSOR_CORES_MAJOR
+    return torch.cuda.get_device_properties(gpu).major >= native.TENSOR_CORES_MAJOR
 
 
 class _NarrowLltmOnGpu(torch.autograd.Function):

@@ -16,7 +16,8 @@ from nerfkit.ops.packed import fit, offsets_from_counts
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
 MOST_SAMPLES = 2**62  # of R rays; of one that has more intervals than allowed, a kernel counts MOST_SAMPLES / R
-TILE_CUDA = 64  # rays whose samples the CUDA kernel counts together
+COARSE_CPU, COARSE_CUDA = 8, 4  # cells along one side of a coarse cell, of the kernels
+TILE_CUDA, KEPT_CUDA = 64, 32  # rays that the CUDA kernel counts together; chunks of a ray that it keeps, 8 bytes each
 MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
 
 
@@ -194,9 +195,9 @@ def _kept_bytes(origins: Tensor, occupancy: Tensor) -> int:
     if rays == 0 or occupancy.numel() == 0:
         return 0
     if not origins.is_cuda:
-        return math.prod(-(-n // 8) for n in occupancy.shape)
-    entries = math.prod(-(-n // 4) + 1 for n in occupancy.shape)
-    return rays * (32 * 8 + 2 * origins.element_size()) + 4 + entries
+        return math.prod(-(-n // COARSE_CPU) for n in occupancy.shape)
+    entries = math.prod(-(-n // COARSE_CUDA) + 1 for n in occupancy.shape)
+    return rays * (KEPT_CUDA * 8 + 2 * origins.element_size()) + 4 + entries
 
 
 @native.fake("_march_fill")

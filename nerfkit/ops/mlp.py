@@ -15,7 +15,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import through_definition, wants_gradient, wants_second_derivative
 
 MAX_INPUTS, MAX_LAYERS = 4, 8  # of the kernels, and so of all
-TENSOR_CORES_MAJOR, SHARED_BYTES = 8, 150_000  # what the GPU's kernel needs
+SHARED_BYTES = 150_000  # of a block, beside tensor cores what the GPU's kernel needs
 HIDDEN, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 128, 16  # widths that it takes
 
 
@@ -125,7 +125,7 @@ def _has_kernel(parameters: Tensor, widths: tuple[int, ...], inputs: tuple[Tenso
 def _has_tensor_cores(gpu: int) -> bool:
     """Whether a GPU has them, and the shared memory that the widest network takes."""
     properties = torch.cuda.get_device_properties(gpu)
-    return properties.major >= TENSOR_CORES_MAJOR and properties.shared_memory_per_block_optin >= SHARED_BYTES
+    return properties.major >= native.TENSOR_CORES_MAJOR and properties.shared_memory_per_block_optin >= SHARED_BYTES
 
 
 class _Mlp(torch.autograd.Function):
