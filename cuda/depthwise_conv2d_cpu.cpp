@@ -49,6 +49,7 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
 #pragma GCC unroll 4
         for (int i = 0; i < P; ++i) {
           const Pack<A> pack = load(rows[y] + at + i * in_pack);
+          in_order();  // loaded once, and not again for each row
           if (K == 0) sum[0][i] += load(weight + (y * kernel_x + v) * LANES) * pack;
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
@@ -56,12 +57,13 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
         }
       }
     }
+    const Outputs<T> to = out;  // read here: no register keeps it while the sums need all of them
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
-        const int lanes = P > 1 ? LANES : out.lanes;
-        store(out.values + r * out.row + (p + i) * out.pack, sum[r][i], lanes);
+        const int lanes = P > 1 ? LANES : to.lanes;
+        store(to.values + r * to.row + (p + i) * to.pack, sum[r][i], lanes);
       }
   }
 }
