@@ -57,6 +57,13 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
+template <class A>
+HD Pack<A> repeated(A number) {
+  A values[LANES];  // of an array the compiler makes one instruction, of a pack's elements one for each
+  for (int i = 0; i < LANES; ++i) values[i] = number;
+  return *reinterpret_cast<const Pack<A>*>(values);
+}
+
 // Whether a pack is one or two of 32 registers, and not more of 16: a larger tile fits then.
 inline bool has_wide_registers() {
 #if defined(__x86_64__)

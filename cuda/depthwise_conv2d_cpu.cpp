@@ -68,52 +68,56 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
   }
 }
 
-// `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1, LANES].
+// `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
 template <class T>
 CLONES void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
                            int columns) {
   using A = acc_t<T>;
   constexpr int P = 4;
   const int taps = in.kernel_x;
-  for (int r = 0; r < rows; ++r, weight += (taps + 1) * LANES) {
+  for (int r = 0; r < rows; ++r, weight += taps + 1) {
     const A* from = in.rows[r];
     T* to = out.values + r * out.row;
     int at = 0;
     for (; at + P * LANES <= columns; at += P * LANES) {
       Pack<A> sum[P];
 #pragma GCC unroll 4
-      for (int i = 0; i < P; ++i) sum[i] = load(weight + taps * LANES);
+      for (int i = 0; i < P; ++i) sum[i] = repeated(weight[taps]);
       for (int v = 0; v < taps; ++v)
 #pragma GCC unroll 4
-        for (int i = 0; i < P; ++i) sum[i] += load(weight + v * LANES) * load(from + in.offset[v] + at + i * LANES);
+        for (int i = 0; i < P; ++i) sum[i] += weight[v] * load(from + in.offset[v] + at + i * LANES);
 #pragma GCC unroll 4
       for (int i = 0; i < P; ++i) store(to + at + i * LANES, sum[i]);
     }
     for (; at < columns; at += LANES) {  // the last pack overlaps the one before, if there is one
       const int begin = std::max(0, std::min(at, columns - LANES));
-      Pack<A> sum = load(weight + taps * LANES);
-      for (int v = 0; v < taps; ++v) sum += load(weight + v * LANES) * load(from + in.offset[v] + begin);
+      Pack<A> sum = repeated(weight[taps]);
+      for (int v = 0; v < taps; ++v) sum += weight[v] * load(from + in.offset[v] + begin);
       store(to + begin, sum, std::min(LANES, columns));
     }
   }
 }
 
-// weight and bias as packs [units, taps + 1, LANES]; bias may be null, for zero.
+// weight and bias as [units, taps + 1, channels of a unit]; bias may be null, for zero.
 template <class T>
-std::vector<acc_t<T>> in_packs(const T* weight, const T* bias, const Pictures& s, bool flipped) {
-  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  const int64_t units = s.rows ? s.kernels() : units_of(s);
-  std::vector<acc_t<T>> packs(units * (n_taps + 1) * LANES);
-  for (int64_t unit = 0; unit < units; ++unit)
-    for (int lane = 0; lane < LANES; ++lane) {
-      const int64_t c = s.channels_last ? unit * LANES + lane : unit;
-      if (c >= s.kernels()) continue;
-      acc_t<T>* to = packs.data() + unit * (n_taps + 1) * LANES + lane;
-      const T* from = weight + c * n_taps;
-      for (int64_t k = 0; k < n_taps; ++k) to[k * LANES] = acc_t<T>(from[flipped ? n_taps - 1 - k : k]);
-      to[n_taps * LANES] = bias ? acc_t<T>(bias[c]) : 0;
-    }
-  return packs;
+std::vector<acc_t<T>> by_unit(const T* weight, const T* bias, const Pictures& s, bool flipped) {
+  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel, unit = unit_of(s);
+  std::vector<acc_t<T>> units((s.kernels() + unit - 1) / unit * unit * (n_taps + 1));
+  for (int64_t c = 0; c < s.kernels(); ++c) {
+    acc_t<T>* to = units.data() + c / unit * unit * (n_taps + 1) + c % unit;
+    const T* from = weight + c * n_taps;
+    for (int64_t k = 0; k < n_taps; ++k) to[k * unit] = acc_t<T>(from[flipped ? n_taps - 1 - k : k]);
+    to[n_taps * unit] = bias ? acc_t<T>(bias[c]) : 0;
+  }
+  return units;
+}
+
+// Numbers as packs, each LANES times.
+template <class A>
+CLONES const A* in_packs(const A* numbers, std::vector<A>& packs) {
+  A* to = packs.data();
+  for (const A* end = to + packs.size(); to < end; to += LANES) store(to, repeated(*numbers++));
+  return packs.data();
 }
 
 template <class A, int R>
@@ -199,16 +203,17 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
   const auto line = flipped ? backward_line : forward_line;
   const Line y = line(s.y), x = line(s.x);
   const Tiles tiles(y, x, s, in_place<T>(s));
-  const auto packs = in_packs(weight, bias, s, flipped);
-  const int64_t size = (int64_t(s.y.kernel) * s.x.kernel + 1) * LANES;
+  const auto units = by_unit(weight, bias, s, flipped);
+  const int64_t n_weights = int64_t(s.y.kernel) * s.x.kernel + 1, unit = unit_of(s);
   parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) {
     Frame<acc_t<T>> frame(y, x, tiles, unit_of(s));
     InPlace<acc_t<T>> picture(y, x, tiles, s.channels);
+    std::vector<acc_t<T>> packs(n_weights * LANES);
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       const Plane<const T> source(from, s, y.source, x.source, tile);
       const Plane<T> out(to, s, y.out, x.out, tile);
-      const acc_t<T>* w = packs.data() + (s.rows ? tile.row : tile.unit) * size;
+      const acc_t<T>* w = units.data() + (s.rows ? tile.row : tile.unit * unit) * n_weights;
       if constexpr (std::is_same_v<T, acc_t<T>>)
         if (s.channels_last && source.channels == LANES && x.spread == 1) {
           picture.find(source, tile);
@@ -219,7 +224,7 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
       if (s.rows)
         correlate_rows(frame.inputs(), w, outputs_of(out, source, tile, 0, s), tile.rows, tile.columns);
       else
-        correlate_tile(frame, w, out, source, tile, s);
+        correlate_tile(frame, s.channels_last ? w : in_packs(w, packs), out, source, tile, s);
     }
   });
 }

@@ -137,7 +137,7 @@ HD void copy_values(const T* from, acc_t<T>* to, int n) {
 }
 
 template <class T>
-CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
+HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
@@ -150,6 +150,19 @@ CLONES void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit,
     copy_values(from + copy.first, to + (copy.first - copy.start), copy.last - copy.first);
   else
     for (int j = copy.first; j < copy.last; ++j) to[copy.position(j)] = acc_t<T>(from[j]);
+}
+
+// Rows of places from `row` on, rows of zeros where the source has none.
+template <class T>
+CLONES void copy_rows(const Plane<const T>& plane, const Line& y, int row, int rows, acc_t<T>* to, int64_t width,
+                      const RowCopy& copy, int unit) {
+  for (int r = 0; r < rows; ++r, to += width) {
+    const int at = y.value_at(y.start(row) + r * y.dilation);
+    if (at < 0)
+      for (int64_t i = 0; i < width; i += LANES) store(to + i, Pack<acc_t<T>>{});
+    else
+      copy_row(plane.values + at * plane.row, to, copy, unit, plane);
+  }
 }
 
 // Tap (u, v) of row r, pack p of some outputs takes the pack at shift + p * pack + offset[v] of rows[r + u].
@@ -173,6 +186,7 @@ struct Frame {
   int unit;
   int64_t phase, width;
   std::vector<A> values;
+  A* first;  // of the places
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
   int64_t size;
@@ -181,10 +195,12 @@ struct Frame {
   Frame(const Line& y, const Line& x, const Tiles& tiles, int unit) : y(y), x(x), unit(unit), offset(x.kernel) {
     const int columns = std::min(x.out, tiles.width), whole = unit == LANES ? 1 : LANES;
     phase = (columns + whole - 1) / whole * whole + (x.kernel - 1) * x.dilation / x.stride;
-    width = x.stride * phase * unit;
-    size = (tiles.height + y.kernel - 1) * width + LANES;
+    width = (x.stride * phase * unit + LANES - 1) / LANES * LANES;
+    size = (tiles.height + y.kernel - 1) * width + 3 * LANES;
     values.reserve(size);
-    for (int r = 0; r < tiles.height + y.kernel - 1; ++r) rows.push_back(values.data() + r * width);
+    // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
+    first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - (unit == 1 ? x.lead : 0)) % LANES;
+    for (int r = 0; r < tiles.height + y.kernel - 1; ++r) rows.push_back(first + r * width);
     for (int v = 0; v < x.kernel; ++v) {
       const int place = v * x.dilation;
       offset[v] = (place % x.stride * phase + place / x.stride) * unit;
@@ -207,12 +223,7 @@ struct Frame {
     auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
     const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, x.stride, phase};
     clear(copy.first * x.spread - start, copy.last - copy.first);
-    for (int r = 0; r < tile.rows + y.kernel - 1; ++r) {
-      const int at = y.value_at(y.start(tile.row) + r * y.dilation);
-      A* to = values.data() + r * width;
-      if (at < 0) std::fill(to, to + width, A(0));
-      if (at >= 0) copy_row(plane.values + at * plane.row, to, copy, unit, plane);
-    }
+    copy_rows(plane, y, tile.row, tile.rows + y.kernel - 1, first, width, copy, unit);
   }
 };
 
