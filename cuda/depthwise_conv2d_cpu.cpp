@@ -16,21 +16,29 @@ struct Outputs {
   int64_t soon_row, soon_pack;
 
   Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, soon + by, soon_row, soon_pack}; }
+  Outputs below(int n) const { return {values + n * row, row, pack, lanes, soon + n * soon_row, soon_row, soon_pack}; }
   void fetch(int row_at, int64_t p) const {
     __builtin_prefetch(soon + row_at * soon_row + p * soon_pack);
     __builtin_prefetch(values + row_at * row + (p + SOON) * pack, 1);
   }
 };
 
+// What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
+// before by `back` numbers.
+struct Span {
+  int begin, end, groups = 1;
+  int64_t back = 0;
+};
+
 // P packs of R rows: enough sums that none waits for itself. weight [kernel_y * kernel_x + 1, LANES]; the last row is
 // the bias.
 template <class T, int K, int R, int P>
-CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int begin, int end) {
+HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
   const A* const* rows = in.rows;
   const int64_t in_pack = in.pack, *offset = in.offset;
-  for (int p = begin; p + P <= end; p += P) {
+  for (int p = span.begin; p + P <= span.end; p += P) {
     for (int i = 0; i < P; ++i)
       for (int r = 0; r < R; ++r) out.fetch(r, p + i);
     Pack<A> sum[R][P];
@@ -38,8 +46,9 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
       for (int i = 0; i < P; ++i) sum[r][i] = load(weight + kernel_y * kernel_x * LANES);
+    const int64_t back = p + P == span.end ? span.back : 0;
     for (int v = first; v < last; ++v) {
-      const int64_t at = in.shift + p * in_pack + offset[v];
+      const int64_t at = in.shift + p * in_pack - back + offset[v];
       Pack<A> w[K ? K : 1];
 #pragma GCC unroll 7
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
@@ -57,7 +66,7 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
         }
       }
     }
-    const Outputs<T> to = out;  // read here: no register keeps it while the sums need all of them
+    const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -65,6 +74,14 @@ CLONES void correlate(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const 
         const int lanes = P > 1 ? LANES : to.lanes;
         store(to.values + r * to.row + (p + i) * to.pack, sum[r][i], lanes);
       }
+  }
+}
+
+template <class T, int K, int R, int P>
+CLONES void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
+  for (int group = 0; group < span.groups; ++group) {
+    correlate_group<T, K, R, P>(in, weight, out, span);
+    in = in.below(R), out = out.below(R);
   }
 }
 
@@ -132,29 +149,24 @@ template <class T, int K, int R>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int begin, int end) {
   constexpr int P = MOST_PACKS<acc_t<T>, R>;
   if (packs_at_once<acc_t<T>, R>() == P && out.lanes == LANES) {
-    correlate<T, K, R, P>(in, weight, out, begin, end);
+    correlate<T, K, R, P>(in, weight, out, {begin, end});
     begin = end - (end - begin) % P;
   }
-  if (begin < end) correlate<T, K, R, 1>(in, weight, out, begin, end);
+  if (begin < end) correlate<T, K, R, 1>(in, weight, out, {begin, end});
 }
 
-// `columns` neighbours of R rows. The last packs overlap those before, if there are any.
+// `columns` neighbours of groups of R rows. The last packs overlap those before, if there are any.
 template <class T, int K, int R>
-void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns) {
+void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, Outputs<T> out, int columns, int groups) {
   constexpr int P = MOST_PACKS<acc_t<T>, R>;
-  const int wide = packs_at_once<acc_t<T>, R>() * LANES, whole = columns / wide * wide, rest = columns - whole;
-  correlate_packs<T, K, R>(in, weight, out, 0, whole / LANES);
-  if (rest > LANES && whole > 0) {
-    const int at = columns - wide;
-    correlate<T, K, R, P>(in.moved(at), weight, out.moved(at), 0, P);
-    return;
-  }
-  for (int at = whole; at < columns; at += LANES) {
-    const int from = std::max(0, std::min(at, columns - LANES));
-    Outputs<T> to = out.moved(from);
-    to.lanes = std::min(LANES, columns);
-    correlate<T, K, R, 1>(in.moved(from), weight, to, 0, 1);
-  }
+  const int packs = (columns + LANES - 1) / LANES, over = packs * LANES - columns;
+  int wide = 0;  // packs that are summed P at once
+  if (packs_at_once<acc_t<T>, R>() == P && packs >= P && columns >= P * LANES)
+    wide = packs % P == 1 ? packs - 1 : (packs + P - 1) / P * P;
+  if (wide) correlate<T, K, R, P>(in, weight, out, {0, wide, groups, std::max(0, wide * LANES - columns)});
+  if (wide >= packs) return;
+  out.lanes = std::min(LANES, columns);
+  correlate<T, K, R, 1>(in, weight, out, {wide, packs, groups, packs > 1 ? over : 0});
 }
 
 // Outputs of a tile, from its row i on.
@@ -170,14 +182,15 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
 template <class T>
 void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
                     const Plane<const T>& source, const Tile& tile, const Pictures& s) {
-  row_by_row<true>(frame.y, tile, [&](auto k, auto r, int i) {
-    const auto in = frame.inputs().below(i);
-    const auto to = outputs_of(out, source, tile, i, s);
-    if (s.channels_last)
-      correlate_packs<T, k, r>(in, weight, to, 0, tile.columns);
-    else
-      correlate_columns<T, k, r>(in, weight, to, tile.columns);
-  });
+  if (s.channels_last)
+    row_by_row<true>(frame.y, tile, [&](auto k, auto r, int i) {
+      correlate_packs<T, k, r>(frame.inputs().below(i), weight, outputs_of(out, source, tile, i, s), 0, tile.columns);
+    });
+  else
+    rows_by_group<true>(frame.y, tile, [&](auto k, auto r, int i, int groups) {
+      const auto to = outputs_of(out, source, tile, i, s);
+      correlate_columns<T, k, r>(frame.inputs().below(i), weight, to, tile.columns, groups);
+    });
 }
 
 template <class T>
@@ -190,7 +203,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
     const auto to = outputs_of(out, source, tile, i, s);
     auto edge = [&](int j) {
       const int column = tile.column + j;
-      correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, j, j + 1);
+      correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
     };
     for (int j = 0; j < first; ++j) edge(j);
     correlate_packs<T, k, r>(in, weight, to, first, last);

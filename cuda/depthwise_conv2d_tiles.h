@@ -256,30 +256,39 @@ struct InPlace {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// Calls f(K, R) for R rows at once, as many as registers hold; K is the kernel's height, or 0 for any with R = 1.
-// EIGHT_OF_5: also for kernels of 5.
+// Calls f(K, R, groups) for groups of R rows, as many as registers hold, and returns how many rows these are; K is the
+// kernel's height, or 0 for any with R = 1. EIGHT_OF_5: also for kernels of 5.
 template <bool EIGHT_OF_5, class F>
-int some_rows(int kernel, int rows, const F& f) {
-  auto rows_of = [&](auto k) {
+int some_groups(int kernel, int rows, const F& f) {
+  auto groups_of = [&](auto k) {
     if constexpr (EIGHT_OF_5 || k != 5)
-      if (rows >= 8 && has_wide_registers()) return f(k, Int<8>()), 8;
-    if (rows >= 4) return f(k, Int<4>()), 4;
-    return f(Int<0>(), Int<1>()), 1;
+      if (rows >= 8 && has_wide_registers()) return f(k, Int<8>(), rows / 8), rows / 8 * 8;
+    if (rows >= 4) return f(k, Int<4>(), rows / 4), rows / 4 * 4;
+    return f(Int<0>(), Int<1>(), rows), rows;
   };
   switch (kernel) {
-    case 1: return rows_of(Int<1>());
-    case 3: return rows_of(Int<3>());
-    case 5: return rows_of(Int<5>());
-    case 7: return rows_of(Int<7>());
-    default: return f(Int<0>(), Int<1>()), 1;
+    case 1: return groups_of(Int<1>());
+    case 3: return groups_of(Int<3>());
+    case 5: return groups_of(Int<5>());
+    case 7: return groups_of(Int<7>());
+    default: return f(Int<0>(), Int<1>(), rows), rows;
   }
+}
+
+// Calls f(K, R, i, groups) for groups of R rows from row i on.
+template <bool EIGHT_OF_5, class F>
+void rows_by_group(const Line& y, const Tile& tile, const F& f) {
+  for (int i = 0; i < tile.rows;)
+    i += some_groups<EIGHT_OF_5>(y.rolls() ? y.kernel : 0, tile.rows - i,
+                                 [&](auto k, auto r, int groups) { f(k, r, i, groups); });
 }
 
 // Calls f(K, R, i) for R rows from row i on.
 template <bool EIGHT_OF_5, class F>
 void row_by_row(const Line& y, const Tile& tile, const F& f) {
-  for (int i = 0; i < tile.rows;)
-    i += some_rows<EIGHT_OF_5>(y.rolls() ? y.kernel : 0, tile.rows - i, [&](auto k, auto r) { f(k, r, i); });
+  rows_by_group<EIGHT_OF_5>(y, tile, [&](auto k, auto r, int i, int groups) {
+    for (int group = 0; group < groups; ++group) f(k, r, i + group * r);
+  });
 }
 
 // Keeps the compiler from loading early what would push sums out of the registers.
