@@ -7,19 +7,33 @@
 namespace nerfkit {
 namespace {
 
+// Bytes of a picture and its outputs that a processor's last cache keeps. Below, fetching ahead costs more than it saves.
+constexpr int64_t CACHED = 24 << 20;
+
 template <class T>
 struct Outputs {
   T* values;
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
+  bool fetches;       // ahead
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
 
-  Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, soon + by, soon_row, soon_pack}; }
-  Outputs below(int n) const { return {values + n * row, row, pack, lanes, soon + n * soon_row, soon_row, soon_pack}; }
-  void fetch(int row_at, int64_t p) const {
-    __builtin_prefetch(soon + row_at * soon_row + p * soon_pack);
-    __builtin_prefetch(values + row_at * row + (p + SOON) * pack, 1);
+  HD Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack}; }
+  HD Outputs below(int n) const {
+    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack};
+  }
+  // For P packs of R rows. A call, so that the sums share no registers with addresses.
+  template <int R, int P>
+  __attribute__((noinline)) void fetch(int64_t p) const {
+    in_order();  // the compiler drops calls that do nothing but fetch
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) {
+        __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
+        __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
+      }
   }
 };
 
@@ -39,8 +53,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
   const A* const* rows = in.rows;
   const int64_t in_pack = in.pack, *offset = in.offset;
   for (int p = span.begin; p + P <= span.end; p += P) {
-    for (int i = 0; i < P; ++i)
-      for (int r = 0; r < R; ++r) out.fetch(r, p + i);
+    if (out.fetches) out.template fetch<R, P>(p);
     Pack<A> sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -175,7 +188,9 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   const int64_t row = tile.row + i, pack = s.channels_last ? 1 : LANES;
   T* to = out.values + row * out.row + tile.column * out.column;
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
-  return {to,   out.row,    out.column * pack,   s.channels_last ? out.channels : LANES,
+  const int64_t numbers = s.batch * s.channels * (int64_t(s.y.size) * s.x.size + int64_t(s.y.out_size) * s.x.out_size);
+  const bool fetches = numbers * int64_t(sizeof(T)) > CACHED;
+  return {to,   out.row,    out.column * pack,     s.channels_last ? out.channels : LANES, fetches,
           soon, source.row, source.column * pack};
 }
 

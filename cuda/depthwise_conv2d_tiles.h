@@ -125,20 +125,23 @@ struct RowCopy {
 };
 
 template <class T>
-HD void copy_values(const T* from, acc_t<T>* to, int n) {
+HD void copy_values(const T* from, acc_t<T>* to, int n, int64_t ahead) {
   if (n < LANES) {
     for (int i = 0; i < n; ++i) to[i] = acc_t<T>(from[i]);
     return;
   }
-  for (int i = 0; i < n; i += LANES) {  // the last pack overlaps the one before
-    const int at = std::min(i, n - LANES);
-    store(to + at, load(from + at));
+  for (int i = 0; i + LANES <= n; i += LANES) {
+    __builtin_prefetch(from + ahead + i);
+    store(to + i, load(from + i));
   }
+  if (n % LANES) store(to + n - LANES, load(from + n - LANES));  // overlaps the one before
 }
 
 template <class T>
 HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
+  if (unit == 1 && copy.spread == 1 && copy.stride == 1)
+    return copy_values(from + copy.first, to + (copy.first - copy.start), copy.last - copy.first, ahead);
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
   if (unit == LANES && plane.channels == LANES && copy.spread == 1 && copy.stride == 1)
@@ -146,8 +149,6 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
   else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j)
       store(to + copy.position(j) * LANES, load(from + j * column, plane.channels));
-  else if (copy.spread == 1 && copy.stride == 1)
-    copy_values(from + copy.first, to + (copy.first - copy.start), copy.last - copy.first);
   else
     for (int j = copy.first; j < copy.last; ++j) to[copy.position(j)] = acc_t<T>(from[j]);
 }
