@@ -71,7 +71,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 4
         for (int i = 0; i < P; ++i) {
           const Pack<A> pack = load(rows[y] + at + i * in_pack);
-          in_order();  // loaded once, and not again for each row
+          if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
           if (K == 0) sum[0][i] += load(weight + (y * kernel_x + v) * LANES) * pack;
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
