@@ -28,8 +28,9 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.ops import native  # noqa: E402
-from scripts.op_work import WORK, Work, tutorials  # noqa: E402
-from scripts.timing import Timer, copy_bandwidth, graphed  # noqa: E402
+from scripts.op_work import WORK, tutorials  # noqa: E402
+from scripts.timing import Timer, copy_bandwidth, graphed, sets_for  # noqa: E402
+from scripts.work import Side, Work, size_of  # noqa: E402
 
 TOLERANCE = {torch.float32: 2e-4, torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value
 
@@ -59,33 +60,30 @@ class Options:
     once: bool = False  # only run each fused op once, for a profiler
 
 
-def call_of(work: Work, part: str, call: Callable[[], Tensor], inputs: dict[str, Tensor]) -> Callable[[], object]:
+def call_of(side: Side, part: str) -> Callable[[], object]:
     """What is timed for a part: "forward", "backward" alone or "both"."""
     if part == "forward":
-        return call
-    wrt = [inputs[name] for name in (work.wrt if inputs is work.inputs else inputs)]
+        return lambda: side.call(side.inputs)
+    wrt = [side.inputs[name] for name in side.wrt]
     with torch.no_grad():
-        shape = call()
+        shape = side.call(side.inputs)
     grad = torch.randn(shape.shape, device=shape.device, generator=torch.Generator(shape.device).manual_seed(0))
     grad = torch.empty_like(shape).copy_(grad)  # the result's memory format, as the next layer would hand it back
     if part == "both":
-        return lambda: torch.autograd.grad(call(), wrt, grad)
-    out = call()
+        return lambda: torch.autograd.grad(side.call(side.inputs), wrt, grad)
+    out = side.call(side.inputs)
     return lambda: torch.autograd.grad(out, wrt, grad, retain_graph=True)
 
 
 def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
     limits = {"forward": work.forward_bytes, "backward": work.backward_bytes}
-    sides = (work.fused, work.inputs), (work.baseline, work.baseline_inputs or work.inputs)
     for part in work.parts:
         kind, what = part.split() if " " in part else ("", "forward" if part == "inference" else part)
-        error = (
-            difference(*(call_of(work, what, *side) for side in sides)) if work.check and part != "inference" else None
-        )
-        times = []
-        for side in sides:
-            with torch.set_grad_enabled(part != "inference"):
-                times.append(time_of(kind, call_of(work, what, *side), timer))
+        error = None
+        if work.check and part != "inference":
+            error = difference(*(call_of(side, what) for side in work.sides()))
+        with torch.set_grad_enabled(part != "inference"):
+            times = [time_of(kind, side, what, timer) for side in work.sides()]
         limit = limits.get(part, 0) / bandwidth * 1e3 or None
         yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit, error)
 
@@ -94,13 +92,15 @@ def run_once(work: Work) -> None:
     """The fused op's parts, each a single time."""
     for part in work.parts:
         if part in ("forward", "backward", "both"):
-            call_of(work, part, work.fused, work.inputs)()
+            call_of(work.sides()[0], part)()
 
 
-def time_of(kind: str, call: Callable[[], object], timer: Timer) -> float:
+def time_of(kind: str, side: Side, part: str, timer: Timer) -> float:
     if kind == "wall":
-        return timer.wall(call)
-    return timer(graphed(call) if kind == "graph" else call)
+        return timer.wall(call_of(side, part))
+    if kind == "graph":
+        return timer([graphed(call_of(side, part))])
+    return timer([call_of(copy, part) for copy in side.copies(sets_for(size_of(*side.inputs.values()), timer.device))])
 
 
 def difference(fused: Callable, baseline: Callable) -> float:

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the benchmarks measure: medians of many calls, one after the other, each on cold caches."""
+"""How the benchmarks measure: medians over rows of calls."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-FLUSH_BYTES = 256 * 2**20  # more than any L2 cache
-LONGEST_ROW = 0.5  # seconds of calls that are timed together
-AHEAD_CYCLES = 2_000_000  # the GPU idles this long, so that what follows is queued before it starts
+ROTATED_BYTES = 256 * 2**20  # of inputs that a row goes through: several times any L2 cache
+MOST_SETS = 64
+LONGEST_ROW = 0.5  # seconds of calls on the wall's clock that are timed together
+LONGEST_AHEAD = 0.1  # seconds; a call that waits for the GPU cannot be queued
+CYCLES = 2e9  # of the GPU in a second, about
+
+
+def sets_for(n_bytes: int, device: str) -> int:
+    """How many copies of inputs of `n_bytes` a row of calls goes through, so that each finds its own in memory."""
+    return max(1, min(MOST_SETS, -(-ROTATED_BYTES // n_bytes))) if device == "cuda" and n_bytes else 1
 
 
 class Timer:
@@ -19,13 +26,16 @@ class Timer:
 
     def __init__(self, device: str, repeats: int = 20, warmup: int = 5):
         self.device, self.repeats, self.warmup = device, repeats, warmup
-        self.flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device=device) if device == "cuda" else None
 
-    def __call__(self, call: Callable[[], object]) -> float:
-        """Median time on the device itself: launches are not counted on a GPU."""
-        for _ in range(self.warmup):
-            call()
-        return statistics.median(self._on_gpu(call) if self.device == "cuda" else self._on_cpu(call))
+    def __call__(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Median of a row's time by its number of calls, on the device itself: launches are not counted on a GPU.
+
+        Each call of a row has inputs of its own, and its results are kept to the end of the row: so it reads from
+        memory, and as much is written there as it writes.
+        """
+        for i in range(max(self.warmup, len(calls))):
+            calls[i % len(calls)]()
+        return statistics.median(self._on_gpu(calls) if self.device == "cuda" else self._on_cpu(calls))
 
     def wall(self, call: Callable[[], object], calls: int = 100) -> float:
         """Mean time of a call in a row of `calls`, fewer if they are long; launches and Python counted."""
@@ -49,26 +59,30 @@ class Timer:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def _on_cpu(self, call: Callable[[], object]) -> list[float]:
+    def _on_cpu(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         times = []
         for _ in range(self.repeats):
             start = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - start) * 1e3)
+            kept = [call() for call in calls]
+            times.append((time.perf_counter() - start) / len(calls) * 1e3)
+            del kept
         return times
 
-    def _on_gpu(self, call: Callable[[], object]) -> list[float]:
-        events = []
-        for _ in range(self.repeats):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda._sleep(AHEAD_CYCLES)
-            self.flush.zero_()
+    def _on_gpu(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        times, ahead = [], LONGEST_AHEAD
+        for _ in range(1 + self.repeats):
+            self._wait()
+            torch.cuda._sleep(int(ahead * CYCLES))  # meanwhile the row is queued
+            queued = time.perf_counter()
             start.record()
-            call()
+            kept = [call() for call in calls]
             end.record()
-            torch.cuda.synchronize()
-            events.append((start, end))
-        return [start.elapsed_time(end) for start, end in events]
+            ahead = min(LONGEST_AHEAD, 2 * (time.perf_counter() - queued))
+            self._wait()
+            times.append(start.elapsed_time(end) / len(calls))
+            del kept
+        return times[1:]
 
 
 def copy_bandwidth(timer: Timer) -> float:
@@ -76,7 +90,7 @@ def copy_bandwidth(timer: Timer) -> float:
     size = 2**28 if timer.device == "cuda" else 2**24
     source = torch.empty(size, device=timer.device).normal_()
     target = torch.empty_like(source)
-    return 2 * 4 * size / (timer(lambda: target.copy_(source)) * 1e-3)
+    return 2 * 4 * size / (timer([lambda: target.copy_(source)]) * 1e-3)
 
 
 def graphed(call: Callable[[], object]) -> Callable[[], object]:

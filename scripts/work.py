@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark times: an op at one size, its baseline, and the bytes that must move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nerfkit import ops
+
+Inputs = dict[str, Tensor]
+Call = Callable[[Inputs], Tensor]
+
+
+@dataclass
+class Work:
+    """One op at one size. `fused` and `baseline` are called with `inputs`, or copies; `parts` are what is timed."""
+
+    op: str
+    case: str
+    inputs: Inputs
+    fused: Call
+    baseline: Call
+    baseline_name: str
+    forward_bytes: int = 0
+    backward_bytes: int = 0
+    wrt: Sequence[str] = ()  # inputs to differentiate with respect to
+    parts: tuple[str, ...] = ("forward", "backward")
+    baseline_inputs: Inputs = field(default_factory=dict)  # where they differ; the gradients of all are taken
+    check: bool = True
+
+    def sides(self) -> tuple[Side, Side]:
+        """The fused op and the baseline."""
+        other = self.baseline_inputs
+        baseline = Side(self.baseline, other or self.inputs, tuple(other) or self.wrt)
+        return Side(self.fused, self.inputs, self.wrt), baseline
+
+
+class Side(NamedTuple):
+    call: Call
+    inputs: Inputs
+    wrt: Sequence[str]
+
+    def copies(self, count: int) -> list[Side]:
+        """Itself and copies of it, at different places of memory; parameters of a module stay what they are."""
+        return [self, *(self._replace(inputs=copies_of(self.inputs)) for _ in range(count - 1))]
+
+
+def copies_of(inputs: Inputs) -> Inputs:
+    copy = lambda x: x.detach().clone().requires_grad_(x.requires_grad)  # noqa: E731
+    return {name: x if isinstance(x, torch.nn.Parameter) else copy(x) for name, x in inputs.items()}
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32, device: str) -> Tensor:
+    return torch.randn(*shape, device=device).to(dtype)
+
+
+def size_of(*tensors: Tensor) -> int:
+    return sum(x.numel() * x.element_size() for x in tensors)
+
+
+def with_gradient(**tensors: Tensor) -> Inputs:
+    return {name: x.requires_grad_() for name, x in tensors.items()}
+
+
+def under(backend: str, call: Call) -> Call:
+    def run(x: Inputs) -> Tensor:
+        with ops.backend(backend):
+            return call(x)
+
+    return run

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the benchmarks call, and how often."""
+
+import pytest
+import torch
+
+from scripts.timing import MOST_SETS, ROTATED_BYTES, Timer, sets_for
+from scripts.work import Side
+
+
+@pytest.mark.parametrize(
+    "n_bytes, device, sets",
+    [
+        (ROTATED_BYTES // 4, "cuda", 4),
+        (ROTATED_BYTES // 4 + 1, "cuda", 4),
+        (4 * ROTATED_BYTES, "cuda", 1),
+        (1, "cuda", MOST_SETS),
+        (0, "cuda", 1),
+        (1, "cpu", 1),
+    ],
+)
+def test_a_row_goes_through_more_than_a_cache(n_bytes: int, device: str, sets: int):
+    assert sets_for(n_bytes, device) == sets
+
+
+def test_copies_are_equal_and_lie_elsewhere():
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.nn.Parameter(torch.randn(3))
+    sides = Side(lambda x: x["x"], {"x": x, "y": torch.ones(2), "weight": weight}, ("x",)).copies(3)
+    assert len({side.inputs["x"].data_ptr() for side in sides}) == 3
+    assert all(side.inputs["weight"] is weight for side in sides)
+    for side in sides:
+        copy = side.inputs["x"]
+        assert torch.equal(copy, x) and copy.stride() == x.stride() and copy.is_leaf and copy.requires_grad
+        assert not side.inputs["y"].requires_grad
+
+
+def test_every_call_of_a_row_is_made_equally_often():
+    made = [0, 0, 0]
+
+    def call(i: int):
+        made[i] += 1
+
+    calls = [lambda i=i: call(i) for i in range(3)]
+    assert Timer("cpu", repeats=4, warmup=0)(calls) >= 0
+    assert made == [5, 5, 5]
