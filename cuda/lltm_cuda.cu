@@ -215,6 +215,7 @@ Status lltm_narrow(DType dtype, const void* input, const void* weight, const voi
                    void* h_n, void* c_n, void* slopes, void* before, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0) return 0;
   const Gpu gpu = current_gpu();
+  if (gpu.major < TENSOR_CORES_MAJOR) return cudaErrorNotSupported;
   dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
     using T = decltype(element);
     const NarrowArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
@@ -229,6 +230,7 @@ Status lltm_narrow_bwd(DType dtype, const void* grad_h, const void* grad_h_n, co
                        const void* weight, const void* slopes, const void* before, void* grad_input, void* grad_weight,
                        void* grad_bias, void* grad_h0, void* grad_c0, void* parts, const LltmShape& s, Stream stream) {
   const Gpu gpu = current_gpu();
+  if (gpu.major < TENSOR_CORES_MAJOR) return cudaErrorNotSupported;
   dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
     using T = decltype(element);
     const NarrowGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)input, (const T*)weight, (const T*)slopes,

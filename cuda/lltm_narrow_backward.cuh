@@ -9,13 +9,65 @@ namespace nerfkit {
 namespace {
 
 constexpr int NARROW_BACKWARD_THREADS = 256;  // one block a processor
+constexpr int narrow_quads(int blocks) { return 6 * blocks + 2; }  // of sums in a lane
+
+// The sums of the block's warps: the upper half hands its own to the lower one, until one is left. The same every time.
+template <int WARPS, int BLOCKS>
+__device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3][2 * BLOCKS][4], float (&grad_bias)[3][2]) {
+  const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
+#pragma unroll
+  for (int half = WARPS / 2; half > 0; half /= 2) {
+    float4* room = shared + w % half * narrow_quads(BLOCKS) * 32 + lane;
+    __syncthreads();
+    if (w >= half && w < 2 * half) {
+#pragma unroll
+      for (int i = 0; i < 6 * BLOCKS; ++i) {
+        const float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
+        room[i * 32] = make_float4(s[0], s[1], s[2], s[3]);
+      }
+      room[6 * BLOCKS * 32] = make_float4(grad_bias[0][0], grad_bias[0][1], grad_bias[1][0], grad_bias[1][1]);
+      room[(6 * BLOCKS + 1) * 32] = make_float4(grad_bias[2][0], grad_bias[2][1], 0.f, 0.f);
+    }
+    __syncthreads();
+    if (w < half) {
+#pragma unroll
+      for (int i = 0; i < 6 * BLOCKS; ++i) {
+        float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
+        const float4 v = room[i * 32];
+        s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
+      }
+      const float4 v = room[6 * BLOCKS * 32], last = room[(6 * BLOCKS + 1) * 32];
+      grad_bias[0][0] += v.x, grad_bias[0][1] += v.y, grad_bias[1][0] += v.z, grad_bias[1][1] += v.w;
+      grad_bias[2][0] += last.x, grad_bias[2][1] += last.y;
+    }
+  }
+}
+
+// A block's sums [3H, H + I + 1]: the weight's, and the bias's behind them.
+template <int I, int N>
+__device__ __forceinline__ void write_sums(float* sums, const float (&grad_weight)[3][N][4], const float (&grad_bias)[3][2], int g,
+                                           int t) {
+  constexpr int H = NARROW_STATE, SUMS = H + I + 1;
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float* row = sums + (gate * H + column_at(H, 0, g + 8 * r)) * SUMS;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const int column = k < 2 ? H / 4 * t + 2 * k : H + I / 4 * t + 2 * (k - 2);
+        row[column] = grad_weight[gate][k][2 * r], row[column + 1] = grad_weight[gate][k][2 * r + 1];
+      }
+      const float of_bias = sum_lanes(grad_bias[gate][r], 4);
+      if (t == 0) row[SUMS - 1] = of_bias;
+    }
+}
 
 template <class T, int I>
 __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(const NarrowGradients<T> a, int tiles) {
   constexpr int H = NARROW_STATE, BLOCKS = 1 + I / 16, DEEP = 2, WARPS = NARROW_BACKWARD_THREADS / 32;
   constexpr int ROW = H * sizeof(T), INPUT_ROW = I * sizeof(T), SLOPE_ROW = SLOPES * ROW, SUMS = H + I + 1;  // weight's row and bias
-  constexpr int QUADS = 6 * BLOCKS + 2;  // of sums in a lane
-  __shared__ __align__(16) float4 shared[WARPS / 2 * QUADS * 32];
+  __shared__ __align__(16) float4 shared[WARPS / 2 * narrow_quads(BLOCKS) * 32];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   // A processor's quarter has warps w and w + 4: the first takes a long tile, the second a short one.
   const int w = threadIdx.x / 32, warp = (w < WARPS / 2 ? w : WARPS + WARPS / 2 - 1 - w) * gridDim.x + blockIdx.x, warps = WARPS * gridDim.x;
@@ -151,47 +203,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
     store_if<0>(ray.real, reinterpret_cast<char*>(a.c0 + of_ray), out_c);
   }
 
-  // The sums of the block's warps: the upper half hands its own to the lower one, until one is left. The same every time.
-#pragma unroll
-  for (int half = WARPS / 2; half > 0; half /= 2) {
-    float4* room = shared + w % half * QUADS * 32 + lane;
-    __syncthreads();
-    if (w >= half && w < 2 * half) {
-#pragma unroll
-      for (int i = 0; i < 6 * BLOCKS; ++i) {
-        const float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
-        room[i * 32] = make_float4(s[0], s[1], s[2], s[3]);
-      }
-      room[6 * BLOCKS * 32] = make_float4(grad_bias[0][0], grad_bias[0][1], grad_bias[1][0], grad_bias[1][1]);
-      room[(6 * BLOCKS + 1) * 32] = make_float4(grad_bias[2][0], grad_bias[2][1], 0.f, 0.f);
-    }
-    __syncthreads();
-    if (w < half) {
-#pragma unroll
-      for (int i = 0; i < 6 * BLOCKS; ++i) {
-        float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
-        const float4 v = room[i * 32];
-        s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
-      }
-      const float4 v = room[6 * BLOCKS * 32], last = room[(6 * BLOCKS + 1) * 32];
-      grad_bias[0][0] += v.x, grad_bias[0][1] += v.y, grad_bias[1][0] += v.z, grad_bias[1][1] += v.w;
-      grad_bias[2][0] += last.x, grad_bias[2][1] += last.y;
-    }
-  }
-  if (threadIdx.x >= 32) return;
-#pragma unroll
-  for (int gate = 0; gate < 3; ++gate)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float* row = a.parts + (int64_t(blockIdx.x) * 3 * H + gate * H + column_at(H, 0, g + 8 * r)) * SUMS;
-#pragma unroll
-      for (int k = 0; k < 2 * BLOCKS; ++k) {
-        const int column = k < 2 ? H / 4 * t + 2 * k : H + I / 4 * t + 2 * (k - 2);
-        row[column] = grad_weight[gate][k][2 * r], row[column + 1] = grad_weight[gate][k][2 * r + 1];
-      }
-      const float of_bias = sum_lanes(grad_bias[gate][r], 4);
-      if (t == 0) row[SUMS - 1] = of_bias;
-    }
+  add_warps<WARPS, BLOCKS>(shared, grad_weight, grad_bias);
+  if (threadIdx.x < 32) write_sums<I>(a.parts + int64_t(blockIdx.x) * 3 * H * SUMS, grad_weight, grad_bias, g, t);
 }
 
 }  // namespace

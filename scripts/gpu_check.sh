@@ -26,7 +26,8 @@ step() { # name, command...
 }
 
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
-small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16))"
+small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16) or rows_of_a_capacity)"
+small="($small) or (16_units and few_rays)"
 
 # initcheck has to see torch's kernels too, which write what ours read; it finds fault with torch's own sum over a large
 # array of zeros, which LLTM's bias takes, and with what cuBLAS writes for networks that the mlp kernel does not take.

@@ -212,15 +212,20 @@ class NativeCalls(TorchDispatchMode):
 
 def check_native_ops(case: Case, backend: str, device: str) -> None:
     """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
-    has_half_kernels_only = case.op == "mlp" and device == "cuda"
-    arguments = case.arguments(torch.float16 if has_half_kernels_only else torch.float32, device)
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
-    with ops.backend(backend), NativeCalls() as seen:
-        forward_and_backward(case, arguments)
-    assert bool(seen.calls) == ((case.op, case.name, device) not in NO_KERNEL), "whether a native op was called"
-    for function, args in seen.calls:
-        torch.library.opcheck(function, args, test_utils=OPCHECKS)
+    dtypes = (
+        [torch.float32] if device == "cpu" else [torch.float32, torch.float16]
+    )  # half types have kernels of their own
+    if case.op == "mlp" and device == "cuda":
+        dtypes.remove(torch.float32)  # the library's products take it
+    for dtype in dtypes:
+        arguments = case.arguments(dtype, device)
+        for tensor in case.tensors(arguments):
+            tensor.requires_grad_()
+        with ops.backend(backend), NativeCalls() as seen:
+            forward_and_backward(case, arguments)
+        assert bool(seen.calls) == ((case.op, case.name, device) not in NO_KERNEL), "whether a native op was called"
+        for function, args in seen.calls:
+            torch.library.opcheck(function, args, test_utils=OPCHECKS)
 
 
 def check_deterministic(case: Case, backend: str, device: str) -> None:
