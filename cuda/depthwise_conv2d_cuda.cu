@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types
-// of 7, of one row and, in planes, of 5 take the way of depthwise_conv2d_half.cuh, other square ones that of
-// depthwise_conv2d_walk.cuh. What these cannot take (widths or channels that are not whole vectors, float32 of one row) goes
-// to depthwise_conv2d_lane_tiles.cuh, anything else to depthwise_conv2d_any.cuh.
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
+// 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
+// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take (widths or
+// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, anything else to
+// depthwise_conv2d_any.cuh.
 
 #include "depthwise_conv2d_any.cuh"
 #include "depthwise_conv2d_half_channels.cuh"
+#include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
@@ -163,7 +165,7 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
   const int64_t batch = flat ? 1 : s.batch;
   if (s.channels_last)
-    share_out_channels(a, batch, gpu.processors);
+    share_out_channels(a, batch, backward, gpu.processors);
   else
     share_out_planes(a, batch, flat ? 1 : k, backward, gpu.processors);
   return a.units <= INT32_MAX ? batch * a.strips * a.pieces : 0;

@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half types on tensor cores, channels last, for kernels of 7 x 7: the products of depthwise_conv2d_half.cuh, but a warp
-// takes 16 rows and 32 columns of one channel a step, with the rows that the kernel covers in shared memory. A block has 16
-// channels, which it takes apart on the way in and puts together on the way out.
+// Half types on tensor cores, channels last, for kernels of 7 x 7: the products of depthwise_conv2d_half_planes.cuh. A
+// block walks down a strip of 64 columns of some channels, two rows a step: 8 blocks of 8 columns each, which are the 16
+// rows of a product. A warp has two channels, backward with another that sums the weight's gradient of the same two. Copies
+// to shared memory are words of two channels of a pixel, a plane for each pair of channels; on the way into registers the
+// two come apart. Results are put together in shared memory and written, a step
+// later, by the warps that have them.
 
 #pragma once
 
-#include "depthwise_conv2d_half.cuh"
+#include "depthwise_conv2d_half_channels_sums.cuh"
 
 namespace nerfkit {
 
-constexpr int STEP = 16, RING = 32;             // rows of a step; rows in shared memory
-constexpr int COLUMNS = 32, PAIRS = COLUMNS / 2;  // of a strip
-constexpr int CHANNELS = 16, THREADS_CHANNELS = 32 * CHANNELS;
-
-// Two columns a word. Channels lie 4 banks apart.
-template <int COUNT>
-struct alignas(16) ChannelRows {
-  unsigned row[COUNT][PAIRS + MARGIN];
-  unsigned apart[4];
+// Of some steps, the rows of the window and, backward, of x.
+template <int CH, int STEPS, bool BACKWARD>
+struct alignas(16) ChannelsSlot {
+  PairRows<CH, STRIP + 2 * MARGIN, 2 * STEPS> window;                             // from column x0 - MARGIN on
+  PairRows<BACKWARD ? CH : 2, BACKWARD ? STRIP : 4, BACKWARD ? 2 * STEPS : 1> x;  // from column x0 on
 };
 
-struct alignas(16) ChannelsShared {
-  ChannelRows<RING> ring[CHANNELS];    // from column x0 - MARGIN on
-  ChannelRows<STEP> staged[CHANNELS];  // x on its way in, the result on its way out; from column x0 on
+// Blocks that a multiprocessor is to hold at a time: 16 warps.
+constexpr int resident_channels(int channels, bool backward) { return 16 / (channels / 2 * (backward ? 2 : 1)); }
+
+template <int CH, int DEPTH, int STEPS, bool BACKWARD>
+struct ChannelsShared {
+  static constexpr int PAIRS = CH / 2, THREADS = 32 * PAIRS * (BACKWARD ? 2 : 1);
+  ChannelsSlot<CH, STEPS, BACKWARD> slot[DEPTH];
+  PairRows<CH, STRIP, 2 * STEPS> results[2];
 };
 
+template <int CH>
 struct HalfChannelsStrip {
   int64_t base;  // of the picture at the group's first channel
   int part, x0, first, last, channel;
@@ -32,215 +37,203 @@ struct HalfChannelsStrip {
   // The groups of one strip are neighbours.
   template <class T>
   __device__ __forceinline__ HalfChannelsStrip(const HalfConv<T>& a, int unit) {
-    const int groups = (a.channels + CHANNELS - 1) / CHANNELS;
+    const int groups = (a.channels + CH - 1) / CH;
     part = unit / groups;
     const int picture = part / (a.strips * a.pieces), piece = part % (a.strips * a.pieces);
-    channel = unit % groups * CHANNELS;
+    channel = unit % groups * CH;
     base = picture * a.strides.batch + channel;
-    x0 = piece % a.strips * COLUMNS, first = piece / a.strips * a.rows, last = min(first + a.rows, a.height);
+    x0 = piece % a.strips * STRIP, first = piece / a.strips * a.rows, last = min(first + a.rows, a.height);
   }
 };
 
-// Between global and shared memory. An item is 8 channels of two neighbouring pixels.
-template <class T>
+// What a thread copies of some rows of a strip: every APART-th column of one row, of one pair of channels.
+template <class T, int COLUMNS, int ROWS, int PAIRS, int THREADS>
+struct PairCopies {
+  static constexpr int APART = THREADS / PAIRS / ROWS, TURNS = (COLUMNS + APART - 1) / APART;
+  static constexpr bool WHOLE = COLUMNS % APART == 0;  // or only threads with LAST in `turns` have a last turn
+  static constexpr unsigned LAST = 1u << 31;
+  static_assert(APART * PAIRS * ROWS == THREADS);
+  const T* from;
+  unsigned turns, place;  // a bit for each column that is inside the picture; where the first goes, in words
+
+  // From picture row y0 and column x0 on; columns less than `unused` from either end are left out.
+  template <int CH>
+  __device__ __forceinline__ PairCopies(const HalfConv<T>& a, const HalfChannelsStrip<CH>& at, const T* picture, int y0,
+                                        int x0, int unused)
+      : turns(0) {
+    const int pair = threadIdx.x % PAIRS, column = threadIdx.x / PAIRS % APART;
+#pragma unroll
+    for (int k = 0; k < TURNS; ++k) {
+      const int i = column + k * APART;
+      if (i >= unused && i < COLUMNS - unused && unsigned(x0 + i) < unsigned(a.width)) turns |= 1u << k;
+    }
+    if (at.channel + 2 * pair >= a.channels) turns = 0;
+    if (column < COLUMNS % APART) turns |= LAST;
+    place = (row() * PAIRS + pair) * (COLUMNS + 4) + column;
+    from = picture + at.base + 2 * pair + (y0 + row()) * a.strides.row + (x0 + column) * a.strides.column;
+  }
+
+  static __device__ __forceinline__ int row() { return threadIdx.x / PAIRS / APART; }
+
+  // This thread's row, or zeros. Then the one ROWS below.
+  __device__ __forceinline__ void copy(unsigned* to, bool inside, const HalfConv<T>& a) {
+    const unsigned real = inside ? turns : 0;
+#pragma unroll
+    for (int k = 0; k < TURNS; ++k)
+      if (WHOLE || k < TURNS - 1 || turns & LAST)
+        copy_async_or_zeros<4>(to + place + k * APART, from + k * APART * a.channels, real & 1u << k);
+    from += ROWS * a.strides.row;
+  }
+};
+
+// Between global and shared memory: all threads of a block copy, the warps that have results write them.
+template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
 struct ChannelsMover {
-  static constexpr int OVER = PAIRS + MARGIN, ITEMS = (STEP * OVER * 2 + THREADS_CHANNELS - 1) / THREADS_CHANNELS;
-  static_assert(STEP * PAIRS * 2 == THREADS_CHANNELS, "a thread takes one item of x and of the result");
-  uint4 rows[ITEMS][2], x[2];
+  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
+  static constexpr int WINDOW = STRIP + 2 * MARGIN, CHUNKS = CH / 8;
+  PairCopies<T, WINDOW, 2 * STEPS, CH / 2, Shared::THREADS> window;
+  PairCopies<T, STRIP, 2 * STEPS, CH / 2, Shared::THREADS> x;
+  int from, last;  // picture row that this thread copies for the window; the end of x
+  T* to;           // 8 channels of a pixel
+  int y, end;      // their row of the results; 0 if they are outside
 
-  static __device__ __forceinline__ void fetch(uint4 (&to)[2], const T* from, const HalfConv<T>& a, const HalfChannelsStrip& at,
-                                               int half, int y, int column, int end) {
+  __device__ __forceinline__ ChannelsMover(const HalfConv<T>& a, const HalfChannelsStrip<CH>& at)
+      : window(a, at, a.in, at.first - K / 2, at.x0 - MARGIN, MARGIN - K / 2), x(a, at, a.x, at.first, at.x0, 0),
+        from(at.first - K / 2 + window.row()), last(at.last) {
+    const int chunk = threadIdx.x % CHUNKS, column = threadIdx.x / CHUNKS % STRIP, row = threadIdx.x / CHUNKS / STRIP;
+    const bool inside = at.x0 + column < a.width && at.channel + 8 * chunk < a.channels;
+    y = row - (K - 1), end = a.out && inside ? at.last - at.first : 0;
+    to = a.out + at.base + (at.first + y) * a.strides.row + (at.x0 + column) * a.strides.column + 8 * chunk;
+  }
+
+  // In the slots' order, as `write` is.
+  __device__ __forceinline__ void fetch(Shared& shared, int index, const HalfConv<T>& a, bool with_x) {
+    auto& slot = shared.slot[index % DEPTH];
+    window.copy(&slot.window.word[0][0][0], unsigned(from) < unsigned(a.height), a);
+    if (BACKWARD && with_x) x.copy(&slot.x.word[0][0][0], from + K / 2 < last, a);
+    from += 2 * STEPS;
+  }
+
+  // The rows that a slot's steps completed.
+  __device__ __forceinline__ void write(const Shared& shared, int index, const HalfConv<T>& a) {
+    const int chunk = threadIdx.x % CHUNKS, column = threadIdx.x / CHUNKS % STRIP, row = threadIdx.x / CHUNKS / STRIP;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const bool inside = y >= 0 && y < end && column + i >= 0 && column + i < a.width && at.channel + half * 8 < a.channels;
-      to[i] = {};
-      if (inside)
-        to[i] = *reinterpret_cast<const uint4*>(from + at.base + y * a.strides.row + (column + i) * a.strides.column + half * 8);
-    }
-  }
-
-  // The pair of channels that a half takes as its i-th: so that the two halves of a warp meet different banks.
-  static __device__ __forceinline__ int pair_of(int half, int i) { return half ? i ^ 2 : i; }
-
-  static __device__ __forceinline__ uint4 in_order(const unsigned (&pairs)[4], int half) {
-    return half ? uint4{pairs[2], pairs[3], pairs[0], pairs[1]} : uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
-  }
-
-  // Channels apart: a register holds two neighbouring columns of one channel.
-  template <class Planes>
-  static __device__ __forceinline__ void put(Planes& planes, const uint4 (&from)[2], int half, int row, int pair) {
-    const auto &left = reinterpret_cast<const unsigned(&)[4]>(from[0]), &right = reinterpret_cast<const unsigned(&)[4]>(from[1]);
+    for (int step = 0; step < STEPS; ++step) {
+      if (unsigned(y) < unsigned(end)) {
+        Vec<unsigned, 4> words;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const unsigned l = half ? left[i ^ 2] : left[i], r = half ? right[i ^ 2] : right[i];
-      const int channel = half * 8 + 2 * pair_of(half, i);
-      planes[channel].row[row][pair] = __byte_perm(l, r, 0x5410);
-      planes[channel + 1].row[row][pair] = __byte_perm(l, r, 0x7632);
+        for (int i = 0; i < 4; ++i) words.v[i] = shared.results[index % 2].word[2 * step + row][4 * chunk + i][column];
+        *reinterpret_cast<Vec<unsigned, 4>*>(to) = words;
+      }
+      y += 2, to += 2 * a.strides.row;
     }
-  }
-
-  __device__ __forceinline__ void fetch_rows(const HalfConv<T>& a, const HalfChannelsStrip& at, int y0) {
-#pragma unroll
-    for (int k = 0; k < ITEMS; ++k) {
-      const int item = threadIdx.x + THREADS_CHANNELS * k, row = item / 2 / OVER;
-      fetch(rows[k], a.in, a, at, item % 2, row < STEP ? y0 + row : -1, at.x0 - MARGIN + item / 2 % OVER * 2, a.height);
-    }
-  }
-
-  __device__ __forceinline__ void put_rows(ChannelsShared& shared, int slot) {
-#pragma unroll
-    for (int k = 0; k < ITEMS; ++k) {
-      const int item = threadIdx.x + THREADS_CHANNELS * k, row = item / 2 / OVER;
-      if (row < STEP) put(shared.ring, rows[k], item % 2, slot + row, item / 2 % OVER);
-    }
-  }
-
-  __device__ __forceinline__ void fetch_x(const HalfConv<T>& a, const HalfChannelsStrip& at, int y0) {
-    const int item = threadIdx.x;
-    fetch(x, a.x, a, at, item % 2, y0 + item / 2 / PAIRS, at.x0 + item / 2 % PAIRS * 2, at.last);
-  }
-
-  __device__ __forceinline__ void put_x(ChannelsShared& shared) {
-    const int item = threadIdx.x;
-    put(shared.staged, x, item % 2, item / 2 / PAIRS, item / 2 % PAIRS);
-  }
-
-  static __device__ __forceinline__ void write(const ChannelsShared& shared, const HalfConv<T>& a, const HalfChannelsStrip& at,
-                                               int y0) {
-    const int item = threadIdx.x, half = item % 2, row = item / 2 / PAIRS, pair = item / 2 % PAIRS, x0 = at.x0 + pair * 2;
-    if (y0 + row >= at.last || x0 >= a.width || at.channel + half * 8 >= a.channels) return;
-    unsigned left[4], right[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int channel = half * 8 + 2 * pair_of(half, i);
-      const unsigned even = shared.staged[channel].row[row][pair], odd = shared.staged[channel + 1].row[row][pair];
-      left[i] = __byte_perm(even, odd, 0x5410), right[i] = __byte_perm(even, odd, 0x7632);
-    }
-    T* to = a.out + at.base + (y0 + row) * a.strides.row + x0 * a.strides.column + half * 8;
-    *reinterpret_cast<uint4*>(to) = in_order(left, half);
-    if (x0 + 1 < a.width) *reinterpret_cast<uint4*>(to + a.strides.column) = in_order(right, half);
   }
 };
 
-constexpr int BLOCKS = COLUMNS / 8;
-using RingRows = unsigned[RING][PAIRS + MARGIN];
-using StepRows = unsigned[STEP][PAIRS + MARGIN];
-
-// 16 rows of a channel, the window's first row in `slot`: window (transposed) times x, and times ones for the bias.
-template <class T, int K>
-__device__ __forceinline__ void add_to_taps(const RingRows& ring, const StepRows& x, int slot, float (&sums)[K][4],
-                                            float (&bias)[4]) {
-  const int lane = threadIdx.x % 32;
-  unsigned center[BLOCKS][2];
+// Calls work(step, step % PERIOD), with the step's rows in shared memory; and for every slot of STEPS steps, before them,
+// fetch for the slot DEPTH - 1 on and write for the one before.
+template <int PERIOD, int DEPTH, int STEPS, class Fetch, class Work, class Write>
+__device__ __forceinline__ void walk_down(int steps, const Fetch& fetch, const Work& work, const Write& write) {
+  for (int step0 = 0; step0 < steps; step0 += PERIOD) {
 #pragma unroll
-  for (int n = 0; n < BLOCKS; ++n) load_matrices<true>(&x[lane % 16][n * 4], center[n][0], center[n][1]);
-#pragma unroll
-  for (int u = 0; u < K; ++u) {
-    const auto& row = ring[(slot + u + lane % 16) % RING];
-    unsigned window[BLOCKS + 1][2];
-#pragma unroll
-    for (int n = 0; n <= BLOCKS; ++n) load_matrices<true>(&row[n * 4], window[n][0], window[n][1]);
-#pragma unroll
-    for (int n = BLOCKS - 1; n >= 0; --n) {  // in this order no register is spilled
-      add_product(T(), sums[u], window[n][0], window[n + 1][0], window[n][1], window[n + 1][1], center[n][0], center[n][1]);
-      const unsigned one = pack<T>(1.f, 1.f);
-      if (u == K / 2) add_product(T(), bias, window[n][0], window[n + 1][0], window[n][1], window[n + 1][1], one, one);
+    for (int j = 0; j < PERIOD; ++j) {
+      const int step = step0 + j;
+      if (step >= steps) break;
+      if (step % STEPS == 0) {
+        await_copies<DEPTH - 2>();
+        __syncthreads();  // all copies for this slot are there, and the one before is done
+        fetch(step / STEPS + DEPTH - 1);
+        if (step) write(step / STEPS - 1);
+      }
+      work(step, j);
     }
   }
+  __syncthreads();
+  write((steps - 1) / STEPS);
 }
 
-// The results of 16 rows.
-template <class T, int K>
-__device__ __forceinline__ void convolve(const RingRows& ring, StepRows& results, int slot, float start,
-                                         const unsigned (&band)[K][2]) {
-  const int lane = threadIdx.x % 32;
-  float out[BLOCKS][4];
-#pragma unroll
-  for (int n = 0; n < BLOCKS; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) out[n][i] = start;
-#pragma unroll
-  for (int u = 0; u < K; ++u) {
-    const auto& row = ring[(slot + u + lane % 16) % RING];
-    unsigned window[BLOCKS + 1][2];
-#pragma unroll
-    for (int n = 0; n <= BLOCKS; ++n) load_matrices<false>(&row[n * 4], window[n][0], window[n][1]);
-#pragma unroll
-    for (int n = 0; n < BLOCKS; ++n)
-      add_product(T(), out[n], window[n][0], window[n][1], window[n + 1][0], window[n + 1][1], band[u][0], band[u][1]);
-  }
-#pragma unroll
-  for (int n = 0; n < BLOCKS; ++n) {
-    results[lane / 4][n * 4 + lane % 4] = pack<T>(out[n][0], out[n][1]);
-    results[lane / 4 + 8][n * 4 + lane % 4] = pack<T>(out[n][2], out[n][3]);
-  }
-}
-
-template <class T, int K, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS_CHANNELS, 1) half_channels(const HalfConv<T> a) {
+template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
+__global__ void __launch_bounds__(ChannelsShared<CH, DEPTH, STEPS, BACKWARD>::THREADS, resident_channels(CH, BACKWARD))
+    half_channels(const HalfConv<T> a) {
+  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
+  constexpr int SUMS = (K + 1) / 2, PERIOD = SUMS % STEPS ? SUMS * STEPS : SUMS, PAIRS = CH / 2;
   extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<ChannelsShared*>(memory);
-  const HalfChannelsStrip at(a, blockIdx.x);
-  const int plane = threadIdx.x / 32, channel = at.channel + plane;
-  const bool real = channel < a.channels, to_sums = BACKWARD && a.partials, to_out = a.out;
-  unsigned band[K][2] = {};
-  float sums[BACKWARD ? K : 1][4] = {}, bias[4] = {};
-  if (real) band_matrices<T, K, K, BACKWARD>(a.weight + int64_t(channel) * (K * K), band);
-  const float start = !BACKWARD && real && a.bias ? float(a.bias[channel]) : 0.f;
-
-  ChannelsMover<T> mover, second;
-  mover.fetch_rows(a, at, at.first - K / 2);
-  second.fetch_rows(a, at, at.first - K / 2 + STEP);
-  mover.put_rows(shared, 0);
-  second.put_rows(shared, STEP);
-  if (to_sums) mover.fetch_x(a, at, at.first);
-  int slot = 0;
-  for (int y0 = at.first; y0 < at.last; y0 += STEP, slot ^= STEP) {
-    if (to_sums) mover.put_x(shared);
-    __syncthreads();
-    const bool more = y0 + STEP < at.last;
-    if (more) mover.fetch_rows(a, at, y0 - K / 2 + RING);  // arrives while this step is computed
-    if (more && to_sums) mover.fetch_x(a, at, y0 + STEP);
-    auto& ring = shared.ring[plane].row;
-    auto& staged = shared.staged[plane].row;
-    if constexpr (BACKWARD)
-      if (to_sums) add_to_taps<T, K>(ring, staged, slot, sums, bias);
-    __syncwarp();  // x has been read
-    if (to_out) convolve<T, K>(ring, staged, slot, start, band);
-    __syncthreads();
-    if (to_out) mover.write(shared, a, at, y0);
-    if (more) mover.put_rows(shared, slot);
-    if (to_sums) __syncthreads();
+  auto& shared = *reinterpret_cast<Shared*>(memory);
+  const HalfChannelsStrip<CH> at(a, blockIdx.x);
+  const int pair = threadIdx.x / 32 % PAIRS, channel = at.channel + 2 * pair;
+  const int rows = at.last - at.first, steps = (rows + K) / 2;
+  const bool real = channel < a.channels, to_sums = BACKWARD && a.partials;
+  ChannelsMover<T, K, CH, DEPTH, STEPS, BACKWARD> mover(a, at);
+  const auto fetch = [&](int slot) {
+    if (slot * STEPS < steps) mover.fetch(shared, slot, a, to_sums);
+    end_copies();
+  };
+#pragma unroll 1
+  for (int slot = 0; slot < DEPTH - 1; ++slot) fetch(slot);
+  if (threadIdx.x < 32 * PAIRS) {
+    PairResults<T, K, BACKWARD> results(a, channel, real);
+    const auto add = [&](int step, int j) {
+      if (!a.out) return;
+      const int row = step % STEPS * 2;
+      const auto& window = shared.slot[step / STEPS % DEPTH].window;
+      auto& to = shared.results[step / STEPS % 2];
+      results.add(window.word[row][pair], window.word[row + 1][pair], j);
+      results.put(to.word[row][pair], to.word[row + 1][pair], j);
+    };
+    walk_down<PERIOD, DEPTH, STEPS>(steps, fetch, add, [&](int slot) { mover.write(shared, slot, a); });
+  } else if constexpr (BACKWARD) {
+    PairTaps<T, K> taps;
+    const auto add = [&](int step, int j) {
+      if (!to_sums) return;
+      const auto& from = shared.slot[step / STEPS % DEPTH];
+      const int row = step % STEPS * 2, result = 2 * step - K / 2;  // the row of the results at the window's first row
+      const bool first = unsigned(result) < unsigned(rows), second = unsigned(result + 1) < unsigned(rows);
+      taps.add(from.window.word[row][pair], from.window.word[row + 1][pair], from.x.word[row][pair],
+               from.x.word[row + 1][pair], j, first, second);
+    };
+    walk_down<PERIOD, DEPTH, STEPS>(steps, fetch, add, [](int) {});
+    if (!to_sums || !real) return;
+    float* square = reinterpret_cast<float*>(memory) + 128 * pair;
+    taps.write(square, a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
   }
-  if constexpr (BACKWARD)
-    if (to_sums && real)
-      write_sums<K, K>(sums, bias, reinterpret_cast<float*>(shared.staged[plane].row),
-                       a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
 }
 
-// Pieces of the height, so that the blocks come in full waves; a piece begins with two steps' worth of loading.
+// Pieces of the height and channels of a block, so that the blocks come in full waves; a piece begins with waiting.
 template <class T>
-void share_out_channels(HalfConv<T>& a, int64_t batch, int processors) {
-  constexpr int MOST_WAVES = 8;
-  const int64_t groups = batch * blocks_for(a.channels, CHANNELS), steps = blocks_for(a.height, STEP);
-  a.strips = int(blocks_for(a.width, COLUMNS));
-  int64_t best = INT64_MAX;
-  for (int waves = 1; waves <= MOST_WAVES; ++waves) {
-    const int64_t pieces = std::min(steps, std::max<int64_t>(1, int64_t(waves) * processors / (groups * a.strips)));
-    const int64_t each = (steps + pieces - 1) / pieces;
-    const int64_t cost = (groups * a.strips * pieces + processors - 1) / processors * (each + 2);
-    if (cost < best) best = cost, a.rows = int(each * STEP);
+void share_out_channels(HalfConv<T>& a, int64_t batch, bool backward, int processors) {
+  constexpr int MOST_PIECES = 64, START = 5, K = 7;  // START: steps' worth of waiting
+  a.strips = int(blocks_for(a.width, STRIP));
+  int64_t least = INT64_MAX;
+  for (const int channels : {16, 24}) {
+    if (channels > 16 && backward) break;
+    const int64_t groups = batch * blocks_for(a.channels, channels) * a.strips;
+    const int64_t resident = resident_channels(channels, backward);
+    for (int pieces = 1; pieces == 1 || (pieces <= MOST_PIECES && pieces * 2 * K <= a.height); ++pieces) {
+      const int rows = int(blocks_for(a.height, pieces));
+      const int64_t waves = (groups * pieces + processors * resident - 1) / (processors * resident);
+      const int64_t cost = waves * resident * channels * ((rows + K) / 2 + START);
+      if (cost < least) least = cost, a.rows = rows, a.group = channels;
+    }
   }
   a.pieces = int(blocks_for(a.height, a.rows));
-  a.units = groups * a.strips * a.pieces;
+  a.units = batch * blocks_for(a.channels, a.group) * a.strips * a.pieces;
+}
+
+template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
+void launch_channels(const HalfConv<T>& a, cudaStream_t stream) {
+  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
+  static_assert(sizeof(Shared) <= 99 * 1024, "a block may have that of every GPU with tensor cores");
+  const auto kernel = half_channels<T, K, CH, DEPTH, STEPS, BACKWARD>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared)));
+  kernel<<<unsigned(a.units), Shared::THREADS, sizeof(Shared), stream>>>(a);
 }
 
 template <class T, int K, bool BACKWARD>
 void launch_half_channels(const HalfConv<T>& a, cudaStream_t stream) {
-  const auto kernel = half_channels<T, K, BACKWARD>;
-  constexpr int SHARED = sizeof(ChannelsShared);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-  kernel<<<unsigned(a.units), THREADS_CHANNELS, SHARED, stream>>>(a);
+  constexpr int DEPTH = 4, STEPS = 2;  // slots; steps of each
+  if constexpr (!BACKWARD)
+    if (a.group == 24) return launch_channels<T, K, 24, DEPTH, STEPS, BACKWARD>(a, stream);
+  launch_channels<T, K, 16, DEPTH, STEPS, BACKWARD>(a, stream);
 }
 
 }  // namespace nerfkit

@@ -29,13 +29,15 @@ def test_channels_last_gives_the_same():
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
 
 
-# Sizes on both sides of what kernels take at once: 16 channels or columns, 8 rows, tiles of 32.
+# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
     ((1, 32, 8, 3), (5, 5), {"padding": 4}),
     ((1, 18, 41, 33), (5, 5), {"padding": 2}),
+    ((2, 40, 37, 70), (5, 5), {"padding": 2}),
     ((2, 16, 16, 56), (7, 7), {"padding": 3}),
+    ((1, 56, 45, 70), (7, 7), {"padding": 3}),
     ((1, 2, 11, 600), (7, 3), {"padding": (3, 1)}),
     ((1, 17, 12, 19), (3, 4), {"padding": (2, 1), "stride": 2}),
     ((1, 16, 12, 19), (3, 5), {"padding": 3, "stride": (1, 2), "dilation": (1, 2)}),
