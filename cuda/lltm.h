@@ -13,7 +13,20 @@ struct LltmShape {
   int n_input, n_state;
   const int64_t* ray_offsets;
   const int64_t* order;  // rays in the order in which the GPU takes them, [R]; null for that of ray_offsets
+  void* room = nullptr;  // on a GPU: wide_room() elements
 };
+
+// On a GPU with tensor cores: a wider state or input has kernels of its own, which take the weight in another order
+// (lltm_wide.cuh). Elements that this order has; 0 where it is not needed.
+constexpr int WIDEST_STATE = 64, WIDEST_INPUT = 64;
+inline int64_t in_sixteens(int64_t n) { return (n + 15) / 16 * 16; }
+inline int64_t wide_room(DType dtype, int64_t n_state, int64_t n_input) {
+  const bool wide = n_state > WIDEST_STATE || n_input > WIDEST_INPUT || n_input == 0;
+  return wide && dtype != DType::f64 ? 3 * in_sixteens(n_state) * in_sixteens(in_sixteens(n_state) + n_input) : 0;
+}
+inline int64_t wide_room_bwd(DType dtype, int64_t n_state) {
+  return n_state > WIDEST_STATE && dtype != DType::f64 ? 3 * in_sixteens(n_state) * in_sixteens(n_state) : 0;
+}
 
 // activated [N, 3H] and, on a GPU, c [N, H] and before [N, H], the state in front of each sample, are written for the
 // backward pass, or null.

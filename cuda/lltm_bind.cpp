@@ -13,18 +13,21 @@ const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& l
   return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
 }
 
+// The same with rows that begin at a multiple of 16 bytes.
+Tensor aligned_rows(const Tensor& rows) { return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows; }
+
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
              const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
   const OnDevice device(input_in);
-  const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
+  Tensor input = checked("input", input_in, input_in, {ANY, ANY});
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), rays = ray_offsets.size(0) - 1;
-  const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
+  Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
   const int64_t state = h0.size(1), n_input = input.size(1);
-  const Tensor c0 = checked("c0", c0_in, input, {rays, state});
+  Tensor c0 = checked("c0", c0_in, input, {rays, state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
@@ -32,7 +35,11 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const bool save_states = save && !input.is_cpu();
   Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
   Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
-  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  const int64_t room_size = input.is_cpu() ? 0 : wide_room(dtype_of(input), state, n_input);
+  Tensor room = empty(input, {room_size});
+  shape.room = out(room);
+  if (room_size) input = aligned_rows(input), h0 = aligned_rows(h0), c0 = aligned_rows(c0);
   ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
                    out(activated), out(c), out(before), shape, device.stream));
   return {h, h_n, c_n, activated, c, before};
@@ -50,21 +57,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   const int64_t rays = ray_offsets.size(0) - 1;
   const Tensor c = checked("c", c_in, gates, {n, state});
   const Tensor weight = checked("weight", weight_in, gates, {3 * state, ANY});
-  const Tensor grad_h = checked("grad_h", grad_h_in, gates, {n, state});
-  const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
-  const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
+  Tensor grad_h = checked("grad_h", grad_h_in, gates, {n, state});
+  Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
+  Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
   Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
   Tensor grad_bias = zeros(gates, {BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
-  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
+  LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
+  const int64_t room_size = wide_room_bwd(dtype_of(gates), state);
+  Tensor room = empty(gates, {room_size});
+  shape.room = out(room);
+  if (room_size) grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
   ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
                            out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
   return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
 
-// With rows that begin at a multiple of 16 bytes.
 Tensor aligned_rows(const char* name, const Tensor& tensor, const Tensor& like, const Shape& shape) {
-  const Tensor rows = checked(name, tensor, like, shape);
-  return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows;
+  return aligned_rows(checked(name, tensor, like, shape));
 }
 
 void check_narrow(const Tensor& input) {

@@ -1,99 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a warp
-// where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh); where there are no such cores, or sizes they do
-// not fit, a warp a ray, in plain arithmetic.
+// where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read again at
+// every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh); where there are no such cores, or
+// sizes they do not fit, a warp a ray, in plain arithmetic (lltm_rays.cuh).
 
 #include "lltm_narrow_backward.cuh"
 #include "lltm_narrow_forward.cuh"
+#include "lltm_rays.cuh"
 #include "lltm_tiles_backward.cuh"
 #include "lltm_tiles_forward.cuh"
+#include "lltm_wide_backward.cuh"
+#include "lltm_wide_forward.cuh"
 #include "partial_sums.cuh"
 
 namespace nerfkit {
 namespace {
 
-// ---- any size and type: a warp a ray ----
-
-// Room for an array that is read four numbers at a time.
-HD int whole_quads(int n) { return (n + 3) / 4 * 4; }
-
-template <class T>
-__global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
-  using A = acc_t<T>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int H = a.shape.n_state, I = a.shape.n_input, lane = threadIdx.x;
-  A *in = reinterpret_cast<A*>(shared), *h_new = in + whole_quads(H + I), *c = h_new + H;  // in = [h, input]
-  for (int64_t ray = blockIdx.x; ray < a.shape.n_rays; ray += gridDim.x) {
-    for (int j = lane; j < H; j += 32) in[j] = A(a.h0[ray * H + j]), c[j] = A(a.c0[ray * H + j]);
-    for (int64_t n = a.shape.ray_offsets[ray]; n < a.shape.ray_offsets[ray + 1]; ++n) {
-      for (int k = lane; k < I; k += 32) in[H + k] = A(a.input[n * I + k]);
-      __syncwarp();
-      for (int j = lane; j < H; j += 32) {
-        A gates[3];
-        for (int gate = 0; gate < 3; ++gate) {
-          const T* row = a.weight + int64_t(gate * H + j) * (H + I);
-          A sum = A(a.bias[gate * H + j]);
-          for (int k = 0; k < H + I; ++k) sum += in[k] * A(row[k]);
-          gates[gate] = sum;
-        }
-        const Gates<A> unit = activate(gates[0], gates[1], gates[2]);
-        c[j] += unit.g * unit.i;
-        h_new[j] = hyperbolic_tangent(c[j]) * unit.o;
-        a.h[n * H + j] = T(h_new[j]);
-        if (!a.activated) continue;
-        a.c[n * H + j] = T(c[j]), a.before[n * H + j] = T(in[j]);
-        T* act = a.activated + 3 * n * H + j;
-        act[0] = T(unit.i), act[H] = T(unit.o), act[2 * H] = T(unit.g);
-      }
-      __syncwarp();
-      for (int j = lane; j < H; j += 32) in[j] = h_new[j];
-      __syncwarp();
-    }
-    for (int j = lane; j < H; j += 32) a.h_n[ray * H + j] = T(in[j]), a.c_n[ray * H + j] = T(c[j]);
-    __syncwarp();
-  }
-}
-
-template <class T>
-__global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
-  using A = acc_t<T>;
-  extern __shared__ __align__(16) unsigned char shared[];
-  const int H = a.shape.n_state, columns = H + a.shape.n_input, lane = threadIdx.x;
-  A *grad_h = reinterpret_cast<A*>(shared), *grad_c = grad_h + H, *grad_gates = grad_c + H;
-  A* bias = a.bias + int64_t(blockIdx.x) * 3 * H;
-  for (int64_t ray = blockIdx.x; ray < a.shape.n_rays; ray += gridDim.x) {
-    for (int j = lane; j < H; j += 32) grad_h[j] = A(a.h_n[ray * H + j]), grad_c[j] = A(a.c_n[ray * H + j]);
-    for (int64_t n = a.shape.ray_offsets[ray + 1] - 1; n >= a.shape.ray_offsets[ray]; --n) {
-      for (int j = lane; j < H; j += 32) {
-        const T* act = a.activated + 3 * n * H + j;
-        const Gates<A> gate{A(act[0]), A(act[H]), A(act[2 * H])};
-        Gates<A> grad;
-        grad_c[j] = activate_bwd(gate, A(a.c[n * H + j]), grad_h[j] + A(a.h[n * H + j]), grad_c[j], grad);
-        grad_gates[j] = grad.i, grad_gates[H + j] = grad.o, grad_gates[2 * H + j] = grad.g;
-        bias[j] += grad.i, bias[H + j] += grad.o, bias[2 * H + j] += grad.g;
-        T* to = a.gates + 3 * n * H + j;
-        to[0] = T(grad.i), to[H] = T(grad.o), to[2 * H] = T(grad.g);
-      }
-      __syncwarp();
-      for (int j = lane; j < H; j += 32) {
-        A sum = 0;
-        for (int k = 0; k < 3 * H; ++k) sum += grad_gates[k] * A(a.weight[int64_t(k) * columns + j]);
-        grad_h[j] = sum;
-      }
-      __syncwarp();
-    }
-    for (int j = lane; j < H; j += 32) a.h0[ray * H + j] = T(grad_h[j]), a.c0[ray * H + j] = T(grad_c[j]);
-    __syncwarp();
-  }
-}
-
-// ---- launching ----
+// ---- sixteen rays ----
 
 int padded(int n) { return n <= 16 ? 16 : n <= 32 ? 32 : 64; }
-
-bool fits_tiles(const LltmShape& s) {
-  return s.n_state <= WIDEST_STATE && s.n_input <= WIDEST_INPUT && s.n_input > 0;
-}
 
 // Calls f with a constant.
 template <class F>
@@ -160,6 +85,72 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
   return done;
 }
 
+// ---- many units or inputs ----
+
+constexpr int WARPS_AT_ONCE = 8;        // of a processor, that blocks of few warps should come to
+constexpr int RESERVED_BYTES = 1 << 10;  // of shared memory, of every block
+
+// More rays than run at once if a block takes 16.
+bool rays_wait(const LltmShape& s, const Gpu& gpu) {
+  return s.n_rays > int64_t(RAYS) * gpu.processors * std::max(1, WARPS_AT_ONCE / sixteens(s.n_state));
+}
+
+// Blocks that take `rays`; `bytes`: of shared memory, besides the weight. False if the kernel needs more than there is.
+template <class T, int PAIRS, class Kernel, class Arrays>
+bool launch_wide(Kernel kernel, const Arrays& a, int rays, int warps, size_t bytes, const Gpu& gpu, cudaStream_t stream) {
+  using Own = Operands<T, PAIRS>;
+  const LltmShape& s = a.shape;
+  const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
+  const int64_t tiles = (s.n_rays + rays - 1) / rays;
+  if (bytes > size_t(gpu.shared_bytes)) return false;
+  const int64_t together = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, std::max(1, WARPS_AT_ONCE / warps));
+  const int64_t room = (gpu.shared_bytes + RESERVED_BYTES) / together - RESERVED_BYTES - int64_t(bytes);
+  const int64_t of_depth = int64_t(groups) * Own::SIZE * 16, kept = std::clamp<int64_t>(room / of_depth, 0, depths);
+  const size_t shared = bytes + size_t(kept * of_depth);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  int blocks = 0;
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * warps, shared);
+  if (blocks == 0) return false;
+  const int64_t quads = depths * of_depth / int64_t(sizeof(Quad<T>));
+  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)s.room, quads, s.n_state, s.n_input);
+  const int64_t grid = std::min(std::min(tiles, int64_t(blocks) * gpu.processors), int64_t(BIAS_PARTS));
+  kernel<<<unsigned(grid), 32 * warps, shared, stream>>>(a, WideWeight{(const uint4*)s.room, depths, int(kept)}, int(tiles));
+  return true;
+}
+
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
+template <class T>
+bool forward_with_blocks(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 8) {
+    return false;
+  } else {
+    auto run = [&](auto tiles) {
+      const int rays = RAYS * tiles, warps = std::min(sixteens(a.shape.n_state), wide_warps(tiles, 1));
+      return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, rays, warps, forward_wide_bytes<T>(a.shape, rays), gpu, stream);
+    };
+    return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
+  }
+}
+
+template <class T>
+bool backward_with_blocks(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 8) {
+    return false;
+  } else {
+    auto run = [&](auto tiles, auto groups) {
+      const int rays = RAYS * tiles, warps = (sixteens(a.shape.n_state) + groups - 1) / groups;
+      return warps <= wide_warps(tiles, groups) &&
+             launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, rays, warps, backward_wide_bytes<T>(a.shape, rays), gpu, stream);
+    };
+    return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
+           run(Constant<1>(), Constant<4>());
+  }
+}
+
+// ---- a small state ----
+
 // Calls f with an element of a half type and the number of inputs, a constant.
 template <class F>
 void dispatch_narrow(DType dtype, int n_input, const F& f) {
@@ -184,12 +175,6 @@ int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most
   return int(grid);
 }
 
-template <class Kernel, class Arrays>
-void launch_rays(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu&, cudaStream_t stream) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-  kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, BIAS_PARTS)), 32, shared, stream>>>(arrays);
-}
-
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
@@ -203,9 +188,11 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
                           (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before, s};
-    const size_t quad = 4 * sizeof(T);
-    const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
-    if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && forward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+    const size_t quad = s.room ? 16 : 4 * sizeof(T);
+    const auto run = s.room ? forward_with_blocks<T> : forward_with_tiles<T>;
+    if (gpu.major >= TENSOR_CORES_MAJOR && aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad) &&
+        run(a, gpu, (cudaStream_t)stream))
+      return;
     launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();
@@ -253,8 +240,10 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
                              (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
     const size_t quad = 4 * sizeof(T);
-    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
-    if (gpu.major >= TENSOR_CORES_MAJOR && quads && fits_tiles(s) && backward_with_tiles(a, gpu, (cudaStream_t)stream)) return;
+    const auto run = s.room ? backward_with_blocks<T> : backward_with_tiles<T>;
+    if (gpu.major >= TENSOR_CORES_MAJOR && aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad) &&
+        run(a, gpu, (cudaStream_t)stream))
+      return;
     launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
   });
   return launched();

@@ -13,8 +13,6 @@ namespace {
 
 constexpr int RAYS = 16;         // of a group
 constexpr int UNITS = 16;        // of a warp
-constexpr int WIDEST_STATE = 64;  // of the tensor cores' kernels
-constexpr int WIDEST_INPUT = 64;
 
 template <class T>
 struct LltmArrays {

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait for the step
+// before, comes before the barrier; the input arrives two steps ahead.
+
+#pragma once
+
+#include "lltm_wide.cuh"
+
+namespace nerfkit {
+namespace {
+
+constexpr int INPUT_BUFFERS = 3;
+
+// Bytes of shared memory besides the weight.
+template <class T>
+size_t forward_wide_bytes(const LltmShape& s, int rays) {
+  const int blocks_h = sixteens(s.n_state), blocks_x = sixteens(s.n_input);
+  const size_t rows = size_t(rays) * (2 * row_of(blocks_h) + INPUT_BUFFERS * row_of(blocks_x)) * sizeof(T);
+  return rows + (3 + rays) * 16 * blocks_h * sizeof(float) + rays * sizeof(RowOfBlock);
+}
+
+// Starts to copy the input of a step; a warp a row.
+template <int BYTES, class T>
+__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count, int step) {
+  constexpr int OF_COPY = BYTES < 4 ? 1 : BYTES / int(sizeof(T));
+  for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
+    if (step >= rows[i].length) continue;
+    const T* from = input + (rows[i].first + step) * n_input;
+    for (int k = threadIdx.x % 32 * OF_COPY; k < n_input; k += 32 * OF_COPY) {
+      if constexpr (BYTES < 4)
+        to[i * row + k] = from[k];
+      else
+        copy_async_or_zeros<BYTES>(to + i * row + k, from + k, true);
+    }
+  }
+}
+
+// TILES of 16 rays.
+template <class T, int TILES>
+__global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const LltmArrays<T> a, const WideWeight weight, int tiles) {
+  constexpr int BLOCK_RAYS = TILES * RAYS;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h;
+  const int row_h = row_of(blocks_h), row_x = row_of(sixteens(n_input));
+  uint4* kept = reinterpret_cast<uint4*>(shared);                                          // [blocks_h, weight.kept, SIZE]
+  T* states = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 3>::SIZE);  // [2, BLOCK_RAYS, row_h]
+  T* inputs = states + 2 * BLOCK_RAYS * row_h;                                             // [INPUT_BUFFERS, BLOCK_RAYS, row_x]
+  float* biases = reinterpret_cast<float*>(inputs + INPUT_BUFFERS * BLOCK_RAYS * row_x);   // [3, padded_h]
+  float* cells = biases + 3 * padded_h;                                                    // [2 TILES, blocks_h, 32 lanes, 4], c
+  RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(cells + BLOCK_RAYS * padded_h);
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
+
+  keep_first<Operands<T, 3>>(kept, weight, blocks_h);
+  for (int i = threadIdx.x; i < int(reinterpret_cast<T*>(biases) - states); i += blockDim.x) states[i] = T(0.f);
+  for (int i = threadIdx.x; i < 3 * padded_h; i += blockDim.x)
+    biases[i] = i % padded_h < n_state ? float(a.bias[i / padded_h * n_state + i % padded_h]) : 0.f;
+
+  auto start_input = [&](int step) {
+    T* to = inputs + step % INPUT_BUFFERS * BLOCK_RAYS * row_x;
+    const int bytes = n_input * int(sizeof(T));
+    if (bytes % 16 == 0)
+      copy_input<16>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
+    else if (bytes % 4 == 0)
+      copy_input<4>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
+    else
+      copy_input<2>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
+    end_copies();
+  };
+  auto state_at = [&](int buffer, int row, int column) {
+    return reinterpret_cast<Quad<T>*>(states + (buffer * BLOCK_RAYS + row) * row_h + column);
+  };
+
+  auto cell_at = [&](int r, int group) { return reinterpret_cast<float4*>(cells) + (r * blocks_h + group) * 32 + lane; };
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    __syncthreads();
+    find_rows(rows, BLOCK_RAYS, a.shape, tile);
+    __syncthreads();
+    const int longest = longest_of(rows, BLOCK_RAYS);
+    start_input(0), start_input(1);
+    for (int group = warp; group < blocks_h; group += warps)
+      for (int r = 0; r < 2 * TILES; ++r) {
+        const int unit = 16 * group + 4 * t, row = g + 8 * r;
+        const int64_t ray = rows[row].ray;
+        const Quad<T> c = load_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
+        *cell_at(r, group) = make_float4(c.v[0], c.v[1], c.v[2], c.v[3]);
+        *state_at(0, row, unit) = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
+      }
+    await_copies<0>();
+    __syncthreads();
+    int now = 0;
+    for (int step = 0; step < longest; ++step) {
+      const T* x = inputs + step % INPUT_BUFFERS * BLOCK_RAYS * row_x;
+      for (int group = warp; group < blocks_h; group += warps) {
+        const int unit = 16 * group + 4 * t;
+        float sum[TILES][3][2][4];
+#pragma unroll
+        for (int gate = 0; gate < 3; ++gate) {
+          const float4 start = *reinterpret_cast<const float4*>(biases + gate * padded_h + unit);
+#pragma unroll
+          for (int r = 0; r < 2 * TILES; ++r) {
+            const int at = r % 2 * 2;
+            sum[r / 2][gate][0][at] = start.x, sum[r / 2][gate][0][at + 1] = start.y;
+            sum[r / 2][gate][1][at] = start.z, sum[r / 2][gate][1][at + 1] = start.w;
+          }
+        }
+        add_depths<T, 3, TILES>(sum, weight, kept, group, blocks_h, weight.depths, x + g * row_x + 4 * t, row_x);
+        if (group == warp) {
+          await_copies<0>();  // of the next step
+          __syncthreads();    // the state is there, and nothing is read any more of what is written below
+          start_input(step + 2);
+        }
+        add_depths<T, 3, TILES>(sum, weight, kept, group, 0, blocks_h, states + (now * BLOCK_RAYS + g) * row_h + 4 * t, row_h);
+#pragma unroll
+        for (int r = 0; r < 2 * TILES; ++r) {
+          const int row = g + 8 * r;
+          const Quad<T> before = *state_at(now, row, unit);
+          if (step >= rows[row].length) {
+            *state_at(now ^ 1, row, unit) = before;
+            continue;
+          }
+          const int64_t n = rows[row].first + step;
+          float h[4], act[3][4], c[4];
+          load(reinterpret_cast<const float*>(cell_at(r, group)), c);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) {
+            const int at = r % 2 * 2 + k % 2;
+            const float(&of)[3][2][4] = sum[r / 2];
+            const Gates<float> gates = fast_activate<T>(of[0][k / 2][at], of[1][k / 2][at], of[2][k / 2][at]);
+            c[k] += gates.g * gates.i;
+            h[k] = fast_tanh<T>(c[k]) * gates.o;
+            act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
+          }
+          store(reinterpret_cast<float*>(cell_at(r, group)), c);
+          store(state_at(now ^ 1, row, unit)->v, h);
+          store_quad<false>(a.h + n * n_state, unit, n_state, true, h);
+          if (!a.activated) continue;
+          float h_before[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k) h_before[k] = float(before.v[k]);
+          store_quad<false>(a.c + n * n_state, unit, n_state, true, c);
+          store_quad<false>(a.before + n * n_state, unit, n_state, true, h_before);
+#pragma unroll
+          for (int gate = 0; gate < 3; ++gate) store_quad<false>(a.activated + (3 * n + gate) * n_state, unit, n_state, true, act[gate]);
+        }
+      }
+      now ^= 1;
+    }
+    for (int group = warp; group < blocks_h; group += warps)
+      for (int r = 0; r < 2 * TILES; ++r) {
+        const int unit = 16 * group + 4 * t, row = g + 8 * r;
+        const int64_t ray = rows[row].ray;
+        float h[4], c[4];
+        load(state_at(now, row, unit)->v, h), load(reinterpret_cast<const float*>(cell_at(r, group)), c);
+        store_quad<false>(a.h_n + ray * n_state, unit, n_state, ray >= 0, h);
+        store_quad<false>(a.c_n + ray * n_state, unit, n_state, ray >= 0, c);
+      }
+  }
+}
+
+}  // namespace
+}  // namespace nerfkit
