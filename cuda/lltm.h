@@ -13,11 +13,10 @@ struct LltmShape {
   int n_input, n_state;
   const int64_t* ray_offsets;
   const int64_t* order;  // rays in the order in which the GPU takes them, [R]; null for that of ray_offsets
-  void* room = nullptr;  // on a GPU: wide_room() elements
 };
 
 // On a GPU with tensor cores: a wider state or input has kernels of its own, which take the weight in another order
-// (lltm_wide.cuh). Elements that this order has; 0 where it is not needed.
+// (lltm_wide.cuh). Elements of the room that it needs; 0: none.
 constexpr int WIDEST_STATE = 64, WIDEST_INPUT = 64;
 inline int64_t in_sixteens(int64_t n) { return (n + 15) / 16 * 16; }
 inline int64_t wide_room(DType dtype, int64_t n_state, int64_t n_input) {
@@ -31,13 +30,13 @@ inline int64_t wide_room_bwd(DType dtype, int64_t n_state) {
 // activated [N, 3H] and, on a GPU, c [N, H] and before [N, H], the state in front of each sample, are written for the
 // backward pass, or null.
 Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape&, Stream);
+            void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape&, Stream);
 // On a GPU. Gradients of the gates before activation [N, 3H], of h0 and of c0; those of input and weight are products with these.
 // grad_bias [BIAS_PARTS, 3H], zero at the start, of the accumulation type: the sum of its rows is that of the bias.
 constexpr int BIAS_PARTS = 2048;
 Status lltm_bwd(DType, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
                 const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
-                const LltmShape&, Stream);
+                void* room, const LltmShape&, Stream);
 // On a GPU with tensor cores: half types, a state of NARROW_STATE units and 16 or 32 inputs, rows aligned to 16 bytes. For
 // the backward pass slopes [N, 4H], in an order of their own (lltm_narrow.cuh), and before [N, H] are written, or null.
 constexpr int NARROW_STATE = 16, NARROW_SLOPES = 4, NARROW_PARTS = 256;

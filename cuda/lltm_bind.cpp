@@ -35,13 +35,12 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const bool save_states = save && !input.is_cpu();
   Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
   Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
-  LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), rays_in_order(order, input, rays)};
   const int64_t room_size = input.is_cpu() ? 0 : wide_room(dtype_of(input), state, n_input);
   Tensor room = empty(input, {room_size});
-  shape.room = out(room);
   if (room_size) input = aligned_rows(input), h0 = aligned_rows(h0), c0 = aligned_rows(c0);
   ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
-                   out(activated), out(c), out(before), shape, device.stream));
+                   out(activated), out(c), out(before), out(room), shape, device.stream));
   return {h, h_n, c_n, activated, c, before};
 }
 
@@ -62,13 +61,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
   Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
   Tensor grad_bias = zeros(gates, {BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
-  LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
+  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
   const int64_t room_size = wide_room_bwd(dtype_of(gates), state);
   Tensor room = empty(gates, {room_size});
-  shape.room = out(room);
   if (room_size) grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
   ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
-                           out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), shape, device.stream));
+                           out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream));
   return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
 

@@ -133,7 +133,7 @@ class Walk {
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void*, void*, const LltmShape& s, Stream) {
+            void* h_n, void* c_n, void* activated, void*, void*, void*, const LltmShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;

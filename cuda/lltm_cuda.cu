@@ -97,24 +97,25 @@ bool rays_wait(const LltmShape& s, const Gpu& gpu) {
 
 // Blocks that take `rays`; `bytes`: of shared memory, besides the weight. False if the kernel needs more than there is.
 template <class T, int PAIRS, class Kernel, class Arrays>
-bool launch_wide(Kernel kernel, const Arrays& a, int rays, int warps, size_t bytes, const Gpu& gpu, cudaStream_t stream) {
+bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps, size_t bytes, const Gpu& gpu,
+                 cudaStream_t stream) {
   using Own = Operands<T, PAIRS>;
   const LltmShape& s = a.shape;
   const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
   const int64_t tiles = (s.n_rays + rays - 1) / rays;
   if (bytes > size_t(gpu.shared_bytes)) return false;
   const int64_t together = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, std::max(1, WARPS_AT_ONCE / warps));
-  const int64_t room = (gpu.shared_bytes + RESERVED_BYTES) / together - RESERVED_BYTES - int64_t(bytes);
-  const int64_t of_depth = int64_t(groups) * Own::SIZE * 16, kept = std::clamp<int64_t>(room / of_depth, 0, depths);
+  const int64_t left = (gpu.shared_bytes + RESERVED_BYTES) / together - RESERVED_BYTES - int64_t(bytes);
+  const int64_t of_depth = int64_t(groups) * Own::SIZE * 16, kept = std::clamp<int64_t>(left / of_depth, 0, depths);
   const size_t shared = bytes + size_t(kept * of_depth);
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * warps, shared);
   if (blocks == 0) return false;
   const int64_t quads = depths * of_depth / int64_t(sizeof(Quad<T>));
-  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)s.room, quads, s.n_state, s.n_input);
+  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)room, quads, s.n_state, s.n_input);
   const int64_t grid = std::min(std::min(tiles, int64_t(blocks) * gpu.processors), int64_t(BIAS_PARTS));
-  kernel<<<unsigned(grid), 32 * warps, shared, stream>>>(a, WideWeight{(const uint4*)s.room, depths, int(kept)}, int(tiles));
+  kernel<<<unsigned(grid), 32 * warps, shared, stream>>>(a, WideWeight{(const uint4*)room, depths, int(kept)}, int(tiles));
   return true;
 }
 
@@ -122,27 +123,28 @@ template <int N>
 using Constant = std::integral_constant<int, N>;
 
 template <class T>
-bool forward_with_blocks(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
+bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     return false;
   } else {
     auto run = [&](auto tiles) {
       const int rays = RAYS * tiles, warps = std::min(sixteens(a.shape.n_state), wide_warps(tiles, 1));
-      return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, rays, warps, forward_wide_bytes<T>(a.shape, rays), gpu, stream);
+      return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, forward_wide_bytes<T>(a.shape, rays), gpu, stream);
     };
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
   }
 }
 
 template <class T>
-bool backward_with_blocks(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t stream) {
+bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     return false;
   } else {
     auto run = [&](auto tiles, auto groups) {
       const int rays = RAYS * tiles, warps = (sixteens(a.shape.n_state) + groups - 1) / groups;
       return warps <= wide_warps(tiles, groups) &&
-             launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, rays, warps, backward_wide_bytes<T>(a.shape, rays), gpu, stream);
+             launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, backward_wide_bytes<T>(a.shape, rays), gpu,
+                               stream);
     };
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
            run(Constant<1>(), Constant<4>());
@@ -178,7 +180,7 @@ int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, void* before, const LltmShape& s, Stream stream) {
+            void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
   if (!activated && is_narrow(dtype, s.n_state, s.n_input) && gpu.major >= TENSOR_CORES_MAJOR && aligned(input, 16) &&
@@ -188,12 +190,12 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
                           (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before, s};
-    const size_t quad = s.room ? 16 : 4 * sizeof(T);
-    const auto run = s.room ? forward_with_blocks<T> : forward_with_tiles<T>;
-    if (gpu.major >= TENSOR_CORES_MAJOR && aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad) &&
-        run(a, gpu, (cudaStream_t)stream))
+    const size_t quad = room ? 16 : 4 * sizeof(T);
+    const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
+    const auto on = (cudaStream_t)stream;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads && (room ? forward_with_blocks(a, room, gpu, on) : forward_with_tiles(a, gpu, on)))
       return;
-    launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
+    launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, on);
   });
   return launched();
 }
@@ -232,7 +234,7 @@ Status lltm_narrow_bwd(DType dtype, const void* grad_h, const void* grad_h_n, co
 
 Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* weight,
                 const void* activated, const void* c, void* grad_gates, void* grad_h0, void* grad_c0, void* grad_bias,
-                const LltmShape& s, Stream stream) {
+                void* room, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
   dispatch(dtype, [&](auto element) {
@@ -240,11 +242,11 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
                              (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
     const size_t quad = 4 * sizeof(T);
-    const auto run = s.room ? backward_with_blocks<T> : backward_with_tiles<T>;
-    if (gpu.major >= TENSOR_CORES_MAJOR && aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad) &&
-        run(a, gpu, (cudaStream_t)stream))
+    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
+    const auto on = (cudaStream_t)stream;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads && (room ? backward_with_blocks(a, room, gpu, on) : backward_with_tiles(a, gpu, on)))
       return;
-    launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, (cudaStream_t)stream);
+    launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, on);
   });
   return launched();
 }

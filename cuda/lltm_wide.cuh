@@ -27,7 +27,6 @@ HD int row_of(int blocks) { return (blocks | 1) * 16; }
 template <class T, int PAIRS>
 struct alignas(16) Operands {
   static constexpr int LOADS = PAIRS * 2 * int(sizeof(Quad<T>)) / 16, SIZE = LOADS * 32;  // of 16 bytes, a lane's and a warp's
-  static constexpr int AHEAD = PAIRS == 1 ? 2 : LOADS == 3 ? 2 : 1;                     // blocks on their way at a time
   uint4 load[LOADS];
 
   __device__ __forceinline__ void take(const uint4* block) {
@@ -85,6 +84,7 @@ struct WideWeight {
 template <class Operands>
 __device__ __forceinline__ void keep_first(uint4* kept, const WideWeight& weight, int groups) {
   for (int group = 0; group < groups; ++group)
+#pragma unroll 1
     for (int i = threadIdx.x; i < weight.kept * Operands::SIZE; i += blockDim.x)
       kept[group * weight.kept * Operands::SIZE + i] = weight.ordered[group * weight.depths * Operands::SIZE + i];
 }
@@ -120,16 +120,17 @@ template <class T, int PAIRS, int TILES>
 __device__ __forceinline__ void add_blocks(float (&sum)[TILES][PAIRS][2][4], const uint4* weights, const T* values, int row,
                                            int count) {
   using Own = Operands<T, PAIRS>;
-  Own own[Own::AHEAD];
+  constexpr int AHEAD = PAIRS == 1 || (TILES == 2 && sizeof(T) == 2) ? 2 : 1;  // as registers allow
+  Own own[AHEAD];
 #pragma unroll
-  for (int i = 0; i < Own::AHEAD; ++i)
+  for (int i = 0; i < AHEAD; ++i)
     if (i < count) own[i].take(weights + i * Own::SIZE);
-  for (int block = 0; block < count; block += Own::AHEAD) {
+  for (int block = 0; block < count; block += AHEAD) {
 #pragma unroll
-    for (int i = 0; i < Own::AHEAD; ++i)
+    for (int i = 0; i < AHEAD; ++i)
       if (block + i < count) {
         const Own now = own[i];
-        if (block + i + Own::AHEAD < count) own[i].take(weights + (block + i + Own::AHEAD) * Own::SIZE);
+        if (block + i + AHEAD < count) own[i].take(weights + (block + i + AHEAD) * Own::SIZE);
         add_block<T, PAIRS, TILES>(sum, now, values + 16 * (block + i), row);
       }
   }
@@ -144,6 +145,24 @@ __device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], con
   add_blocks<T, PAIRS, TILES>(sum, kept + (group * weight.kept + first) * SIZE + lane, values, row, middle - first);
   add_blocks<T, PAIRS, TILES>(sum, weight.ordered + (group * weight.depths + middle) * SIZE + lane, values + 16 * (middle - first), row,
                               last - middle);
+}
+
+// ---- units ----
+
+// Those of units unit .. unit + 3 that are there, which no one reads soon.
+template <class T>
+__device__ __forceinline__ void store_units(T* row, int unit, int n_state, const float (&values)[4]) {
+  if (n_state % 4 == 0) {
+    if (unit >= n_state) return;
+    if constexpr (sizeof(T) == 2)
+      __stcs(reinterpret_cast<uint2*>(row + unit), make_uint2(pack<T>(values[0], values[1]), pack<T>(values[2], values[3])));
+    else
+      __stcs(reinterpret_cast<float4*>(row + unit), make_float4(values[0], values[1], values[2], values[3]));
+  } else {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+      if (unit + k < n_state) row[unit + k] = T(values[k]);
+  }
 }
 
 // ---- rays ----

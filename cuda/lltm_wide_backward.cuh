@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
   float bias[GROUPS][3][4] = {};
   keep_first<Operands<T, 1>>(kept, weight, blocks_h);
 
+#pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     __syncthreads();
     find_rows(rows, BLOCK_RAYS, a.shape, tile);
@@ -79,10 +80,10 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
         load_sample(sample[r], a, step < row.length ? row.first + step : 0, unit);
       }
     };
-    int now = 0;
     if (EARLY && longest > 0) load_samples(longest - 1, 16 * warp + 4 * t);
+#pragma unroll 1
     for (int step = longest - 1; step >= 0; --step) {
-      T* to = grads + now * BLOCK_RAYS * row_g;
+      T* to = grads + step % 2 * BLOCK_RAYS * row_g;
 #pragma unroll
       for (int j = 0; j < GROUPS; ++j) {
         const int unit = 16 * (warp + j * warps) + 4 * t;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
 #pragma unroll
             for (int k = 0; k < 4; ++k) bias[j][gate][k] += grad[gate][k];
             store(to + (g + 8 * r) * row_g + gate * padded_h + unit, grad[gate]);
-            store_quad<false>(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
+            if (active) store_units(a.gates + (3 * n + gate) * n_state, unit, n_state, grad[gate]);
           }
         }
       }
@@ -127,7 +128,6 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
           for (int k = 0; k < 4; ++k)
             if (step < rows[g + 8 * r].length) grad_h[j][r / 2][r % 2][k] = before[r / 2][0][k / 2][r % 2 * 2 + k % 2];
       }
-      now ^= 1;
     }
 #pragma unroll
     for (int j = 0; j < GROUPS; ++j)
@@ -135,8 +135,9 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
       for (int r = 0; r < 2 * TILES; ++r) {
         const int unit = 16 * (warp + j * warps) + 4 * t;
         const int64_t ray = rows[g + 8 * r].ray;
-        store_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0, grad_h[j][r / 2][r % 2]);
-        store_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0, grad_c[j][r / 2][r % 2]);
+        if (ray < 0) continue;
+        store_units(a.h0 + ray * n_state, unit, n_state, grad_h[j][r / 2][r % 2]);
+        store_units(a.c0 + ray * n_state, unit, n_state, grad_c[j][r / 2][r % 2]);
       }
   }
   float* bias_row = a.bias + int64_t(blockIdx.x) * 3 * n_state;

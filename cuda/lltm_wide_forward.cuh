@@ -26,6 +26,7 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     if (step >= rows[i].length) continue;
     const T* from = input + (rows[i].first + step) * n_input;
+#pragma unroll 1
     for (int k = threadIdx.x % 32 * OF_COPY; k < n_input; k += 32 * OF_COPY) {
       if constexpr (BYTES < 4)
         to[i * row + k] = from[k];
@@ -51,7 +52,9 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 
   keep_first<Operands<T, 3>>(kept, weight, blocks_h);
+#pragma unroll 1
   for (int i = threadIdx.x; i < int(reinterpret_cast<T*>(biases) - states); i += blockDim.x) states[i] = T(0.f);
+#pragma unroll 1
   for (int i = threadIdx.x; i < 3 * padded_h; i += blockDim.x)
     biases[i] = i % padded_h < n_state ? float(a.bias[i / padded_h * n_state + i % padded_h]) : 0.f;
 
@@ -67,29 +70,29 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
     end_copies();
   };
   auto state_at = [&](int buffer, int row, int column) {
-    return reinterpret_cast<Quad<T>*>(states + (buffer * BLOCK_RAYS + row) * row_h + column);
+    return states + (buffer * BLOCK_RAYS + row) * row_h + column;
   };
-
-  auto cell_at = [&](int r, int group) { return reinterpret_cast<float4*>(cells) + (r * blocks_h + group) * 32 + lane; };
+  auto cell_at = [&](int r, int group) { return cells + ((r * blocks_h + group) * 32 + lane) * 4; };
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     __syncthreads();
     find_rows(rows, BLOCK_RAYS, a.shape, tile);
     __syncthreads();
     const int longest = longest_of(rows, BLOCK_RAYS);
-    start_input(0), start_input(1);
+#pragma unroll 1
+    for (int step = 0; step < INPUT_BUFFERS - 1; ++step) start_input(step);
     for (int group = warp; group < blocks_h; group += warps)
       for (int r = 0; r < 2 * TILES; ++r) {
         const int unit = 16 * group + 4 * t, row = g + 8 * r;
         const int64_t ray = rows[row].ray;
         const Quad<T> c = load_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
-        *cell_at(r, group) = make_float4(c.v[0], c.v[1], c.v[2], c.v[3]);
-        *state_at(0, row, unit) = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
+        store(cell_at(r, group), {float(c.v[0]), float(c.v[1]), float(c.v[2]), float(c.v[3])});
+        *reinterpret_cast<Quad<T>*>(state_at(0, row, unit)) = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
       }
     await_copies<0>();
     __syncthreads();
-    int now = 0;
     for (int step = 0; step < longest; ++step) {
+      const int now = step % 2;
       const T* x = inputs + step % INPUT_BUFFERS * BLOCK_RAYS * row_x;
       for (int group = warp; group < blocks_h; group += warps) {
         const int unit = 16 * group + 4 * t;
@@ -108,20 +111,21 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
         if (group == warp) {
           await_copies<0>();  // of the next step
           __syncthreads();    // the state is there, and nothing is read any more of what is written below
-          start_input(step + 2);
+          start_input(step + INPUT_BUFFERS - 1);
         }
         add_depths<T, 3, TILES>(sum, weight, kept, group, 0, blocks_h, states + (now * BLOCK_RAYS + g) * row_h + 4 * t, row_h);
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
           const int row = g + 8 * r;
-          const Quad<T> before = *state_at(now, row, unit);
+          float before[4];
+          load(state_at(now, row, unit), before);
           if (step >= rows[row].length) {
-            *state_at(now ^ 1, row, unit) = before;
+            store(state_at(now ^ 1, row, unit), before);
             continue;
           }
           const int64_t n = rows[row].first + step;
           float h[4], act[3][4], c[4];
-          load(reinterpret_cast<const float*>(cell_at(r, group)), c);
+          load(cell_at(r, group), c);
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const int at = r % 2 * 2 + k % 2;
@@ -131,29 +135,26 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
             h[k] = fast_tanh<T>(c[k]) * gates.o;
             act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
           }
-          store(reinterpret_cast<float*>(cell_at(r, group)), c);
-          store(state_at(now ^ 1, row, unit)->v, h);
-          store_quad<false>(a.h + n * n_state, unit, n_state, true, h);
+          store(cell_at(r, group), c), store(state_at(now ^ 1, row, unit), h);
+          store_units(a.h + n * n_state, unit, n_state, h);
           if (!a.activated) continue;
-          float h_before[4];
+          store_units(a.c + n * n_state, unit, n_state, c);
+          store_units(a.before + n * n_state, unit, n_state, before);
 #pragma unroll
-          for (int k = 0; k < 4; ++k) h_before[k] = float(before.v[k]);
-          store_quad<false>(a.c + n * n_state, unit, n_state, true, c);
-          store_quad<false>(a.before + n * n_state, unit, n_state, true, h_before);
-#pragma unroll
-          for (int gate = 0; gate < 3; ++gate) store_quad<false>(a.activated + (3 * n + gate) * n_state, unit, n_state, true, act[gate]);
+          for (int gate = 0; gate < 3; ++gate) store_units(a.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
         }
+        __syncwarp();  // products take all lanes
       }
-      now ^= 1;
     }
     for (int group = warp; group < blocks_h; group += warps)
       for (int r = 0; r < 2 * TILES; ++r) {
         const int unit = 16 * group + 4 * t, row = g + 8 * r;
         const int64_t ray = rows[row].ray;
+        if (ray < 0) continue;
         float h[4], c[4];
-        load(state_at(now, row, unit)->v, h), load(reinterpret_cast<const float*>(cell_at(r, group)), c);
-        store_quad<false>(a.h_n + ray * n_state, unit, n_state, ray >= 0, h);
-        store_quad<false>(a.c_n + ray * n_state, unit, n_state, ray >= 0, c);
+        load(state_at(longest % 2, row, unit), h), load(cell_at(r, group), c);
+        store_units(a.h_n + ray * n_state, unit, n_state, h);
+        store_units(a.c_n + ray * n_state, unit, n_state, c);
       }
   }
 }
