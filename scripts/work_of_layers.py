@@ -204,34 +204,40 @@ def lltm_beside_definition(name: str, x: Inputs, moved: int = 0) -> Work:
 
 
 def lltm_work(device: str) -> Iterator[Work]:
-    rays, steps, i, h = (8192, 128, 32, 64) if device == "cuda" else (256, 64, 32, 64)
-    for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
-        x = lltm_inputs(dense_offsets(rays, steps, device), i, h, dtype, device)
-        name = f"{rays} rays x {steps}, {i} -> {h}, {str(dtype)[6:]}"
-        moved = size_of(x["input"]) + rays * steps * h * x["input"].element_size()
-        if device == "cuda":
-            lstm = torch.nn.LSTM(i, h, batch_first=True, device=device, dtype=dtype)
-            sequence = x["input"].detach().view(rays, steps, i).requires_grad_()
-            parameters = dict(lstm.named_parameters())
-            yield Work(
-                "lltm",
-                name,
-                x,
-                run_lltm,
-                lambda x, m=lstm: m(x["input"])[0],
-                "cuDNN nn.LSTM",
-                moved,
-                2 * moved,
-                ("input", "weight", "bias"),
-                ("forward", "inference", "both"),
-                {"input": sequence, **parameters},
-                check=False,
-            )
-        else:
-            yield lltm_beside_definition(name, x, moved)
+    if device == "cuda":
+        for size in ((8192, 128, 32, 64), (2048, 64, 128, 128)):
+            for dtype in (torch.float16, torch.float32):
+                yield lltm_beside_lstm(*size, dtype)
+    else:
+        x = lltm_inputs(dense_offsets(256, 64, device), 32, 64, torch.float32, device)
+        yield lltm_beside_definition("256 rays x 64, 32 -> 64, float32", x, bytes_of_lltm(x))
     yield lltm_along_rays(device, 40000 if device == "cuda" else 4000, 40, 16, 32)
     if device == "cuda":
         yield lltm_along_rays(device, 34000, 100, 32, 16)  # as in training
+
+
+def bytes_of_lltm(x: Inputs) -> int:
+    return size_of(x["input"]) + x["input"].shape[0] * x["h0"].shape[1] * x["input"].element_size()
+
+
+def lltm_beside_lstm(rays: int, steps: int, i: int, h: int, dtype: torch.dtype) -> Work:
+    x = lltm_inputs(dense_offsets(rays, steps, "cuda"), i, h, dtype, "cuda")
+    lstm = torch.nn.LSTM(i, h, batch_first=True, device="cuda", dtype=dtype)
+    sequence = x["input"].detach().view(rays, steps, i).requires_grad_()
+    return Work(
+        "lltm",
+        f"{rays} rays x {steps}, {i} -> {h}, {str(dtype)[6:]}",
+        x,
+        run_lltm,
+        lambda x, m=lstm: m(x["input"])[0],
+        "cuDNN nn.LSTM",
+        bytes_of_lltm(x),
+        2 * bytes_of_lltm(x),
+        ("input", "weight", "bias"),
+        ("forward", "inference", "both"),
+        {"input": sequence, **dict(lstm.named_parameters())},
+        check=False,
+    )
 
 
 def lltm_along_rays(device: str, rays: int, longest: int, i: int, h: int) -> Work:

@@ -268,6 +268,7 @@ CASES: list[Case] = [
     _lltm("one_state", (3, 1), 1, 1),
     _lltm("narrow", (2, 0, 3), 16, 16),
     _lltm("narrow_wide_input", (1, 2), 32, 16),
+    _lltm("wide_input", (2, 0, 1), 70, 2),
     _mlp("one_hidden", 3, (16,), (16,), 2),
     _mlp("two_hidden", 2, (16, 16), (16, 16), 1),
     _mlp("odd_sizes", 3, (3, 2), (4, 5, 3), 2),

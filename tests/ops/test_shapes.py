@@ -81,7 +81,8 @@ SIZES = st.one_of(Int(1, 20), st.sampled_from([16, 24, 32, 48, 64, 80]))
 
 @st.composite
 def lltm(draw) -> Case:
-    counts, i, h = draw(st.lists(Int(0, 40), min_size=1, max_size=70)), draw(SIZES), draw(SIZES)
+    sizes = st.one_of(SIZES, st.sampled_from([100, 128, 150]))
+    counts, i, h = draw(st.lists(Int(0, 40), min_size=1, max_size=70)), draw(sizes), draw(sizes)
 
     def make() -> tuple:
         weight = normal(3 * h, h + i) / (h + i) ** 0.5
