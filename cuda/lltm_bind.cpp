@@ -13,8 +13,10 @@ const int64_t* rays_in_order(const std::optional<Tensor>& order, const Tensor& l
   return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
 }
 
-// The same with rows that begin at a multiple of 16 bytes.
-Tensor aligned_rows(const Tensor& rows) { return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows; }
+// With rows that begin at a multiple of 16 bytes.
+Tensor aligned_rows(const Tensor& rows) {
+  return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows;
+}
 
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;

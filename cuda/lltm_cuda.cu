@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a warp
-// where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read again at
-// every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh); where there are no such cores, or
-// sizes they do not fit, a warp a ray, in plain arithmetic (lltm_rays.cuh).
+// Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
+// warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
+// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh); where there are no such
+// cores, or sizes they do not fit, a warp a ray, in plain arithmetic (lltm_rays.cuh).
 
 #include "lltm_narrow_backward.cuh"
 #include "lltm_narrow_forward.cuh"
@@ -87,7 +87,7 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
 
 // ---- many units or inputs ----
 
-constexpr int WARPS_AT_ONCE = 8;        // of a processor, that blocks of few warps should come to
+constexpr int WARPS_AT_ONCE = 8;         // of a processor, that blocks of few warps should come to
 constexpr int RESERVED_BYTES = 1 << 10;  // of shared memory, of every block
 
 // More rays than run at once if a block takes 16.
@@ -104,7 +104,8 @@ bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps
   const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
   const int64_t tiles = (s.n_rays + rays - 1) / rays;
   if (bytes > size_t(gpu.shared_bytes)) return false;
-  const int64_t together = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, std::max(1, WARPS_AT_ONCE / warps));
+  const int64_t most = std::max(1, WARPS_AT_ONCE / warps);  // blocks of a processor
+  const int64_t together = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, most);
   const int64_t left = (gpu.shared_bytes + RESERVED_BYTES) / together - RESERVED_BYTES - int64_t(bytes);
   const int64_t of_depth = int64_t(groups) * Own::SIZE * 16, kept = std::clamp<int64_t>(left / of_depth, 0, depths);
   const size_t shared = bytes + size_t(kept * of_depth);
@@ -128,8 +129,9 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
     return false;
   } else {
     auto run = [&](auto tiles) {
-      const int rays = RAYS * tiles, warps = std::min(sixteens(a.shape.n_state), wide_warps(tiles, 1));
-      return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, forward_wide_bytes<T>(a.shape, rays), gpu, stream);
+      const int rays = RAYS * tiles, warps = std::min(sixteens(a.shape.n_state), FORWARD_WARPS<T, tiles.value>);
+      const size_t bytes = forward_wide_bytes<T>(a.shape, rays);
+      return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
   }
@@ -142,9 +144,9 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
   } else {
     auto run = [&](auto tiles, auto groups) {
       const int rays = RAYS * tiles, warps = (sixteens(a.shape.n_state) + groups - 1) / groups;
-      return warps <= wide_warps(tiles, groups) &&
-             launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, backward_wide_bytes<T>(a.shape, rays), gpu,
-                               stream);
+      const size_t bytes = backward_wide_bytes<T>(a.shape, rays);
+      return warps <= BACKWARD_WARPS<tiles.value, groups.value> &&
+             launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
            run(Constant<1>(), Constant<4>());
@@ -193,8 +195,8 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     const size_t quad = room ? 16 : 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
     const auto on = (cudaStream_t)stream;
-    if (gpu.major >= TENSOR_CORES_MAJOR && quads && (room ? forward_with_blocks(a, room, gpu, on) : forward_with_tiles(a, gpu, on)))
-      return;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads)
+      if (room ? forward_with_blocks(a, room, gpu, on) : forward_with_tiles(a, gpu, on)) return;
     launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, on);
   });
   return launched();
@@ -244,8 +246,8 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
     const auto on = (cudaStream_t)stream;
-    if (gpu.major >= TENSOR_CORES_MAJOR && quads && (room ? backward_with_blocks(a, room, gpu, on) : backward_with_tiles(a, gpu, on)))
-      return;
+    if (gpu.major >= TENSOR_CORES_MAJOR && quads)
+      if (room ? backward_with_blocks(a, room, gpu, on) : backward_with_tiles(a, gpu, on)) return;
     launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, on);
   });
   return launched();

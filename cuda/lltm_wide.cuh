@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units or inputs, of any number: a block walks 16 or 32 rays together, a warp for 16 units of the state. The
-// weight, too large for registers, is first written in the order in which lanes take it. A block keeps as much of it as
-// fits in shared memory and reads the rest again at every step, from the caches, where all blocks share it.
-// Sizes are rounded up to a multiple of 16 inside; what is added is zero and stays zero.
+// The LLTM of many units or inputs, of any number: a block walks 16 or 32 rays together, a warp for 16 units of the state.
+// The weight, too large for registers, is first written in the order in which lanes take it. A block keeps as much of it as
+// fits in shared memory and reads the rest again at every step, from the caches, where all blocks share it. Sizes are
+// rounded up to a multiple of 16 inside; what is added is zero and stays zero.
 
 #pragma once
 
@@ -11,9 +11,6 @@
 
 namespace nerfkit {
 namespace {
-
-// Warps of a block, at most: half as many where a thread has more to hold.
-constexpr int wide_warps(int tiles, int groups) { return tiles * groups == 1 ? 16 : 8; }
 
 HD int sixteens(int n) { return (n + 15) / 16; }
 // Elements from one row to the next in shared memory: an odd number of sixteens, against bank conflicts.
@@ -26,7 +23,8 @@ HD int row_of(int blocks) { return (blocks | 1) * 16; }
 
 template <class T, int PAIRS>
 struct alignas(16) Operands {
-  static constexpr int LOADS = PAIRS * 2 * int(sizeof(Quad<T>)) / 16, SIZE = LOADS * 32;  // of 16 bytes, a lane's and a warp's
+  // Of 16 bytes, a lane's and a warp's.
+  static constexpr int LOADS = PAIRS * 2 * int(sizeof(Quad<T>)) / 16, SIZE = LOADS * 32;
   uint4 load[LOADS];
 
   __device__ __forceinline__ void take(const uint4* block) {
@@ -49,7 +47,8 @@ struct alignas(16) Operands {
 
 // to [groups of 16 units, blocks of 16 depths, LOADS, 32 lanes] of 16 bytes; `quads` of them.
 template <class T, int PAIRS>
-__global__ void __launch_bounds__(THREADS) order_weight(const T* weight, Quad<T>* to, int64_t quads, int n_state, int n_input) {
+__global__ void __launch_bounds__(THREADS) order_weight(const T* weight, Quad<T>* to, int64_t quads, int n_state,
+                                                        int n_input) {
   constexpr int OF_LOAD = 16 / int(sizeof(Quad<T>)), LOADS = Operands<T, PAIRS>::LOADS;
   const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= quads) return;
@@ -93,8 +92,8 @@ __device__ __forceinline__ void keep_first(uint4* kept, const WideWeight& weight
 
 // Adds the products with 16 columns, of which a lane has four of each of its rows: values is the first of row g.
 template <class T, int PAIRS, int TILES>
-__device__ __forceinline__ void add_block(float (&sum)[TILES][PAIRS][2][4], const Operands<T, PAIRS>& weights, const T* values,
-                                          int row) {
+__device__ __forceinline__ void add_block(float (&sum)[TILES][PAIRS][2][4], const Operands<T, PAIRS>& weights,
+                                          const T* values, int row) {
   using Op = Tile<T>;
   Quad<T> of[TILES][2];
 #pragma unroll
@@ -138,13 +137,14 @@ __device__ __forceinline__ void add_blocks(float (&sum)[TILES][PAIRS][2][4], con
 
 // Blocks first .. last - 1 of depths, from shared memory where they are kept. values: those of block `first`.
 template <class T, int PAIRS, int TILES>
-__device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], const WideWeight& weight, const uint4* kept, int group,
-                                           int first, int last, const T* values, int row) {
+__device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], const WideWeight& weight, const uint4* kept,
+                                           int group, int first, int last, const T* values, int row) {
   constexpr int SIZE = Operands<T, PAIRS>::SIZE;
   const int lane = threadIdx.x % 32, middle = min(max(weight.kept, first), last);
-  add_blocks<T, PAIRS, TILES>(sum, kept + (group * weight.kept + first) * SIZE + lane, values, row, middle - first);
-  add_blocks<T, PAIRS, TILES>(sum, weight.ordered + (group * weight.depths + middle) * SIZE + lane, values + 16 * (middle - first), row,
-                              last - middle);
+  const uint4* near = kept + (group * weight.kept + first) * SIZE;
+  const uint4* far = weight.ordered + (group * weight.depths + middle) * SIZE;
+  add_blocks<T, PAIRS, TILES>(sum, near + lane, values, row, middle - first);
+  add_blocks<T, PAIRS, TILES>(sum, far + lane, values + 16 * (middle - first), row, last - middle);
 }
 
 // ---- units ----

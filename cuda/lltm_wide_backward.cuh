@@ -8,6 +8,10 @@
 namespace nerfkit {
 namespace {
 
+// Warps of a block, at most: half as many where a thread has more to hold.
+template <int TILES, int GROUPS>
+constexpr int BACKWARD_WARPS = TILES * GROUPS == 1 ? 16 : 8;
+
 // Bytes of shared memory besides the weight.
 template <class T>
 size_t backward_wide_bytes(const LltmShape& s, int rays) {
@@ -41,13 +45,14 @@ __device__ __forceinline__ void load_sample(WideSample<T>& to, const LltmGradien
 
 // TILES of 16 rays; a warp has GROUPS times 16 units.
 template <class T, int TILES, int GROUPS>
-__global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(const LltmGradients<T> a, const WideWeight weight, int tiles) {
+__global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
+    backward_wide(const LltmGradients<T> a, const WideWeight weight, int tiles) {
   constexpr int BLOCK_RAYS = TILES * RAYS;
   constexpr bool EARLY = sizeof(T) == 2 && TILES == 1 && GROUPS == 1;  // a sample is in registers a step before it is taken
   extern __shared__ __align__(16) unsigned char shared[];
   const int n_state = a.shape.n_state, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h, row_g = row_of(3 * blocks_h);
   uint4* kept = reinterpret_cast<uint4*>(shared);                                         // [blocks_h, weight.kept, SIZE]
-  T* grads = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 1>::SIZE);  // [2, BLOCK_RAYS, row_g], of the gates
+  T* grads = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 1>::SIZE);  // of gates, [2, BLOCK_RAYS, row_g]
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(grads + 2 * BLOCK_RAYS * row_g);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   float bias[GROUPS][3][4] = {};
@@ -97,7 +102,8 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, GROUPS)) backward_wide(
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const bool real = active && unit + k < n_state;
-            const Gates<float> gates{float(sample[r].act[0].v[k]), float(sample[r].act[1].v[k]), float(sample[r].act[2].v[k])};
+            const Quad<T>(&act)[3] = sample[r].act;
+            const Gates<float> gates{float(act[0].v[k]), float(act[1].v[k]), float(act[2].v[k])};
             Gates<float> of;
             float &dc = grad_c[j][r / 2][r % 2][k], dh = grad_h[j][r / 2][r % 2][k] + float(sample[r].grad_h.v[k]);
             const float before = activate_bwd_at(gates, fast_tanh<T>(float(sample[r].c.v[k])), dh, dc, of);

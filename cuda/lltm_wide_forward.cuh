@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait for the step
-// before, comes before the barrier; the input arrives two steps ahead.
+// The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait for
+// the step before, comes before the barrier; the input arrives two steps ahead.
 
 #pragma once
 
@@ -9,19 +9,23 @@
 namespace nerfkit {
 namespace {
 
-constexpr int INPUT_BUFFERS = 3;
+constexpr int BUFFERS = 3;  // of the input
+// Warps of a block, at most; they take groups of 16 units in turn. Half as many where a thread has more to hold.
+template <class T, int TILES>
+constexpr int FORWARD_WARPS = TILES == 1 && sizeof(T) == 2 ? 16 : 8;
 
 // Bytes of shared memory besides the weight.
 template <class T>
 size_t forward_wide_bytes(const LltmShape& s, int rays) {
   const int blocks_h = sixteens(s.n_state), blocks_x = sixteens(s.n_input);
-  const size_t rows = size_t(rays) * (2 * row_of(blocks_h) + INPUT_BUFFERS * row_of(blocks_x)) * sizeof(T);
+  const size_t rows = size_t(rays) * (2 * row_of(blocks_h) + BUFFERS * row_of(blocks_x)) * sizeof(T);
   return rows + (3 + rays) * 16 * blocks_h * sizeof(float) + rays * sizeof(RowOfBlock);
 }
 
 // Starts to copy the input of a step; a warp a row.
 template <int BYTES, class T>
-__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count, int step) {
+__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count,
+                                           int step) {
   constexpr int OF_COPY = BYTES < 4 ? 1 : BYTES / int(sizeof(T));
   for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     if (step >= rows[i].length) continue;
@@ -38,16 +42,17 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
 
 // TILES of 16 rays.
 template <class T, int TILES>
-__global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const LltmArrays<T> a, const WideWeight weight, int tiles) {
+__global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
+    forward_wide(const LltmArrays<T> a, const WideWeight weight, int tiles) {
   constexpr int BLOCK_RAYS = TILES * RAYS;
   extern __shared__ __align__(16) unsigned char shared[];
   const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h;
   const int row_h = row_of(blocks_h), row_x = row_of(sixteens(n_input));
   uint4* kept = reinterpret_cast<uint4*>(shared);                                          // [blocks_h, weight.kept, SIZE]
   T* states = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 3>::SIZE);  // [2, BLOCK_RAYS, row_h]
-  T* inputs = states + 2 * BLOCK_RAYS * row_h;                                             // [INPUT_BUFFERS, BLOCK_RAYS, row_x]
-  float* biases = reinterpret_cast<float*>(inputs + INPUT_BUFFERS * BLOCK_RAYS * row_x);   // [3, padded_h]
-  float* cells = biases + 3 * padded_h;                                                    // [2 TILES, blocks_h, 32 lanes, 4], c
+  T* inputs = states + 2 * BLOCK_RAYS * row_h;                                             // [BUFFERS, BLOCK_RAYS, row_x]
+  float* biases = reinterpret_cast<float*>(inputs + BUFFERS * BLOCK_RAYS * row_x);   // [3, padded_h]
+  float* cells = biases + 3 * padded_h;                                                    // c, [2 TILES, blocks_h, 32, 4]
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(cells + BLOCK_RAYS * padded_h);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 
@@ -59,7 +64,7 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
     biases[i] = i % padded_h < n_state ? float(a.bias[i / padded_h * n_state + i % padded_h]) : 0.f;
 
   auto start_input = [&](int step) {
-    T* to = inputs + step % INPUT_BUFFERS * BLOCK_RAYS * row_x;
+    T* to = inputs + step % BUFFERS * BLOCK_RAYS * row_x;
     const int bytes = n_input * int(sizeof(T));
     if (bytes % 16 == 0)
       copy_input<16>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
@@ -80,20 +85,21 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
     __syncthreads();
     const int longest = longest_of(rows, BLOCK_RAYS);
 #pragma unroll 1
-    for (int step = 0; step < INPUT_BUFFERS - 1; ++step) start_input(step);
+    for (int step = 0; step < BUFFERS - 1; ++step) start_input(step);
     for (int group = warp; group < blocks_h; group += warps)
       for (int r = 0; r < 2 * TILES; ++r) {
         const int unit = 16 * group + 4 * t, row = g + 8 * r;
         const int64_t ray = rows[row].ray;
         const Quad<T> c = load_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
         store(cell_at(r, group), {float(c.v[0]), float(c.v[1]), float(c.v[2]), float(c.v[3])});
-        *reinterpret_cast<Quad<T>*>(state_at(0, row, unit)) = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
+        const Quad<T> h = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
+        *reinterpret_cast<Quad<T>*>(state_at(0, row, unit)) = h;
       }
     await_copies<0>();
     __syncthreads();
     for (int step = 0; step < longest; ++step) {
       const int now = step % 2;
-      const T* x = inputs + step % INPUT_BUFFERS * BLOCK_RAYS * row_x;
+      const T* x = inputs + (step % BUFFERS * BLOCK_RAYS + g) * row_x + 4 * t;
       for (int group = warp; group < blocks_h; group += warps) {
         const int unit = 16 * group + 4 * t;
         float sum[TILES][3][2][4];
@@ -107,13 +113,13 @@ __global__ void __launch_bounds__(32 * wide_warps(TILES, 1)) forward_wide(const 
             sum[r / 2][gate][1][at] = start.z, sum[r / 2][gate][1][at + 1] = start.w;
           }
         }
-        add_depths<T, 3, TILES>(sum, weight, kept, group, blocks_h, weight.depths, x + g * row_x + 4 * t, row_x);
+        add_depths<T, 3, TILES>(sum, weight, kept, group, blocks_h, weight.depths, x, row_x);
         if (group == warp) {
           await_copies<0>();  // of the next step
           __syncthreads();    // the state is there, and nothing is read any more of what is written below
-          start_input(step + INPUT_BUFFERS - 1);
+          start_input(step + BUFFERS - 1);
         }
-        add_depths<T, 3, TILES>(sum, weight, kept, group, 0, blocks_h, states + (now * BLOCK_RAYS + g) * row_h + 4 * t, row_h);
+        add_depths<T, 3, TILES>(sum, weight, kept, group, 0, blocks_h, state_at(now, g, 4 * t), row_h);
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
           const int row = g + 8 * r;
