@@ -1,87 +1,184 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any kernel, stride, padding and dilation: a thread a value.
+// Any kernel, stride, padding and dilation: what both passes share. Lanes take neighbouring columns or, channels last,
+// neighbouring channels, so that all that is read or written lies together; a thread takes a column of several rows and loads
+// a value once for all taps of its column. A kernel that is too large for registers is taken in chunks of taps.
+//
+// Along an axis output i meets input i * stride - padding + u * dilation. Be g the greatest common divisor of stride and
+// dilation: outputs dilation / g apart meet inputs `dilation` apart. Among these nothing is dilated, and the stride is
+// stride / g, a constant of the kernel where it is 1 or 2. So the rows of a thread are that far apart.
 
 #pragma once
 
-#include "depthwise_conv2d.h"
-#include "gpu.cuh"
+#include <numeric>
+
+#include "depthwise_conv2d_walk.cuh"
 
 namespace nerfkit {
-namespace {
 
-using Strides = Conv2dShape::Strides;
+// Divides numbers below 2^31.
+struct Divisor {
+  unsigned factor, shift;
 
-template <class T>
-__global__ void __launch_bounds__(THREADS) any_forward(const T* __restrict__ x, const T* __restrict__ weight,
-                                                       const T* __restrict__ bias, T* __restrict__ out, Conv2dShape s,
-                                                       int64_t n) {
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const Strides to = s.strides(s.y.out_size, s.x.out_size), from = s.strides(s.y.size, s.x.size);
-  const int64_t b = place / to.batch;
-  const int64_t c = place / to.channel % s.channels;
-  const int i = int(place / to.row % s.y.out_size), j = int(place / to.column % s.x.out_size);
-  const T *plane = x + b * from.batch + c * from.channel, *w = weight + c * s.y.kernel * s.x.kernel;
-  acc_t<T> sum = bias ? acc_t<T>(bias[c]) : acc_t<T>(0);
-  int u0, u1, v0, v1;
-  taps_inside(s.y, i, u0, u1);
-  taps_inside(s.x, j, v0, v1);
-  for (int u = u0; u < u1; ++u)
-    for (int v = v0; v < v1; ++v)
-      sum += acc_t<T>(w[u * s.x.kernel + v]) *
-             acc_t<T>(plane[(i * s.y.stride - s.y.padding + u * s.y.dilation) * from.row +
-                            (j * s.x.stride - s.x.padding + v * s.x.dilation) * from.column]);
-  out[place] = T(sum);
-}
-
-template <class T>
-__global__ void __launch_bounds__(THREADS) any_to_x(const T* __restrict__ grad_out, const T* __restrict__ weight,
-                                                    T* __restrict__ grad_x, Conv2dShape s, int64_t n) {
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const Strides to = s.strides(s.y.size, s.x.size), from = s.strides(s.y.out_size, s.x.out_size);
-  const int64_t b = place / to.batch;
-  const int64_t c = place / to.channel % s.channels;
-  const int y = int(place / to.row % s.y.size), x = int(place / to.column % s.x.size);
-  const T *plane = grad_out + b * from.batch + c * from.channel, *w = weight + c * s.y.kernel * s.x.kernel;
-  acc_t<T> sum = 0;
-  for (int u = 0; u < s.y.kernel; ++u)
-    for (int v = 0; v < s.x.kernel; ++v) {
-      int i, j;
-      if (output_of(s.y, y, u, i) && output_of(s.x, x, v, j))
-        sum += acc_t<T>(w[u * s.x.kernel + v]) * acc_t<T>(plane[i * from.row + j * from.column]);
-    }
-  grad_x[place] = T(sum);
-}
-
-// A block for a tap of a channel, or for its bias; taps from `first` on.
-template <class T>
-__global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ grad_out, const T* __restrict__ x,
-                                                         acc_t<T>* __restrict__ partials, Conv2dShape s, int first) {
-  using A = acc_t<T>;
-  __shared__ A of_warp[THREADS / 32];
-  const int taps = s.y.kernel * s.x.kernel, tap = first + blockIdx.y;
-  const int64_t c = blockIdx.x;
-  const int u = tap < taps ? tap / s.x.kernel : 0, v = tap < taps ? tap % s.x.kernel : 0;
-  const Strides from = s.strides(s.y.out_size, s.x.out_size), at = s.strides(s.y.size, s.x.size);
-  const int64_t outputs = s.batch * s.y.out_size * s.x.out_size;
-  A sum = 0;
-  for (int64_t n = threadIdx.x; n < outputs; n += THREADS) {
-    const int j = int(n % s.x.out_size), i = int(n / s.x.out_size % s.y.out_size);
-    const int64_t b = n / s.x.out_size / s.y.out_size;
-    const int p = i * s.y.stride - s.y.padding + u * s.y.dilation, q = j * s.x.stride - s.x.padding + v * s.x.dilation;
-    const bool inside = p >= 0 && p < s.y.size && q >= 0 && q < s.x.size;
-    if (tap < taps && !inside) continue;
-    const A grad = A(grad_out[b * from.batch + c * from.channel + i * from.row + j * from.column]);
-    sum += tap < taps ? grad * A(x[b * at.batch + c * at.channel + p * at.row + q * at.column]) : grad;
+  static Divisor of(unsigned by) {
+    Divisor d{0, 0};
+    while ((1u << d.shift) < by) ++d.shift;
+    d.factor = unsigned((uint64_t((1u << d.shift) - by) << 32) / by + 1);
+    return d;
   }
-  sum = sum_lanes(sum, 32);
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+  __device__ __forceinline__ unsigned operator()(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
+struct AnyAxis : Axis {
+  int common, step, apart;  // g, stride / g, dilation / g
+  int inverse;              // of step modulo apart
+  int chunk, chunks;        // taps at once, and how often
+  int anchor;               // the tap by which an output counts for the bias's gradient
+  int low, count;           // inputs that a tap of anchor or the picture has
+  Divisor by_stride;
+};
+
+template <class T>
+struct AnyConv {
+  const T* in;  // x, or grad_out for the backward pass
+  const T* weight;
+  const T* bias;
+  T* out;       // null if only the weight's gradient is wanted
+  const T* x;   // backward
+  acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
+  AnyAxis rows, columns;
+  Conv2dShape::Strides from, to;  // of in; of out and x
+  int channels, lanes, across;    // channels of a block, blocks across the channels
+  unsigned shared, tiles;         // blocks that share the tiles of a channel
+  int width, height, classes;     // tiles beside and below each other; rows of tiles that interleave
+  Divisor by_width, by_height, by_classes;
+};
+
+// STEP is stride / g along the rows, 0 for one that is known at run time only; EXACT: the kernel is KH x KW.
+template <int KH_, int KW_, int STEP_, bool EXACT_>
+struct AnyForm {
+  static constexpr int KH = KH_, KW = KW_, STEP = STEP_, TAPS = KH * KW, AHEAD = 2;  // rows on their way
+  static constexpr bool EXACT = EXACT_;
+  static constexpr int rows(bool backward) {  // of outputs that a thread takes, backward of inputs
+    if (STEP == 0) return KH == 1 ? 4 : 2;
+    return backward ? (KH > 3 && STEP == 1 ? 4 : 8) : 8 / STEP;
+  }
+};
+
+// Taps [u, u + height) x [v, v + width) of the kernel.
+struct Chunk {
+  int u, v, height, width;
+
+  template <class T>
+  __device__ __forceinline__ Chunk(const AnyConv<T>& a, int index) {
+    const int line = index / a.columns.chunks;
+    u = line * a.rows.chunk, v = (index - line * a.columns.chunks) * a.columns.chunk;
+    height = min(a.rows.chunk, a.rows.kernel - u), width = min(a.columns.chunk, a.columns.kernel - v);
+  }
+};
+
+// A thread's tile.
+struct AnyTile {
+  int channel, group, column, row, row_class;  // group: the first channel of the block
+  int64_t batch;
+  bool real;
+
+  template <class T>
+  __device__ __forceinline__ AnyTile(const AnyConv<T>& a, unsigned first) {
+    const unsigned lane = threadIdx.x & (a.lanes - 1), at = first + threadIdx.x / a.lanes;
+    group = int(blockIdx.x % a.across) * a.lanes, channel = group + lane;
+    real = channel < a.channels && at < a.tiles;
+    const unsigned line = a.by_width(at), picture = a.by_height(line), tile = line - picture * a.height;
+    column = int(at - line * a.width), batch = picture;
+    row = int(a.by_classes(tile)), row_class = int(tile) - row * a.classes;
+  }
+};
+
+template <int TAPS>
+constexpr int WEIGHTS_OF_BLOCK = 32 * (TAPS | 1);
+
+// The weights of a chunk, through shared memory: channels last, a lane's lie far from those of its neighbours.
+template <class Form, class T>
+__device__ __forceinline__ void read_taps(const AnyConv<T>& a, const Chunk& chunk, int group, acc_t<T>* shared,
+                                          acc_t<T> (&to)[Form::TAPS]) {
+  constexpr int KW = Form::KW, TAPS = Form::TAPS, PITCH = TAPS | 1;
   __syncthreads();
-  if (threadIdx.x) return;
-  for (int i = 1; i < THREADS / 32; ++i) sum += of_warp[i];
-  partials[c * (taps + 1) + tap] = sum;
+  for (int i = threadIdx.x; i < a.lanes * TAPS; i += THREADS_2D) {
+    const int lane = i / TAPS, u = i % TAPS / KW, v = i % KW;
+    const bool inside = group + lane < a.channels && u < chunk.height && v < chunk.width;
+    const int64_t row = int64_t(group + lane) * a.rows.kernel + chunk.u + u;
+    shared[lane * PITCH + i % TAPS] = inside ? acc_t<T>(a.weight[row * a.columns.kernel + chunk.v + v]) : acc_t<T>(0);
+  }
+  __syncthreads();
+  const acc_t<T>* own = shared + (threadIdx.x & (a.lanes - 1)) * PITCH;
+#pragma unroll
+  for (int k = 0; k < TAPS; ++k) to[k] = own[k];
 }
 
-}  // namespace
+// Those of a row that have an offset; zeros for the others, and if the row is not `inside`.
+template <int KW, class T>
+__device__ __forceinline__ void load_taps(const T* row, bool inside, const int (&offsets)[KW], T (&to)[KW]) {
+#pragma unroll
+  for (int v = 0; v < KW; ++v) {
+    to[v] = T(0.f);
+    if (inside && offsets[v] >= 0) to[v] = row[offsets[v]];
+  }
+}
+
+inline AnyAxis any_axis(const Axis& axis, int most, int multiple) {
+  AnyAxis a{axis};
+  if (a.kernel == 1) a.dilation = 1;
+  a.common = std::gcd(a.stride, a.dilation), a.step = a.stride / a.common, a.apart = a.dilation / a.common;
+  while (a.inverse < a.apart && int64_t(a.inverse) * a.step % a.apart != 1 % a.apart) ++a.inverse;
+  // Chunks of about one size; a chunk begins at a multiple of the stride.
+  a.chunk = a.kernel, a.chunks = 1;
+  if (a.kernel > most) {
+    const int largest = most / multiple * multiple, n = (a.kernel + largest - 1) / largest;
+    a.chunk = ((a.kernel + n - 1) / n + multiple - 1) / multiple * multiple, a.chunks = (a.kernel + a.chunk - 1) / a.chunk;
+  }
+  // Where nothing is padded twice, each output has its anchor in the picture.
+  a.anchor = std::min(a.kernel - 1, a.padding / a.dilation);
+  const int first = a.anchor * a.dilation - a.padding, last = (a.out_size - 1) * a.stride + first;
+  a.low = std::min(0, first), a.count = std::max(a.size - 1, last) + 1 - a.low;
+  a.by_stride = Divisor::of(a.stride);
+  return a;
+}
+
+// Whether all places are numbers that the kernels can take.
+inline bool any_fits(const Conv2dShape& s) {
+  constexpr int MOST = 1 << 28, MOST_STRIDE = 1 << 12;
+  for (const Axis& axis : {s.y, s.x}) {
+    if (axis.size > MOST || axis.padding > MOST / 2 || axis.stride > MOST_STRIDE) return false;
+    if (axis.kernel > 1 && axis.dilation > MOST_STRIDE) return false;
+  }
+  const int64_t across = s.channels_last ? s.channels : 1, width = std::max(s.x.size, s.x.out_size);
+  return s.batch <= MOST && s.channels <= MOST && width * across <= INT32_MAX;
+}
+
+// Sets all but the pointers; false if there is nothing to do, or too much.
+template <class Form, class T>
+bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
+  if (shape.batch * shape.channels == 0 || !any_fits(shape)) return false;
+  Conv2dShape s = shape;
+  a.to = s.strides(s.y.out_size, s.x.out_size), a.from = s.strides(s.y.size, s.x.size);
+  if (s.y.kernel == 1 && s.y.size == 1 && s.y.padding == 0) {  // the batch takes the place of the rows
+    s.y = {int(s.batch), int(s.batch), 1, 1, 0, 1}, s.batch = 1;
+    a.to.row = a.to.batch, a.from.row = a.from.batch;
+  }
+  if (backward) std::swap(a.from, a.to);
+  a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
+  a.channels = int(s.channels), a.lanes = s.channels_last ? 32 : 1;
+  while (a.lanes > 1 && a.lanes / 2 >= s.channels) a.lanes /= 2;
+  a.across = int(blocks_for(s.channels, a.lanes));
+  a.classes = !backward ? a.rows.apart : Form::STEP ? a.rows.dilation : 1;
+  const int rows = backward ? a.rows.count : a.rows.out_size, skipped = backward && Form::STEP ? Form::STEP - 1 : 0;
+  const int of_class = (rows + a.classes - 1) / a.classes + skipped;
+  a.width = backward ? a.columns.count : a.columns.out_size;
+  const int64_t height = int64_t(a.classes) * blocks_for(of_class, Form::rows(backward));
+  const int64_t tiles = s.batch * height * a.width;
+  if (tiles >= INT32_MAX / 2) return false;
+  a.height = int(height), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
+  a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height), a.by_classes = Divisor::of(a.classes);
+  return int64_t(a.shared) * a.across <= INT32_MAX;
+}
+
 }  // namespace nerfkit

@@ -2,13 +2,16 @@
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
 // 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
 // depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take (widths or
-// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, anything else to
-// depthwise_conv2d_any.cuh.
+// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride,
+// padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of
+// these to depthwise_conv2d_values.cuh.
 
-#include "depthwise_conv2d_any.cuh"
+#include "depthwise_conv2d_any_backward.cuh"
+#include "depthwise_conv2d_any_forward.cuh"
 #include "depthwise_conv2d_half_channels.cuh"
 #include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
+#include "depthwise_conv2d_values.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
 
@@ -192,6 +195,40 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
   return 0;
 }
 
+// Calls f with the form of a thread's work.
+template <class F>
+auto with_any_form(const Conv2dShape& s, const F& f) {
+  if (s.y.kernel == 1) return f(AnyForm<1, 8, 0, false>());
+  const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation);
+  if (s.y.kernel == 3 && s.x.kernel == 3 && step == 1) return f(AnyForm<3, 3, 1, true>());
+  if (s.y.kernel == 3 && s.x.kernel == 3 && step == 2) return f(AnyForm<3, 3, 2, true>());
+  if (s.y.kernel == 5 && s.x.kernel == 5 && step == 2) return f(AnyForm<5, 5, 2, true>());
+  if (step == 1) return f(AnyForm<5, 5, 1, false>());
+  if (step == 2) return f(AnyForm<5, 5, 2, false>());
+  return f(AnyForm<5, 5, 0, false>());
+}
+
+template <class T>
+bool convolve_any(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  const AnyConv<T> a{from.in, from.weight, from.bias, from.out};
+  return with_any_form(s, [&](auto form) { return launch_any_forward<T, decltype(form)>(a, s, stream); });
+}
+
+// The number of parts, none if this is too large.
+template <class T>
+int64_t convolve_any_bwd(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  const AnyConv<T> a{from.in, from.weight, nullptr, from.out, from.x, from.partials};
+  return with_any_form(s, [&](auto form) { return launch_any_backward<T, decltype(form)>(a, s, stream); });
+}
+
+// Sums of the weight's gradient that a channel has.
+int64_t any_parts(const Conv2dShape& s) {
+  return with_any_form(s, [&](auto form) {
+    AnyConv<float> a{};
+    return share_out<decltype(form)>(a, s, true) ? int64_t(any_parts(a)) : 0;
+  });
+}
+
 // Sums of the weight's gradient that a channel has; at least one.
 int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) && !is_empty(s) ? blocks_sharing(s, true) : 1; }
 
@@ -206,7 +243,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
     if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on) || walk_tiles<T, false>(a, s, on)) return;
-    any_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
+    if (convolve_any(a, s, on)) return;
+    value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();
 }
@@ -224,13 +262,14 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     int64_t parts = walk_with_tensor_cores<T, true>(a, s, on);
     if (!parts) parts = walk_strips<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
+    if (!parts) parts = convolve_any_bwd(a, s, on);
     if (!parts) {
       parts = 1;
-      if (grad_x && n) any_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
+      if (grad_x && n) value_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
       constexpr int MOST_Y = 65535;
       for (int tap = 0; partials && tap <= taps; tap += MOST_Y) {
         const dim3 grid(unsigned(s.channels), std::min(MOST_Y, taps + 1 - tap));
-        any_to_weight<<<grid, THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s, tap);
+        value_to_weight<<<grid, THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s, tap);
       }
     }
     if (partials) launch_add_partials<T>(partials, grad_weight, grad_bias, int(parts), s.channels, taps, stream);
@@ -242,7 +281,7 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   HalfConv<__half> a{};
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   const int bytes = half ? 2 : dtype == DType::f32 ? 4 : 8;
-  int64_t parts = std::max(tile_parts(s), half ? half_parts(a, s, true) : 0);
+  int64_t parts = std::max({tile_parts(s), any_parts(s), half ? half_parts(a, s, true) : 0});
   if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, current_gpu().processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }

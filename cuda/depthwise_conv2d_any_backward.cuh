@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any kernel, stride, padding and dilation: the gradients. A thread takes a column of inputs: the gradients of the outputs
+// that they reach give theirs and, times the inputs, those of the weight, in one pass if the kernel is a single chunk. Else
+// one pass gives the gradient of x, and another, with blocks of their own for each chunk, those of the weight.
+
+#pragma once
+
+#include "depthwise_conv2d_any.cuh"
+
+namespace nerfkit {
+
+constexpr int64_t ANY_BLOCKS = 2048;  // that add up the weight's gradient
+constexpr int ANY_TILES = 16;         // of a thread, at most
+
+// The rows of a thread: inputs `apart` from each other, and the output of the first by tap 0, if there is one.
+struct AnyRows {
+  int first, apart, output;
+
+  template <int STEP, int R, class T>
+  __device__ __forceinline__ static AnyRows of(const AnyConv<T>& a, const AnyTile& tile) {
+    const AnyAxis& axis = a.rows;
+    const int low = axis.low + axis.padding;  // places are counted from the padding's first
+    if (STEP == 0) return {low + tile.row * R, 1, 0};
+    // Place start + n * dilation is output + n / step * apart by tap n % step, for n that may be negative.
+    const bool met = axis.common == 1 || tile.row_class % axis.common == 0;
+    const int output = axis.apart == 1 ? 0 : tile.row_class / axis.common * axis.inverse % axis.apart;
+    const int start = met ? output * axis.stride : tile.row_class, distance = low - start;
+    int n = distance;
+    if (axis.dilation > 1) n = distance > 0 ? (distance + axis.dilation - 1) / axis.dilation : -(-distance / axis.dilation);
+    n = (STEP == 2 ? n & ~1 : n) + tile.row * R;
+    constexpr int NONE = -(1 << 30);
+    return {start + n * axis.dilation, axis.dilation, met ? output + (STEP == 2 ? n >> 1 : n) * axis.apart : NONE};
+  }
+};
+
+// Adds the block's sums of a chunk in a fixed order; the last sum, the bias's, if the chunk has the anchor.
+template <class Form, class T>
+__device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const Chunk& chunk, int group, bool anchor,
+                                            acc_t<T> (&sums)[Form::TAPS + 1], WarpSums<acc_t<T>, Form::TAPS + 1>& of_warp) {
+  constexpr int KW = Form::KW, TAPS = Form::TAPS;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // the memory may still be read
+#pragma unroll
+  for (int k = 0; k <= TAPS; ++k) {
+    for (int offset = 16; offset >= a.lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+    if (lane < a.lanes) of_warp[warp][k][lane] = sums[k];
+  }
+  __syncthreads();
+  const int taps = a.rows.kernel * a.columns.kernel;
+  for (int i = threadIdx.x; i < a.lanes * (TAPS + 1); i += THREADS_2D) {
+    const int k = i % (TAPS + 1), of = i / (TAPS + 1), u = k / KW, v = k % KW;
+    const bool wanted = k < TAPS ? u < chunk.height && v < chunk.width : anchor;
+    if (!wanted || group + of >= a.channels) continue;
+    acc_t<T> total = 0;
+    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][of];
+    const int place = k < TAPS ? (chunk.u + u) * a.columns.kernel + chunk.v + v : taps;
+    a.partials[(int64_t(blockIdx.x / a.across) * a.channels + group + of) * (taps + 1) + place] = total;
+  }
+}
+
+// With sums a block has the chunk blockIdx.y, else all of them.
+template <class T, class Form>
+__global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
+  using A = acc_t<T>;
+  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(true), AHEAD = Form::AHEAD;
+  constexpr int BEFORE = STEP ? (KH - 1) / (STEP ? STEP : 1) : 0;
+  constexpr int ROWS = STEP ? BEFORE + R / (STEP ? STEP : 1) : R * KH;  // of gradients, one after the other
+  const bool to_sums = a.partials;
+  const int chunks = Form::EXACT || to_sums ? 1 : a.rows.chunks * a.columns.chunks;
+  const unsigned threads = THREADS_2D / a.lanes;
+  __shared__ WarpSums<A, Form::TAPS + 1> of_warp;
+  A* shared = &of_warp[0][0][0];
+  static_assert(sizeof(of_warp) >= WEIGHTS_OF_BLOCK<Form::TAPS> * sizeof(A));
+  A taps[Form::TAPS], sums[Form::TAPS + 1] = {};
+  for (unsigned start = blockIdx.x / a.across * threads; start < a.tiles; start += a.shared * threads) {
+    const AnyTile tile(a, start);
+    const AnyRows rows = AnyRows::of<STEP, R>(a, tile);
+    const int column = a.columns.low + tile.column, top = rows.first - a.rows.padding;
+    const bool in_picture = tile.real && unsigned(column) < unsigned(a.columns.size);
+    const int64_t base = tile.batch * a.to.batch + tile.channel * a.to.channel + column * a.to.column;
+    const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel;
+    const auto has = [&](int r) { return in_picture && unsigned(top + r * rows.apart) < unsigned(a.rows.size); };
+    A sum[R] = {};
+    T center[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      center[r] = T(0.f);
+      if (to_sums && has(r)) center[r] = a.x[base + (top + r * rows.apart) * a.to.row];
+    }
+    for (int index = 0; index < chunks; ++index) {
+      const Chunk chunk(a, to_sums ? blockIdx.y : index);
+      if (chunks > 1 || start < a.shared * threads) read_taps<Form>(a, chunk, tile.group, shared, taps);
+      const int anchor_u = a.rows.anchor - chunk.u, anchor_v = a.columns.anchor - chunk.v;
+      int offsets[KW];
+#pragma unroll
+      for (int v = 0; v < KW; ++v) {
+        const int shifted = column + a.columns.padding - (chunk.v + v) * a.columns.dilation;
+        const int at = int(a.columns.by_stride(max(shifted, 0)));
+        const bool met = shifted >= 0 && at * a.columns.stride == shifted && at < a.columns.out_size;
+        offsets[v] = met && tile.real && (Form::EXACT || v < chunk.width) ? at * int(a.from.column) : -1;
+      }
+      const auto output = [&](int i) {  // row of gradients; negative if there is none
+        if (STEP) return rows.output + (i - BEFORE - chunk.u / (STEP ? STEP : 1)) * a.rows.apart;
+        const int shifted = rows.first + i / KH - (chunk.u + i % KH) * a.rows.dilation;
+        const int at = int(a.rows.by_stride(max(shifted, 0)));
+        return shifted >= 0 && at * a.rows.stride == shifted ? at : -1;
+      };
+      T values[AHEAD + 1][KW];
+      const auto fetch = [&](int i, T(&to)[KW]) {
+        const int at = output(i);
+        load_taps(in + at * a.from.row, unsigned(at) < unsigned(a.rows.out_size), offsets, to);
+      };
+#pragma unroll
+      for (int i = 0; i < AHEAD && i < ROWS; ++i) fetch(i, values[i]);
+#pragma unroll
+      for (int i = 0; i < ROWS; ++i) {
+        if (i + AHEAD < ROWS) fetch(i + AHEAD, values[(i + AHEAD) % (AHEAD + 1)]);
+        const T(&row)[KW] = values[i % (AHEAD + 1)];
+        const int anchor = STEP ? (i - BEFORE) * STEP + anchor_u : i % KH == anchor_u ? 0 : -1;
+        const bool has_anchor = unsigned(anchor_u) < unsigned(chunk.height) && unsigned(anchor) < unsigned(R);
+#pragma unroll
+        for (int v = 0; v < KW; ++v)
+          if (has_anchor && v == anchor_v) sums[Form::TAPS] += A(row[v]);  // zero where there is no output
+        const bool inside = unsigned(output(i)) < unsigned(a.rows.out_size);
+#pragma unroll
+        for (int v = 0; v < KW; ++v) {
+          if (!inside || offsets[v] < 0) continue;
+#pragma unroll
+          for (int r = 0; r < R; ++r) {
+            const int u = STEP ? r - (i - BEFORE) * STEP : i / KH == r ? i % KH : -1;
+            if (u < 0 || u >= KH || (!Form::EXACT && u >= chunk.height)) continue;
+            sum[r] += taps[u * KW + v] * A(row[v]);
+            sums[u * KW + v] += A(center[r]) * A(row[v]);
+          }
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < R; ++r)
+      if (a.out && has(r)) a.out[base + (top + r * rows.apart) * a.to.row] = T(sum[r]);
+  }
+  if (!to_sums) return;
+  const Chunk chunk(a, blockIdx.y);
+  const bool anchor = unsigned(a.rows.anchor - chunk.u) < unsigned(chunk.height) &&
+                      unsigned(a.columns.anchor - chunk.v) < unsigned(chunk.width);
+  write_chunk<Form>(a, chunk, int(blockIdx.x % a.across) * a.lanes, anchor, sums, of_warp);
+}
+
+// Blocks that share the tiles of a channel where each leaves a part of the weight's gradient.
+template <class T>
+unsigned any_parts(const AnyConv<T>& a) {
+  const int64_t chunks = int64_t(a.rows.chunks) * a.columns.chunks, full = a.shared;
+  const int64_t enough = (ANY_BLOCKS + a.across * chunks - 1) / (a.across * chunks);
+  return unsigned(std::max((full + ANY_TILES - 1) / ANY_TILES, std::min((full + 1) / 2, enough)));
+}
+
+// The number of parts; none if it is too large.
+template <class T, class Form>
+int64_t launch_any_backward(AnyConv<T> a, const Conv2dShape& s, cudaStream_t stream) {
+  constexpr int MOST_CHUNKS = 65535;
+  if (!share_out<Form>(a, s, true)) return 0;
+  const int64_t chunks = int64_t(a.rows.chunks) * a.columns.chunks;
+  if (chunks > MOST_CHUNKS) return 0;
+  if (a.out && (chunks > 1 || !a.partials)) {
+    AnyConv<T> to_x = a;
+    to_x.partials = nullptr;
+    any_backward<T, Form><<<a.shared * a.across, THREADS_2D, 0, stream>>>(to_x);
+    a.out = nullptr;
+  }
+  a.shared = any_parts(a);
+  if (a.partials) any_backward<T, Form><<<dim3(a.shared * a.across, unsigned(chunks)), THREADS_2D, 0, stream>>>(a);
+  return a.shared;
+}
+
+}  // namespace nerfkit

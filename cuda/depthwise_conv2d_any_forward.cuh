@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Any kernel, stride, padding and dilation: the convolution. A thread keeps the sums of a column of outputs.
+
+#pragma once
+
+#include "depthwise_conv2d_any.cuh"
+
+namespace nerfkit {
+
+template <class T, class Form>
+__global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
+  using A = acc_t<T>;
+  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(false), AHEAD = Form::AHEAD;
+  constexpr int ROWS = STEP ? (R - 1) * STEP + KH : R * KH;  // of inputs, one after the other
+  const AnyTile tile(a, blockIdx.x / a.across * (THREADS_2D / a.lanes));
+  const int first = tile.row * R * a.rows.apart + tile.row_class, column = int(a.from.column);
+  const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel;
+  __shared__ A shared[WEIGHTS_OF_BLOCK<Form::TAPS>];
+  A sum[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) sum[r] = a.bias && tile.real ? A(a.bias[tile.channel]) : A(0);
+  const int chunks = Form::EXACT ? 1 : a.rows.chunks * a.columns.chunks;
+  for (int index = 0; index < chunks; ++index) {
+    const Chunk chunk(a, index);
+    A taps[Form::TAPS];
+    read_taps<Form>(a, chunk, tile.group, shared, taps);
+    int offsets[KW];
+#pragma unroll
+    for (int v = 0; v < KW; ++v) {
+      const int at = tile.column * a.columns.stride - a.columns.padding + (chunk.v + v) * a.columns.dilation;
+      const bool inside = tile.real && unsigned(at) < unsigned(a.columns.size) && (Form::EXACT || v < chunk.width);
+      offsets[v] = inside ? at * column : -1;
+    }
+    const int top = first * a.rows.stride - a.rows.padding + chunk.u * a.rows.dilation;
+    const int last = STEP ? (R - 1) * STEP + chunk.height : ROWS;
+    T values[AHEAD + 1][KW];
+    const auto fetch = [&](int i, T(&to)[KW]) {
+      const int at = top + (STEP ? i : i / KH * a.rows.step + i % KH) * a.rows.dilation;
+      const bool inside = unsigned(at) < unsigned(a.rows.size) && (Form::EXACT || (STEP ? i < last : i % KH < chunk.height));
+      load_taps(in + at * a.from.row, inside, offsets, to);
+    };
+#pragma unroll
+    for (int i = 0; i < AHEAD && i < ROWS; ++i) fetch(i, values[i]);
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) {
+      if (i + AHEAD < ROWS) fetch(i + AHEAD, values[(i + AHEAD) % (AHEAD + 1)]);
+#pragma unroll
+      for (int r = 0; r < R; ++r) {
+        const int u = STEP ? i - r * STEP : i / KH == r ? i % KH : -1;
+        if (u < 0 || u >= KH || (!Form::EXACT && u >= chunk.height)) continue;
+#pragma unroll
+        for (int v = 0; v < KW; ++v) sum[r] += taps[u * KW + v] * A(values[i % (AHEAD + 1)][v]);
+      }
+    }
+  }
+  T* out = a.out + tile.batch * a.to.batch + tile.channel * a.to.channel + tile.column * a.to.column;
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    const int at = first + r * a.rows.apart;
+    if (tile.real && at < a.rows.out_size) out[at * a.to.row] = T(sum[r]);
+  }
+}
+
+template <class T, class Form>
+bool launch_any_forward(AnyConv<T> a, const Conv2dShape& s, cudaStream_t stream) {
+  if (!share_out<Form>(a, s, false)) return false;
+  any_forward<T, Form><<<a.shared * a.across, THREADS_2D, 0, stream>>>(a);
+  return true;
+}
+
+}  // namespace nerfkit
