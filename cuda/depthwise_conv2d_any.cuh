@@ -34,7 +34,8 @@ struct AnyAxis : Axis {
   int chunk, chunks;        // taps at once, and how often
   int anchor;               // the tap by which an output counts for the bias's gradient
   int low, count;           // inputs that a tap of anchor or the picture has
-  Divisor by_stride;
+  int classes;              // tiles that interleave
+  Divisor by_stride, by_classes;
 };
 
 template <class T>
@@ -49,8 +50,8 @@ struct AnyConv {
   Conv2dShape::Strides from, to;  // of in; of out and x
   int channels, lanes, across;    // channels of a block, blocks across the channels
   unsigned shared, tiles;         // blocks that share the tiles of a channel
-  int width, height, classes;     // tiles beside and below each other; rows of tiles that interleave
-  Divisor by_width, by_height, by_classes;
+  int width, height;              // tiles beside and below each other
+  Divisor by_width, by_height;
 };
 
 // STEP is stride / g along the rows, 0 for one that is known at run time only; EXACT: the kernel is KH x KW.
@@ -58,6 +59,7 @@ template <int KH_, int KW_, int STEP_, bool EXACT_>
 struct AnyForm {
   static constexpr int KH = KH_, KW = KW_, STEP = STEP_, TAPS = KH * KW, AHEAD = 2;  // rows on their way
   static constexpr bool EXACT = EXACT_;
+  static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
   static constexpr int rows(bool backward) {  // of outputs that a thread takes, backward of inputs
     if (STEP == 0) return KH == 1 ? 4 : 2;
     return backward ? (KH > 3 && STEP == 1 ? 4 : 8) : 8 / STEP;
@@ -78,7 +80,8 @@ struct Chunk {
 
 // A thread's tile.
 struct AnyTile {
-  int channel, group, column, row, row_class;  // group: the first channel of the block
+  int channel, group;                     // group: the first channel of the block
+  int row, row_class, column, column_class;  // the how manieth tile of its class
   int64_t batch;
   bool real;
 
@@ -88,8 +91,9 @@ struct AnyTile {
     group = int(blockIdx.x % a.across) * a.lanes, channel = group + lane;
     real = channel < a.channels && at < a.tiles;
     const unsigned line = a.by_width(at), picture = a.by_height(line), tile = line - picture * a.height;
-    column = int(at - line * a.width), batch = picture;
-    row = int(a.by_classes(tile)), row_class = int(tile) - row * a.classes;
+    const unsigned beside = at - line * a.width;
+    row = int(a.rows.by_classes(tile)), row_class = int(tile) - row * a.rows.classes, batch = picture;
+    column = int(a.columns.by_classes(beside)), column_class = int(beside) - column * a.columns.classes;
   }
 };
 
@@ -102,6 +106,7 @@ __device__ __forceinline__ void read_taps(const AnyConv<T>& a, const Chunk& chun
                                           acc_t<T> (&to)[Form::TAPS]) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS, PITCH = TAPS | 1;
   __syncthreads();
+#pragma unroll 1
   for (int i = threadIdx.x; i < a.lanes * TAPS; i += THREADS_2D) {
     const int lane = i / TAPS, u = i % TAPS / KW, v = i % KW;
     const bool inside = group + lane < a.channels && u < chunk.height && v < chunk.width;
@@ -154,6 +159,13 @@ inline bool any_fits(const Conv2dShape& s) {
   return s.batch <= MOST && s.channels <= MOST && width * across <= INT32_MAX;
 }
 
+// Tiles of `of_tile` places along an axis, in interleaving classes; a class begins at a multiple of `step`.
+inline int64_t any_tiles(AnyAxis& a, bool backward, int classes, int of_tile, int step) {
+  const int places = backward ? a.count : a.out_size, of_class = (places + classes - 1) / classes + std::max(step - 1, 0);
+  a.classes = classes, a.by_classes = Divisor::of(classes);
+  return int64_t(classes) * blocks_for(of_class, of_tile);
+}
+
 // Sets all but the pointers; false if there is nothing to do, or too much.
 template <class Form, class T>
 bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
@@ -169,15 +181,15 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
   a.channels = int(s.channels), a.lanes = s.channels_last ? 32 : 1;
   while (a.lanes > 1 && a.lanes / 2 >= s.channels) a.lanes /= 2;
   a.across = int(blocks_for(s.channels, a.lanes));
-  a.classes = !backward ? a.rows.apart : Form::STEP ? a.rows.dilation : 1;
-  const int rows = backward ? a.rows.count : a.rows.out_size, skipped = backward && Form::STEP ? Form::STEP - 1 : 0;
-  const int of_class = (rows + a.classes - 1) / a.classes + skipped;
-  a.width = backward ? a.columns.count : a.columns.out_size;
-  const int64_t height = int64_t(a.classes) * blocks_for(of_class, Form::rows(backward));
-  const int64_t tiles = s.batch * height * a.width;
-  if (tiles >= INT32_MAX / 2) return false;
-  a.height = int(height), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
-  a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height), a.by_classes = Divisor::of(a.classes);
+  const bool pairs = backward && Form::COLUMNS > 1;
+  const int64_t height = any_tiles(a.rows, backward, backward && Form::STEP ? a.rows.dilation : backward ? 1 : a.rows.apart,
+                                   Form::rows(backward), backward ? Form::STEP : 1);
+  const int64_t width = any_tiles(a.columns, backward, pairs ? a.columns.dilation : 1, backward ? Form::COLUMNS : 1,
+                                  pairs ? Form::STEP : 1);
+  const int64_t tiles = s.batch * height * width;
+  if (height > INT32_MAX / 2 || width > INT32_MAX / 2 || tiles >= INT32_MAX / 2) return false;
+  a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
+  a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height);
   return int64_t(a.shared) * a.across <= INT32_MAX;
 }
 

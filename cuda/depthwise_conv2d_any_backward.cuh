@@ -12,26 +12,27 @@ namespace nerfkit {
 constexpr int64_t ANY_BLOCKS = 2048;  // that add up the weight's gradient
 constexpr int ANY_TILES = 16;         // of a thread, at most
 
-// The rows of a thread: inputs `apart` from each other, and the output of the first by tap 0, if there is one.
-struct AnyRows {
+// The inputs of a thread along an axis, `apart` from each other, and the output that the first reaches by tap 0; far below
+// zero if they reach none. Places are counted from the first of the padding.
+struct AnySpan {
   int first, apart, output;
-
-  template <int STEP, int R, class T>
-  __device__ __forceinline__ static AnyRows of(const AnyConv<T>& a, const AnyTile& tile) {
-    const AnyAxis& axis = a.rows;
-    const int low = axis.low + axis.padding;  // places are counted from the padding's first
-    if (STEP == 0) return {low + tile.row * R, 1, 0};
-    // Place start + n * dilation is output + n / step * apart by tap n % step, for n that may be negative.
-    const bool met = axis.common == 1 || tile.row_class % axis.common == 0;
-    const int output = axis.apart == 1 ? 0 : tile.row_class / axis.common * axis.inverse % axis.apart;
-    const int start = met ? output * axis.stride : tile.row_class, distance = low - start;
-    int n = distance;
-    if (axis.dilation > 1) n = distance > 0 ? (distance + axis.dilation - 1) / axis.dilation : -(-distance / axis.dilation);
-    n = (STEP == 2 ? n & ~1 : n) + tile.row * R;
-    constexpr int NONE = -(1 << 30);
-    return {start + n * axis.dilation, axis.dilation, met ? output + (STEP == 2 ? n >> 1 : n) * axis.apart : NONE};
-  }
 };
+
+// `tile`: the how manieth of its class, of N inputs.
+template <int STEP, int N>
+__device__ __forceinline__ AnySpan span_of(const AnyAxis& axis, int tile, int row_class) {
+  const int low = axis.low + axis.padding;
+  if (STEP == 0) return {low + tile * N, 1, 0};
+  // Input start + n * dilation is reached from output + n / step * apart by tap n % step; n may be negative.
+  const bool met = axis.common == 1 || row_class % axis.common == 0;
+  const int output = axis.apart == 1 ? 0 : row_class / axis.common * axis.inverse % axis.apart;
+  const int start = met ? output * axis.stride : row_class, distance = low - start;
+  int n = distance;
+  if (axis.dilation > 1) n = distance > 0 ? (distance + axis.dilation - 1) / axis.dilation : -(-distance / axis.dilation);
+  n = (STEP == 2 ? n & ~1 : n) + tile * N;
+  constexpr int NONE = -(1 << 30);
+  return {start + n * axis.dilation, axis.dilation, met ? output + (STEP == 2 ? n >> 1 : n) * axis.apart : NONE};
+}
 
 // Adds the block's sums of a chunk in a fixed order; the last sum, the bias's, if the chunk has the anchor.
 template <class Form, class T>
@@ -62,82 +63,99 @@ __device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const Chunk& ch
 template <class T, class Form>
 __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
   using A = acc_t<T>;
-  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(true), AHEAD = Form::AHEAD;
-  constexpr int BEFORE = STEP ? (KH - 1) / (STEP ? STEP : 1) : 0;
-  constexpr int ROWS = STEP ? BEFORE + R / (STEP ? STEP : 1) : R * KH;  // of gradients, one after the other
-  const bool to_sums = a.partials;
-  const int chunks = Form::EXACT || to_sums ? 1 : a.rows.chunks * a.columns.chunks;
-  const unsigned threads = THREADS_2D / a.lanes;
+  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(true), Q = Form::COLUMNS, AHEAD = Form::AHEAD;
+  constexpr int BEFORE = STEP ? (KH - 1) / std::max(STEP, 1) : 0, LEFT = (KW - 1) / Q;  // outputs of smaller places
+  constexpr int ROWS = STEP ? BEFORE + R / std::max(STEP, 1) : R * KH, N = LEFT + 1;    // of gradients; of a row
   __shared__ WarpSums<A, Form::TAPS + 1> of_warp;
   A* shared = &of_warp[0][0][0];
   static_assert(sizeof(of_warp) >= WEIGHTS_OF_BLOCK<Form::TAPS> * sizeof(A));
+  const bool to_sums = a.partials != nullptr;
+  const int chunks = Form::EXACT || to_sums ? 1 : a.rows.chunks * a.columns.chunks;
+  const unsigned threads = THREADS_2D / a.lanes;
   A taps[Form::TAPS], sums[Form::TAPS + 1] = {};
   for (unsigned start = blockIdx.x / a.across * threads; start < a.tiles; start += a.shared * threads) {
     const AnyTile tile(a, start);
-    const AnyRows rows = AnyRows::of<STEP, R>(a, tile);
-    const int column = a.columns.low + tile.column, top = rows.first - a.rows.padding;
-    const bool in_picture = tile.real && unsigned(column) < unsigned(a.columns.size);
-    const int64_t base = tile.batch * a.to.batch + tile.channel * a.to.channel + column * a.to.column;
-    const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel;
-    const auto has = [&](int r) { return in_picture && unsigned(top + r * rows.apart) < unsigned(a.rows.size); };
-    A sum[R] = {};
-    T center[R];
+    const AnySpan rows = span_of<STEP, R>(a.rows, tile.row, tile.row_class);
+    const AnySpan columns = span_of<Q == 1 ? 0 : STEP, Q>(a.columns, tile.column, tile.column_class);
+    const int top = rows.first - a.rows.padding;
+    const int64_t base = tile.batch * a.to.batch + tile.channel * a.to.channel + top * a.to.row;
+    const int64_t to_next = rows.apart * a.to.row;
+    int places[Q];  // in a row of x; negative outside
 #pragma unroll
-    for (int r = 0; r < R; ++r) {
-      center[r] = T(0.f);
-      if (to_sums && has(r)) center[r] = a.x[base + (top + r * rows.apart) * a.to.row];
+    for (int q = 0; q < Q; ++q) {
+      const int at = columns.first - a.columns.padding + q * columns.apart;
+      places[q] = tile.real && unsigned(at) < unsigned(a.columns.size) ? at * int(a.to.column) : -1;
+    }
+    const auto has = [&](int r) { return unsigned(top + r * rows.apart) < unsigned(a.rows.size); };
+    A sum[R][Q] = {};
+    T center[R][Q] = {};
+    if (to_sums) {
+      const T* x = a.x + base;
+#pragma unroll
+      for (int r = 0; r < R; ++r, x += to_next) load_taps(x, has(r), places, center[r]);
     }
     for (int index = 0; index < chunks; ++index) {
       const Chunk chunk(a, to_sums ? blockIdx.y : index);
       if (chunks > 1 || start < a.shared * threads) read_taps<Form>(a, chunk, tile.group, shared, taps);
       const int anchor_u = a.rows.anchor - chunk.u, anchor_v = a.columns.anchor - chunk.v;
-      int offsets[KW];
+      int offsets[N];
 #pragma unroll
-      for (int v = 0; v < KW; ++v) {
-        const int shifted = column + a.columns.padding - (chunk.v + v) * a.columns.dilation;
-        const int at = int(a.columns.by_stride(max(shifted, 0)));
-        const bool met = shifted >= 0 && at * a.columns.stride == shifted && at < a.columns.out_size;
-        offsets[v] = met && tile.real && (Form::EXACT || v < chunk.width) ? at * int(a.from.column) : -1;
+      for (int j = 0; j < N; ++j) {
+        int at = columns.output + (j - LEFT) * a.columns.apart;
+        if (Q == 1) {  // tap by tap, as one of several lanes may have an output
+          const int shifted = columns.first - (chunk.v + LEFT - j) * a.columns.dilation;
+          at = int(a.columns.by_stride(max(shifted, 0)));
+          if (shifted < 0 || at * a.columns.stride != shifted || (!Form::EXACT && LEFT - j >= chunk.width)) at = -1;
+        }
+        offsets[j] = tile.real && unsigned(at) < unsigned(a.columns.out_size) ? at * int(a.from.column) : -1;
       }
       const auto output = [&](int i) {  // row of gradients; negative if there is none
-        if (STEP) return rows.output + (i - BEFORE - chunk.u / (STEP ? STEP : 1)) * a.rows.apart;
+        if (STEP) return rows.output + (i - BEFORE - chunk.u / std::max(STEP, 1)) * a.rows.apart;
         const int shifted = rows.first + i / KH - (chunk.u + i % KH) * a.rows.dilation;
         const int at = int(a.rows.by_stride(max(shifted, 0)));
-        return shifted >= 0 && at * a.rows.stride == shifted ? at : -1;
+        return shifted >= 0 && at * a.rows.stride == shifted && i % KH < chunk.height ? at : -1;
       };
-      T values[AHEAD + 1][KW];
-      const auto fetch = [&](int i, T(&to)[KW]) {
+      const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel + (STEP ? output(0) * a.from.row : 0);
+      T values[AHEAD + 1][N];
+      const auto fetch = [&](int i, T(&to)[N]) {  // called for one row after the other
         const int at = output(i);
-        load_taps(in + at * a.from.row, unsigned(at) < unsigned(a.rows.out_size), offsets, to);
+        load_taps(STEP ? in : in + at * a.from.row, unsigned(at) < unsigned(a.rows.out_size), offsets, to);
+        if (STEP) in += a.rows.apart * a.from.row;
       };
 #pragma unroll
       for (int i = 0; i < AHEAD && i < ROWS; ++i) fetch(i, values[i]);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         if (i + AHEAD < ROWS) fetch(i + AHEAD, values[(i + AHEAD) % (AHEAD + 1)]);
-        const T(&row)[KW] = values[i % (AHEAD + 1)];
+        const T(&row)[N] = values[i % (AHEAD + 1)];  // zero where there is no output
         const int anchor = STEP ? (i - BEFORE) * STEP + anchor_u : i % KH == anchor_u ? 0 : -1;
         const bool has_anchor = unsigned(anchor_u) < unsigned(chunk.height) && unsigned(anchor) < unsigned(R);
 #pragma unroll
-        for (int v = 0; v < KW; ++v)
-          if (has_anchor && v == anchor_v) sums[Form::TAPS] += A(row[v]);  // zero where there is no output
-        const bool inside = unsigned(output(i)) < unsigned(a.rows.out_size);
+        for (int j = 0; j < N; ++j)
+          if (has_anchor && unsigned((j - LEFT) * Q + anchor_v) < unsigned(Q)) sums[Form::TAPS] += A(row[j]);
 #pragma unroll
-        for (int v = 0; v < KW; ++v) {
-          if (!inside || offsets[v] < 0) continue;
+        for (int r = 0; r < R; ++r) {
+          const int u = STEP ? r - (i - BEFORE) * STEP : i / KH == r ? i % KH : -1;
+          if (u < 0 || u >= KH || (!Form::EXACT && u >= chunk.height)) continue;
 #pragma unroll
-          for (int r = 0; r < R; ++r) {
-            const int u = STEP ? r - (i - BEFORE) * STEP : i / KH == r ? i % KH : -1;
-            if (u < 0 || u >= KH || (!Form::EXACT && u >= chunk.height)) continue;
-            sum[r] += taps[u * KW + v] * A(row[v]);
-            sums[u * KW + v] += A(center[r]) * A(row[v]);
-          }
+          for (int j = 0; j < N; ++j)
+#pragma unroll
+            for (int q = 0; q < Q; ++q) {
+              const int v = q - (j - LEFT) * Q;
+              if (v >= KW) continue;
+              sum[r][q] += taps[u * KW + v] * A(row[j]);
+              sums[u * KW + v] += A(center[r][q]) * A(row[j]);
+            }
         }
       }
     }
+    if (!a.out) continue;
+    T* out = a.out + base;
 #pragma unroll
-    for (int r = 0; r < R; ++r)
-      if (a.out && has(r)) a.out[base + (top + r * rows.apart) * a.to.row] = T(sum[r]);
+    for (int r = 0; r < R; ++r, out += to_next)
+#pragma unroll
+      for (int q = 0; q < Q; ++q)
+        if (has(r) && places[q] >= 0) out[places[q]] = T(sum[r][q]);
   }
   if (!to_sums) return;
   const Chunk chunk(a, blockIdx.y);

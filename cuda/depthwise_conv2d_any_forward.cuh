@@ -34,10 +34,13 @@ __global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
     const int top = first * a.rows.stride - a.rows.padding + chunk.u * a.rows.dilation;
     const int last = STEP ? (R - 1) * STEP + chunk.height : ROWS;
     T values[AHEAD + 1][KW];
-    const auto fetch = [&](int i, T(&to)[KW]) {
-      const int at = top + (STEP ? i : i / KH * a.rows.step + i % KH) * a.rows.dilation;
-      const bool inside = unsigned(at) < unsigned(a.rows.size) && (Form::EXACT || (STEP ? i < last : i % KH < chunk.height));
-      load_taps(in + at * a.from.row, inside, offsets, to);
+    const T* row = in + top * a.from.row;
+    const int64_t to_next = a.rows.dilation * a.from.row;
+    const auto fetch = [&](int i, T(&to)[KW]) {  // called for one row after the other
+      const int below = STEP ? i : i / KH * a.rows.step + i % KH;
+      const bool inside = unsigned(top + below * a.rows.dilation) < unsigned(a.rows.size);
+      load_taps(row, inside && (Form::EXACT || (STEP ? i < last : i % KH < chunk.height)), offsets, to);
+      row += STEP || (i + 1) % KH ? to_next : (a.rows.step + 1 - KH) * to_next;
     };
 #pragma unroll
     for (int i = 0; i < AHEAD && i < ROWS; ++i) fetch(i, values[i]);
@@ -53,12 +56,11 @@ __global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
       }
     }
   }
-  T* out = a.out + tile.batch * a.to.batch + tile.channel * a.to.channel + tile.column * a.to.column;
+  T* out = a.out + tile.batch * a.to.batch + tile.channel * a.to.channel + first * a.to.row + tile.column * a.to.column;
+  const int64_t to_next = a.rows.apart * a.to.row;
 #pragma unroll
-  for (int r = 0; r < R; ++r) {
-    const int at = first + r * a.rows.apart;
-    if (tile.real && at < a.rows.out_size) out[at * a.to.row] = T(sum[r]);
-  }
+  for (int r = 0; r < R; ++r, out += to_next)
+    if (tile.real && first + r * a.rows.apart < a.rows.out_size) *out = T(sum[r]);
 }
 
 template <class T, class Form>

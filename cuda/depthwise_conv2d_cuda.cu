@@ -199,10 +199,11 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
 template <class F>
 auto with_any_form(const Conv2dShape& s, const F& f) {
   if (s.y.kernel == 1) return f(AnyForm<1, 8, 0, false>());
-  const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation);
-  if (s.y.kernel == 3 && s.x.kernel == 3 && step == 1) return f(AnyForm<3, 3, 1, true>());
-  if (s.y.kernel == 3 && s.x.kernel == 3 && step == 2) return f(AnyForm<3, 3, 2, true>());
-  if (s.y.kernel == 5 && s.x.kernel == 5 && step == 2) return f(AnyForm<5, 5, 2, true>());
+  const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation), step_x = s.x.stride / std::gcd(s.x.stride, s.x.dilation);
+  const int side = s.y.kernel == s.x.kernel && (step == 1 || step == step_x) ? s.x.kernel : 0;
+  if (side == 3 && step == 1) return f(AnyForm<3, 3, 1, true>());
+  if (side == 3 && step == 2) return f(AnyForm<3, 3, 2, true>());
+  if (side == 5 && step == 2) return f(AnyForm<5, 5, 2, true>());
   if (step == 1) return f(AnyForm<5, 5, 1, false>());
   if (step == 2) return f(AnyForm<5, 5, 2, false>());
   return f(AnyForm<5, 5, 0, false>());
