@@ -35,7 +35,7 @@ struct AnyAxis : Axis {
   int anchor;               // the tap by which an output counts for the bias's gradient
   int low, count;           // inputs that a tap of anchor or the picture has
   int classes;              // tiles that interleave
-  Divisor by_stride, by_classes;
+  Divisor by_stride, by_classes, by_common;
 };
 
 template <class T>
@@ -48,21 +48,22 @@ struct AnyConv {
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   AnyAxis rows, columns;
   Conv2dShape::Strides from, to;  // of in; of out and x
-  int channels, lanes, across;    // channels of a block, blocks across the channels
+  int channels, lane_bits, across;  // 2 ^ lane_bits channels are a block's; blocks across the channels
   unsigned shared, tiles;         // blocks that share the tiles of a channel
   int width, height;              // tiles beside and below each other
-  Divisor by_width, by_height;
+  Divisor by_across, by_width, by_height;
 };
 
 // STEP is stride / g along the rows, 0 for one that is known at run time only; EXACT: the kernel is KH x KW.
 template <int KH_, int KW_, int STEP_, bool EXACT_>
 struct AnyForm {
-  static constexpr int KH = KH_, KW = KW_, STEP = STEP_, TAPS = KH * KW, AHEAD = 2;  // rows on their way
+  static constexpr int KH = KH_, KW = KW_, STEP = STEP_, TAPS = KH * KW;
   static constexpr bool EXACT = EXACT_;
+  static constexpr int AHEAD = KW == 3 ? 3 : 2;  // rows on their way
   static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
   static constexpr int rows(bool backward) {  // of outputs that a thread takes, backward of inputs
-    if (STEP == 0) return KH == 1 ? 4 : 2;
-    return backward ? (KH > 3 && STEP == 1 ? 4 : 8) : 8 / STEP;
+    if (STEP == 0) return KH > 1 ? 2 : backward ? 4 : 8;
+    return STEP == 2 && !backward ? 4 : 8;
   }
 };
 
@@ -72,24 +73,38 @@ struct Chunk {
 
   template <class T>
   __device__ __forceinline__ Chunk(const AnyConv<T>& a, int index) {
+    if (a.rows.chunks * a.columns.chunks == 1) {
+      u = v = 0, height = a.rows.kernel, width = a.columns.kernel;
+      return;
+    }
     const int line = index / a.columns.chunks;
     u = line * a.rows.chunk, v = (index - line * a.columns.chunks) * a.columns.chunk;
     height = min(a.rows.chunk, a.rows.kernel - u), width = min(a.columns.chunk, a.columns.kernel - v);
   }
 };
 
+// Which channels and tiles are a block's.
+struct AnyBlock {
+  int part, group, lane;  // the first of its channels; this thread's, from there
+  unsigned threads;       // that share a channel
+
+  template <class T>
+  __device__ __forceinline__ explicit AnyBlock(const AnyConv<T>& a) {
+    part = int(a.by_across(blockIdx.x)), group = int(blockIdx.x - part * a.across) << a.lane_bits;
+    lane = threadIdx.x & ((1 << a.lane_bits) - 1), threads = THREADS_2D >> a.lane_bits;
+  }
+};
+
 // A thread's tile.
 struct AnyTile {
-  int channel, group;                     // group: the first channel of the block
-  int row, row_class, column, column_class;  // the how manieth tile of its class
+  int channel, row, row_class, column, column_class;  // row, column: the place among those of its class
   int64_t batch;
   bool real;
 
   template <class T>
-  __device__ __forceinline__ AnyTile(const AnyConv<T>& a, unsigned first) {
-    const unsigned lane = threadIdx.x & (a.lanes - 1), at = first + threadIdx.x / a.lanes;
-    group = int(blockIdx.x % a.across) * a.lanes, channel = group + lane;
-    real = channel < a.channels && at < a.tiles;
+  __device__ __forceinline__ AnyTile(const AnyConv<T>& a, const AnyBlock& block, unsigned first) {
+    const unsigned at = first + (threadIdx.x >> a.lane_bits);
+    channel = block.group + block.lane, real = channel < a.channels && at < a.tiles;
     const unsigned line = a.by_width(at), picture = a.by_height(line), tile = line - picture * a.height;
     const unsigned beside = at - line * a.width;
     row = int(a.rows.by_classes(tile)), row_class = int(tile) - row * a.rows.classes, batch = picture;
@@ -102,21 +117,20 @@ constexpr int WEIGHTS_OF_BLOCK = 32 * (TAPS | 1);
 
 // The weights of a chunk, through shared memory: channels last, a lane's lie far from those of its neighbours.
 template <class Form, class T>
-__device__ __forceinline__ void read_taps(const AnyConv<T>& a, const Chunk& chunk, int group, acc_t<T>* shared,
+__device__ __forceinline__ void read_taps(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk, acc_t<T>* shared,
                                           acc_t<T> (&to)[Form::TAPS]) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS, PITCH = TAPS | 1;
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < a.lanes * TAPS; i += THREADS_2D) {
-    const int lane = i / TAPS, u = i % TAPS / KW, v = i % KW;
-    const bool inside = group + lane < a.channels && u < chunk.height && v < chunk.width;
-    const int64_t row = int64_t(group + lane) * a.rows.kernel + chunk.u + u;
+  for (int i = threadIdx.x; i < TAPS << a.lane_bits; i += THREADS_2D) {
+    const int lane = i / TAPS, u = i % TAPS / KW, v = i % TAPS % KW;
+    const bool inside = block.group + lane < a.channels && u < chunk.height && v < chunk.width;
+    const int64_t row = int64_t(block.group + lane) * a.rows.kernel + chunk.u + u;
     shared[lane * PITCH + i % TAPS] = inside ? acc_t<T>(a.weight[row * a.columns.kernel + chunk.v + v]) : acc_t<T>(0);
   }
   __syncthreads();
-  const acc_t<T>* own = shared + (threadIdx.x & (a.lanes - 1)) * PITCH;
 #pragma unroll
-  for (int k = 0; k < TAPS; ++k) to[k] = own[k];
+  for (int k = 0; k < TAPS; ++k) to[k] = shared[block.lane * PITCH + k];
 }
 
 // Those of a row that have an offset; zeros for the others, and if the row is not `inside`.
@@ -144,7 +158,7 @@ inline AnyAxis any_axis(const Axis& axis, int most, int multiple) {
   a.anchor = std::min(a.kernel - 1, a.padding / a.dilation);
   const int first = a.anchor * a.dilation - a.padding, last = (a.out_size - 1) * a.stride + first;
   a.low = std::min(0, first), a.count = std::max(a.size - 1, last) + 1 - a.low;
-  a.by_stride = Divisor::of(a.stride);
+  a.by_stride = Divisor::of(a.stride), a.by_common = Divisor::of(a.common);
   return a;
 }
 
@@ -178,9 +192,9 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
   }
   if (backward) std::swap(a.from, a.to);
   a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
-  a.channels = int(s.channels), a.lanes = s.channels_last ? 32 : 1;
-  while (a.lanes > 1 && a.lanes / 2 >= s.channels) a.lanes /= 2;
-  a.across = int(blocks_for(s.channels, a.lanes));
+  a.channels = int(s.channels), a.lane_bits = s.channels_last ? 5 : 0;
+  while (a.lane_bits && s.channels <= 1 << (a.lane_bits - 1)) --a.lane_bits;
+  a.across = int(blocks_for(s.channels, 1 << a.lane_bits)), a.by_across = Divisor::of(a.across);
   const bool pairs = backward && Form::COLUMNS > 1;
   const int64_t height = any_tiles(a.rows, backward, backward && Form::STEP ? a.rows.dilation : backward ? 1 : a.rows.apart,
                                    Form::rows(backward), backward ? Form::STEP : 1);
@@ -188,9 +202,9 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
                                   pairs ? Form::STEP : 1);
   const int64_t tiles = s.batch * height * width;
   if (height > INT32_MAX / 2 || width > INT32_MAX / 2 || tiles >= INT32_MAX / 2) return false;
-  a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
+  a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D >> a.lane_bits);
   a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height);
-  return int64_t(a.shared) * a.across <= INT32_MAX;
+  return int64_t(a.shared) * a.across < INT32_MAX;
 }
 
 }  // namespace nerfkit

@@ -18,17 +18,19 @@ struct AnySpan {
   int first, apart, output;
 };
 
-// `tile`: the how manieth of its class, of N inputs.
+// `tile`: its place among those of its class, each of N inputs.
 template <int STEP, int N>
 __device__ __forceinline__ AnySpan span_of(const AnyAxis& axis, int tile, int row_class) {
   const int low = axis.low + axis.padding;
   if (STEP == 0) return {low + tile * N, 1, 0};
   // Input start + n * dilation is reached from output + n / step * apart by tap n % step; n may be negative.
-  const bool met = axis.common == 1 || row_class % axis.common == 0;
-  const int output = axis.apart == 1 ? 0 : row_class / axis.common * axis.inverse % axis.apart;
+  const int of_common = int(axis.by_common(row_class));
+  const bool met = of_common * axis.common == row_class;
+  const int output = axis.apart == 1 ? 0 : of_common * axis.inverse % axis.apart;
   const int start = met ? output * axis.stride : row_class, distance = low - start;
   int n = distance;
-  if (axis.dilation > 1) n = distance > 0 ? (distance + axis.dilation - 1) / axis.dilation : -(-distance / axis.dilation);
+  if (axis.dilation > 1)  // the classes of the tiles are those of the dilation
+    n = distance > 0 ? int(axis.by_classes(distance + axis.dilation - 1)) : -int(axis.by_classes(-distance));
   n = (STEP == 2 ? n & ~1 : n) + tile * N;
   constexpr int NONE = -(1 << 30);
   return {start + n * axis.dilation, axis.dilation, met ? output + (STEP == 2 ? n >> 1 : n) * axis.apart : NONE};
@@ -36,26 +38,28 @@ __device__ __forceinline__ AnySpan span_of(const AnyAxis& axis, int tile, int ro
 
 // Adds the block's sums of a chunk in a fixed order; the last sum, the bias's, if the chunk has the anchor.
 template <class Form, class T>
-__device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const Chunk& chunk, int group, bool anchor,
+__device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk,
                                             acc_t<T> (&sums)[Form::TAPS + 1], WarpSums<acc_t<T>, Form::TAPS + 1>& of_warp) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = 1 << a.lane_bits;
+  const bool anchor = unsigned(a.rows.anchor - chunk.u) < unsigned(chunk.height) &&
+                      unsigned(a.columns.anchor - chunk.v) < unsigned(chunk.width);
   __syncthreads();  // the memory may still be read
 #pragma unroll
   for (int k = 0; k <= TAPS; ++k) {
-    for (int offset = 16; offset >= a.lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
-    if (lane < a.lanes) of_warp[warp][k][lane] = sums[k];
+    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+    if (lane < lanes) of_warp[warp][k][lane] = sums[k];
   }
   __syncthreads();
   const int taps = a.rows.kernel * a.columns.kernel;
-  for (int i = threadIdx.x; i < a.lanes * (TAPS + 1); i += THREADS_2D) {
+  for (int i = threadIdx.x; i < lanes * (TAPS + 1); i += THREADS_2D) {
     const int k = i % (TAPS + 1), of = i / (TAPS + 1), u = k / KW, v = k % KW;
     const bool wanted = k < TAPS ? u < chunk.height && v < chunk.width : anchor;
-    if (!wanted || group + of >= a.channels) continue;
+    if (!wanted || block.group + of >= a.channels) continue;
     acc_t<T> total = 0;
     for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][of];
     const int place = k < TAPS ? (chunk.u + u) * a.columns.kernel + chunk.v + v : taps;
-    a.partials[(int64_t(blockIdx.x / a.across) * a.channels + group + of) * (taps + 1) + place] = total;
+    a.partials[(int64_t(block.part) * a.channels + block.group + of) * (taps + 1) + place] = total;
   }
 }
 
@@ -71,10 +75,10 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
   static_assert(sizeof(of_warp) >= WEIGHTS_OF_BLOCK<Form::TAPS> * sizeof(A));
   const bool to_sums = a.partials != nullptr;
   const int chunks = Form::EXACT || to_sums ? 1 : a.rows.chunks * a.columns.chunks;
-  const unsigned threads = THREADS_2D / a.lanes;
+  const AnyBlock block(a);
   A taps[Form::TAPS], sums[Form::TAPS + 1] = {};
-  for (unsigned start = blockIdx.x / a.across * threads; start < a.tiles; start += a.shared * threads) {
-    const AnyTile tile(a, start);
+  for (unsigned start = block.part * block.threads; start < a.tiles; start += a.shared * block.threads) {
+    const AnyTile tile(a, block, start);
     const AnySpan rows = span_of<STEP, R>(a.rows, tile.row, tile.row_class);
     const AnySpan columns = span_of<Q == 1 ? 0 : STEP, Q>(a.columns, tile.column, tile.column_class);
     const int top = rows.first - a.rows.padding;
@@ -96,7 +100,7 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
     }
     for (int index = 0; index < chunks; ++index) {
       const Chunk chunk(a, to_sums ? blockIdx.y : index);
-      if (chunks > 1 || start < a.shared * threads) read_taps<Form>(a, chunk, tile.group, shared, taps);
+      if (chunks > 1 || start < a.shared * block.threads) read_taps<Form>(a, block, chunk, shared, taps);
       const int anchor_u = a.rows.anchor - chunk.u, anchor_v = a.columns.anchor - chunk.v;
       int offsets[N];
 #pragma unroll
@@ -158,10 +162,7 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
         if (has(r) && places[q] >= 0) out[places[q]] = T(sum[r][q]);
   }
   if (!to_sums) return;
-  const Chunk chunk(a, blockIdx.y);
-  const bool anchor = unsigned(a.rows.anchor - chunk.u) < unsigned(chunk.height) &&
-                      unsigned(a.columns.anchor - chunk.v) < unsigned(chunk.width);
-  write_chunk<Form>(a, chunk, int(blockIdx.x % a.across) * a.lanes, anchor, sums, of_warp);
+  write_chunk<Form>(a, block, Chunk(a, blockIdx.y), sums, of_warp);
 }
 
 // Blocks that share the tiles of a channel where each leaves a part of the weight's gradient.

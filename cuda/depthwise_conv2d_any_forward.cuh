@@ -12,7 +12,8 @@ __global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
   using A = acc_t<T>;
   constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(false), AHEAD = Form::AHEAD;
   constexpr int ROWS = STEP ? (R - 1) * STEP + KH : R * KH;  // of inputs, one after the other
-  const AnyTile tile(a, blockIdx.x / a.across * (THREADS_2D / a.lanes));
+  const AnyBlock block(a);
+  const AnyTile tile(a, block, block.part * block.threads);
   const int first = tile.row * R * a.rows.apart + tile.row_class, column = int(a.from.column);
   const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel;
   __shared__ A shared[WEIGHTS_OF_BLOCK<Form::TAPS>];
@@ -23,7 +24,7 @@ __global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
   for (int index = 0; index < chunks; ++index) {
     const Chunk chunk(a, index);
     A taps[Form::TAPS];
-    read_taps<Form>(a, chunk, tile.group, shared, taps);
+    read_taps<Form>(a, block, chunk, shared, taps);
     int offsets[KW];
 #pragma unroll
     for (int v = 0; v < KW; ++v) {
