@@ -48,6 +48,7 @@ struct AnyConv {
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   AnyAxis rows, columns;
   Conv2dShape::Strides from, to;  // of in; of out and x
+  int from_row, from_column, to_row, to_column;  // in bytes
   int channels, lane_bits, across;  // 2 ^ lane_bits channels are a block's; blocks across the channels
   unsigned shared, tiles;         // blocks that share the tiles of a channel
   int width, height;              // tiles beside and below each other
@@ -63,7 +64,7 @@ struct AnyForm {
   static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
   static constexpr int rows(bool backward) {  // of outputs that a thread takes, backward of inputs
     if (STEP == 0) return KH > 1 ? 2 : backward ? 4 : 8;
-    return STEP == 2 && !backward ? 4 : 8;
+    return KH > 3 && STEP == 2 && !backward ? 4 : 8;
   }
 };
 
@@ -133,13 +134,20 @@ __device__ __forceinline__ void read_taps(const AnyConv<T>& a, const AnyBlock& b
   for (int k = 0; k < TAPS; ++k) to[k] = shared[block.lane * PITCH + k];
 }
 
+// Addresses in bytes take fewer instructions than those in elements.
+template <class T>
+__device__ __forceinline__ T* moved(T* from, int64_t bytes) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(from) + bytes);
+}
+
 // Those of a row that have an offset; zeros for the others, and if the row is not `inside`.
 template <int KW, class T>
 __device__ __forceinline__ void load_taps(const T* row, bool inside, const int (&offsets)[KW], T (&to)[KW]) {
 #pragma unroll
   for (int v = 0; v < KW; ++v) {
     to[v] = T(0.f);
-    if (inside && offsets[v] >= 0) to[v] = row[offsets[v]];
+    if (inside && offsets[v] >= 0) to[v] = *moved(row, offsets[v]);
   }
 }
 
@@ -162,15 +170,16 @@ inline AnyAxis any_axis(const Axis& axis, int most, int multiple) {
   return a;
 }
 
-// Whether all places are numbers that the kernels can take.
-inline bool any_fits(const Conv2dShape& s) {
+// Whether all places are numbers that the kernels can take; `bytes` are those of an element.
+inline bool any_fits(const Conv2dShape& s, int bytes) {
   constexpr int MOST = 1 << 28, MOST_STRIDE = 1 << 12;
   for (const Axis& axis : {s.y, s.x}) {
     if (axis.size > MOST || axis.padding > MOST / 2 || axis.stride > MOST_STRIDE) return false;
     if (axis.kernel > 1 && axis.dilation > MOST_STRIDE) return false;
   }
   const int64_t across = s.channels_last ? s.channels : 1, width = std::max(s.x.size, s.x.out_size);
-  return s.batch <= MOST && s.channels <= MOST && width * across <= INT32_MAX;
+  const int64_t row = width * (s.y.size == 1 ? s.channels : across) * bytes;  // a whole picture if that takes a row's place
+  return s.batch <= MOST && s.channels <= MOST && row <= INT32_MAX && row * s.y.dilation <= INT32_MAX;
 }
 
 // Tiles of `of_tile` places along an axis, in interleaving classes; a class begins at a multiple of `step`.
@@ -180,10 +189,10 @@ inline int64_t any_tiles(AnyAxis& a, bool backward, int classes, int of_tile, in
   return int64_t(classes) * blocks_for(of_class, of_tile);
 }
 
-// Sets all but the pointers; false if there is nothing to do, or too much.
+// Sets all but the pointers; false if there is nothing to do, or too much. `bytes` are those of an element.
 template <class Form, class T>
-bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
-  if (shape.batch * shape.channels == 0 || !any_fits(shape)) return false;
+bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward) {
+  if (shape.batch * shape.channels == 0 || !any_fits(shape, bytes)) return false;
   Conv2dShape s = shape;
   a.to = s.strides(s.y.out_size, s.x.out_size), a.from = s.strides(s.y.size, s.x.size);
   if (s.y.kernel == 1 && s.y.size == 1 && s.y.padding == 0) {  // the batch takes the place of the rows
@@ -191,6 +200,8 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, bool backward) {
     a.to.row = a.to.batch, a.from.row = a.from.batch;
   }
   if (backward) std::swap(a.from, a.to);
+  a.from_row = int(a.from.row * bytes), a.from_column = int(a.from.column * bytes);
+  a.to_row = int(a.to.row * bytes), a.to_column = int(a.to.column * bytes);
   a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
   a.channels = int(s.channels), a.lane_bits = s.channels_last ? 5 : 0;
   while (a.lane_bits && s.channels <= 1 << (a.lane_bits - 1)) --a.lane_bits;

@@ -82,21 +82,21 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
     const AnySpan rows = span_of<STEP, R>(a.rows, tile.row, tile.row_class);
     const AnySpan columns = span_of<Q == 1 ? 0 : STEP, Q>(a.columns, tile.column, tile.column_class);
     const int top = rows.first - a.rows.padding;
-    const int64_t base = tile.batch * a.to.batch + tile.channel * a.to.channel + top * a.to.row;
-    const int64_t to_next = rows.apart * a.to.row;
+    const int64_t plane = tile.batch * a.to.batch + tile.channel * a.to.channel, base = int64_t(top) * a.to_row;
+    const int to_next = rows.apart * a.to_row;
     int places[Q];  // in a row of x; negative outside
 #pragma unroll
     for (int q = 0; q < Q; ++q) {
       const int at = columns.first - a.columns.padding + q * columns.apart;
-      places[q] = tile.real && unsigned(at) < unsigned(a.columns.size) ? at * int(a.to.column) : -1;
+      places[q] = tile.real && unsigned(at) < unsigned(a.columns.size) ? at * a.to_column : -1;
     }
     const auto has = [&](int r) { return unsigned(top + r * rows.apart) < unsigned(a.rows.size); };
     A sum[R][Q] = {};
     T center[R][Q] = {};
     if (to_sums) {
-      const T* x = a.x + base;
+      const T* x = moved(a.x + plane, base);
 #pragma unroll
-      for (int r = 0; r < R; ++r, x += to_next) load_taps(x, has(r), places, center[r]);
+      for (int r = 0; r < R; ++r) load_taps(moved(x, int64_t(r) * to_next), has(r), places, center[r]);
     }
     for (int index = 0; index < chunks; ++index) {
       const Chunk chunk(a, to_sums ? blockIdx.y : index);
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
           at = int(a.columns.by_stride(max(shifted, 0)));
           if (shifted < 0 || at * a.columns.stride != shifted || (!Form::EXACT && LEFT - j >= chunk.width)) at = -1;
         }
-        offsets[j] = tile.real && unsigned(at) < unsigned(a.columns.out_size) ? at * int(a.from.column) : -1;
+        offsets[j] = tile.real && unsigned(at) < unsigned(a.columns.out_size) ? at * a.from_column : -1;
       }
       const auto output = [&](int i) {  // row of gradients; negative if there is none
         if (STEP) return rows.output + (i - BEFORE - chunk.u / std::max(STEP, 1)) * a.rows.apart;
@@ -119,24 +119,33 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
         const int at = int(a.rows.by_stride(max(shifted, 0)));
         return shifted >= 0 && at * a.rows.stride == shifted && i % KH < chunk.height ? at : -1;
       };
-      const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel + (STEP ? output(0) * a.from.row : 0);
+      const T* in = a.in + tile.batch * a.from.batch + tile.channel * a.from.channel;
+      const T* from = moved(in, STEP ? int64_t(output(0)) * a.from_row : 0);
+      const int next = a.rows.apart * a.from_row;
       T values[AHEAD + 1][N];
-      const auto fetch = [&](int i, T(&to)[N]) {  // called for one row after the other
+      const auto fetch = [&](int i, T(&to)[N]) {
         const int at = output(i);
-        load_taps(STEP ? in : in + at * a.from.row, unsigned(at) < unsigned(a.rows.out_size), offsets, to);
-        if (STEP) in += a.rows.apart * a.from.row;
+        const int64_t distance = STEP ? int64_t(i) * next : int64_t(at) * a.from_row;
+        load_taps(moved(from, distance), unsigned(at) < unsigned(a.rows.out_size), offsets, to);
       };
 #pragma unroll
       for (int i = 0; i < AHEAD && i < ROWS; ++i) fetch(i, values[i]);
+      A wide[R][Q];
+#pragma unroll
+      for (int r = 0; r < R; ++r)
+#pragma unroll
+        for (int q = 0; q < Q; ++q) wide[r][q] = A(center[r][q]);
 #pragma unroll
       for (int i = 0; i < ROWS; ++i) {
         if (i + AHEAD < ROWS) fetch(i + AHEAD, values[(i + AHEAD) % (AHEAD + 1)]);
-        const T(&row)[N] = values[i % (AHEAD + 1)];  // zero where there is no output
+        A row[N];  // zero where there is no output
+#pragma unroll
+        for (int j = 0; j < N; ++j) row[j] = A(values[i % (AHEAD + 1)][j]);
         const int anchor = STEP ? (i - BEFORE) * STEP + anchor_u : i % KH == anchor_u ? 0 : -1;
         const bool has_anchor = unsigned(anchor_u) < unsigned(chunk.height) && unsigned(anchor) < unsigned(R);
 #pragma unroll
         for (int j = 0; j < N; ++j)
-          if (has_anchor && unsigned((j - LEFT) * Q + anchor_v) < unsigned(Q)) sums[Form::TAPS] += A(row[j]);
+          if (has_anchor && unsigned((j - LEFT) * Q + anchor_v) < unsigned(Q)) sums[Form::TAPS] += row[j];
 #pragma unroll
         for (int r = 0; r < R; ++r) {
           const int u = STEP ? r - (i - BEFORE) * STEP : i / KH == r ? i % KH : -1;
@@ -147,19 +156,19 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
             for (int q = 0; q < Q; ++q) {
               const int v = q - (j - LEFT) * Q;
               if (v >= KW) continue;
-              sum[r][q] += taps[u * KW + v] * A(row[j]);
-              sums[u * KW + v] += A(center[r][q]) * A(row[j]);
+              sum[r][q] += taps[u * KW + v] * row[j];
+              sums[u * KW + v] += wide[r][q] * row[j];
             }
         }
       }
     }
     if (!a.out) continue;
-    T* out = a.out + base;
+    T* out = moved(a.out + plane, base);
 #pragma unroll
-    for (int r = 0; r < R; ++r, out += to_next)
+    for (int r = 0; r < R; ++r)
 #pragma unroll
       for (int q = 0; q < Q; ++q)
-        if (has(r) && places[q] >= 0) out[places[q]] = T(sum[r][q]);
+        if (has(r) && places[q] >= 0) *moved(moved(out, int64_t(r) * to_next), places[q]) = T(sum[r][q]);
   }
   if (!to_sums) return;
   write_chunk<Form>(a, block, Chunk(a, blockIdx.y), sums, of_warp);
@@ -177,7 +186,7 @@ unsigned any_parts(const AnyConv<T>& a) {
 template <class T, class Form>
 int64_t launch_any_backward(AnyConv<T> a, const Conv2dShape& s, cudaStream_t stream) {
   constexpr int MOST_CHUNKS = 65535;
-  if (!share_out<Form>(a, s, true)) return 0;
+  if (!share_out<Form>(a, s, sizeof(T), true)) return 0;
   const int64_t chunks = int64_t(a.rows.chunks) * a.columns.chunks;
   if (chunks > MOST_CHUNKS) return 0;
   if (a.out && (chunks > 1 || !a.partials)) {

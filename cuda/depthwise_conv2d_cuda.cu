@@ -223,10 +223,10 @@ int64_t convolve_any_bwd(const Walk<T>& from, const Conv2dShape& s, cudaStream_t
 }
 
 // Sums of the weight's gradient that a channel has.
-int64_t any_parts(const Conv2dShape& s) {
+int64_t any_parts(const Conv2dShape& s, int bytes) {
   return with_any_form(s, [&](auto form) {
     AnyConv<float> a{};
-    return share_out<decltype(form)>(a, s, true) ? int64_t(any_parts(a)) : 0;
+    return share_out<decltype(form)>(a, s, bytes, true) ? int64_t(any_parts(a)) : 0;
   });
 }
 
@@ -282,7 +282,7 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   HalfConv<__half> a{};
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   const int bytes = half ? 2 : dtype == DType::f32 ? 4 : 8;
-  int64_t parts = std::max({tile_parts(s), any_parts(s), half ? half_parts(a, s, true) : 0});
+  int64_t parts = std::max({tile_parts(s), any_parts(s, bytes), half ? half_parts(a, s, true) : 0});
   if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, current_gpu().processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }
