@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any kernel, stride, padding and dilation: what both passes share. Lanes take neighbouring columns or, channels last,
-// neighbouring channels, so that all that is read or written lies together; a thread takes a column of several rows and loads
-// a value once for all taps of its column. A kernel that is too large for registers is taken in chunks of taps.
+// neighbouring channels, so that what is read or written together lies together; a thread takes a column of several rows
+// and loads a value once for all taps of its column. A kernel too large for registers is taken in chunks of taps.
 //
-// Along an axis output i meets input i * stride - padding + u * dilation. Be g the greatest common divisor of stride and
-// dilation: outputs dilation / g apart meet inputs `dilation` apart. Among these nothing is dilated, and the stride is
-// stride / g, a constant of the kernel where it is 1 or 2. So the rows of a thread are that far apart.
+// Along an axis output i meets input i * stride - padding + u * dilation. Let g be the greatest common divisor of stride
+// and dilation: outputs dilation / g apart meet inputs `dilation` apart. Among these nothing is dilated, and the stride is
+// stride / g, a constant of the kernel where it is 1 or 2. So the rows of a thread are that far apart, and tiles interleave
+// in classes.
 
 #pragma once
 
@@ -33,7 +34,7 @@ struct AnyAxis : Axis {
   int inverse;              // of step modulo apart
   int chunk, chunks;        // taps at once, and how often
   int anchor;               // the tap by which an output counts for the bias's gradient
-  int low, count;           // inputs that a tap of anchor or the picture has
+  int low, count;           // inputs: those of the picture and of all anchors
   int classes;              // tiles that interleave
   Divisor by_stride, by_classes, by_common;
 };
@@ -47,11 +48,11 @@ struct AnyConv {
   const T* x;   // backward
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   AnyAxis rows, columns;
-  Conv2dShape::Strides from, to;  // of in; of out and x
+  Conv2dShape::Strides from, to;                 // of in; of out and x
   int from_row, from_column, to_row, to_column;  // in bytes
-  int channels, lane_bits, across;  // 2 ^ lane_bits channels are a block's; blocks across the channels
-  unsigned shared, tiles;         // blocks that share the tiles of a channel
-  int width, height;              // tiles beside and below each other
+  int channels, lane_bits, across;               // 2 ^ lane_bits channels are a block's; blocks across the channels
+  unsigned shared, tiles;                        // blocks that share the tiles of a channel
+  int width, height;                             // tiles beside and below each other
   Divisor by_across, by_width, by_height;
 };
 
@@ -86,7 +87,7 @@ struct Chunk {
 
 // Which channels and tiles are a block's.
 struct AnyBlock {
-  int part, group, lane;  // the first of its channels; this thread's, from there
+  int part, group, lane;  // group: the first of its channels; lane: this thread's, from there
   unsigned threads;       // that share a channel
 
   template <class T>
@@ -98,7 +99,7 @@ struct AnyBlock {
 
 // A thread's tile.
 struct AnyTile {
-  int channel, row, row_class, column, column_class;  // row, column: the place among those of its class
+  int channel, row, row_class, column, column_class;  // row, column: its place among those of its class
   int64_t batch;
   bool real;
 
@@ -114,7 +115,7 @@ struct AnyTile {
 };
 
 template <int TAPS>
-constexpr int WEIGHTS_OF_BLOCK = 32 * (TAPS | 1);
+constexpr int WEIGHTS_OF_BLOCK = 32 * (TAPS | 1);  // an odd distance, for the banks
 
 // The weights of a chunk, through shared memory: channels last, a lane's lie far from those of its neighbours.
 template <class Form, class T>
@@ -213,7 +214,8 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
                                   pairs ? Form::STEP : 1);
   const int64_t tiles = s.batch * height * width;
   if (height > INT32_MAX / 2 || width > INT32_MAX / 2 || tiles >= INT32_MAX / 2) return false;
-  a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles), a.shared = blocks_for(tiles, THREADS_2D >> a.lane_bits);
+  a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles);
+  a.shared = blocks_for(tiles, THREADS_2D >> a.lane_bits);
   a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height);
   return int64_t(a.shared) * a.across < INT32_MAX;
 }

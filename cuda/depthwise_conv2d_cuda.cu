@@ -243,8 +243,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on) || walk_tiles<T, false>(a, s, on)) return;
-    if (convolve_any(a, s, on)) return;
+    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
+    if (walk_tiles<T, false>(a, s, on) || convolve_any(a, s, on)) return;
     value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();

@@ -95,12 +95,13 @@ def repeatable_work(call: Call, x: Inputs, case: str) -> Work:
     return Work("grid_encode", case, {}, repeatable, usual, "not so", parts=("forward",))
 
 
-CONV2D = [((8, 64, 256, 256), 3), ((32, 96, 56, 56), 7), ((16, 128, 512, 512), 5)]
+# Size, kernel, stride.
+CONV2D = [((8, 64, 256, 256), 3, 1), ((32, 96, 56, 56), 7, 1), ((16, 128, 512, 512), 5, 1), ((16, 64, 112, 112), 3, 2)]
+CONV2D_CPU = [((1, 64, 256, 256), 3, 1), ((4, 96, 56, 56), 7, 1), ((1, 128, 128, 128), 5, 1), ((2, 64, 112, 112), 3, 2)]
 
 
 def depthwise_conv2d_work(device: str) -> Iterator[Work]:
-    shapes = CONV2D if device == "cuda" else [((1, 64, 256, 256), 3), ((4, 96, 56, 56), 7), ((1, 128, 128, 128), 5)]
-    for (b, c, h, w), k in shapes:
+    for (b, c, h, w), k, stride in CONV2D if device == "cuda" else CONV2D_CPU:
         for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
             for layout in torch.contiguous_format, torch.channels_last:
                 x = with_gradient(
@@ -108,9 +109,11 @@ def depthwise_conv2d_work(device: str) -> Iterator[Work]:
                     weight=rand(c, 1, k, k, dtype=dtype, device=device),
                     bias=rand(c, dtype=dtype, device=device),
                 )
-                name = f"({b},{c},{h},{w}) k{k} {str(dtype)[6:]} {'NHWC' if layout == torch.channels_last else 'NCHW'}"
-                call = lambda x, k=k: ops.depthwise_conv2d(*x.values(), padding=k // 2)  # noqa: E731
-                moved = 2 * size_of(x["x"])
+                how = f"k{k}" if stride == 1 else f"k{k} stride {stride}"
+                name = f"({b},{c},{h},{w}) {how} {str(dtype)[6:]} {'NHWC' if layout == torch.channels_last else 'NCHW'}"
+                call = lambda x, k=k, s=stride: ops.depthwise_conv2d(*x.values(), stride=s, padding=k // 2)  # noqa: E731
+                picture = size_of(x["x"])
+                result = picture // stride**2
                 yield Work(
                     "depthwise_conv2d",
                     name,
@@ -118,8 +121,8 @@ def depthwise_conv2d_work(device: str) -> Iterator[Work]:
                     call,
                     under("torch", call),
                     "F.conv2d, same layout",
-                    moved,
-                    moved * 3 // 2,
+                    picture + result,
+                    2 * picture + result,
                     tuple(x),
                 )
 

@@ -36,16 +36,19 @@ Int = st.integers
 
 @st.composite
 def conv2d(draw) -> Case:
-    same = draw(st.booleans())  # what the fast kernels are made for
-    if same:
+    if draw(st.booleans()):  # what the fast kernels are made for
         ky = kx = draw(st.sampled_from([3, 5, 7]))
-        window = {"padding": ky // 2}
+        window, smallest = {"padding": ky // 2}, (1, 1)
     else:
-        ky, kx = draw(Int(1, 7)), draw(Int(1, 7))
-        window = {"stride": draw(Int(1, 3)), "padding": draw(Int(0, 3)), "dilation": draw(Int(1, 2))}
+        side = st.one_of(Int(1, 7), st.sampled_from([3, 5, 9, 11, 16]))
+        ky, kx = kernel = draw(st.one_of(st.tuples(side, side), side.map(lambda k: (k, k))))
+        few, paddings = st.tuples(Int(1, 3), Int(1, 3)), st.tuples(Int(0, 5), Int(0, 5))
+        window = {"stride": draw(few), "padding": draw(paddings), "dilation": draw(few)}
+        spans = [d * (k - 1) + 1 - 2 * p for k, p, d in zip(kernel, window["padding"], window["dilation"], strict=True)]
+        smallest = [max(1, span) for span in spans]  # that a kernel fits into
     b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 16, 24, 33, 40, 72]))
-    smallest = 1 if same else 13  # other kernels must fit
-    height, width = draw(Int(smallest, 90)), draw(st.one_of(Int(smallest, 140), st.sampled_from([16, 56, 64, 128])))
+    height, width = (n + draw(Int(0, most)) for n, most in zip(smallest, (90, 140), strict=True))
+    width = max(smallest[1], draw(st.sampled_from([width, width, 16, 56, 64, 128])))
     bias, last = draw(st.booleans()), draw(st.booleans())
 
     def make() -> tuple:
@@ -59,20 +62,21 @@ def conv2d(draw) -> Case:
 
 @st.composite
 def conv1d(draw) -> Case:
-    c, k, bias = (
-        draw(st.sampled_from([1, 3, 4, 8, 32, 36, 72, 132, 260])),
-        draw(st.sampled_from([1, 3, 5, 7, 9])),
-        draw(st.booleans()),
-    )
-    dense = draw(st.booleans())
+    c, bias, dense = draw(st.sampled_from([1, 3, 4, 8, 32, 36, 72, 132, 260])), draw(st.booleans()), draw(st.booleans())
+    k, dilation = draw(st.sampled_from([1, 3, 5, 7, 9])), draw(Int(1, 2))
+    stride, padding = 1, None
+    if dense and draw(st.booleans()):
+        k, stride, padding = draw(Int(1, 18)), draw(Int(1, 3)), draw(Int(0, 5))
     counts = draw(st.lists(Int(0, 90), min_size=1, max_size=40))
-    b, length, dilation = draw(Int(1, 80)), draw(Int(1, 100)), draw(Int(1, 2))
+    smallest = 1 if padding is None else max(1, dilation * (k - 1) + 1 - 2 * padding)
+    b, length = draw(Int(1, 80)), smallest + draw(Int(0, 100))
 
     def make() -> tuple:
         x = normal(b, c, length) if dense else normal(sum(counts), c)
-        return x, normal(c, k) * 0.3, normal(c) if bias else None, None if dense else offsets(*counts), dilation
+        others = None if dense else offsets(*counts), stride, padding, dilation
+        return x, normal(c, k) * 0.3, normal(c) if bias else None, *others
 
-    names = "x", "weight", "bias", "ray_offsets", "dilation"
+    names = "x", "weight", "bias", "ray_offsets", "stride", "padding", "dilation"
     return Case("depthwise_conv1d", "drawn", make, (0, 1, 2) if bias else (0, 1)), dict(enumerate(names))
 
 
