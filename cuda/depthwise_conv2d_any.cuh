@@ -63,9 +63,9 @@ struct AnyForm {
   static constexpr bool EXACT = EXACT_;
   static constexpr int AHEAD = KW == 3 ? 3 : 2;  // rows on their way
   static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
-  static constexpr int rows(bool backward) {  // of outputs that a thread takes, backward of inputs
+  static constexpr int rows(bool backward, int bytes) {  // of outputs that a thread takes, backward of inputs
     if (STEP == 0) return KH > 1 ? 2 : backward ? 4 : 8;
-    return KH > 3 && STEP == 2 && !backward ? 4 : 8;
+    return KH > 3 && (backward ? bytes == 8 : STEP == 2) ? 4 : 8;
   }
 };
 
@@ -209,7 +209,7 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   a.across = int(blocks_for(s.channels, 1 << a.lane_bits)), a.by_across = Divisor::of(a.across);
   const bool pairs = backward && Form::COLUMNS > 1;
   const int64_t height = any_tiles(a.rows, backward, backward && Form::STEP ? a.rows.dilation : backward ? 1 : a.rows.apart,
-                                   Form::rows(backward), backward ? Form::STEP : 1);
+                                   Form::rows(backward, bytes), backward ? Form::STEP : 1);
   const int64_t width = any_tiles(a.columns, backward, pairs ? a.columns.dilation : 1, backward ? Form::COLUMNS : 1,
                                   pairs ? Form::STEP : 1);
   const int64_t tiles = s.batch * height * width;

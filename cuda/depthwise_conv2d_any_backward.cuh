@@ -68,7 +68,7 @@ template <class T, class Form>
 __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
   using A = acc_t<T>;
   constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, AHEAD = Form::AHEAD;
-  constexpr int R = Form::rows(true), Q = Form::COLUMNS;
+  constexpr int R = Form::rows(true, sizeof(T)), Q = Form::COLUMNS;
   constexpr int BEFORE = STEP ? (KH - 1) / std::max(STEP, 1) : 0, LEFT = (KW - 1) / Q;  // outputs of smaller places
   constexpr int ROWS = STEP ? BEFORE + R / std::max(STEP, 1) : R * KH, N = LEFT + 1;    // of gradients; of a row
   __shared__ WarpSums<A, Form::TAPS + 1> of_warp;

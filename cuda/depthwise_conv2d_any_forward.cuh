@@ -10,7 +10,7 @@ namespace nerfkit {
 template <class T, class Form>
 __global__ void __launch_bounds__(THREADS_2D) any_forward(const AnyConv<T> a) {
   using A = acc_t<T>;
-  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(false), AHEAD = Form::AHEAD;
+  constexpr int KH = Form::KH, KW = Form::KW, STEP = Form::STEP, R = Form::rows(false, sizeof(T)), AHEAD = Form::AHEAD;
   constexpr int ROWS = STEP ? (R - 1) * STEP + KH : R * KH;  // of inputs, one after the other
   const AnyBlock block(a);
   const AnyTile tile(a, block, block.part * block.threads);
