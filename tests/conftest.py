@@ -17,6 +17,7 @@ from nerfkit.ops import dispatch
 from tests.toy_scene import write_scene
 
 torch.set_num_threads(1)
+torch.backends.cudnn.allow_tf32 = False  # for definitions: 11 bits of float32 are no reference
 
 
 def pytest_report_header() -> str:
