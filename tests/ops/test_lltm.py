@@ -120,7 +120,7 @@ def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
 
 
 def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) -> None:
-    """The same bits twice, and not much farther from the exact result than the definition, which rounds at every step."""
+    """The same bits twice, and about as near to the exact result as the definition, which rounds at every step."""
     torch.manual_seed(0)
     counts = torch.randint(0, 6, (n_rays,))
     counts[[0, -1]] = torch.tensor([0, 50])
