@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The gradients of the weights.
 
-#include "depthwise_conv2d_tiles.h"
+#include "depthwise_conv2d_frame.h"
 
 namespace nerfkit {
 namespace {
@@ -15,7 +15,7 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
   constexpr int ROWS = K ? K : 1;
   constexpr int CHAINS = R < 4 || V > 1 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait
   const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const int64_t in_pack = in.pack, grad_pack = grad.pack;
+  const int64_t in_pack = in.pack, grad_pack = grad.pack, shift = in.shift;  // of both
   const bool fetches = v == 0 && in_pack > LANES;
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
     const A* const *rows = in.rows + u0, *const *grads = grad.rows;
@@ -29,13 +29,13 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
         }
       Pack<A> g[R];
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) g[r] = load(grads[r] + p * grad_pack);
-#pragma GCC unroll 14
+      for (int r = 0; r < R; ++r) g[r] = load(grads[r] + shift + p * grad_pack);
+#pragma GCC unroll 16
       for (int y = 0; y < ROWS + R - 1; ++y) {
         in_order();
 #pragma GCC unroll 5
         for (int i = 0; i < V; ++i) {
-          const Pack<A> pack = only(load(rows[y] + in.offset[v + i] + p * in_pack));
+          const Pack<A> pack = only(load(rows[y] + shift + in.offset[v + i] + p * in_pack));
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
             if (y >= r && y - r < ROWS) sum[r % CHAINS][y - r][i] += g[r] * pack;
@@ -44,7 +44,7 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
     };
     for (int p = begin; p < end; ++p) add(p, [](Pack<A> x) __attribute__((always_inline)) { return x; });
     if (lanes) add(end, [&](Pack<A> x) __attribute__((always_inline)) { return lane < A(lanes) ? x : Pack<A>{}; });
-#pragma GCC unroll 7
+#pragma GCC unroll 9
     for (int u = 0; u < ROWS; ++u)
 #pragma GCC unroll 5
       for (int i = 0; i < V; ++i) {
@@ -83,35 +83,52 @@ template <class A>
 CLONES void add_rows(const Inputs<A>& grad, A* sum, int rows, int begin, int end) {
   Pack<A> some[4] = {load(sum)};
   for (int r = 0; r < rows; ++r)
-    for (int p = begin; p < end; ++p) some[p % 4] += load(grad.rows[r] + p * grad.pack);
+    for (int p = begin; p < end; ++p) some[p % 4] += load(grad.rows[r] + grad.shift + p * grad.pack);
   store(sum, (some[0] + some[1]) + (some[2] + some[3]));
 }
 
 template <class A, int K, int R>
 void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int begin, int end, int lanes) {
-  constexpr int V = R == 4 && K == 5 ? 5 : R == 8 && (K == 3 || K == 7) ? 3 : 1;
+  constexpr int V = R == 4 && K == 5 ? 5 : (R == 8 && (K == 3 || K == 7)) || (R == 1 && K < 9) ? 3 : 1;
   int v = in.first;
   if constexpr (sizeof(A) == sizeof(float) && V > 1)
     for (; has_wide_registers() && v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
   for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
 }
 
-// sums [taps + 1, LANES]
+// Calls f(K, R, i) for R rows from row i on; K is the kernel's height, or 0 for any with R = 1.
+template <class F>
+void row_by_row(const Line& y, int rows, const F& f) {
+  with_height(y.kernel, [&](auto k) {
+    int i = 0;
+    if constexpr (k != 0 && k != 5)
+      for (; y.rolls() && i + 8 <= rows && has_wide_registers(); i += 8) f(k, Int<8>(), i);
+    if constexpr (k != 0)
+      for (; y.rolls() && i + 4 <= rows; i += 4) f(k, Int<4>(), i);
+    for (; i < rows; ++i) f(k, Int<1>(), i);
+  });
+}
+
+// sums [period, taps + 1, LANES]
 template <class A>
 void correlate_tile(const Frame<A>& in, const Frame<A>& grad, A* sums, const Tile& tile) {
-  const bool last = in.unit == LANES;
-  const int packs = last ? tile.columns : tile.columns / LANES, lanes = last ? 0 : tile.columns % LANES;
-  row_by_row<false>(in.y, tile, [&](auto k, auto r, int i) {
-    correlate_weights<A, k, r>(in.inputs().below(i), grad.inputs().below(i), sums, 0, packs, lanes);
-  });
-  add_rows(grad.inputs(), sums + in.y.kernel * in.x.kernel * LANES, tile.rows, 0, packs + (lanes > 0));
+  const int numbers = tile.columns * in.unit, whole = numbers / LANES, period = period_of(in.unit);
+  const int64_t taps = int64_t(in.y.kernel) * in.x.kernel;
+  for (int p = 0; p < period; ++p, sums += (taps + 1) * LANES) {
+    const int packs = std::max(0, (whole - p + period - 1) / period), lanes = whole % period == p ? numbers % LANES : 0;
+    const auto from = in.inputs().every(period, p), to = grad.inputs().every(period, p);
+    row_by_row(in.y, tile.rows, [&](auto k, auto r, int i) {
+      correlate_weights<A, k, r>(from.below(i), to.below(i), sums, 0, packs, lanes);
+    });
+    add_rows(to, sums + taps * LANES, tile.rows, 0, packs + (lanes > 0));
+  }
 }
 
 template <class A>
 void correlate_tile(const InPlace<A>& in, const InPlace<A>& grad, A* sums, const Tile& tile) {
   const Line& x = in.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  row_by_row<false>(in.y, tile, [&, first = first, last = last](auto k, auto r, int i) {
+  row_by_row(in.y, tile.rows, [&, first = first, last = last](auto k, auto r, int i) {
     const auto from = in.inputs().below(i), to = grad.inputs().below(i);
     auto edge = [&](int j) {
       const int column = tile.column + j;
@@ -126,19 +143,17 @@ void correlate_tile(const InPlace<A>& in, const InPlace<A>& grad, A* sums, const
 
 int64_t parts_of(const Tiles& tiles) { return std::min(PARTS, tiles.length); }
 
-// Sums [taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
+// Sums [period, taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
 template <class A>
 void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
-  const int lanes = s.channels_last ? LANES : 1, lanes_each = LANES / lanes;
-  const int64_t first = s.channels_last ? tile.unit * LANES : s.rows ? tile.row : tile.unit;
-  const int64_t n = s.rows ? tile.rows : std::min<int64_t>(lanes, s.kernels() - first);
-  for (int64_t c = 0; c < n; ++c)
-    for (int64_t k = 0; k < n_sums; ++k) {
-      const A* from = sums.data() + (s.channels_last ? k * LANES + c : (c * n_sums + k) * LANES);
-      A sum = 0;
-      for (int lane = 0; lane < lanes_each; ++lane) sum += from[lane];
-      to[(first + c) * n_sums + k] = sum;
-    }
+  const int unit = s.unit(), period = period_of(unit);
+  const int64_t first = s.rows ? tile.row : s.first_channel(tile.unit), n = s.rows ? tile.rows : unit;
+  to += first * n_sums;
+  std::fill(to, to + n * n_sums, A(0));
+  const A* from = sums.data();
+  for (int64_t i = 0; i < (s.rows ? n : period); ++i)
+    for (int64_t k = 0; k < n_sums; ++k)
+      for (int lane = 0; lane < LANES; ++lane) to[(s.rows ? i : (i * LANES + lane) % unit) * n_sums + k] += *from++;
 }
 
 template <class T>
@@ -147,13 +162,13 @@ struct WeightSums {
   const T *grad_out, *from;
   const Pictures& s;
   const Line y = forward_line(s.y), x = forward_line(s.x), grad_y = unchanged_line(s.y), grad_x = unchanged_line(s.x);
-  const Tiles tiles{y, x, s, in_place<T>(s)};
+  const Tiles tiles{y, x, s, in_place<T>(s, x)};
   const int64_t n_sums = int64_t(s.y.kernel) * s.x.kernel + 1;
 
   // Adds the tiles begin .. end - 1 of a series, for `part` of scratch.
   struct Worker {
     const WeightSums& all;
-    Frame<A> in{all.y, all.x, all.tiles, unit_of(all.s)}, grad{all.grad_y, all.grad_x, all.tiles, unit_of(all.s)};
+    Frame<A> in{all.y, all.x, all.tiles, all.s.unit()}, grad{all.grad_y, all.grad_x, all.tiles, all.s.unit()};
     InPlace<A> picture{all.y, all.x, all.tiles, all.s.channels};
     InPlace<A> grad_picture{all.grad_y, all.grad_x, all.tiles, all.s.channels};
     std::vector<A> sums;
@@ -162,7 +177,7 @@ struct WeightSums {
       const Plane<const T> source(all.from, all.s, all.y.source, all.x.source, tile);
       const Plane<const T> grads(all.grad_out, all.s, all.y.out, all.x.out, tile);
       if constexpr (std::is_same_v<T, A>)
-        if (all.s.channels_last && source.channels == LANES) {
+        if (in_place<T>(all.s, all.x)) {
           picture.find(source, tile);
           grad_picture.find(grads, tile);
           return correlate_tile(picture, grad_picture, sums.data(), tile);
@@ -182,7 +197,7 @@ struct WeightSums {
       Worker worker{*this};
       for (int64_t i = begin; i < end; ++i) {
         const int64_t part = i / tiles.series, which = i % tiles.series;
-        worker.sums.assign(n_sums * LANES * (s.rows ? DOWN : 1), A(0));
+        worker.sums.assign(n_sums * LANES * (s.rows ? DOWN : period_of(s.unit())), A(0));
         for (int64_t index = length * part / parts; index < length * (part + 1) / parts; ++index)
           worker.add(tiles.tile(which, index));
         by_channel(worker.sums, scratch + part * s.kernels() * n_sums, tiles.tile(which, 0), n_sums, s);
@@ -218,7 +233,7 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& shape) {
   const Pictures s(shape);
   const Line y = forward_line(s.y), x = forward_line(s.x);
   int64_t parts = 0;
-  dispatch(dtype, [&](auto element) { parts = parts_of(Tiles(y, x, s, in_place<decltype(element)>(s))); });
+  dispatch(dtype, [&](auto element) { parts = parts_of(Tiles(y, x, s, in_place<decltype(element)>(s, x))); });
   return parts * s.kernels() * (int64_t(s.y.kernel) * s.x.kernel + 1);
 }
 

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// The inputs of a tile: channels last, they are read where they are; else they are copied into a frame with zeros around
+// it, after which no tap needs a test.
+
+#pragma once
+
+#include "depthwise_conv2d_tiles.h"
+#include "transpose_cpu.h"
+
+namespace nerfkit {
+namespace {
+
+// The values first .. last - 1 of a row, value j to place j * spread - start. Places a stride apart become neighbours.
+struct RowCopy {
+  int first, last, spread, start, stride;
+  int64_t phase;
+
+  HD int64_t position(int j) const {
+    const int place = j * spread - start;
+    return stride == 1 ? place : place % stride * phase + place / stride;
+  }
+};
+
+template <class T>
+HD void copy_values(const T* from, acc_t<T>* to, int64_t n, int64_t ahead) {
+  if (n < LANES) {
+    for (int i = 0; i < n; ++i) to[i] = acc_t<T>(from[i]);
+    return;
+  }
+  for (int64_t i = 0; i + LANES <= n; i += LANES) {
+    __builtin_prefetch(from + ahead + i);
+    store(to + i, load(from + i));
+  }
+  if (n % LANES) store(to + n - LANES, load(from + n - LANES));  // overlaps the one before
+}
+
+template <class T>
+HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
+  const int64_t column = plane.column, ahead = SOON * plane.row;
+  if (unit == LANES && column == 1)
+    return transpose_in(from + copy.first, plane.channel, to + int64_t(copy.position(copy.first)) * LANES,
+                        copy.spread * LANES, copy.last - copy.first);
+  if (column == unit && copy.spread == 1 && copy.stride == 1)
+    return copy_values(from + copy.first * column, to + int64_t(copy.first - copy.start) * unit,
+                       int64_t(copy.last - copy.first) * unit, ahead);
+  for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
+    __builtin_prefetch(from + ahead + j);
+  if (unit == LANES)
+    for (int j = copy.first; j < copy.last; ++j) store(to + copy.position(j) * LANES, load(from + j * column));
+  else
+    for (int j = copy.first; j < copy.last; ++j)
+      for (int c = 0; c < unit; ++c) to[copy.position(j) * unit + c] = acc_t<T>(from[j * column + c]);
+}
+
+// `rows` rows of places `step` apart from `place` on, rows of zeros where the source has none.
+template <class T>
+CLONES void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, int rows, acc_t<T>* to,
+                      int64_t width, const RowCopy& copy, int unit) {
+  for (int r = 0; r < rows; ++r, to += width) {
+    const int at = y.value_at(place + r * step);
+    if (at < 0)
+      for (int64_t i = 0; i < width; i += LANES) store(to + i, Pack<acc_t<T>>{});
+    else if (copy.first < copy.last)
+      copy_row(plane.values + at * plane.row, to, copy, unit, plane);
+  }
+}
+
+// Tap (u, v) of row r, pack p of some outputs takes the pack at shift + p * pack + offset[v] of rows[r * step + u].
+template <class A>
+struct Inputs {
+  const A* const* rows;
+  int step;
+  int64_t shift, pack;
+  const int64_t* offset;
+  int kernel_y, kernel_x;
+  int first, last;  // the taps along a row that are taken
+
+  // Every period'th pack, from one on.
+  Inputs every(int period, int from) const {
+    return {rows, step, shift + from * LANES, pack * period, offset, kernel_y, kernel_x, first, last};
+  }
+  Inputs moved(int64_t by) const { return {rows, step, shift + by, pack, offset, kernel_y, kernel_x, first, last}; }
+  Inputs below(int n) const { return {rows + n * step, step, shift, pack, offset, kernel_y, kernel_x, first, last}; }
+  Inputs only(int from, int to) const { return {rows, step, shift, pack, offset, kernel_y, kernel_x, from, to}; }
+};
+
+// Rows that each output has pointers to: its own, or the first of those it shares with the outputs below.
+inline int step_of(const Line& y) { return y.rolls() ? 1 : y.kernel; }
+inline int pointers_of(const Line& y, int rows) { return y.rolls() ? rows + y.kernel - 1 : rows * y.kernel; }
+
+// The inputs of a tile, copied to where zeros surround them.
+template <class A>
+struct Frame {
+  const Line &y, &x;
+  const int unit, row_step;  // numbers of a place; places from one row to the next
+  int64_t phase, width;
+  std::vector<A> values;
+  A* first;  // of the places
+  std::vector<const A*> rows;
+  std::vector<int64_t> offset;
+  int64_t size;
+  int zeros = -1, copied = 0;  // how many places of a row are zeros before those that are copied
+
+  Frame(const Line& y, const Line& x, const Tiles& tiles, int unit)
+      : y(y), x(x), unit(unit), row_step(tiles.height > 1 ? 1 : y.dilation), offset(x.kernel) {
+    const int columns = std::min(x.out, tiles.width), height = std::min(y.out, tiles.height), stride = phases();
+    phase = unit == LANES ? int64_t(columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1
+                          : (columns + LANES - 1) / LANES * LANES + (x.kernel - 1) * x.dilation / stride;
+    width = (stride * phase * unit + LANES - 1) / LANES * LANES;
+    size = rows_for(height) * width + 3 * LANES;
+    values.reserve(size);
+    // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
+    first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - (unit == LANES ? 0 : int64_t(x.lead) * unit)) % LANES;
+    for (int i = 0; i < pointers_of(y, height); ++i) {
+      const int row = y.rolls() ? i : i / y.kernel * y.stride + i % y.kernel * y.dilation;
+      rows.push_back(first + row / row_step * width);
+    }
+    for (int v = 0; v < x.kernel; ++v) {
+      const int place = v * x.dilation;
+      offset[v] = (place % stride * phase + place / stride) * unit;
+    }
+  }
+  // Packs of channels may lie a stride apart; of lanes along a row, places a stride apart become neighbours.
+  int phases() const { return unit == LANES ? 1 : x.stride; }
+  int64_t rows_for(int outputs) const {
+    return (int64_t(outputs - 1) * y.stride + (y.kernel - 1) * y.dilation) / row_step + 1;
+  }
+
+  Inputs<A> inputs() const {
+    const int64_t pack = unit == LANES ? int64_t(x.stride) * LANES : LANES;
+    return {rows.data(), step_of(y), 0, pack, offset.data(), y.kernel, x.kernel, 0, x.kernel};
+  }
+
+  // Zeros everywhere, unless what is copied covers all that was copied before.
+  void clear(int before, int n) {
+    if (before != zeros || n != copied) values.assign(size, A(0));
+    zeros = before, copied = n;
+  }
+
+  template <class T>
+  void fill(const Plane<const T>& plane, const Tile& tile) {
+    const int start = x.start(tile.column);
+    const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
+    const int end = std::max(0, start + places);
+    auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
+    const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, phases(), phase};
+    clear(copy.first * x.spread - start, copy.last - copy.first);
+    copy_rows(plane, y, y.start(tile.row), row_step, rows_for(tile.rows), first, width, copy, unit);
+  }
+};
+
+// The inputs of a tile where they are, channels last; there are zeros for the rows above and below the picture.
+template <class A>
+struct InPlace {
+  const Line &y, &x;
+  const Tiles& tiles;
+  std::vector<A> zeros;
+  std::vector<const A*> rows;
+  std::vector<int64_t> offset;
+  int64_t column;
+
+  InPlace(const Line& y, const Line& x, const Tiles& tiles, int64_t channels)
+      : y(y), x(x), tiles(tiles), rows(pointers_of(y, tiles.height)), offset(x.kernel) {
+    for (int v = 0; v < x.kernel; ++v) offset[v] = int64_t(v) * x.dilation * channels;
+    column = x.stride * channels;
+  }
+  Inputs<A> inputs() const {
+    return {rows.data(), step_of(y), 0, column, offset.data(), y.kernel, x.kernel, 0, x.kernel};
+  }
+
+  void find(const Plane<const A>& plane, const Tile& tile) {
+    for (int i = 0; i < pointers_of(y, tile.rows); ++i) {
+      const int row = y.rolls() ? i : i / y.kernel * y.stride + i % y.kernel * y.dilation;
+      const int at = y.value_at(y.start(tile.row) + row);
+      if (at < 0) zeros.resize(std::min(x.out, tiles.width) * column + offset[x.kernel - 1]);
+      rows[i] = at < 0 ? zeros.data() : plane.values + at * plane.row + x.start(tile.column) * plane.column;
+    }
+  }
+};
+
+}  // namespace
+}  // namespace nerfkit
