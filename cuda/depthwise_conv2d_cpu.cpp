@@ -217,24 +217,25 @@ void rows_by_group(const Line& y, int rows, const F& f) {
   });
 }
 
-// Outputs of a tile, from its row i on.
+// Outputs of a tile, from its row i on; its rows are `step` apart.
 template <class T>
-Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const Tile& tile, int i, const Pictures& s) {
-  const int64_t row = tile.row + i;
+Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const Tile& tile, int i, int step,
+                      const Pictures& s) {
+  const int64_t row = tile.row + i * step, below = step * out.row, soon_below = step * source.row;
   T* to = out.values + row * out.row + tile.column * out.column;
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
   const int64_t numbers = s.batch * s.channels * (int64_t(s.y.size) * s.x.size + int64_t(s.y.out_size) * s.x.out_size);
   const bool fetches = source.unit && numbers * int64_t(sizeof(T)) > CACHED;
-  if (!s.lanes_are_channels()) return {to, out.row, LANES, LANES, fetches, soon, source.row, LANES};
-  return {to, out.row, out.column, LANES, fetches, soon, source.row, source.column};
+  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES};
+  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column};
 }
 
 template <class T>
 void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
-                    const Plane<const T>& source, const Tile& tile, const Pictures& s) {
+                    const Plane<const T>& source, const Tile& tile, int step, const Pictures& s) {
   const int unit = frame.unit;
   rows_by_group(frame.y, tile.rows, [&](auto k, auto r, int i, int groups) {
-    const auto to = outputs_of(out, source, tile, i, s);
+    const auto to = outputs_of(out, source, tile, i, step, s);
     correlate_columns<T, k, r>(frame.inputs().below(i), weight, to, tile.columns * unit, groups, period_of(unit));
   });
 }
@@ -247,7 +248,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
   rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto r, int begin, int groups) {
     for (int i = begin; i < begin + groups * r; i += r) {
       const auto in = picture.inputs().below(i);
-      const auto to = outputs_of(out, source, tile, i, s);
+      const auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
       auto edge = [&](int j) {
         const int column = tile.column + j;
         correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
@@ -261,10 +262,10 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
 
 // Packs of channels, to where planes have them.
 template <class T>
-CLONES void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile) {
-  for (int r = 0; r < tile.rows; ++r)
-    transpose_out(from + int64_t(r) * tile.columns * LANES, out.values + (tile.row + r) * out.row + tile.column, out.channel,
-                  tile.columns);
+CLONES void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
+  T* to = out.values + tile.row * out.row + tile.column;
+  for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
+    transpose_out(from, to, out.channel, tile.columns);
 }
 
 template <class T>
@@ -286,19 +287,19 @@ struct Correlation {
       }
     frame.fill(source, tile);
     if (s.rows)
-      return correlate_rows(frame.inputs(), weight, outputs_of(out, source, tile, 0, s), tile.rows, tile.columns);
-    if (s.lanes_are_channels() && !s.channels_last) return transposed(weight, out, tile);
+      return correlate_rows(frame.inputs(), weight, outputs_of(out, source, tile, 0, 1, s), tile.rows, tile.columns);
+    if (transposed(s)) return correlate_channels(weight, out, tile);
     const int64_t n = int64_t(y.kernel) * x.kernel + 1;
     packs.resize(s.lanes_are_channels() ? 0 : n * period_of(s.unit()) * LANES);
-    correlate_tile(frame, packs.empty() ? weight : in_packs(weight, n, s.unit(), packs), out, source, tile, s);
+    correlate_tile(frame, packs.empty() ? weight : in_packs(weight, n, s.unit(), packs), out, source, tile, y.step(), s);
   }
 
-  void transposed(const A* weight, const Plane<T>& out, const Tile& tile) {
+  void correlate_channels(const A* weight, const Plane<T>& out, const Tile& tile) {
     channels.resize(int64_t(tiles.height) * tile.columns * LANES);
     const Plane<A> packed(channels.data(), tile.columns * LANES);
     const Plane<const A> nothing_soon(channels.data(), tile.columns * LANES);
-    correlate_tile(frame, weight, packed, nothing_soon, {0, 0, 0, tile.rows, 0, tile.columns}, s);
-    to_planes(channels.data(), out, tile);
+    correlate_tile(frame, weight, packed, nothing_soon, {0, 0, 0, tile.rows, 0, tile.columns}, 1, s);
+    to_planes(channels.data(), out, tile, y.step());
   }
 };
 
@@ -313,6 +314,7 @@ void correlate_all(const T* from, const T* weight, const T* bias, T* to, const P
     Correlation<T> correlation{y, x, tiles, s};
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
+      if (tile.rows <= 0) continue;
       correlation.correlate({from, s, y.source, x.source, tile},
                             units.data() + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights,
                             {to, s, y.out, x.out, tile}, tile);

@@ -34,6 +34,18 @@ HD void copy_values(const T* from, acc_t<T>* to, int64_t n, int64_t ahead) {
   if (n % LANES) store(to + n - LANES, load(from + n - LANES));  // overlaps the one before
 }
 
+// For a stride of 2: values at even places, and those at odd ones.
+template <class T>
+HD void copy_halves(const T* from, acc_t<T>* to, const RowCopy& copy) {
+  using Index = typename FourOf<acc_t<T>>::index;
+  for (int next = copy.first; next < copy.last; next += 8) {
+    const int j = std::min(next, copy.last - 8);
+    const auto a = load_four<acc_t<T>>(from + j), b = load_four<acc_t<T>>(from + j + 4);
+    store_four<acc_t<T>>(to + copy.position(j), __builtin_shuffle(a, b, Index{0, 2, 4, 6}));
+    store_four<acc_t<T>>(to + copy.position(j + 1), __builtin_shuffle(a, b, Index{1, 3, 5, 7}));
+  }
+}
+
 template <class T>
 HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
@@ -45,7 +57,9 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
                        int64_t(copy.last - copy.first) * unit, ahead);
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
-  if (unit == LANES)
+  if (unit == 1 && copy.stride == 2 && copy.spread == 1 && copy.last - copy.first >= 8)
+    copy_halves(from, to, copy);
+  else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j) store(to + copy.position(j) * LANES, load(from + j * column));
   else
     for (int j = copy.first; j < copy.last; ++j)
@@ -87,6 +101,10 @@ struct Inputs {
 // Rows that each output has pointers to: its own, or the first of those it shares with the outputs below.
 inline int step_of(const Line& y) { return y.rolls() ? 1 : y.kernel; }
 inline int pointers_of(const Line& y, int rows) { return y.rolls() ? rows + y.kernel - 1 : rows * y.kernel; }
+// The place of pointer i, from that of the first.
+inline int place_of(const Line& y, int i) {
+  return y.rolls() ? i * y.dilation : i / y.kernel * y.stride + i % y.kernel * y.dilation;
+}
 
 // The inputs of a tile, copied to where zeros surround them.
 template <class A>
@@ -102,8 +120,8 @@ struct Frame {
   int zeros = -1, copied = 0;  // how many places of a row are zeros before those that are copied
 
   Frame(const Line& y, const Line& x, const Tiles& tiles, int unit)
-      : y(y), x(x), unit(unit), row_step(tiles.height > 1 ? 1 : y.dilation), offset(x.kernel) {
-    const int columns = std::min(x.out, tiles.width), height = std::min(y.out, tiles.height), stride = phases();
+      : y(y), x(x), unit(unit), row_step(tiles.height > 1 && !y.rolls() ? 1 : y.dilation), offset(x.kernel) {
+    const int columns = std::min(x.out, tiles.width), height = tiles.height, stride = phases();
     phase = unit == LANES ? int64_t(columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1
                           : (columns + LANES - 1) / LANES * LANES + (x.kernel - 1) * x.dilation / stride;
     width = (stride * phase * unit + LANES - 1) / LANES * LANES;
@@ -112,8 +130,7 @@ struct Frame {
     // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
     first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - (unit == LANES ? 0 : int64_t(x.lead) * unit)) % LANES;
     for (int i = 0; i < pointers_of(y, height); ++i) {
-      const int row = y.rolls() ? i : i / y.kernel * y.stride + i % y.kernel * y.dilation;
-      rows.push_back(first + row / row_step * width);
+      rows.push_back(first + place_of(y, i) / row_step * width);
     }
     for (int v = 0; v < x.kernel; ++v) {
       const int place = v * x.dilation;
@@ -123,7 +140,7 @@ struct Frame {
   // Packs of channels may lie a stride apart; of lanes along a row, places a stride apart become neighbours.
   int phases() const { return unit == LANES ? 1 : x.stride; }
   int64_t rows_for(int outputs) const {
-    return (int64_t(outputs - 1) * y.stride + (y.kernel - 1) * y.dilation) / row_step + 1;
+    return place_of(y, pointers_of(y, outputs) - 1) / row_step + 1;
   }
 
   Inputs<A> inputs() const {
@@ -170,8 +187,7 @@ struct InPlace {
 
   void find(const Plane<const A>& plane, const Tile& tile) {
     for (int i = 0; i < pointers_of(y, tile.rows); ++i) {
-      const int row = y.rolls() ? i : i / y.kernel * y.stride + i % y.kernel * y.dilation;
-      const int at = y.value_at(y.start(tile.row) + row);
+      const int at = y.value_at(y.start(tile.row) + place_of(y, i));
       if (at < 0) zeros.resize(std::min(x.out, tiles.width) * column + offset[x.kernel - 1]);
       rows[i] = at < 0 ? zeros.data() : plane.values + at * plane.row + x.start(tile.column) * plane.column;
     }

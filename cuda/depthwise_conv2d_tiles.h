@@ -16,7 +16,7 @@ namespace nerfkit {
 namespace {
 
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
-constexpr int DOWN_IN_PLACE = 8;        // rows may lie so far apart that they share a few sets of a cache
+constexpr int FEW_DOWN = 8;  // in place, rows may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
 constexpr int NARROW = 24;             // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
@@ -25,7 +25,9 @@ constexpr int NARROW = 24;             // pixels of a row of outputs: fewer leav
 struct Line {
   int source, out, kernel, stride, dilation, spread, lead;
 
-  bool rolls() const { return stride == 1 && dilation == 1; }  // tap u of output i takes what tap 0 of i + u does
+  // Of outputs step() apart, tap u of output i takes what tap 0 of i + u does.
+  bool rolls() const { return stride == 1; }
+  int step() const { return rolls() ? dilation : 1; }  // from one row of a tile to the next
   // Whether outputs that follow one another take nearly every place between: a tile then has several rows.
   bool dense() const { return rolls() || (stride <= kernel && int64_t(kernel - 1) * dilation < DOWN); }
   int start(int i) const { return i * stride - lead; }  // place of the first tap
@@ -46,12 +48,14 @@ struct Line {
   }
 };
 inline Line forward_line(const Axis& a) {
-  return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.dilation, 1, a.padding};
+  return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.kernel > 1 ? a.dilation : 1, 1, a.padding};
 }
 inline Line backward_line(const Axis& a) {
-  return {a.out_size, a.size, a.kernel, 1, a.dilation, a.stride, a.dilation * (a.kernel - 1) - a.padding};
+  return {a.out_size, a.size, a.kernel, 1, a.kernel > 1 ? a.dilation : 1, a.stride, a.dilation * (a.kernel - 1) - a.padding};
 }
-inline Line unchanged_line(const Axis& a) { return {a.out_size, a.out_size, 1, 1, 1, 1, 0}; }
+inline Line unchanged_line(const Axis& a) {  // a tile's rows are those of the forward line
+  return {a.out_size, a.out_size, 1, 1, forward_line(a).step(), 1, 0};
+}
 
 // Dense rows [B, C, 1, L] as pictures [B, 1, C, L] of which every row has a kernel of its own.
 struct Pictures : Conv2dShape {
@@ -90,22 +94,28 @@ bool in_place(const Pictures& s, const Line& x) {
   return s.channels_last && s.lanes_are_channels() && x.spread == 1 && x.out >= NARROW && std::is_same_v<T, acc_t<T>>;
 }
 
+// Whether planes become packs of channels on their way into a frame.
+inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
+
 // Tiles that share kernels make a series.
 struct Tiles {
   const Line &y, &x;
-  int height, width;
+  int height, width, apart;  // rows, pixels, and rows from one to the next
   int64_t down, across, series, length;
   bool rows;
 
   Tiles(const Line& y, const Line& x, const Pictures& s, bool in_place)
-      : y(y), x(x), height(!y.dense() ? 1 : in_place ? DOWN_IN_PLACE : DOWN), width(ACROSS * LANES / s.unit()), rows(s.rows) {
-    down = (y.out + height - 1) / height, across = (x.out + width - 1) / width;
+      : y(y), x(x), width(ACROSS * LANES / s.unit()), apart(std::max(1, std::min(y.step(), y.out))), rows(s.rows) {
+    const int most = !y.dense() ? 1 : in_place || transposed(s) ? FEW_DOWN : DOWN, each = (y.out + apart - 1) / apart;
+    height = std::max(1, std::min(most, each));
+    down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width;
     series = rows ? down : s.units(), length = s.batch * across * (rows ? 1 : down);
   }
   Tile tile(int64_t which, int64_t index) const {
     const int64_t picture = index / across / (rows ? 1 : down), below = rows ? which : index / across % down;
-    const int row = int(below) * height, column = int(index % across) * width;
-    return {picture, rows ? 0 : which, row, std::min(height, y.out - row), column, std::min(width, x.out - column)};
+    const int row = int(below / apart * height * apart + below % apart), column = int(index % across) * width;
+    const int height_here = std::min<int64_t>(height, (y.out - row + apart - 1) / apart);  // none, perhaps
+    return {picture, rows ? 0 : which, row, height_here, column, std::min(width, x.out - column)};
   }
 };
 

@@ -146,14 +146,20 @@ int64_t parts_of(const Tiles& tiles) { return std::min(PARTS, tiles.length); }
 // Sums [period, taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
 template <class A>
 void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
-  const int unit = s.unit(), period = period_of(unit);
+  const int unit = s.unit(), packs = s.rows ? tile.rows : period_of(unit);
   const int64_t first = s.rows ? tile.row : s.first_channel(tile.unit), n = s.rows ? tile.rows : unit;
   to += first * n_sums;
   std::fill(to, to + n * n_sums, A(0));
-  const A* from = sums.data();
-  for (int64_t i = 0; i < (s.rows ? n : period); ++i)
-    for (int64_t k = 0; k < n_sums; ++k)
-      for (int lane = 0; lane < LANES; ++lane) to[(s.rows ? i : (i * LANES + lane) % unit) * n_sums + k] += *from++;
+  for (int p = 0; p < packs; ++p)
+    for (int c = 0; c < unit; ++c) {
+      const A* from = sums.data() + p * n_sums * LANES;
+      A* channel = to + (s.rows ? p : (p * LANES + c) % unit) * n_sums;
+      for (int64_t k = 0; k < n_sums; ++k, from += LANES) {
+        A sum = 0;
+        for (int lane = c; lane < LANES; lane += unit) sum += from[lane];
+        channel[k] += sum;
+      }
+    }
 }
 
 template <class T>
@@ -174,6 +180,7 @@ struct WeightSums {
     std::vector<A> sums;
 
     void add(const Tile& tile) {
+      if (tile.rows <= 0) return;
       const Plane<const T> source(all.from, all.s, all.y.source, all.x.source, tile);
       const Plane<const T> grads(all.grad_out, all.s, all.y.out, all.x.out, tile);
       if constexpr (std::is_same_v<T, A>)

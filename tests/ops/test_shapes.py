@@ -37,8 +37,8 @@ Int = st.integers
 @st.composite
 def conv2d(draw) -> Case:
     if draw(st.booleans()):  # what the fast kernels are made for
-        ky = kx = draw(st.sampled_from([3, 5, 7]))
-        window, smallest = {"padding": ky // 2}, (1, 1)
+        ky = kx = draw(st.sampled_from([3, 5, 7, 9]))
+        window, smallest = {"padding": ky // 2, "stride": draw(Int(1, 2))}, (1, 1)
     else:
         side = st.one_of(Int(1, 7), st.sampled_from([3, 5, 9, 11, 16]))
         ky, kx = kernel = draw(st.one_of(st.tuples(side, side), side.map(lambda k: (k, k))))
@@ -46,7 +46,7 @@ def conv2d(draw) -> Case:
         window = {"stride": draw(few), "padding": draw(paddings), "dilation": draw(few)}
         spans = [d * (k - 1) + 1 - 2 * p for k, p, d in zip(kernel, window["padding"], window["dilation"], strict=True)]
         smallest = [max(1, span) for span in spans]  # that a kernel fits into
-    b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 16, 24, 33, 40, 72]))
+    b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 12, 15, 16, 17, 24, 33, 40, 72]))
     height, width = (n + draw(Int(0, most)) for n, most in zip(smallest, (90, 140), strict=True))
     width = max(smallest[1], draw(st.sampled_from([width, width, 16, 56, 64, 128])))
     bias, last = draw(st.booleans()), draw(st.booleans())
