@@ -128,7 +128,8 @@ struct Frame {
     size = rows_for(height) * width + 3 * LANES;
     values.reserve(size);
     // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
-    first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - (unit == LANES ? 0 : int64_t(x.lead) * unit)) % LANES;
+    const int64_t lead = unit == LANES ? 0 : int64_t(x.lead) * unit;
+    first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - lead) % LANES;
     for (int i = 0; i < pointers_of(y, height); ++i) {
       rows.push_back(first + place_of(y, i) / row_step * width);
     }

@@ -16,9 +16,9 @@ namespace nerfkit {
 namespace {
 
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
-constexpr int FEW_DOWN = 8;  // in place, rows may share a few sets of a cache; transposed, frames have to fit
-constexpr int SOON = 8;                // rows of inputs and packs of outputs that are fetched ahead
-constexpr int NARROW = 24;             // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
+constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
+constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
+constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
 // j * spread + lead, and zeros everywhere else.
@@ -51,7 +51,8 @@ inline Line forward_line(const Axis& a) {
   return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.kernel > 1 ? a.dilation : 1, 1, a.padding};
 }
 inline Line backward_line(const Axis& a) {
-  return {a.out_size, a.size, a.kernel, 1, a.kernel > 1 ? a.dilation : 1, a.stride, a.dilation * (a.kernel - 1) - a.padding};
+  const int dilation = a.kernel > 1 ? a.dilation : 1;
+  return {a.out_size, a.size, a.kernel, 1, dilation, a.stride, dilation * (a.kernel - 1) - a.padding};
 }
 inline Line unchanged_line(const Axis& a) {  // a tile's rows are those of the forward line
   return {a.out_size, a.out_size, 1, 1, forward_line(a).step(), 1, 0};

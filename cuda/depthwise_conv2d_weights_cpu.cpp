@@ -92,7 +92,8 @@ void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int 
   constexpr int V = R == 4 && K == 5 ? 5 : (R == 8 && (K == 3 || K == 7)) || (R == 1 && K < 9) ? 3 : 1;
   int v = in.first;
   if constexpr (sizeof(A) == sizeof(float) && V > 1)
-    for (; has_wide_registers() && v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
+    for (; has_wide_registers() && v + V <= in.last; v += V)
+      correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
   for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
 }
 

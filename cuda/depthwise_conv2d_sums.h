@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sums of depthwise_conv2d_cpu.cpp: several rows of outputs at once, so that a pack that was loaded serves all of them.
+
+#pragma once
+
+#include "depthwise_conv2d_frame.h"
+
+namespace nerfkit {
+namespace {
+
+template <class T>
+struct Outputs {
+  T* values;
+  int64_t row, pack;  // distances
+  int lanes;          // to write of each pack
+  bool fetches;       // ahead
+  const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
+  int64_t soon_row, soon_pack;
+
+  HD Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack}; }
+  HD Outputs below(int n) const {
+    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack};
+  }
+  Outputs every(int period, int from) const {  // every period'th pack, from one on
+    Outputs some = moved(from * LANES);
+    some.pack *= period, some.soon_pack *= period;
+    return some;
+  }
+  // For P packs of R rows. A call, so that the sums share no registers with addresses.
+  template <int R, int P>
+  __attribute__((noinline)) void fetch(int64_t p) const {
+    in_order();  // the compiler drops calls that do nothing but fetch
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < P; ++i) {
+        __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
+        __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
+      }
+  }
+};
+
+// What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
+// before by `back` numbers.
+struct Span {
+  int begin, end, groups = 1;
+  int64_t back = 0;
+};
+
+// P packs of R rows: enough sums that none waits for itself. weight [kernel_y * kernel_x + 1, LANES]; the last row is
+// the bias.
+template <class T, int K, int R, int P>
+HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
+  using A = acc_t<T>;
+  const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
+  const A* const* rows = in.rows;
+  const int64_t in_pack = in.pack, *offset = in.offset;
+  for (int p = span.begin; p + P <= span.end; p += P) {
+    if (out.fetches) out.template fetch<R, P>(p);
+    Pack<A> sum[R][P];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < P; ++i) sum[r][i] = load(weight + kernel_y * kernel_x * LANES);
+    const int64_t back = p + P == span.end ? span.back : 0;
+    for (int v = first; v < last; ++v) {
+      const int64_t at = in.shift + p * in_pack - back + offset[v];
+      Pack<A> w[K ? K : 1];
+#pragma GCC unroll 9
+      for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
+#pragma GCC unroll 16
+      for (int y = 0; y < kernel_y + R - 1; ++y) {
+        in_order();
+#pragma GCC unroll 8
+        for (int i = 0; i < P; ++i) {
+          const Pack<A> pack = load(rows[y] + at + i * in_pack);
+          if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
+          if (K == 0) sum[0][i] += load(weight + (y * kernel_x + v) * LANES) * pack;
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r)
+            if (y >= r && y - r < K) sum[r][i] += w[y - r] * pack;
+        }
+      }
+    }
+    const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+      for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
+        const int lanes = P > 1 ? LANES : to.lanes;
+        store(to.values + r * to.row + (p + i) * to.pack, sum[r][i], lanes);
+      }
+  }
+}
+
+template <class T, int K, int R, int P>
+CLONES void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
+  for (int group = 0; group < span.groups; ++group) {
+    correlate_group<T, K, R, P>(in, weight, out, span);
+    in = in.below(R), out = out.below(R);
+  }
+}
+
+// `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
+template <class T>
+CLONES void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
+                           int columns) {
+  using A = acc_t<T>;
+  constexpr int P = 4;
+  const int taps = in.kernel_x;
+  for (int r = 0; r < rows; ++r, weight += taps + 1) {
+    const A* from = in.rows[r];
+    T* to = out.values + r * out.row;
+    int at = 0;
+    for (; at + P * LANES <= columns; at += P * LANES) {
+      Pack<A> sum[P];
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) sum[i] = repeated(weight[taps]);
+      for (int v = 0; v < taps; ++v)
+#pragma GCC unroll 4
+        for (int i = 0; i < P; ++i) sum[i] += weight[v] * load(from + in.offset[v] + at + i * LANES);
+#pragma GCC unroll 4
+      for (int i = 0; i < P; ++i) store(to + at + i * LANES, sum[i]);
+    }
+    for (; at < columns; at += LANES) {  // the last pack overlaps the one before, if there is one
+      const int begin = std::max(0, std::min(at, columns - LANES));
+      Pack<A> sum = repeated(weight[taps]);
+      for (int v = 0; v < taps; ++v) sum += weight[v] * load(from + in.offset[v] + begin);
+      store(to + begin, sum, std::min(LANES, columns));
+    }
+  }
+}
+
+// Packs of R rows that are summed at once.
+template <class A, int R>
+int most_packs() {
+  return !has_wide_registers() || sizeof(A) > sizeof(float) ? 1 : R == 1 ? 8 : 2;
+}
+
+// The packs of a span, P at once as far as there are so many.
+template <class T, int K, int R, int P = R == 1 ? 8 : 2>
+void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
+  const int n = span.end - span.begin, whole = n / P * P, left = n - whole;
+  if constexpr (P > 1) {
+    if (P > most_packs<acc_t<T>, R>() || n < P || (n == P && span.back))
+      return correlate_packs<T, K, R, P == 8 ? 4 : 1>(in, weight, out, span);
+    correlate<T, K, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
+    if (left > 1) correlate<T, K, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
+    span.begin = span.end - (left == 1);
+  }
+  if (span.begin < span.end) correlate<T, K, R, 1>(in, weight, out, span);
+}
+
+// `columns` numbers of groups of R rows. The last packs overlap those before, if there are any.
+template <class T, int K, int R>
+void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns,
+                       int groups, int period) {
+  using A = acc_t<T>;
+  auto part = out;
+  part.lanes = std::min(LANES, columns);
+  const int packs = (columns + LANES - 1) / LANES, over = packs > 1 ? packs * LANES - columns : 0;
+  if (period == 1) return correlate_packs<T, K, R>(in, weight, part, {0, packs, groups, over});
+  const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
+  const int whole = columns / LANES, last = std::max(0, columns - LANES);
+  for (int p = 0; p < std::min(period, whole); ++p)
+    correlate_packs<T, K, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
+                             {0, (whole - p + period - 1) / period, groups});
+  const A* last_weight = weight + (whole ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
+  if (columns % LANES) correlate<T, K, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
+}
+
+// Calls f(K, R, i, groups) for groups of R rows from row i on, R as many as registers hold; K is the kernel's height,
+// or 0 for any with R = 1. The last group overlaps the one before.
+template <class F>
+void rows_by_group(const Line& y, int rows, const F& f) {
+  with_height(y.rolls() && rows >= 4 ? y.kernel : 0, [&](auto k) {
+    if constexpr (k == 0) {
+      f(k, Int<1>(), 0, rows);
+    } else {
+      const bool wide = rows >= 8 && has_wide_registers();
+      const int left = rows % (wide ? 8 : 4);
+      if (wide) f(k, Int<8>(), 0, rows / 8);
+      if (wide && left > 4) f(k, Int<8>(), rows - 8, 1);
+      if (!wide) f(k, Int<4>(), 0, rows / 4);
+      if (left && (!wide || left <= 4)) f(k, Int<4>(), rows - 4, 1);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace nerfkit
