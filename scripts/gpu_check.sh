@@ -35,7 +35,10 @@ small="($small) or (16_units and few_rays) or (wide_state and few_rays and 72)"
 sanitize() { # tool
   local only=(--kernel-name kns=nerfkit) tests=$small
   case $1 in
-    racecheck) tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (wide_state and not float32)" ;;
+    racecheck)
+      tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not narrow)"
+      tests="$tests and not (16_units or (wide_state and not float32))"
+      ;;
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
