@@ -76,7 +76,7 @@ struct Pictures : Conv2dShape {
   // Numbers of a pixel that lie side by side where they are summed.
   int unit() const { return lanes_are_channels() ? LANES : channels_last ? std::max(1, int(channels)) : 1; }
   int64_t units() const { return (channels + unit() - 1) / unit(); }
-  // The last unit overlaps the one before: what both write is the same.
+  // The last unit overlaps the one before: of outputs, what both write is the same.
   int64_t first_channel(int64_t which) const { return std::min(which * unit(), channels - unit()); }
 };
 

@@ -149,12 +149,15 @@ template <class A>
 void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
   const int unit = s.unit(), packs = s.rows ? tile.rows : period_of(unit);
   const int64_t first = s.rows ? tile.row : s.first_channel(tile.unit), n = s.rows ? tile.rows : unit;
+  const int64_t taken = s.rows ? 0 : tile.unit * unit - first;  // channels that the unit before has, on another thread
   to += first * n_sums;
-  std::fill(to, to + n * n_sums, A(0));
+  std::fill(to + taken * n_sums, to + n * n_sums, A(0));
   for (int p = 0; p < packs; ++p)
     for (int c = 0; c < unit; ++c) {
       const A* from = sums.data() + p * n_sums * LANES;
-      A* channel = to + (s.rows ? p : (p * LANES + c) % unit) * n_sums;
+      const int64_t at = s.rows ? p : (p * LANES + c) % unit;
+      if (at < taken) continue;
+      A* channel = to + at * n_sums;
       for (int64_t k = 0; k < n_sums; ++k, from += LANES) {
         A sum = 0;
         for (int lane = c; lane < LANES; lane += unit) sum += from[lane];

@@ -82,6 +82,27 @@ def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backe
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+@pytest.mark.parametrize(
+    "channels, layout", [(17, torch.channels_last), (31, torch.channels_last), (40, torch.contiguous_format)]
+)
+def test_threads_with_channels_in_common(channels, layout):
+    """Groups of 16 channels overlap where they are not a multiple of 16."""
+    x = torch.randn(1, channels, 9, 9).to(memory_format=layout)
+    parameters = [torch.randn(channels, 1, 9, 9).requires_grad_(), torch.randn(channels).requires_grad_()]
+    wanted = torch.autograd.grad(F.conv2d(x, *parameters, padding=4, groups=channels).sum(), parameters)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        for _ in range(500):
+            with ops.backend("cpp"):
+                got = torch.autograd.grad(depthwise_conv2d(x, *parameters, padding=4).sum(), parameters)
+            for g, w in zip(got, wanted, strict=True):
+                torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-3)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
 def test_the_number_of_threads_changes_no_bit():
     x, weight = torch.randn(2, 32, 40, 40).to(memory_format=torch.channels_last), torch.randn(32, 1, 5, 5)
     inputs = [value.requires_grad_() for value in (x, weight)]
