@@ -101,30 +101,36 @@ CONV2D_CPU = [((1, 64, 256, 256), 3, 1), ((4, 96, 56, 56), 7, 1), ((1, 128, 128,
 
 
 def depthwise_conv2d_work(device: str) -> Iterator[Work]:
-    for (b, c, h, w), k, stride in CONV2D if device == "cuda" else CONV2D_CPU:
-        for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
-            for layout in torch.contiguous_format, torch.channels_last:
-                x = with_gradient(
-                    x=rand(b, c, h, w, dtype=dtype, device=device).to(memory_format=layout),
-                    weight=rand(c, 1, k, k, dtype=dtype, device=device),
-                    bias=rand(c, dtype=dtype, device=device),
-                )
-                how = f"k{k}" if stride == 1 else f"k{k} stride {stride}"
-                name = f"({b},{c},{h},{w}) {how} {str(dtype)[6:]} {'NHWC' if layout == torch.channels_last else 'NCHW'}"
-                call = lambda x, k=k, s=stride: ops.depthwise_conv2d(*x.values(), stride=s, padding=k // 2)  # noqa: E731
-                picture = size_of(x["x"])
-                result = picture // stride**2
-                yield Work(
-                    "depthwise_conv2d",
-                    name,
-                    x,
-                    call,
-                    under("torch", call),
-                    "F.conv2d, same layout",
-                    picture + result,
-                    2 * picture + result,
-                    tuple(x),
-                )
+    for size, k, stride in CONV2D if device == "cuda" else CONV2D_CPU:
+        yield from conv2d_of(size, k, stride, 1, device)
+
+
+def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: int, device: str) -> Iterator[Work]:
+    """One size in its dtypes and both layouts, padded so that stride 1 keeps height and width where k is odd."""
+    how = f"k{k}" + (f" stride {stride}" if stride > 1 else "") + (f" dilation {dilation}" if dilation > 1 else "")
+    window = {"stride": stride, "padding": dilation * (k - 1) // 2, "dilation": dilation}
+    call = lambda x: ops.depthwise_conv2d(*x.values(), **window)  # noqa: E731
+    for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
+        for name, layout in ("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last):
+            x = with_gradient(
+                x=rand(*size, dtype=dtype, device=device).to(memory_format=layout),
+                weight=rand(size[1], 1, k, k, dtype=dtype, device=device),
+                bias=rand(size[1], dtype=dtype, device=device),
+            )
+            case = f"({','.join(map(str, size))}) {how} {str(dtype)[6:]} {name}"
+            picture = size_of(x["x"])
+            result = picture // stride**2
+            yield Work(
+                "depthwise_conv2d",
+                case,
+                x,
+                call,
+                under("torch", call),
+                "F.conv2d, same layout",
+                picture + result,
+                2 * picture + result,
+                tuple(x),
+            )
 
 
 def depthwise_conv1d_work(device: str) -> Iterator[Work]:
