@@ -13,21 +13,9 @@
 #include <numeric>
 
 #include "depthwise_conv2d_walk.cuh"
+#include "divisor.cuh"
 
 namespace nerfkit {
-
-// Divides numbers below 2^31.
-struct Divisor {
-  unsigned factor, shift;
-
-  static Divisor of(unsigned by) {
-    Divisor d{0, 0};
-    while ((1u << d.shift) < by) ++d.shift;
-    d.factor = unsigned((uint64_t((1u << d.shift) - by) << 32) / by + 1);
-    return d;
-  }
-  __device__ __forceinline__ unsigned operator()(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
-};
 
 struct AnyAxis : Axis {
   int common, step, apart;  // g, stride / g, dilation / g

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
-// 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
-// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take (widths or
-// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride,
-// padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of
-// these to depthwise_conv2d_values.cuh.
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: small planes
+// take the way of depthwise_conv2d_small_planes.cuh; half types of 7, of one row and, in planes, of 5 those of
+// depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
+// depthwise_conv2d_walk.cuh. What these cannot take (widths or channels that are not whole vectors, float32 of one row)
+// goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride, padding and dilation to
+// depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
+// depthwise_conv2d_values.cuh.
 
 #include "depthwise_conv2d_any_backward.cuh"
 #include "depthwise_conv2d_any_forward.cuh"
 #include "depthwise_conv2d_half_channels.cuh"
 #include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
+#include "depthwise_conv2d_small_planes.cuh"
 #include "depthwise_conv2d_values.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
@@ -195,6 +197,33 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
   return 0;
 }
 
+// Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this, as measured.
+template <class T>
+int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward) {
+  constexpr bool HALF = sizeof(T) == 2;
+  constexpr int NARROW = 16;  // a warp on tensor cores takes 64 columns
+  const int k = tiled_kernel(s);
+  if (sizeof(T) == 8 || is_empty(s) || k < 3 || s.channels_last || (!HALF && k == 7 && backward)) return 0;
+  const bool vectors = s.x.size % (HALF ? 8 : 4) == 0, slow = HALF && k > 3 && s.x.size < NARROW;
+  if (vectors && !slow) return 0;
+  return share_out(a, s, backward, current_gpu()) ? a.parts : 0;
+}
+
+// The number of parts, none if blocks that keep whole planes are not for this.
+template <class T, bool BACKWARD>
+int64_t keep_planes(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  if constexpr (sizeof(T) == 8) {
+    return 0;
+  } else {
+    SmallPlanes<T> a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
+    const int64_t parts = small_parts(a, s, BACKWARD);
+    if (parts && s.x.kernel == 3) launch_small_planes<T, 3, BACKWARD>(a, stream);
+    if (parts && s.x.kernel == 5) launch_small_planes<T, 5, BACKWARD>(a, stream);
+    if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
+    return parts;
+  }
+}
+
 // Calls f with the form of a thread's work.
 template <class F>
 auto with_any_form(const Conv2dShape& s, const F& f) {
@@ -243,7 +272,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
+    if (keep_planes<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
     if (walk_tiles<T, false>(a, s, on) || convolve_any(a, s, on)) return;
     value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
@@ -260,7 +289,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     auto* partials = grad_weight ? (acc_t<T>*)scratch : nullptr;
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
-    int64_t parts = walk_with_tensor_cores<T, true>(a, s, on);
+    int64_t parts = keep_planes<T, true>(a, s, on);
+    if (!parts) parts = walk_with_tensor_cores<T, true>(a, s, on);
     if (!parts) parts = walk_strips<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
     if (!parts) parts = convolve_any_bwd(a, s, on);
@@ -283,6 +313,9 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   const int bytes = half ? 2 : dtype == DType::f32 ? 4 : 8;
   int64_t parts = std::max({tile_parts(s), any_parts(s, bytes), half ? half_parts(a, s, true) : 0});
+  SmallPlanes<__half> small_half{};
+  SmallPlanes<float> small{};
+  parts = std::max(parts, half ? small_parts(small_half, s, true) : bytes == 4 ? small_parts(small, s, true) : 0);
   if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, current_gpu().processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }

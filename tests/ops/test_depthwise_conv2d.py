@@ -29,7 +29,8 @@ def test_channels_last_gives_the_same():
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
 
 
-# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32.
+# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32, small planes
+# of many channels or pictures.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
@@ -57,6 +58,12 @@ BRANCHES = [
     ((2, 9, 20, 11), (7, 1), {"stride": (3, 1), "dilation": (2, 1)}),
     ((3, 4, 1, 90), (1, 13), {"padding": (0, 6)}),
     ((1, 3, 4, 5), (2, 2), {"padding": 4, "stride": (4, 6)}),
+    ((2, 70, 7, 7), (3, 3), {"padding": 1}),
+    ((2, 33, 14, 13), (5, 5), {"padding": 2}),
+    ((1, 70, 8, 8), (5, 5), {"padding": 2}),
+    ((3, 20, 13, 9), (7, 7), {"padding": 3}),
+    ((1, 40, 7, 12), (7, 7), {"padding": 3}),
+    ((1100, 1, 5, 5), (3, 3), {"padding": 1}),
 ]
 
 

@@ -48,7 +48,8 @@ def conv2d(draw) -> Case:
         smallest = [max(1, span) for span in spans]  # that a kernel fits into
     b, c = draw(Int(0, 3)), draw(st.sampled_from([1, 2, 3, 8, 12, 15, 16, 17, 24, 33, 40, 72]))
     height, width = (n + draw(Int(0, most)) for n, most in zip(smallest, (90, 140), strict=True))
-    width = max(smallest[1], draw(st.sampled_from([width, width, 16, 56, 64, 128])))
+    height = max(smallest[0], draw(st.sampled_from([height, height, height, 7, 14])))
+    width = max(smallest[1], draw(st.sampled_from([width, width, 7, 14, 16, 56, 64, 128])))
     bias, last = draw(st.booleans()), draw(st.booleans())
 
     def make() -> tuple:

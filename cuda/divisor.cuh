@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Division by a number that is known at launch.
+
+#pragma once
+
+#include <cstdint>
+
+namespace nerfkit {
+
+// Divides numbers below 2^31.
+struct Divisor {
+  unsigned factor, shift;
+
+  static Divisor of(unsigned by) {
+    Divisor d{0, 0};
+    while ((1u << d.shift) < by) ++d.shift;
+    d.factor = unsigned((uint64_t((1u << d.shift) - by) << 32) / by + 1);
+    return d;
+  }
+  __device__ __forceinline__ unsigned operator()(unsigned n) const { return (__umulhi(n, factor) + n) >> shift; }
+};
+
+}  // namespace nerfkit
