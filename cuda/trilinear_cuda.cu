@@ -29,25 +29,41 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ feats, 
   store(out + n * f + j, sum);
 }
 
-// A row of the block's threads for one point.
+// Writes what is not read again soon: it leaves the cache first.
+template <class T, int V>
+__device__ __forceinline__ void store_passing(T* to, const acc_t<T> (&from)[V]) {
+  if constexpr (sizeof(T) * V == 16) {
+    Vec<T, V> packed;
+#pragma unroll
+    for (int i = 0; i < V; ++i) packed.v[i] = static_cast<T>(from[i]);
+    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(packed));
+  } else {
+    store(to, from);
+  }
+}
+
+// A row of the block's threads for one point. It asks for what later blocks read, which then is not late among the writes.
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) to_feats(const T* __restrict__ grad_out, const acc_t<T>* __restrict__ points,
                                                     T* __restrict__ grad_feats, int64_t n_points, int f) {
   using A = acc_t<T>;
+  constexpr int64_t AHEAD = (2 << 20) / sizeof(T), LINE = 128 / sizeof(T);
   const int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (n >= n_points) return;
   A u[3], w[8];
   unit_position(points + 3 * n, u);
   corner_weights(u, w);
   for (int j = threadIdx.x * V; j < f; j += blockDim.x * V) {
+    const int64_t at = n * f + j;
+    if (at % LINE == 0 && at + AHEAD < n_points * f) asm volatile("prefetch.global.L2 [%0];" ::"l"(grad_out + at + AHEAD));
     A grad[V];
-    load(grad_out + n * f + j, grad);
+    load(grad_out + at, grad);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       A corner[V];
 #pragma unroll
       for (int i = 0; i < V; ++i) corner[i] = w[k] * grad[i];
-      store(grad_feats + (8 * n + k) * f + j, corner);
+      store_passing(grad_feats + (8 * n + k) * f + j, corner);
     }
   }
 }
