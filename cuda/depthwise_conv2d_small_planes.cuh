@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Planes so small that a block keeps several whole ones, of neighbouring channels, in shared memory: they lie together, so
-// they are read and written in whole vectors however wide a row is. A thread takes a tile of one plane, the same of every
-// picture that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient of x, and
-// the tile's products with x the weight's.
+// reading and writing does not depend on how wide a row is. A thread takes a tile of one plane, the same of every picture
+// that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient of x, and the
+// tile's products with x the weight's.
 
 #pragma once
 
@@ -31,7 +31,7 @@ struct SmallPlanes {
   Divisor by_size, by_width;
 };
 
-// Calls f(place in memory from the first of the block's planes, plane, row, column) for each of COUNT elements from `at` on.
+// Calls f(i, plane, row, column) for element i of COUNT, which begin at element `at` of the block's planes.
 template <int COUNT, class T, class F>
 __device__ __forceinline__ void each_element(const SmallPlanes<T>& a, int at, const F& f) {
   int plane = int(a.by_size(at)), rest = at - plane * a.height * a.width;
@@ -45,15 +45,31 @@ __device__ __forceinline__ void each_element(const SmallPlanes<T>& a, int at, co
   }
 }
 
+// Elements that an access moves: neighbouring lanes then meet neighbouring banks.
+template <class T>
+constexpr int OF_BANK = 4 / int(sizeof(T));
+
+// Of `count` elements those that are moved OF_BANK at a time.
+template <class T>
+__device__ __forceinline__ int in_banks(const T* memory, int count) {
+  return reinterpret_cast<uintptr_t>(memory) % 4 ? 0 : count / OF_BANK<T> * OF_BANK<T>;
+}
+
 // Memory to shared memory; `place` tells where there an element goes.
 template <class T, class Place>
 __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* from, int count, const Place& place) {
-  constexpr int V = WIDE<T>;
-  const int whole = reinterpret_cast<uintptr_t>(from) % 16 ? 0 : count / V * V;
-  for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
-    float values[V];
-    load(from + at, values);
-    each_element<V>(a, at, [&](int i, int plane, int row, int column) { *place(plane, row, column) = values[i]; });
+  constexpr int V = OF_BANK<T>, TOGETHER = 8;  // on their way
+  const int whole = in_banks(from, count);
+  for (int first = threadIdx.x * V; first < whole; first += THREADS_2D * V * TOGETHER) {
+    float values[TOGETHER][V];
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k)
+      if (first + k * THREADS_2D * V < whole) load(from + first + k * THREADS_2D * V, values[k]);
+#pragma unroll
+    for (int k = 0; k < TOGETHER; ++k) {
+      const auto put = [&](int i, int plane, int row, int column) { *place(plane, row, column) = values[k][i]; };
+      if (first + k * THREADS_2D * V < whole) each_element<V>(a, first + k * THREADS_2D * V, put);
+    }
   }
   for (int at = whole + threadIdx.x; at < count; at += THREADS_2D)
     each_element<1>(a, at, [&](int, int plane, int row, int column) { *place(plane, row, column) = float(from[at]); });
@@ -61,8 +77,8 @@ __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* fr
 
 template <class T, class Place>
 __device__ __forceinline__ void write_planes(const SmallPlanes<T>& a, T* to, int count, const Place& place) {
-  constexpr int V = WIDE<T>;
-  const int whole = reinterpret_cast<uintptr_t>(to) % 16 ? 0 : count / V * V;
+  constexpr int V = OF_BANK<T>;
+  const int whole = in_banks(to, count);
   for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
     float values[V];
     each_element<V>(a, at, [&](int i, int plane, int row, int column) { values[i] = *place(plane, row, column); });
@@ -104,8 +120,11 @@ __device__ __forceinline__ void add_tile(const float* window, int pitch, const f
   }
 }
 
+// Blocks that a multiprocessor is to hold at a time, as the sums leave registers for.
+constexpr int resident_small(int k, bool backward) { return !backward || k == 3 ? 4 : k == 5 ? 3 : 2; }
+
 template <class T, int K, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS_2D, BACKWARD && K == 7 ? 2 : 4) small_planes(const SmallPlanes<T> a) {
+__global__ void __launch_bounds__(THREADS_2D, resident_small(K, BACKWARD)) small_planes(const SmallPlanes<T> a) {
   constexpr int TAPS = K * K, R = SMALL_ROWS, V = SMALL_COLUMNS;
   extern __shared__ __align__(16) float memory[];
   const int part = blockIdx.x / a.groups, first = (blockIdx.x - part * a.groups) * a.planes;

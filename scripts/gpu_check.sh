@@ -42,7 +42,7 @@ sanitize() { # tool
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
-    "$python" -m pytest -q -x tests/ops -k "$tests" >"$out/$1.log" 2>&1
+    "$python" -m pytest -x tests/ops -k "$tests" >"$out/$1.log" 2>&1
 }
 
 wanted() { [[ $part == *,$1,* ]]; }
@@ -55,7 +55,7 @@ fi
 all_tests() {
   local status=0 log
   printf '%s\n' tests/ops/test_*.py tests/test_*.py tests/nn nerfkit |
-    xargs -P "${JOBS:-8}" -I{} sh -c '"$0" -m pytest -q -rfEs --tb=short "$1" >"$2/tests-$(echo "$1" | tr / _).log" 2>&1' \
+    xargs -P "${JOBS:-8}" -I{} sh -c '"$0" -m pytest -rfEs --tb=short "$1" >"$2/tests-$(echo "$1" | tr / _).log" 2>&1' \
       "$python" {} "$out" || status=1
   for log in "$out"/tests-*.log; do
     echo "${log##*/tests-}: $(tail -n 1 "$log")"
@@ -88,9 +88,10 @@ if wanted sanitizer; then
 fi
 if wanted bench; then
   step bench "$python" -W ignore scripts/bench_ops.py --out "$out/h200.json"
+  step sizes "$python" -W ignore scripts/bench_ops.py --suite sizes --repeats 8 --out "$out/h200_sizes.json"
   step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/h200_tutorials.json"
   step counters "$python" -W ignore scripts/counters.py --out "$out/h200_counters.json"
-  cat "$out/counters.log" "$out/tutorials.log" "$out/bench.log"
+  cat "$out/counters.log" "$out/tutorials.log" "$out/sizes.log" "$out/bench.log"
 fi
 printf '%s\n' "${summary[@]}"
 exit $failed
