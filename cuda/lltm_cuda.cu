@@ -30,18 +30,21 @@ void with_size(int n, const F& f) {
   }
 }
 
-// False if the kernel needs more shared memory than there is.
+// of_block, of_group: bytes of shared memory. False if the kernel needs more than there is.
 template <class Size, class Kernel, class Arrays>
-bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu& gpu, cudaStream_t stream) {
+bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t of_block, size_t of_group, const Gpu& gpu, cudaStream_t stream) {
+  const int64_t tiles = (arrays.shape.n_rays + RAYS - 1) / RAYS;
+  const int64_t groups = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, Size::MOST);
+  const size_t shared = of_block + groups * of_group;
+  const int threads = int(groups) * Size::THREADS;
   if (shared > size_t(gpu.shared_bytes)) return false;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
   int blocks = 0;
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, Size::THREADS, shared);
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
   if (blocks == 0) return false;
-  const int64_t tiles = (arrays.shape.n_rays + RAYS - 1) / RAYS;
-  const int64_t resident = std::min<int64_t>(int64_t(blocks) * gpu.processors, BIAS_PARTS / Size::GROUPS);
-  const int64_t grid = std::min<int64_t>((tiles + Size::GROUPS - 1) / Size::GROUPS, resident);
-  kernel<<<unsigned(grid), Size::THREADS, shared, stream>>>(arrays, tiles);
+  const int64_t resident = std::min<int64_t>(int64_t(blocks) * gpu.processors, BIAS_PARTS / groups);
+  const int64_t grid = std::min<int64_t>((tiles + groups - 1) / groups, resident);
+  kernel<<<unsigned(grid), threads, shared, stream>>>(arrays, int(tiles));
   return true;
 }
 
@@ -54,12 +57,11 @@ bool forward_with_tiles(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t str
       with_size(a.shape.n_input, [&](auto input) {
         constexpr int H = state.value, I = input.value;
         using Size = Group<T, H>;
-        size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (H + PADDING) * sizeof(T) + 3 * H * sizeof(float);
-        if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-        auto kernel = forward_tiles<T, H, I, false>;
-        if constexpr (Op::IN_REGISTERS)
-          if (a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0) kernel = forward_tiles<T, H, I, true>;
-        done = launch_tiles<Size>(kernel, a, shared, gpu, stream);
+        size_t of_block = 3 * H * sizeof(float);
+        if (!Op::IN_REGISTERS) of_block += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+        const bool full = a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0;
+        const auto kernel = full ? forward_tiles<T, H, I, true> : forward_tiles<T, H, I, false>;
+        done = launch_tiles<Size>(kernel, a, of_block, 2 * RAYS * (H + PADDING) * sizeof(T), gpu, stream);
       });
     });
   }
@@ -74,12 +76,10 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
     with_size(a.shape.n_state, [&](auto state) {
       constexpr int H = state.value;
       using Size = Group<T, H>;
-      size_t shared = size_t(Size::GROUPS) * 2 * RAYS * (3 * H + PADDING) * sizeof(T);
-      if (!Op::IN_REGISTERS) shared += size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-      auto kernel = backward_tiles<T, H, false>;
-      if constexpr (Op::IN_REGISTERS)
-        if (a.shape.n_state == H && a.shape.n_samples > 0) kernel = backward_tiles<T, H, true>;
-      done = launch_tiles<Size>(kernel, a, shared, gpu, stream);
+      size_t of_block = 0;
+      if (!Op::IN_REGISTERS) of_block = size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+      const auto kernel = a.shape.n_state == H && a.shape.n_samples > 0 ? backward_tiles<T, H, true> : backward_tiles<T, H, false>;
+      done = launch_tiles<Size>(kernel, a, of_block, 2 * RAYS * (3 * H + PADDING) * sizeof(T), gpu, stream);
     });
   }
   return done;

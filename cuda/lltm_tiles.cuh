@@ -143,12 +143,16 @@ __device__ __forceinline__ Gates<float> fast_activate(float a_i, float a_o, floa
 
 template <class T, int H>
 struct Group {
-  static constexpr int WARPS = H / UNITS;
-  // Blocks of many groups where they share the weight.
+  static constexpr int WARPS = H / UNITS, THREADS = 32 * WARPS;
+  // Groups of a block, at most: many where they share the weight. Fewer where there are not enough rays for all processors.
   static constexpr int FLOAT_WARPS = 8;
-  static constexpr int GROUPS = Tile<T>::IN_REGISTERS ? (WARPS < 4 ? 4 / WARPS : 1) : FLOAT_WARPS / WARPS;
-  static constexpr int THREADS = 32 * WARPS * GROUPS;
+  static constexpr int MOST = Tile<T>::IN_REGISTERS ? (WARPS < 4 ? 4 / WARPS : 1) : FLOAT_WARPS / WARPS;
+  static constexpr int OF_BLOCK = THREADS * MOST;
 };
+
+// Whether a processor has one block only: a thread may have more registers.
+template <class T, int H, int I>
+constexpr bool ALONE = !Tile<T>::IN_REGISTERS && (H > 32 || I > 16);
 
 __device__ __forceinline__ void wait_for_group(int group, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "r"(threads) : "memory");

@@ -9,14 +9,16 @@ namespace nerfkit {
 namespace {
 
 template <class T, int H, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const LltmGradients<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>) backward_tiles(const LltmGradients<T> a, int tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
   constexpr int PARTS = 16 / Op::DEPTH, QUADS = 3 * H / 16, DEPTHS = QUADS * PARTS;
-  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * DEPTHS, ROW = 3 * H + PADDING;
+  constexpr int WARPS = Group<T, H>::WARPS, GROUP = Group<T, H>::THREADS, WEIGHTS = 2 * DEPTHS, ROW = 3 * H + PADDING;
+  constexpr bool EARLY = Op::IN_REGISTERS || (FULL && ALONE<T, H, 0>);  // a sample is in registers a step before it is taken
   extern __shared__ __align__(16) unsigned char shared[];
-  T* grads = reinterpret_cast<T*>(shared);  // [GROUPS, 2, RAYS, ROW], of the gates
-  Weight* weights = reinterpret_cast<Weight*>(grads + GROUPS * 2 * RAYS * ROW);
+  const int groups = blockDim.x / GROUP;
+  T* grads = reinterpret_cast<T*>(shared);  // [groups, 2, RAYS, ROW], of the gates
+  Weight* weights = reinterpret_cast<Weight*>(grads + groups * 2 * RAYS * ROW);
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
@@ -29,14 +31,14 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
     });
   };
   OwnWeights<T, WEIGHTS> own;
-  keep_weights<T, WEIGHTS>(own, weights, part, lane, group, GROUPS, weight_of);
+  keep_weights<T, WEIGHTS>(own, weights, part, lane, group, groups, weight_of);
   if constexpr (!Op::IN_REGISTERS) __syncthreads();
   T* grad_rows = grads + group * 2 * RAYS * ROW;
   float bias[3][4] = {};
   auto place = [&](int buffer, int r) { return grad_rows + (buffer * RAYS + g + 8 * r) * ROW; };
   const int unit = unit0 + 4 * t;
 
-  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
+  for (int tile = blockIdx.x * groups + group; tile < tiles; tile += gridDim.x * groups) {
     const LaneRows rows = rows_of_lane(a.shape, tile, g);
     float grad_h[2][4], grad_c[2][4];
 #pragma unroll
@@ -63,9 +65,9 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
       }
     };
     int now = 0;
-    if (Op::IN_REGISTERS) load_sample(rows.longest - 1);
+    if (EARLY) load_sample(rows.longest - 1);
     for (int step = rows.longest - 1; step >= 0; --step) {
-      if (!Op::IN_REGISTERS) load_sample(step);
+      if (!EARLY) load_sample(step);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const bool active = step < rows.length[r];
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
           store_quad<FULL>(a.gates + (3 * n + gate) * n_state, unit, n_state, active, grad[gate]);
         }
       }
-      if (Op::IN_REGISTERS) load_sample(step - 1);  // arrives while this step is computed
+      if (EARLY) load_sample(step - 1);  // arrives while this step is computed
       if (FULL && part == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -98,7 +100,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
           fetch_ahead(a.c + n * n_state, n_state);
           fetch_ahead(a.h + n * n_state, n_state);
         }
-      wait_for_group(group, 32 * WARPS);
+      wait_for_group(group, GROUP);
       float before[1][2][4] = {};  // gradient of the state before this step
 #pragma unroll
       for (int quad = 0; quad < QUADS; ++quad)
@@ -117,9 +119,9 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) backward_tiles(const Llt
       store_quad<FULL>(a.h0 + rows.ray[r] * n_state, unit, n_state, real, grad_h[r]);
       store_quad<FULL>(a.c0 + rows.ray[r] * n_state, unit, n_state, real, grad_c[r]);
     }
-    wait_for_group(group, 32 * WARPS);
+    wait_for_group(group, GROUP);
   }
-  float* bias_row = a.bias + (int64_t(blockIdx.x) * GROUPS + group) * 3 * n_state;
+  float* bias_row = a.bias + (int64_t(blockIdx.x) * groups + group) * 3 * n_state;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate)
 #pragma unroll

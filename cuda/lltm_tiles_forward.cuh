@@ -10,15 +10,17 @@ namespace {
 
 // H and I are the sizes, rounded up to a multiple of 16; what is added is zero and stays zero.
 template <class T, int H, int I, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const LltmArrays<T> a, int64_t tiles) {
+__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, I>) forward_tiles(const LltmArrays<T> a, int tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
   constexpr int PARTS = 16 / Op::DEPTH, QUADS_H = H / 16, QUADS = QUADS_H + I / 16, DEPTHS = QUADS * PARTS;
-  constexpr int WARPS = Group<T, H>::WARPS, GROUPS = Group<T, H>::GROUPS, WEIGHTS = 2 * 3 * DEPTHS;  // of a warp
+  constexpr int WARPS = Group<T, H>::WARPS, GROUP = Group<T, H>::THREADS, WEIGHTS = 2 * 3 * DEPTHS;  // of a warp
+  constexpr bool EARLY = Op::IN_REGISTERS || (FULL && ALONE<T, H, I>);  // inputs are in registers a step before they are taken
   extern __shared__ __align__(16) unsigned char shared[];
-  T* states = reinterpret_cast<T*>(shared);                              // [GROUPS, 2, RAYS, H + PADDING]
-  float* biases = reinterpret_cast<float*>(states + GROUPS * 2 * RAYS * (H + PADDING));  // [3, H]
-  Weight* weights = reinterpret_cast<Weight*>(biases + 3 * H);           // [WARPS, WEIGHTS, 32]
+  const int groups = blockDim.x / GROUP;
+  T* states = reinterpret_cast<T*>(shared);                                              // [groups, 2, RAYS, H + PADDING]
+  float* biases = reinterpret_cast<float*>(states + groups * 2 * RAYS * (H + PADDING));  // [3, H]
+  Weight* weights = reinterpret_cast<Weight*>(biases + 3 * H);                           // [WARPS, WEIGHTS, 32]
   const int n_state = a.shape.n_state, n_input = a.shape.n_input, columns = n_state + n_input;
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int part = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS, unit0 = part * UNITS;
@@ -34,8 +36,8 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
     });
   };
   OwnWeights<T, WEIGHTS> own;
-  keep_weights<T, WEIGHTS>(own, weights, part, lane, group, GROUPS, weight_of);
-  for (int i = threadIdx.x; i < 3 * H; i += Group<T, H>::THREADS)
+  keep_weights<T, WEIGHTS>(own, weights, part, lane, group, groups, weight_of);
+  for (int i = threadIdx.x; i < 3 * H; i += blockDim.x)
     biases[i] = i % H < n_state ? float(a.bias[i / H * n_state + i % H]) : 0.f;
   __syncthreads();
 
@@ -43,7 +45,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
   auto place = [&](int buffer, int r) { return state + (buffer * RAYS + g + 8 * r) * (H + PADDING); };
   const int unit = unit0 + 4 * t;  // the first of this lane's four
 
-  for (int64_t tile = int64_t(blockIdx.x) * GROUPS + group; tile < tiles; tile += int64_t(gridDim.x) * GROUPS) {
+  for (int tile = blockIdx.x * groups + group; tile < tiles; tile += gridDim.x * groups) {
     const LaneRows rows = rows_of_lane(a.shape, tile, g);
     float c[2][4];
     int now = 0;
@@ -63,10 +65,10 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
         for (int r = 0; r < 2; ++r)
           x[i][r] = load_quad<FULL>(a.input + rows.sample(r, step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
     };
-    if (Op::IN_REGISTERS) load_input(0);
-    wait_for_group(group, 32 * WARPS);
+    if (EARLY) load_input(0);
+    wait_for_group(group, GROUP);
     for (int step = 0; step < rows.longest; ++step) {
-      if (!Op::IN_REGISTERS) load_input(step);
+      if (!EARLY) load_input(step);
       float sum[3][2][4];
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) {
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
             *reinterpret_cast<const Quad<T>*>(place(now, 1) + 16 * quad + 4 * t));
 #pragma unroll
       for (int i = 0; i < I / 16; ++i) add(QUADS_H + i, x[i][0], x[i][1]);
-      if (Op::IN_REGISTERS) load_input(step + 1);  // arrives while this step is computed
+      if (EARLY) load_input(step + 1);  // arrives while this step is computed
       if (FULL && part == 0)
 #pragma unroll
         for (int r = 0; r < 2; ++r) fetch_ahead(a.input + rows.sample(r, step + AHEAD) * n_input, n_input);
@@ -119,7 +121,7 @@ __global__ void __launch_bounds__(Group<T, H>::THREADS) forward_tiles(const Lltm
           store_quad<FULL>(a.activated + (3 * n + gate) * n_state, unit, n_state, active, act[gate]);
       }
       now ^= 1;
-      wait_for_group(group, 32 * WARPS);
+      wait_for_group(group, GROUP);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -111,6 +111,17 @@ def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize(
+    "n_state, n_input",
+    [(16, 16), (16, 32), (16, 64), (13, 29), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64), (50, 47)],
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("n_rays", [40, 3000, 9000], ids=["few_rays", "some_rays", "more_rays_than_fit"])
+def test_a_state_of_up_to_64_units_on_a_gpu(n_state, n_input, dtype, n_rays):
+    check_on_gpu(n_state, n_input, dtype, n_rays)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("n_state", [72, 96, 128, 256, 300])
 @pytest.mark.parametrize("n_input", [3, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d)[6:])

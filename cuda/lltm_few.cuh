@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// The LLTM of at most 64 units and inputs along few rays, float32, in plain arithmetic: what counts is how long a step takes.
+// A unit has 2 or 4 lanes, and a block as many rays. Each lane has a part of the unit's weights in registers and multiplies it
+// for all rays; then the lanes exchange their sums, so that each has those of one ray, and is that ray's unit from there on.
+// H and I are the sizes, rounded up; what is added is zero and stays zero.
+
+#pragma once
+
+#include "async_copy.cuh"
+#include "lltm_wide.cuh"
+
+namespace nerfkit {
+namespace {
+
+constexpr int FEW_INPUTS = 8, FEW_SAMPLES = 4;  // buffers of steps that are on their way, forward and backward
+
+constexpr int lanes_of_unit(int widest) { return widest > 32 ? 4 : 2; }
+// From one ray to the next in shared memory: the units of a warp's lanes lie in different banks.
+constexpr int few_row(int n, int lanes) { return n % 32 == 32 / lanes ? n : n + 32 / lanes; }
+
+template <int BLOCK>
+__device__ __forceinline__ void await_block() {
+  if constexpr (BLOCK == 32)
+    __syncwarp();
+  else
+    __syncthreads();
+}
+
+// The column of number k of a lane's part.
+template <int LANES>
+__device__ __forceinline__ int column_of_part(int k, int l) {
+  return 4 * (k / 4 * LANES + l) + k % 4;
+}
+
+// Adds the products of a lane's part with every ray's values, `row` apart.
+template <int LANES, int GATES, int N>
+__device__ __forceinline__ void add_part(float (&sum)[LANES][GATES], const float (&weight)[GATES][N], const float* values, int row,
+                                         int l) {
+#pragma unroll
+  for (int k = 0; k < N; k += 4)
+#pragma unroll
+    for (int ray = 0; ray < LANES; ++ray) {
+      const float4 v = *reinterpret_cast<const float4*>(values + ray * row + column_of_part<LANES>(k, l));
+#pragma unroll
+      for (int gate = 0; gate < GATES; ++gate) {
+        const float* w = weight[gate] + k;
+        sum[ray][gate] += w[0] * v.x, sum[ray][gate] += w[1] * v.y, sum[ray][gate] += w[2] * v.z, sum[ray][gate] += w[3] * v.w;
+      }
+    }
+}
+
+// Adds up over the lanes of a unit. Lane l has the sums of ray l in sum[0].
+template <int LANES, int GATES>
+__device__ __forceinline__ void share_out(float (&sum)[LANES][GATES], int l) {
+#pragma unroll
+  for (int half = LANES / 2; half; half /= 2)
+#pragma unroll
+    for (int ray = 0; ray < half; ++ray)
+#pragma unroll
+      for (int gate = 0; gate < GATES; ++gate) {
+        float &low = sum[ray][gate], high = sum[ray + half][gate];
+        const float given = __shfl_xor_sync(ALL_LANES, l & half ? low : high, half);
+        low = (l & half ? high : low) + given;
+      }
+}
+
+template <int LANES>
+__device__ __forceinline__ int longest_of_block(int length) {
+#pragma unroll
+  for (int apart = 1; apart < LANES; apart *= 2) length = max(length, __shfl_xor_sync(ALL_LANES, length, apart));
+  return length;
+}
+
+template <int H, int I>
+__global__ void __launch_bounds__(H* lanes_of_unit(H > I ? H : I)) forward_few(const LltmArrays<float> a) {
+  constexpr int LANES = lanes_of_unit(H > I ? H : I), BLOCK = H * LANES, ROW = few_row(H, LANES), COPIES = (I + H - 1) / H;
+  __shared__ __align__(16) float states[2][LANES * ROW], inputs[FEW_INPUTS][LANES * I];
+  const int n_state = a.shape.n_state, n_input = a.shape.n_input;
+  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
+  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
+  const bool real = unit < n_state, starts = real && own.ray >= 0;
+  const int longest = longest_of_block<LANES>(own.length);
+
+  const float* from[COPIES];
+  int length_of[COPIES];  // 0 of a column that is not there
+#pragma unroll
+  for (int i = 0; i < COPIES; ++i) {
+    const int place = threadIdx.x + i * BLOCK, column = place % I, ray = place / I % LANES;
+    const int64_t first = __shfl_sync(ALL_LANES, own.first, ray);
+    const int length = __shfl_sync(ALL_LANES, own.length, ray);
+    from[i] = a.input + first * n_input + column, length_of[i] = column < n_input ? length : 0;
+  }
+  auto start_input = [&](int step) {
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      const int place = threadIdx.x + i * BLOCK;
+      if (place < LANES * I)
+        copy_async_or_zeros<4>(inputs[step % FEW_INPUTS] + place, from[i] + int64_t(step) * n_input, step < length_of[i]);
+    }
+    end_copies();
+  };
+#pragma unroll 1
+  for (int step = 0; step < FEW_INPUTS - 1; ++step) start_input(step);
+
+  float of_h[3][H / LANES], of_x[3][I / LANES], bias[3];
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    const float* row = a.weight + int64_t(gate * n_state + unit) * (n_state + n_input);
+#pragma unroll
+    for (int k = 0; k < H / LANES; ++k) {
+      const int column = column_of_part<LANES>(k, l);
+      of_h[gate][k] = real && column < n_state ? row[column] : 0.f;
+    }
+#pragma unroll
+    for (int k = 0; k < I / LANES; ++k) {
+      const int column = column_of_part<LANES>(k, l);
+      of_x[gate][k] = real && column < n_input ? row[n_state + column] : 0.f;
+    }
+    bias[gate] = real ? a.bias[gate * n_state + unit] : 0.f;
+  }
+  float h = starts ? a.h0[own.ray * n_state + unit] : 0.f, c = starts ? a.c0[own.ray * n_state + unit] : 0.f;
+  states[0][l * ROW + unit] = h;
+
+  float ahead[LANES][3];  // the next step's gates, as far as the input goes
+  auto add_input = [&](int step) {
+#pragma unroll
+    for (int ray = 0; ray < LANES; ++ray)
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) ahead[ray][gate] = 0.f;
+    add_part(ahead, of_x, inputs[step % FEW_INPUTS], I, l);
+  };
+  await_copies<FEW_INPUTS - 2>();
+  await_block<BLOCK>();
+  add_input(0);
+#pragma unroll 1
+  for (int step = 0; step < longest; ++step) {
+    await_copies<FEW_INPUTS - 3>();  // of the next step
+    await_block<BLOCK>();            // the state is there, and nothing is read any more of what is written below
+    start_input(step + FEW_INPUTS - 1);
+    float sum[LANES][3];
+#pragma unroll
+    for (int ray = 0; ray < LANES; ++ray)
+#pragma unroll
+      for (int gate = 0; gate < 3; ++gate) sum[ray][gate] = ahead[ray][gate];
+    add_part(sum, of_h, states[step % 2], ROW, l);
+    add_input(step + 1);
+    share_out(sum, l);
+    const Gates<float> gates = fast_activate<float>(sum[0][0] + bias[0], sum[0][1] + bias[1], sum[0][2] + bias[2]);
+    const bool active = step < own.length;
+    const float before = h;
+    c += active ? gates.g * gates.i : 0.f;
+    h = active ? fast_tanh<float>(c) * gates.o : h;
+    states[(step + 1) % 2][l * ROW + unit] = h;
+    if (!active || !real) continue;
+    const int64_t n = own.first + step, at = n * n_state + unit;
+    a.h[at] = h;
+    if (!a.activated) continue;
+    a.c[at] = c, a.before[at] = before;
+    float* act = a.activated + 3 * n * n_state + unit;
+    act[0] = gates.i, act[n_state] = gates.o, act[2 * n_state] = gates.g;
+  }
+  if (starts) a.h_n[own.ray * n_state + unit] = h, a.c_n[own.ray * n_state + unit] = c;
+}
+
+template <int H>
+__global__ void __launch_bounds__(H* lanes_of_unit(H)) backward_few(const LltmGradients<float> a) {
+  constexpr int LANES = lanes_of_unit(H), BLOCK = H * LANES, ROW = few_row(3 * H, LANES);
+  __shared__ __align__(16) float grads[2][LANES * ROW], samples[FEW_SAMPLES][5][BLOCK];  // of the gates; what a thread asked for
+  const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
+  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
+  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
+  const bool real = unit < n_state, starts = real && own.ray >= 0;
+  const int longest = longest_of_block<LANES>(own.length);
+
+  auto start_sample = [&](int step) {
+    const bool active = real && step >= 0 && step < own.length;
+    const int64_t n = own.first + step, at = n * n_state + unit;
+    const float *act = a.activated + 3 * n * n_state + unit, *from[5] = {act, act + n_state, act + 2 * n_state, a.c + at, a.h + at};
+#pragma unroll
+    for (int i = 0; i < 5; ++i) copy_async_or_zeros<4>(&samples[step & (FEW_SAMPLES - 1)][i][threadIdx.x], from[i], active);
+    end_copies();
+  };
+#pragma unroll 1
+  for (int i = 1; i < FEW_SAMPLES; ++i) start_sample(longest - i);
+
+  float weight[3][1][H / LANES];  // from the gates to this unit
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate)
+#pragma unroll
+    for (int k = 0; k < H / LANES; ++k) {
+      const int of = column_of_part<LANES>(k, l);
+      weight[gate][0][k] = real && of < n_state ? a.weight[int64_t(gate * n_state + of) * columns + unit] : 0.f;
+    }
+  float grad_h = starts ? a.h_n[own.ray * n_state + unit] : 0.f, grad_c = starts ? a.c_n[own.ray * n_state + unit] : 0.f;
+  float bias[3] = {};
+#pragma unroll 1
+  for (int step = longest - 1; step >= 0; --step) {
+    await_copies<FEW_SAMPLES - 2>();
+    const float(&sample)[5][BLOCK] = samples[step & (FEW_SAMPLES - 1)];
+    const Gates<float> gates{sample[0][threadIdx.x], sample[1][threadIdx.x], sample[2][threadIdx.x]};
+    const float tanh_c = fast_tanh<float>(sample[3][threadIdx.x]), dh = grad_h + sample[4][threadIdx.x];
+    start_sample(step - FEW_SAMPLES + 1);
+    const bool active = real && step < own.length;
+    Gates<float> grad;
+    const float dc = activate_bwd_at(gates, tanh_c, dh, grad_c, grad);
+    grad_c = active ? dc : grad_c;
+    const float of[3] = {active ? grad.i : 0.f, active ? grad.o : 0.f, active ? grad.g : 0.f};
+    const int64_t n = own.first + step;
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) {
+      bias[gate] += of[gate];
+      grads[step % 2][l * ROW + gate * H + unit] = of[gate];
+      if (active) a.gates[(3 * n + gate) * n_state + unit] = of[gate];
+    }
+    await_block<BLOCK>();
+    float before[3][LANES][1] = {};  // gradient of the state before this step
+#pragma unroll
+    for (int gate = 0; gate < 3; ++gate) add_part(before[gate], weight[gate], grads[step % 2] + gate * H, ROW, l);
+#pragma unroll
+    for (int ray = 0; ray < LANES; ++ray) before[0][ray][0] += before[1][ray][0] + before[2][ray][0];
+    share_out(before[0], l);
+    grad_h = active ? before[0][0][0] : grad_h;
+  }
+  if (starts) a.h0[own.ray * n_state + unit] = grad_h, a.c0[own.ray * n_state + unit] = grad_c;
+  float* bias_row = a.bias + int64_t(blockIdx.x) * 3 * n_state;
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    const float sum = sum_lanes(bias[gate], LANES);
+    if (l == 0 && real) bias_row[gate * n_state + unit] = sum;
+  }
+}
+
+}  // namespace
+}  // namespace nerfkit
