@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
 // warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
-// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh); where there are no such
-// cores, or sizes they do not fit, a warp a ray, in plain arithmetic (lltm_rays.cuh).
+// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh). In plain arithmetic: few
+// rays of float32, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
+// (lltm_rays.cuh).
 
+#include "lltm_few.cuh"
 #include "lltm_narrow_backward.cuh"
 #include "lltm_narrow_forward.cuh"
 #include "lltm_rays.cuh"
@@ -16,8 +18,6 @@
 namespace nerfkit {
 namespace {
 
-// ---- sixteen rays ----
-
 int padded(int n) { return n <= 16 ? 16 : n <= 32 ? 32 : 64; }
 
 // Calls f with a constant.
@@ -29,6 +29,46 @@ void with_size(int n, const F& f) {
     default: return f(std::integral_constant<int, 64>());
   }
 }
+
+// ---- few rays ----
+
+// Whether all rays run at once, a thread for every unit of each.
+bool are_few(const LltmShape& s, const Gpu& gpu) {
+  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS) * gpu.processors && s.n_rays <= 2 * BIAS_PARTS;
+}
+
+// False if there are too many, or not in float32.
+template <class T>
+bool forward_of_few(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (!are_few(a.shape, gpu)) return false;
+    with_size(a.shape.n_state, [&](auto state) {
+      with_size(a.shape.n_input, [&](auto input) {
+        constexpr int H = state.value, I = input.value, BLOCK = few_block(H, I);
+        forward_few<H, I><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+      });
+    });
+    return true;
+  } else {
+    return false;
+  }
+}
+
+template <class T>
+bool backward_of_few(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (!are_few(a.shape, gpu)) return false;
+    with_size(a.shape.n_state, [&](auto state) {
+      constexpr int H = state.value, BLOCK = few_block(H, 0);
+      backward_few<H><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+    });
+    return true;
+  } else {
+    return false;
+  }
+}
+
+// ---- sixteen rays ----
 
 // of_block, of_group: bytes of shared memory. False if the kernel needs more than there is.
 template <class Size, class Kernel, class Arrays>
@@ -195,6 +235,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     const size_t quad = room ? 16 : 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
     const auto on = (cudaStream_t)stream;
+    if (!room && forward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)
       if (room ? forward_with_blocks(a, room, gpu, on) : forward_with_tiles(a, gpu, on)) return;
     launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, on);
@@ -246,6 +287,7 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const size_t quad = 4 * sizeof(T);
     const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
     const auto on = (cudaStream_t)stream;
+    if (!room && backward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)
       if (room ? backward_with_blocks(a, room, gpu, on) : backward_with_tiles(a, gpu, on)) return;
     launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, on);

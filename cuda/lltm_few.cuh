@@ -14,7 +14,11 @@ namespace {
 
 constexpr int FEW_INPUTS = 8, FEW_SAMPLES = 4;  // buffers of steps that are on their way, forward and backward
 
-constexpr int lanes_of_unit(int widest) { return widest > 32 ? 4 : 2; }
+constexpr int FEW_THREADS = 512;  // of a processor, at once, a thread for every unit of every ray
+// Threads of a block, for as many rays as a unit has lanes.
+constexpr int few_block(int n_state, int n_input) { return n_state * (n_state > 16 || n_input > 16 ? 4 : 2); }
+// Blocks of a processor; more than 32 inputs take too many registers for as many.
+constexpr int few_blocks(int block, int n_input) { return FEW_THREADS / block / (n_input > 32 ? 2 : 1); }
 // From one ray to the next in shared memory: the units of a warp's lanes lie in different banks.
 constexpr int few_row(int n, int lanes) { return n % 32 == 32 / lanes ? n : n + 32 / lanes; }
 
@@ -34,8 +38,8 @@ __device__ __forceinline__ int column_of_part(int k, int l) {
 
 // Adds the products of a lane's part with every ray's values, `row` apart.
 template <int LANES, int GATES, int N>
-__device__ __forceinline__ void add_part(float (&sum)[LANES][GATES], const float (&weight)[GATES][N], const float* values, int row,
-                                         int l) {
+__device__ __forceinline__ void add_part(float (&sum)[LANES][GATES], const float (&weight)[GATES][N], const float* values,
+                                         int row, int l) {
 #pragma unroll
   for (int k = 0; k < N; k += 4)
 #pragma unroll
@@ -72,8 +76,8 @@ __device__ __forceinline__ int longest_of_block(int length) {
 }
 
 template <int H, int I>
-__global__ void __launch_bounds__(H* lanes_of_unit(H > I ? H : I)) forward_few(const LltmArrays<float> a) {
-  constexpr int LANES = lanes_of_unit(H > I ? H : I), BLOCK = H * LANES, ROW = few_row(H, LANES), COPIES = (I + H - 1) / H;
+__global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I)) forward_few(const LltmArrays<float> a) {
+  constexpr int BLOCK = few_block(H, I), LANES = BLOCK / H, ROW = few_row(H, LANES), COPIES = (I + H - 1) / H;
   __shared__ __align__(16) float states[2][LANES * ROW], inputs[FEW_INPUTS][LANES * I];
   const int n_state = a.shape.n_state, n_input = a.shape.n_input;
   const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
@@ -90,12 +94,13 @@ __global__ void __launch_bounds__(H* lanes_of_unit(H > I ? H : I)) forward_few(c
     const int length = __shfl_sync(ALL_LANES, own.length, ray);
     from[i] = a.input + first * n_input + column, length_of[i] = column < n_input ? length : 0;
   }
-  auto start_input = [&](int step) {
+  auto start_input = [&](int step) {  // one after the other
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
       const int place = threadIdx.x + i * BLOCK;
       if (place < LANES * I)
-        copy_async_or_zeros<4>(inputs[step % FEW_INPUTS] + place, from[i] + int64_t(step) * n_input, step < length_of[i]);
+        copy_async_or_zeros<4>(inputs[unsigned(step) % FEW_INPUTS] + place, from[i], step < length_of[i]);
+      from[i] += n_input;
     }
     end_copies();
   };
@@ -127,57 +132,61 @@ __global__ void __launch_bounds__(H* lanes_of_unit(H > I ? H : I)) forward_few(c
     for (int ray = 0; ray < LANES; ++ray)
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) ahead[ray][gate] = 0.f;
-    add_part(ahead, of_x, inputs[step % FEW_INPUTS], I, l);
+    add_part(ahead, of_x, inputs[unsigned(step) % FEW_INPUTS], I, l);
   };
   await_copies<FEW_INPUTS - 2>();
   await_block<BLOCK>();
   add_input(0);
+  int64_t at = own.first * n_state + unit, gates_at = 3 * own.first * n_state + unit;  // of the step's sample
 #pragma unroll 1
   for (int step = 0; step < longest; ++step) {
     await_copies<FEW_INPUTS - 3>();  // of the next step
     await_block<BLOCK>();            // the state is there, and nothing is read any more of what is written below
-    start_input(step + FEW_INPUTS - 1);
     float sum[LANES][3];
 #pragma unroll
     for (int ray = 0; ray < LANES; ++ray)
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) sum[ray][gate] = ahead[ray][gate];
     add_part(sum, of_h, states[step % 2], ROW, l);
+    start_input(step + FEW_INPUTS - 1);
     add_input(step + 1);
     share_out(sum, l);
     const Gates<float> gates = fast_activate<float>(sum[0][0] + bias[0], sum[0][1] + bias[1], sum[0][2] + bias[2]);
-    const bool active = step < own.length;
+    const bool active = real && step < own.length;
     const float before = h;
     c += active ? gates.g * gates.i : 0.f;
     h = active ? fast_tanh<float>(c) * gates.o : h;
     states[(step + 1) % 2][l * ROW + unit] = h;
-    if (!active || !real) continue;
-    const int64_t n = own.first + step, at = n * n_state + unit;
-    a.h[at] = h;
-    if (!a.activated) continue;
-    a.c[at] = c, a.before[at] = before;
-    float* act = a.activated + 3 * n * n_state + unit;
-    act[0] = gates.i, act[n_state] = gates.o, act[2 * n_state] = gates.g;
+    if (active) a.h[at] = h;
+    if (active && a.activated) {
+      a.c[at] = c, a.before[at] = before;
+      float* act = a.activated + gates_at;
+      act[0] = gates.i, act[n_state] = gates.o, act[2 * n_state] = gates.g;
+    }
+    at += n_state, gates_at += 3 * n_state;
   }
   if (starts) a.h_n[own.ray * n_state + unit] = h, a.c_n[own.ray * n_state + unit] = c;
 }
 
 template <int H>
-__global__ void __launch_bounds__(H* lanes_of_unit(H)) backward_few(const LltmGradients<float> a) {
-  constexpr int LANES = lanes_of_unit(H), BLOCK = H * LANES, ROW = few_row(3 * H, LANES);
-  __shared__ __align__(16) float grads[2][LANES * ROW], samples[FEW_SAMPLES][5][BLOCK];  // of the gates; what a thread asked for
+__global__ void __launch_bounds__(few_block(H, 0), few_blocks(few_block(H, 0), 0)) backward_few(const LltmGradients<float> a) {
+  constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, ROW = few_row(3 * H, LANES);
+  constexpr int CHAINS = LANES == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
+  __shared__ __align__(16) float grads[2][LANES * ROW], samples[FEW_SAMPLES][5][BLOCK];  // of the gates; a thread's own
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
   const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
   const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
   const bool real = unit < n_state, starts = real && own.ray >= 0;
   const int longest = longest_of_block<LANES>(own.length);
 
-  auto start_sample = [&](int step) {
+  const int64_t last = own.first + longest - 1;
+  int64_t at = last * n_state + unit, gates_at = 3 * last * n_state + unit;  // of the sample that is asked for
+  auto start_sample = [&](int step) {  // one after the other
     const bool active = real && step >= 0 && step < own.length;
-    const int64_t n = own.first + step, at = n * n_state + unit;
-    const float *act = a.activated + 3 * n * n_state + unit, *from[5] = {act, act + n_state, act + 2 * n_state, a.c + at, a.h + at};
+    const float *act = a.activated + gates_at, *from[5] = {act, act + n_state, act + 2 * n_state, a.c + at, a.h + at};
+    at -= n_state, gates_at -= 3 * n_state;
 #pragma unroll
-    for (int i = 0; i < 5; ++i) copy_async_or_zeros<4>(&samples[step & (FEW_SAMPLES - 1)][i][threadIdx.x], from[i], active);
+    for (int i = 0; i < 5; ++i) copy_async_or_zeros<4>(&samples[unsigned(step) % FEW_SAMPLES][i][threadIdx.x], from[i], active);
     end_copies();
   };
 #pragma unroll 1
@@ -196,7 +205,7 @@ __global__ void __launch_bounds__(H* lanes_of_unit(H)) backward_few(const LltmGr
 #pragma unroll 1
   for (int step = longest - 1; step >= 0; --step) {
     await_copies<FEW_SAMPLES - 2>();
-    const float(&sample)[5][BLOCK] = samples[step & (FEW_SAMPLES - 1)];
+    const float(&sample)[5][BLOCK] = samples[unsigned(step) % FEW_SAMPLES];
     const Gates<float> gates{sample[0][threadIdx.x], sample[1][threadIdx.x], sample[2][threadIdx.x]};
     const float tanh_c = fast_tanh<float>(sample[3][threadIdx.x]), dh = grad_h + sample[4][threadIdx.x];
     start_sample(step - FEW_SAMPLES + 1);
@@ -205,20 +214,19 @@ __global__ void __launch_bounds__(H* lanes_of_unit(H)) backward_few(const LltmGr
     const float dc = activate_bwd_at(gates, tanh_c, dh, grad_c, grad);
     grad_c = active ? dc : grad_c;
     const float of[3] = {active ? grad.i : 0.f, active ? grad.o : 0.f, active ? grad.g : 0.f};
-    const int64_t n = own.first + step;
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) {
-      bias[gate] += of[gate];
-      grads[step % 2][l * ROW + gate * H + unit] = of[gate];
-      if (active) a.gates[(3 * n + gate) * n_state + unit] = of[gate];
-    }
+    for (int gate = 0; gate < 3; ++gate) bias[gate] += of[gate], grads[step % 2][l * ROW + gate * H + unit] = of[gate];
     await_block<BLOCK>();
-    float before[3][LANES][1] = {};  // gradient of the state before this step
+    float before[CHAINS][LANES][1] = {};  // gradient of the state before this step
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) add_part(before[gate], weight[gate], grads[step % 2] + gate * H, ROW, l);
+    for (int gate = 0; gate < 3; ++gate) add_part(before[gate % CHAINS], weight[gate], grads[step % 2] + gate * H, ROW, l);
 #pragma unroll
-    for (int ray = 0; ray < LANES; ++ray) before[0][ray][0] += before[1][ray][0] + before[2][ray][0];
+    for (int i = 1; i < CHAINS; ++i)
+#pragma unroll
+      for (int ray = 0; ray < LANES; ++ray) before[0][ray][0] += before[i][ray][0];
     share_out(before[0], l);
+    float* to = a.gates + gates_at + FEW_SAMPLES * 3 * n_state;  // so far ahead are samples asked for
+    if (active) to[0] = of[0], to[n_state] = of[1], to[2 * n_state] = of[2];
     grad_h = active ? before[0][0][0] : grad_h;
   }
   if (starts) a.h0[own.ray * n_state + unit] = grad_h, a.c0[own.ray * n_state + unit] = grad_c;

@@ -172,14 +172,16 @@ struct RowOfBlock {
   int length;
 };
 
+__device__ __forceinline__ RowOfBlock row_at(const LltmShape& s, int64_t place) {
+  const bool real = place < s.n_rays;
+  const int64_t ray = real && s.order ? s.order[place] : place, first = real ? s.ray_offsets[ray] : 0;
+  return {real ? ray : -1, first, real ? int(s.ray_offsets[ray + 1] - first) : 0};
+}
+
 // The rays of a block's rows, by its first threads. Others see them after a barrier.
 __device__ __forceinline__ void find_rows(RowOfBlock* rows, int count, const LltmShape& s, int tile) {
   const int row = threadIdx.x;
-  if (row >= count) return;
-  const int64_t place = int64_t(tile) * count + row;
-  const bool real = place < s.n_rays;
-  const int64_t ray = real && s.order ? s.order[place] : place, first = real ? s.ray_offsets[ray] : 0;
-  rows[row] = {real ? ray : -1, first, real ? int(s.ray_offsets[ray + 1] - first) : 0};
+  if (row < count) rows[row] = row_at(s, int64_t(tile) * count + row);
 }
 
 // At most 32 rows.
