@@ -27,6 +27,14 @@ inline int64_t wide_room_bwd(DType dtype, int64_t n_state) {
   return n_state > WIDEST_STATE && dtype != DType::f64 ? 3 * in_sixteens(n_state) * in_sixteens(n_state) : 0;
 }
 
+// On a GPU: what sizes that fit nowhere else take of shared memory, forward and backward, in accumulation type; and how much
+// there is. Where that is too little, the launchers give TOO_WIDE.
+constexpr Status TOO_WIDE = -1;
+HD constexpr int64_t whole_quads(int64_t n) { return (n + 3) / 4 * 4; }
+inline int64_t values_of_ray(int64_t n_state, int64_t n_input) { return 2 * n_state + whole_quads(n_state + n_input); }
+inline int64_t values_of_ray_bwd(int64_t n_state) { return whole_quads(5 * n_state) + 4; }
+int64_t lltm_shared_bytes();
+
 // activated [N, 3H] and, on a GPU, c [N, H] and before [N, H], the state in front of each sample, are written for the
 // backward pass, or null.
 Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,

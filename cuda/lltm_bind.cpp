@@ -18,6 +18,15 @@ Tensor aligned_rows(const Tensor& rows) {
   return reinterpret_cast<uintptr_t>(data(rows)) % 16 ? torch::stable::clone(rows) : rows;
 }
 
+void check_fits(const char* op, Status status, const Tensor& weight, int64_t values) {
+#ifdef USE_CUDA
+  const int64_t state = weight.size(0) / 3, bytes = values * (weight.scalar_type() == ScalarType::Double ? 8 : 4);
+  STD_TORCH_CHECK(status != TOO_WIDE, "nerfkit: ", op, ": a state of ", state, " and ", weight.size(1) - state,
+                  " inputs take ", bytes, " bytes of shared memory, a block of this GPU has ", lltm_shared_bytes(),
+                  "; ops.backend(\"torch\") takes any size");
+#endif
+}
+
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -41,8 +50,10 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const int64_t room_size = input.is_cpu() ? 0 : wide_room(dtype_of(input), state, n_input);
   Tensor room = empty(input, {room_size});
   if (room_size) input = aligned_rows(input), h0 = aligned_rows(h0), c0 = aligned_rows(c0);
-  ran("lltm", lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n), out(c_n),
-                   out(activated), out(c), out(before), out(room), shape, device.stream));
+  const Status status = lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n),
+                             out(c_n), out(activated), out(c), out(before), out(room), shape, device.stream);
+  check_fits("lltm", status, weight, values_of_ray(state, n_input));
+  ran("lltm", status);
   return {h, h_n, c_n, activated, c, before};
 }
 
@@ -67,8 +78,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   const int64_t room_size = wide_room_bwd(dtype_of(gates), state);
   Tensor room = empty(gates, {room_size});
   if (room_size) grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
-  ran("lltm_bwd", lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
-                           out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream));
+  const Status status = lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
+                                 out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream);
+  check_fits("lltm_bwd", status, weight, values_of_ray_bwd(state));
+  ran("lltm_bwd", status);
   return {grad_gates, grad_h0, grad_c0, grad_bias};
 }
 

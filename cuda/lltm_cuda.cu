@@ -221,6 +221,8 @@ int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most
 
 }  // namespace
 
+int64_t lltm_shared_bytes() { return current_gpu().shared_bytes; }
+
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
             void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
@@ -228,6 +230,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
   if (!activated && is_narrow(dtype, s.n_state, s.n_input) && gpu.major >= TENSOR_CORES_MAJOR && aligned(input, 16) &&
       aligned(h0, 16) && aligned(c0, 16))
     return lltm_narrow(dtype, input, weight, bias, h0, c0, h, h_n, c_n, nullptr, nullptr, s, stream);
+  Status status = 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
@@ -238,9 +241,9 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     if (!room && forward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)
       if (room ? forward_with_blocks(a, room, gpu, on) : forward_with_tiles(a, gpu, on)) return;
-    launch_rays(forward_ray<T>, a, size_t(2 * s.n_state + whole_quads(s.n_state + s.n_input)) * sizeof(acc_t<T>), gpu, on);
+    status = launch_rays(forward_ray<T>, a, values_of_ray(s.n_state, s.n_input) * sizeof(acc_t<T>), gpu, on);
   });
-  return launched();
+  return status ? status : launched();
 }
 
 Status lltm_narrow(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
@@ -280,6 +283,7 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
                 void* room, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
+  Status status = 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
@@ -290,9 +294,9 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     if (!room && backward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)
       if (room ? backward_with_blocks(a, room, gpu, on) : backward_with_tiles(a, gpu, on)) return;
-    launch_rays(backward_ray<T>, a, size_t(whole_quads(5 * s.n_state) + 4) * sizeof(acc_t<T>), gpu, on);
+    status = launch_rays(backward_ray<T>, a, values_of_ray_bwd(s.n_state) * sizeof(acc_t<T>), gpu, on);
   });
-  return launched();
+  return status ? status : launched();
 }
 
 }  // namespace nerfkit

@@ -10,9 +10,6 @@ namespace {
 
 constexpr int LANES_OF_UNIT = 8, UNITS_AT_ONCE = 32 / LANES_OF_UNIT;  // neighbours in a row of the weight share a sector
 
-// Room for an array that is read four numbers at a time.
-HD int whole_quads(int n) { return (n + 3) / 4 * 4; }
-
 template <class T>
 __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
   using A = acc_t<T>;
@@ -83,9 +80,11 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
 }
 
 template <class Kernel, class Arrays>
-void launch_rays(Kernel kernel, const Arrays& arrays, size_t shared, const Gpu&, cudaStream_t stream) {
+Status launch_rays(Kernel kernel, const Arrays& arrays, int64_t shared, const Gpu& gpu, cudaStream_t stream) {
+  if (shared > gpu.shared_bytes) return TOO_WIDE;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
-  kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, BIAS_PARTS)), 32, shared, stream>>>(arrays);
+  kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, BIAS_PARTS)), 32, size_t(shared), stream>>>(arrays);
+  return 0;
 }
 
 }  // namespace

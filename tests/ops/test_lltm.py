@@ -130,6 +130,16 @@ def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
     check_on_gpu(n_state, n_input, dtype, n_rays)
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype, taken", [(torch.float16, 400024), (torch.float32, 400024), (torch.float64, 800048)])
+def test_what_does_not_fit_in_shared_memory_is_an_error(dtype, taken):
+    sizes = (2, 100000), (3, 100001), (3,), (1, 1), (1, 1)
+    x, *rest = (torch.zeros(*size, device="cuda", dtype=dtype) for size in sizes)
+    message = rf"a state of 1 and 100000 inputs take {taken} bytes of shared memory, a block of this GPU has \d+; ops"
+    with ops.backend("cuda"), pytest.raises(RuntimeError, match=message):
+        lltm(x, torch.tensor([0, 2], device="cuda"), *rest)
+
+
 def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) -> None:
     """The same bits twice, and about as near to the exact result as the definition, which rounds at every step."""
     torch.manual_seed(0)
