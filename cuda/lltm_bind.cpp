@@ -63,11 +63,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
                                                     const Tensor& weight_in, const Tensor& gates_in, const Tensor& c_in,
                                                     std::optional<Tensor> order) {
   const OnDevice device(gates_in);
-  const Tensor gates = checked("gates", gates_in, gates_in, {ANY, ANY});
+  Tensor gates = checked("gates", gates_in, gates_in, {ANY, ANY});
   const int64_t n = gates.size(0), state = gates.size(1) / 3;
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, gates, ScalarType::Long, {ANY});
   const int64_t rays = ray_offsets.size(0) - 1;
-  const Tensor c = checked("c", c_in, gates, {n, state});
+  Tensor c = checked("c", c_in, gates, {n, state});
   const Tensor weight = checked("weight", weight_in, gates, {3 * state, ANY});
   Tensor grad_h = checked("grad_h", grad_h_in, gates, {n, state});
   Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
@@ -77,7 +77,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
   const int64_t room_size = wide_room_bwd(dtype_of(gates), state);
   Tensor room = empty(gates, {room_size});
-  if (room_size) grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
+  if (room_size) {
+    grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
+    gates = aligned_rows(gates), c = aligned_rows(c);
+  }
   const Status status = lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
                                  out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream);
   check_fits("lltm_bwd", status, weight, values_of_ray_bwd(state));

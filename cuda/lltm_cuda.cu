@@ -289,7 +289,8 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
     const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
                              (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
     const size_t quad = 4 * sizeof(T);
-    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad);
+    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad) && aligned(activated, quad) &&
+                       aligned(c, quad);
     const auto on = (cudaStream_t)stream;
     if (!room && backward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)

@@ -131,6 +131,32 @@ def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("n_state", [16, 32, 64, 96])
+@pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-2), (torch.float32, 1e-3)], ids=["float16", "float32"])
+def test_saved_tensors_at_an_odd_address(n_state, dtype, limit):
+    torch.manual_seed(0)
+    counts = torch.randint(0, 4, (5000,))
+    sizes = (int(counts.sum()), 16), (3 * n_state, n_state + 16), (3 * n_state,), (5000, n_state), (5000, n_state)
+    numbers = [torch.randn(*size, device="cuda", dtype=dtype) / n_state**0.5 for size in sizes]
+    x, *rest = (t.requires_grad_() for t in numbers)
+    offsets = offsets_from_counts(counts).cuda()
+
+    def moved(saved: torch.Tensor) -> torch.Tensor:
+        room = torch.empty(saved.numel() + 1, device="cuda", dtype=saved.dtype)
+        return room[1:].view(saved.shape).copy_(saved.detach())
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(lltm(x, offsets, *rest)[0].square().sum(), [x, *rest])
+
+    with ops.backend("cuda"):
+        straight = gradients()
+        with torch.autograd.graph.saved_tensors_hooks(moved, lambda saved: saved):
+            shifted = gradients()
+    for got, wanted in zip(shifted, straight, strict=True):
+        assert (got - wanted).abs().max() <= limit * wanted.abs().max()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype, taken", [(torch.float16, 400024), (torch.float32, 400024), (torch.float64, 800048)])
 def test_what_does_not_fit_in_shared_memory_is_an_error(dtype, taken):
     sizes = (2, 100000), (3, 100001), (3,), (1, 1), (1, 1)
