@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units or inputs, of any number: a block walks 16 or 32 rays together, a warp for 16 units of the state.
+// The LLTM of many units or inputs, as far as shared memory goes: a block walks 16 or 32 rays together, a warp for 16 units of
+// the state, or in turn for several times 16 (on the way back for at most 512 units).
 // The weight, too large for registers, is first written in the order in which lanes take it. A block keeps as much of it as
 // fits in shared memory and reads the rest again at every step, from the caches, where all blocks share it. Sizes are
 // rounded up to a multiple of 16 inside; what is added is zero and stays zero.
