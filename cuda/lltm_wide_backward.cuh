@@ -57,6 +57,12 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   float bias[GROUPS][3][4] = {};
   keep_first<Operands<T, 1>>(kept, weight, blocks_h);
+  auto each_state = [&](const auto& f) {  // of this lane: group j of the warp's, row r of its rays
+#pragma unroll
+    for (int j = 0; j < GROUPS; ++j)
+#pragma unroll
+      for (int r = 0; r < 2 * TILES; ++r) f(j, r, 16 * (warp + j * warps) + 4 * t, rows[g + 8 * r].ray);
+  };
 
 #pragma unroll 1
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
@@ -65,18 +71,13 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
     __syncthreads();
     const int longest = longest_of(rows, BLOCK_RAYS);
     float grad_h[GROUPS][TILES][2][4], grad_c[GROUPS][TILES][2][4];
+    each_state([&](int j, int r, int unit, int64_t ray) {
+      const Quad<T> from_h = load_quad<false>(a.h_n + ray * n_state, unit, n_state, ray >= 0);
+      const Quad<T> from_c = load_quad<false>(a.c_n + ray * n_state, unit, n_state, ray >= 0);
 #pragma unroll
-    for (int j = 0; j < GROUPS; ++j)
-#pragma unroll
-      for (int r = 0; r < 2 * TILES; ++r) {
-        const int unit = 16 * (warp + j * warps) + 4 * t;
-        const int64_t ray = rows[g + 8 * r].ray;
-        const Quad<T> from_h = load_quad<false>(a.h_n + ray * n_state, unit, n_state, ray >= 0);
-        const Quad<T> from_c = load_quad<false>(a.c_n + ray * n_state, unit, n_state, ray >= 0);
-#pragma unroll
-        for (int k = 0; k < 4; ++k)
-          grad_h[j][r / 2][r % 2][k] = float(from_h.v[k]), grad_c[j][r / 2][r % 2][k] = float(from_c.v[k]);
-      }
+      for (int k = 0; k < 4; ++k)
+        grad_h[j][r / 2][r % 2][k] = float(from_h.v[k]), grad_c[j][r / 2][r % 2][k] = float(from_c.v[k]);
+    });
     WideSample<T> sample[2 * TILES];
     auto load_samples = [&](int step, int unit) {
 #pragma unroll
@@ -135,16 +136,11 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
             if (step < rows[g + 8 * r].length) grad_h[j][r / 2][r % 2][k] = before[r / 2][0][k / 2][r % 2 * 2 + k % 2];
       }
     }
-#pragma unroll
-    for (int j = 0; j < GROUPS; ++j)
-#pragma unroll
-      for (int r = 0; r < 2 * TILES; ++r) {
-        const int unit = 16 * (warp + j * warps) + 4 * t;
-        const int64_t ray = rows[g + 8 * r].ray;
-        if (ray < 0) continue;
-        store_units(a.h0 + ray * n_state, unit, n_state, grad_h[j][r / 2][r % 2]);
-        store_units(a.c0 + ray * n_state, unit, n_state, grad_c[j][r / 2][r % 2]);
-      }
+    each_state([&](int j, int r, int unit, int64_t ray) {
+      if (ray < 0) return;
+      store_units(a.h0 + ray * n_state, unit, n_state, grad_h[j][r / 2][r % 2]);
+      store_units(a.c0 + ray * n_state, unit, n_state, grad_c[j][r / 2][r % 2]);
+    });
   }
   float* bias_row = a.bias + int64_t(blockIdx.x) * 3 * n_state;
 #pragma unroll
