@@ -27,7 +27,9 @@ step() { # name, command...
 
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
 small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16) or rows_of_a_capacity)"
-small="($small) or (16_units and few_rays) or (wide_state and few_rays and 72)"
+small="($small) or (16_units and few_rays) or (wide_state and few_rays and 72) or without_weight_gradient"
+many="float32-16-16 or float32-32-32 or float32-64-32 or float32-50-47"
+small="$small or (64_units and float32 and (few_rays or (more_rays_than_fit and ($many))))"
 
 # initcheck has to see torch's kernels too, which write what ours read; it finds fault with torch's own sum over a large
 # array of zeros, which LLTM's bias takes, and with what cuBLAS writes for networks that the mlp kernel does not take.
@@ -37,7 +39,7 @@ sanitize() { # tool
   case $1 in
     racecheck)
       tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not narrow)"
-      tests="$tests and not (16_units or (wide_state and not float32))"
+      tests="$tests and not (16_units or (wide_state and not float32 and not without_weight_gradient))"
       ;;
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac

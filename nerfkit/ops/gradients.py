@@ -25,11 +25,14 @@ class _NoSecondDerivative(torch.autograd.Function):
         raise NotImplementedError(f"{ctx.op} has no second derivative")
 
 
-def no_second_derivative(op: str, gradients: tuple[Tensor, ...], inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def no_second_derivative(
+    op: str, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor, ...]
+) -> tuple[Tensor | None, ...]:
     """`gradients` of `inputs`, which raise NotImplementedError naming `op` when they are differentiated again."""
     if not torch.is_grad_enabled():  # the usual case: create_graph=False
         return gradients
-    return tuple(_NoSecondDerivative.apply(op, gradient, *inputs) for gradient in gradients)
+    refused = (None if gradient is None else _NoSecondDerivative.apply(op, gradient, *inputs) for gradient in gradients)
+    return tuple(refused)
 
 
 def through_definition(

@@ -206,19 +206,24 @@ class _LltmOnGpu(torch.autograd.Function):
     def backward(ctx, grad_h, grad_h_n, grad_c_n):
         saved = ctx.saved_tensors
         with torch.no_grad():
-            gradients = _gpu_gradients(*saved, grad_h, grad_h_n, grad_c_n)
+            to_input, _, to_weight = ctx.needs_input_grad[:3]
+            gradients = _gpu_gradients(*saved, grad_h, grad_h_n, grad_c_n, to_input, to_weight)
         input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], grad_h, grad_h_n, grad_c_n))
         return input, None, weight, bias, h0, c0
 
 
-def _gpu_gradients(input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n):
-    """Gradients of input, weight, bias, h0 and c0; `gates` [N, 3H] are after activation."""
+def _gpu_gradients(
+    input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n, to_input, to_weight
+):
+    """Gradients of input and weight, where they are wanted, bias, h0 and c0; `gates` [N, 3H] are after activation."""
     grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
         grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
     )
     n_state = before.shape[1]
-    grad_weight = torch.cat([grad_gates.t() @ before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
-    return grad_gates @ weight[:, n_state:], grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
+    grad_input = grad_gates @ weight[:, n_state:] if to_input else None  # [N, I]
+    by_gate = grad_gates.t()
+    grad_weight = torch.cat([by_gate @ before, by_gate @ input], dim=1) if to_weight else None  # [3H, H+I]
+    return grad_input, grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
 
 
 NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h

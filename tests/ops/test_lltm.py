@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.ops import lltm
+from nerfkit.ops.gradients import no_second_derivative
 from nerfkit.ops.packed import offsets_from_counts
 from tests.ops.cases import cases
 from tests.ops.harness import checks_of, drawn_backends
@@ -132,6 +133,32 @@ def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("n_state", [72, 300])
+@pytest.mark.parametrize(
+    "dtype, limit", [(torch.float16, 1e-2), (torch.bfloat16, 8e-2), (torch.float32, 1e-4)],
+    ids=["float16", "bfloat16", "float32"],
+)  # fmt: skip
+@pytest.mark.parametrize("n_rays", [40, 2200], ids=["few_rays", "more_rays_than_fit"])
+def test_wide_state_without_weight_gradient(n_state, dtype, limit, n_rays):
+    """The library's products are not called, so that a race checker under which they fail sees the kernels."""
+    torch.manual_seed(0)
+    counts, width = torch.randint(0, 6, (n_rays,)), n_state + 5
+    inputs = [torch.randn(int(counts.sum()), 5), torch.randn(3 * n_state, width) / width**0.5]
+    inputs += [torch.randn(3 * n_state) * 0.2, *torch.randn(2, n_rays, n_state)]
+    inputs = [t.to(dtype) for t in inputs]
+
+    def run(backend: str, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [t.detach().requires_grad_() for t in rest]
+        with ops.backend(backend):
+            outputs = lltm(x, offsets_from_counts(counts).to(x.device), weight, *leaves)
+        return [*outputs, *torch.autograd.grad([y.double().square().sum() for y in outputs], leaves)]
+
+    exact = run("torch", *(t.double() for t in inputs))
+    for got, wanted in zip(run("cuda", *(t.cuda() for t in inputs)), exact, strict=True):
+        assert (got.detach().cpu() - wanted.detach()).abs().max() <= limit * wanted.detach().abs().max()
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("n_state", [16, 32, 64, 96])
 @pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-2), (torch.float32, 1e-3)], ids=["float16", "float32"])
 def test_saved_tensors_at_an_odd_address(n_state, dtype, limit):
@@ -214,6 +241,14 @@ def test_second_derivative_raises_instead_of_lying():
     arguments = case.arguments()
     x = arguments[0].requires_grad_()
     (gradient,) = torch.autograd.grad(lltm(*arguments)[0].sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="lltm has no second derivative"):
+        gradient.sum().backward()
+
+
+def test_second_derivative_beside_a_gradient_that_is_not_wanted():
+    x = torch.ones(2, requires_grad=True)
+    unwanted, gradient = no_second_derivative("lltm", (None, 2 * x), (x,))
+    assert unwanted is None
     with pytest.raises(NotImplementedError, match="lltm has no second derivative"):
         gradient.sum().backward()
 
