@@ -157,6 +157,7 @@ __global__ void __launch_bounds__(ChannelsShared<CH, DEPTH, STEPS, BACKWARD>::TH
     half_channels(const HalfConv<T> a) {
   using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
   constexpr int SUMS = (K + 1) / 2, PERIOD = SUMS % STEPS ? SUMS * STEPS : SUMS, PAIRS = CH / 2;
+  if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<Shared*>(memory);
   const HalfChannelsStrip<CH> at(a, blockIdx.x);

@@ -113,6 +113,7 @@ constexpr int resident_planes(int kh, bool vector, bool backward) {
 template <class T, int KH, int KW, bool VECTOR, bool BACKWARD>
 __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKWARD)) half_planes(const HalfConv<T> a) {
   constexpr int ROWS = group_rows(KH);
+  if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& ring = reinterpret_cast<PlaneRows<KH, BACKWARD>(*)[2]>(memory)[threadIdx.x / 32];
   const int64_t unit = int64_t(blockIdx.x) * PLANES + threadIdx.x / 32;

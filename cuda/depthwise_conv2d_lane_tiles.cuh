@@ -57,6 +57,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   using A = acc_t<T>;
   constexpr int N = V + KW - 1, TAPS = KH * KW;
   constexpr bool VECTORS = ORDER == Order::vectors, CHANNELS = ORDER == Order::channels;
+  if (BACKWARD) invite_next_kernel();
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across;
   const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
   const int column = CHANNELS ? a.channels : 1, threads = CHANNELS ? THREADS_2D / lanes : THREADS_2D;

@@ -10,6 +10,7 @@
 
 #include "async_copy.cuh"
 #include "depthwise_conv2d.h"
+#include "partial_sums.cuh"
 
 namespace nerfkit {
 
@@ -289,6 +290,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
   constexpr int DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
   constexpr bool SHARE_WEIGHTS = CHANNELS_LAST && K == 7;
+  if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);

@@ -10,34 +10,71 @@ namespace nerfkit {
 
 constexpr int SUMS_OF_BLOCK = 8;  // neighbours in memory: 32 bytes are the least that is read at once
 
-// partials [parts, channels, taps + 1] -> grad_weight [channels, taps] and grad_bias [channels].
+// In a kernel that writes sums: once all of its blocks run, those of add_partials may come, and wait beside them.
+__device__ __forceinline__ void invite_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// Until the kernels before this one are done and what they wrote is seen.
+__device__ __forceinline__ void await_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// partials [parts, channels, taps + 1] -> grad_weight [channels, taps] and grad_bias [channels]. partials is not
+// __restrict__: it changes after the launch, so that no load of it may move up, or past the cache that is coherent.
 template <class T>
-__global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* __restrict__ partials, T* __restrict__ grad_weight,
-                                                        T* __restrict__ grad_bias, int parts, int64_t channels, int taps) {
+__global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* partials, T* grad_weight, T* grad_bias, int parts,
+                                                        int64_t channels, int taps) {
   using A = acc_t<T>;
   __shared__ A of_warp[THREADS / 32][SUMS_OF_BLOCK];
   const int64_t sums = channels * (taps + 1), i = int64_t(blockIdx.x) * SUMS_OF_BLOCK + threadIdx.x % SUMS_OF_BLOCK;
+  const int64_t channel = i / (taps + 1);
+  T* const to = i % (taps + 1) < taps ? grad_weight + i - channel : grad_bias + channel;
+  constexpr int APART = THREADS / SUMS_OF_BLOCK, TOGETHER = 8;  // parts of a thread; loads on their way together
+  const int first = threadIdx.x / SUMS_OF_BLOCK, own = i < sums ? (parts - first + APART - 1) / APART : 0;
+  const A* from = partials + first * sums + i;
+  await_kernels_before();
   A sum = 0;
-  if (i < sums)
-    for (int part = threadIdx.x / SUMS_OF_BLOCK; part < parts; part += THREADS / SUMS_OF_BLOCK) sum += partials[part * sums + i];
+#pragma unroll 1
+  for (int n = 0; n < own; n += TOGETHER) {
+    A values[TOGETHER];
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j, from += APART * sums) values[j] = n + j < own ? *from : A(0);
+#pragma unroll
+    for (int j = 0; j < TOGETHER; ++j) sum += values[j];
+  }
   for (int apart = SUMS_OF_BLOCK; apart < 32; apart *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, apart);
   if (threadIdx.x % 32 < SUMS_OF_BLOCK) of_warp[threadIdx.x / 32][threadIdx.x % 32] = sum;
   __syncthreads();
   if (threadIdx.x >= SUMS_OF_BLOCK || i >= sums) return;
   for (int warp = 1; warp < THREADS / 32; ++warp) sum += of_warp[warp][threadIdx.x];
-  const int64_t channel = i / (taps + 1);
-  const int tap = int(i % (taps + 1));
-  if (tap < taps)
-    grad_weight[channel * taps + tap] = T(sum);
-  else
-    grad_bias[channel] = T(sum);
+  *to = T(sum);
 }
 
+// Whether `kernel` is compiled so that it waits itself for the one before, and graphs of this driver can say so.
+template <class Kernel>
+bool waits_itself(Kernel* kernel) {
+  constexpr int PTX = 90, DRIVER = 12030;
+  cudaFuncAttributes compiled;
+  int driver = 0;
+  return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER &&
+         cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= PTX;
+}
+
+// Directly after the kernel that wrote the sums, if there are any: it is launched while that one still runs.
 template <class T>
 void launch_add_partials(const void* partials, void* grad_weight, void* grad_bias, int parts, int64_t channels, int taps,
                          Stream stream) {
-  add_partials<T><<<blocks_for(channels * (taps + 1), SUMS_OF_BLOCK), THREADS, 0, (cudaStream_t)stream>>>(
-      (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels, taps);
+  cudaLaunchAttribute early{cudaLaunchAttributeProgrammaticStreamSerialization};
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{blocks_for(channels * (taps + 1), SUMS_OF_BLOCK), THREADS, 0, (cudaStream_t)stream};
+  config.attrs = &early, config.numAttrs = parts > 0 && waits_itself(add_partials<T>);
+  cudaLaunchKernelEx(&config, add_partials<T>, (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels,
+                     taps);
 }
 
 }  // namespace nerfkit

@@ -29,8 +29,8 @@ def test_channels_last_gives_the_same():
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
 
 
-# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32; small
-# planes of many channels or pictures.
+# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32, 256 parts
+# of a sum; small planes of many channels or pictures.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
@@ -64,6 +64,7 @@ BRANCHES = [
     ((3, 20, 13, 9), (7, 7), {"padding": 3}),
     ((1, 40, 7, 12), (7, 7), {"padding": 3}),
     ((1100, 1, 5, 5), (3, 3), {"padding": 1}),
+    ((4, 17, 96, 96), (3, 3), {"padding": 1, "stride": 2}),
 ]
 
 
