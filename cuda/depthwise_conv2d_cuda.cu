@@ -4,6 +4,11 @@
 // depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
 // depthwise_conv2d_walk.cuh. What these cannot take (widths or channels that are not whole vectors, float32 of one row)
 // goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride, padding and dilation to
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
+// 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
+// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take (widths or
+// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, few taps a stride apart,
+// channels last and forward, to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
 // depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
 // depthwise_conv2d_values.cuh.
 
@@ -13,6 +18,7 @@
 #include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
 #include "depthwise_conv2d_small_planes.cuh"
+#include "depthwise_conv2d_quads.cuh"
 #include "depthwise_conv2d_values.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
@@ -222,6 +228,21 @@ int64_t keep_planes(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
     if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
     return parts;
   }
+// False if threads of 4 channels are not for this.
+template <class T>
+bool convolve_quads(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  if constexpr (sizeof(T) <= 4) {
+    QuadConv<T> a{from.in, from.weight, from.bias, from.out};
+    const size_t bytes = QUAD * sizeof(T);
+    if (!takes_quads(s, sizeof(T)) || !aligned(a.in, bytes) || !aligned(a.out, bytes) || !share_out_quads(a, s)) return false;
+    switch (s.x.kernel) {
+      case 2: launch_quads<T, 2, 0>(a, stream); break;
+      case 3: by_two(s) ? launch_quads<T, 3, 2>(a, stream) : launch_quads<T, 3, 0>(a, stream); break;
+      case 5: launch_quads<T, 5, 2>(a, stream); break;
+    }
+    return true;
+  }
+  return false;
 }
 
 // Calls f with the form of a thread's work.
@@ -274,6 +295,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
     if (keep_planes<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
     if (walk_tiles<T, false>(a, s, on) || convolve_any(a, s, on)) return;
+    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
+    if (walk_tiles<T, false>(a, s, on) || convolve_quads(a, s, on) || convolve_any(a, s, on)) return;
     value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
   return launched();
