@@ -55,12 +55,12 @@ int lanes_of(const Conv2dShape& s) {
 
 int64_t blocks_across(const Conv2dShape& s) { return blocks_for(s.channels, lanes_of(s)); }
 
-// Blocks that share the tiles of a channel.
-int64_t blocks_sharing(const Conv2dShape& s, bool backward) {
+// Blocks that share the tiles of a channel, of R rows each.
+int64_t blocks_sharing(const Conv2dShape& s, bool backward, int64_t R) {
   constexpr int64_t ENOUGH_BLOCKS = 2048;
   const int64_t columns = blocks_for(s.x.size, V);
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows
-  const int64_t R = tile_rows(s.y.kernel, s.x.kernel, backward), rows = flat ? s.batch : s.y.size;
+  const int64_t rows = flat ? s.batch : s.y.size;
   const int64_t tiles = (flat ? 1 : s.batch) * ((rows + R - 1) / R) * columns;
   const int64_t full = std::max<int64_t>(1, blocks_for(tiles, THREADS_2D / lanes_of(s)));
   if (!backward) return full;
@@ -69,20 +69,26 @@ int64_t blocks_sharing(const Conv2dShape& s, bool backward) {
   return std::max((full + MOST_TILES - 1) / MOST_TILES, std::min((full + 1) / 2, enough));
 }
 
-template <class T, int KH, int KW, bool BACKWARD>
+template <class T, int KH, int KW, int R, bool BACKWARD>
 bool launch_tiles(Walk<T> a, const Conv2dShape& s, bool vectors, cudaStream_t stream) {
-  const int64_t across = blocks_across(s), shared = blocks_sharing(s, BACKWARD), blocks = across * shared;
+  const int64_t across = blocks_across(s), shared = blocks_sharing(s, BACKWARD, R), blocks = across * shared;
   if (blocks > INT32_MAX || shared > INT32_MAX / THREADS_2D / (BACKWARD ? MOST_TILES : 1)) return false;
+  // Where blocks are few, what counts is the way from a thread's first load to its last store.
+  if constexpr (KH > 1 && !BACKWARD && R != FEW_ROWS)
+    if (!s.channels_last && blocks < 4 * current_gpu().processors)
+      return launch_tiles<T, KH, KW, FEW_ROWS, BACKWARD>(a, s, vectors, stream);
   a.across = int(across), a.shared = int(shared), a.lanes = lanes_of(s);
-  constexpr int R = tile_rows(KH, KW, BACKWARD);
   auto kernel = tile<T, KH, KW, R, Order::columns, BACKWARD>;
   if constexpr (KH == 1 || sizeof(T) == 2)  // what float32 could take as vectors walks
     if (vectors) kernel = tile<T, KH, KW, R, Order::vectors, BACKWARD>;
-  if constexpr (KH > 1)
+  if constexpr (KH > 1 && (BACKWARD || R != FEW_ROWS))
     if (s.channels_last) kernel = tile<T, KH, KW, R, Order::channels, BACKWARD>;
   kernel<<<unsigned(blocks), THREADS_2D, 0, stream>>>(a);
   return true;
 }
+
+template <int N>
+using Side = std::integral_constant<int, N>;
 
 // False if the tiles are not made for this.
 template <class T, bool BACKWARD>
@@ -98,12 +104,16 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
     const size_t bytes = V * sizeof(T);
     const bool together = aligned(a.in, bytes) && aligned(a.out, bytes) && aligned(a.x, bytes);
     const bool vectors = !s.channels_last && s.x.size % V == 0 && together;
+    const auto launch = [&](auto height, auto width) {
+      constexpr int KH = decltype(height)::value, KW = decltype(width)::value;
+      return launch_tiles<T, KH, KW, tile_rows(KH, KW, BACKWARD), BACKWARD>(a, s, vectors, stream);
+    };
     switch (tiled_kernel(s)) {
-      case 3: return launch_tiles<T, 3, 3, BACKWARD>(a, s, vectors, stream);
-      case 5: return launch_tiles<T, 5, 5, BACKWARD>(a, s, vectors, stream);
-      case 7: return launch_tiles<T, 7, 7, BACKWARD>(a, s, vectors, stream);
-      case -3: return launch_tiles<T, 1, 3, BACKWARD>(a, s, vectors, stream);
-      case -5: return launch_tiles<T, 1, 5, BACKWARD>(a, s, vectors, stream);
+      case 3: return launch(Side<3>(), Side<3>());
+      case 5: return launch(Side<5>(), Side<5>());
+      case 7: return launch(Side<7>(), Side<7>());
+      case -3: return launch(Side<1>(), Side<3>());
+      case -5: return launch(Side<1>(), Side<5>());
       default: return false;
     }
   }
@@ -153,10 +163,10 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
     };
     bool launched = false;
     switch (s.x.kernel) {
-      case 3: launched = launch(std::integral_constant<int, 3>()); break;
-      case 5: launched = launch(std::integral_constant<int, 5>()); break;
+      case 3: launched = launch(Side<3>()); break;
+      case 5: launched = launch(Side<5>()); break;
       case 7:
-        if constexpr (sizeof(T) == 4) launched = launch(std::integral_constant<int, 7>());
+        if constexpr (sizeof(T) == 4) launched = launch(Side<7>());
     }
     return launched ? grid.shared : 0;
   }
@@ -281,7 +291,9 @@ int64_t any_parts(const Conv2dShape& s, int bytes) {
 }
 
 // Sums of the weight's gradient that a channel has; at least one.
-int64_t tile_parts(const Conv2dShape& s) { return tiled_kernel(s) && !is_empty(s) ? blocks_sharing(s, true) : 1; }
+int64_t tile_parts(const Conv2dShape& s) {
+  return tiled_kernel(s) && !is_empty(s) ? blocks_sharing(s, true, tile_rows(s.y.kernel, s.x.kernel, true)) : 1;
+}
 
 }  // namespace
 

@@ -10,7 +10,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int V = 4;  // columns of a tile
+constexpr int V = 4;         // columns of a tile
+constexpr int FEW_ROWS = 4;  // of a tile, where there are few of them
 
 // What neighbouring threads take: four columns each at a time, one by one, or one by one of neighbouring channels.
 enum class Order { vectors, columns, channels };
@@ -40,6 +41,23 @@ __device__ __forceinline__ void load_row(const T* row, int first, int width, int
   }
 }
 
+// A bit for each of N columns from `first` on that is inside.
+template <int N>
+__device__ __forceinline__ unsigned columns_inside(int first, int width) {
+  unsigned bits = 0;
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    if (unsigned(first + i) < unsigned(width)) bits |= 1u << i;
+  return bits;
+}
+
+// N neighbours from `from` on, zeros where `inside` has no bit.
+template <class T, int N>
+__device__ __forceinline__ void load_inside(const T* from, unsigned inside, T (&to)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) to[i] = inside >> i & 1 ? from[i] : T(0.f);
+}
+
 template <class T, bool VECTORS>
 __device__ __forceinline__ void store_row(T* row, int first, int width, int column, const acc_t<T> (&from)[V]) {
   if constexpr (VECTORS) {
@@ -57,6 +75,8 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   using A = acc_t<T>;
   constexpr int N = V + KW - 1, TAPS = KH * KW;
   constexpr bool VECTORS = ORDER == Order::vectors, CHANNELS = ORDER == Order::channels;
+  // Some lanes of a warp are at an edge, others are not: one way for all, but where that costs registers.
+  constexpr bool MASKS = ORDER == Order::columns && !(BACKWARD && KW > 3);
   if (BACKWARD) invite_next_kernel();
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across;
   const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
@@ -73,28 +93,43 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
     const unsigned line = at / tiles_x, b = line / tiles_y;
     const int x0 = int(at - line * tiles_x) * V, y0 = int(line - b * tiles_y) * R;
     const int64_t base = b * a.strides.batch + c * a.strides.channel;
-    A sum[R][V], center[R][V];
+    const unsigned inside = MASKS ? columns_inside<N>(x0 - KW / 2, a.width) : 0;
+    // Of row y, from `before` columns before x0 on; zeros if the row is not `real`.
+    const auto read = [&](const T* picture, int y, bool real, int before, auto& to) {
+      const auto row = [&] { return picture + base + y * a.strides.row; };
+      if constexpr (MASKS) {
+        load_inside(row() + x0 - before, real ? inside >> (KW / 2 - before) : 0, to);
+      } else {
+        constexpr int COUNT = std::extent_v<std::remove_reference_t<decltype(to)>>;
+        if (real) return load_row<T, COUNT, VECTORS>(row(), x0 - before, a.width, column, to);
+#pragma unroll
+        for (int j = 0; j < COUNT; ++j) to[j] = A(0);
+      }
+    };
+    using Kept = std::conditional_t<MASKS, T, A>;  // converted before it is used: to convert is to wait
+    A sum[R][V];
+    Kept center[R][V];
 #pragma unroll
     for (int r = 0; r < R; ++r) {
 #pragma unroll
-      for (int i = 0; i < V; ++i) sum[r][i] = start, center[r][i] = A(0);
-      if (BACKWARD && a.partials && y0 + r < a.height)
-        load_row<T, V, VECTORS>(a.x + base + (y0 + r) * a.strides.row, x0, a.width, column, center[r]);
+      for (int i = 0; i < V; ++i) sum[r][i] = start;
+      read(a.x, y0 + r, BACKWARD && a.partials && y0 + r < a.height, 0, center[r]);
     }
-    constexpr int AHEAD = KW < 7;  // rows of the window on their way while one is in use, as the registers allow
-    A rows[AHEAD + 1][N];
-    const auto fetch = [&](int i, A(&to)[N]) {
+    // Rows of the window on their way while one is in use, as the registers allow.
+    constexpr int AHEAD = R == FEW_ROWS && !BACKWARD && KH > 1 ? std::min(R + KH - 2, 48 / N) : KW < 7;
+    Kept rows[AHEAD + 1][N];
+    const auto fetch = [&](int i, Kept(&to)[N]) {
       const int y = y0 + i - KH / 2;
-      if (y >= 0 && y < a.height)
-        return load_row<T, N, VECTORS>(a.in + base + y * a.strides.row, x0 - KW / 2, a.width, column, to);
-#pragma unroll
-      for (int j = 0; j < N; ++j) to[j] = A(0);
+      read(a.in, y, y >= 0 && y < a.height, KW / 2, to);
     };
-    if (AHEAD) fetch(0, rows[0]);
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) fetch(i, rows[i]);
 #pragma unroll
     for (int i = 0; i < R + KH - 1; ++i) {
       if (i + AHEAD < R + KH - 1) fetch(i + AHEAD, rows[(i + AHEAD) % (AHEAD + 1)]);
-      const A(&window)[N] = rows[i % (AHEAD + 1)];
+      A window[N];
+#pragma unroll
+      for (int j = 0; j < N; ++j) window[j] = A(rows[i % (AHEAD + 1)][j]);
 #pragma unroll
       for (int u = 0; u < KH; ++u) {
         const int r = i - u;
@@ -104,7 +139,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
             sum[r][j] += w[u * KW + v] * window[v + j];
-            if (BACKWARD) sums[u * KW + v] += center[r][j] * window[v + j];
+            if (BACKWARD) sums[u * KW + v] += A(center[r][j]) * window[v + j];
           }
       }
       if (BACKWARD && i >= KH / 2 && i - KH / 2 < R) {
