@@ -6,11 +6,11 @@
 // goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride, padding and dilation to
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
 // 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
-// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take (widths or
-// channels that are not whole vectors, float32 of one row) goes to depthwise_conv2d_lane_tiles.cuh, few taps a stride apart,
-// channels last and forward, to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
-// depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
-// depthwise_conv2d_values.cuh.
+// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not
+// well (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
+// depthwise_conv2d_lane_tiles.cuh, few taps a stride apart, channels last and forward, to depthwise_conv2d_quads.cuh, any
+// other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too
+// large for all of these to depthwise_conv2d_values.cuh.
 
 #include "depthwise_conv2d_any_backward.cuh"
 #include "depthwise_conv2d_any_forward.cuh"
@@ -176,7 +176,8 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
 template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int k = tiled_kernel(s);
-  const bool taken = k == 7 || k < 0 || (k == 5 && !s.channels_last);
+  const bool narrow = k > 0 && !s.channels_last && s.x.size < STRIP / 4;  // most of a strip would be idle
+  const bool taken = !narrow && (k == 7 || k < 0 || (k == 5 && !s.channels_last));
   if (sizeof(T) != 2 || is_empty(s) || !taken || (s.channels_last && s.channels % 8)) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return 0;
