@@ -178,7 +178,8 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int k = tiled_kernel(s);
   const bool narrow = k > 0 && !s.channels_last && s.x.size < STRIP / 4;  // most of a strip would be idle
   const bool taken = !narrow && (k == 7 || k < 0 || (k == 5 && !s.channels_last));
-  if (sizeof(T) != 2 || is_empty(s) || !taken || (s.channels_last && s.channels % 8)) return 0;
+  if (sizeof(T) != 2 || is_empty(s) || !taken) return 0;
+  if (s.channels_last && (s.channels % 8 || s.channels > MOST_HALF_CHANNELS)) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return 0;
   const bool flat = s.y.kernel == 1;  // the batch takes the place of the rows

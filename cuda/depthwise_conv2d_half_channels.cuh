@@ -12,6 +12,9 @@
 
 namespace nerfkit {
 
+// Distances along the columns of a window are int.
+constexpr int64_t MOST_HALF_CHANNELS = INT32_MAX / (STRIP + 2 * MARGIN);
+
 // Of some steps, the rows of the window and, backward, of x.
 template <int CH, int STEPS, bool BACKWARD>
 struct alignas(16) ChannelsSlot {

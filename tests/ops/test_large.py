@@ -304,3 +304,38 @@ def test_a_large_table(backend: str, device: str):
             check_table([6, 8, 20], 2**9, dtype, device)
         needs(55e9, device)
         assert check_table([644, 700, 1000], 2**28, torch.float16, device) > LIMIT
+
+
+def check_channels(channels: int, device: str) -> int:
+    """The first and last of many channels, channels last, are as these alone; the picture's elements."""
+    make = Make(torch.float16, device)
+    x, grad = (make(1, 1, 64, channels).permute(0, 3, 1, 2) for _ in range(2))
+    inputs = [value.requires_grad_() for value in (x, make(channels, 1, 7, 7), make(channels))]
+    names = "result", "gradient of x", "gradient of weight", "gradient of bias"
+
+    def results(place: slice) -> list[Tensor]:
+        own = [v.detach()[:, place] if v is x else v.detach()[place].clone() for v in inputs]
+        own[0] = own[0].clone(memory_format=torch.channels_last)
+        own = [value.requires_grad_() for value in own]
+        out = ops.depthwise_conv2d(*own, padding=3)
+        return [
+            out.detach(),
+            *torch.autograd.grad(out, own, grad[:, place].contiguous(memory_format=torch.channels_last)),
+        ]
+
+    out = ops.depthwise_conv2d(*inputs, padding=3)
+    whole = [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+    for first in (0, (channels - PART) // 2, channels - PART):
+        place = slice(first, first + PART)
+        for name, of_whole, alone in zip(names, whole, results(place), strict=True):
+            got = of_whole[:, place] if of_whole.dim() == 4 and of_whole.shape[0] == 1 else of_whole[place]
+            assert_near(got, alone, SHARE[torch.float16], f"{name} from channel {first}")
+    return x.numel()
+
+
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+def test_many_channels(backend: str, device: str):
+    with ops.backend(backend):
+        check_channels(3 * PART + 4, device)
+        needs(45e9, device)
+        assert check_channels(2**25 + 8, device) > LIMIT
