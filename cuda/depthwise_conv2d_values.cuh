@@ -11,47 +11,56 @@ namespace {
 
 using Strides = Conv2dShape::Strides;
 
+// The value that a thread makes, in an array of pictures of the given size.
+struct OwnValue {
+  int64_t place, batch, channel;
+  int row, column;
+
+  __device__ __forceinline__ OwnValue(const Conv2dShape& s, int height, int width)
+      : place(int64_t(blockIdx.x) * THREADS + threadIdx.x) {
+    const Strides at = s.strides(height, width);
+    batch = place / at.batch, channel = place / at.channel % s.channels;
+    row = int(place / at.row % height), column = int(place / at.column % width);
+  }
+};
+
 template <class T>
 __global__ void __launch_bounds__(THREADS) value_forward(const T* __restrict__ x, const T* __restrict__ weight,
                                                          const T* __restrict__ bias, T* __restrict__ out, Conv2dShape s,
                                                          int64_t n) {
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const Strides to = s.strides(s.y.out_size, s.x.out_size), from = s.strides(s.y.size, s.x.size);
-  const int64_t b = place / to.batch;
-  const int64_t c = place / to.channel % s.channels;
-  const int i = int(place / to.row % s.y.out_size), j = int(place / to.column % s.x.out_size);
-  const T *plane = x + b * from.batch + c * from.channel, *w = weight + c * s.y.kernel * s.x.kernel;
-  acc_t<T> sum = bias ? acc_t<T>(bias[c]) : acc_t<T>(0);
+  const OwnValue own(s, s.y.out_size, s.x.out_size);
+  if (own.place >= n) return;
+  const Strides from = s.strides(s.y.size, s.x.size);
+  const T* plane = x + own.batch * from.batch + own.channel * from.channel;
+  const T* w = weight + own.channel * s.y.kernel * s.x.kernel;
+  acc_t<T> sum = bias ? acc_t<T>(bias[own.channel]) : acc_t<T>(0);
   int u0, u1, v0, v1;
-  taps_inside(s.y, i, u0, u1);
-  taps_inside(s.x, j, v0, v1);
+  taps_inside(s.y, own.row, u0, u1);
+  taps_inside(s.x, own.column, v0, v1);
   for (int u = u0; u < u1; ++u)
     for (int v = v0; v < v1; ++v)
       sum += acc_t<T>(w[u * s.x.kernel + v]) *
-             acc_t<T>(plane[(i * s.y.stride - s.y.padding + u * s.y.dilation) * from.row +
-                            (j * s.x.stride - s.x.padding + v * s.x.dilation) * from.column]);
-  out[place] = T(sum);
+             acc_t<T>(plane[(own.row * s.y.stride - s.y.padding + u * s.y.dilation) * from.row +
+                            (own.column * s.x.stride - s.x.padding + v * s.x.dilation) * from.column]);
+  out[own.place] = T(sum);
 }
 
 template <class T>
 __global__ void __launch_bounds__(THREADS) value_to_x(const T* __restrict__ grad_out, const T* __restrict__ weight,
                                                       T* __restrict__ grad_x, Conv2dShape s, int64_t n) {
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const Strides to = s.strides(s.y.size, s.x.size), from = s.strides(s.y.out_size, s.x.out_size);
-  const int64_t b = place / to.batch;
-  const int64_t c = place / to.channel % s.channels;
-  const int y = int(place / to.row % s.y.size), x = int(place / to.column % s.x.size);
-  const T *plane = grad_out + b * from.batch + c * from.channel, *w = weight + c * s.y.kernel * s.x.kernel;
+  const OwnValue own(s, s.y.size, s.x.size);
+  if (own.place >= n) return;
+  const Strides from = s.strides(s.y.out_size, s.x.out_size);
+  const T* plane = grad_out + own.batch * from.batch + own.channel * from.channel;
+  const T* w = weight + own.channel * s.y.kernel * s.x.kernel;
   acc_t<T> sum = 0;
   for (int u = 0; u < s.y.kernel; ++u)
     for (int v = 0; v < s.x.kernel; ++v) {
       int i, j;
-      if (output_of(s.y, y, u, i) && output_of(s.x, x, v, j))
+      if (output_of(s.y, own.row, u, i) && output_of(s.x, own.column, v, j))
         sum += acc_t<T>(w[u * s.x.kernel + v]) * acc_t<T>(plane[i * from.row + j * from.column]);
     }
-  grad_x[place] = T(sum);
+  grad_x[own.place] = T(sum);
 }
 
 // A block for a tap of a channel, or for its bias; taps from `first` on.
