@@ -2,23 +2,19 @@
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: small planes
 // take the way of depthwise_conv2d_small_planes.cuh; half types of 7, of one row and, in planes, of 5 those of
 // depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
-// depthwise_conv2d_walk.cuh. What these cannot take (widths or channels that are not whole vectors, float32 of one row)
-// goes to depthwise_conv2d_lane_tiles.cuh, any other kernel, stride, padding and dilation to
-// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: half types of
-// 7, of one row and, in planes, of 5 take the ways of depthwise_conv2d_half_planes.cuh and
-// depthwise_conv2d_half_channels.cuh, other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not
-// well (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
-// depthwise_conv2d_lane_tiles.cuh, few taps a stride apart, channels last and forward, to depthwise_conv2d_quads.cuh, any
-// other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too
-// large for all of these to depthwise_conv2d_values.cuh.
+// depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
+// one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and
+// forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
+// depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
+// depthwise_conv2d_values.cuh.
 
 #include "depthwise_conv2d_any_backward.cuh"
 #include "depthwise_conv2d_any_forward.cuh"
 #include "depthwise_conv2d_half_channels.cuh"
 #include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
-#include "depthwise_conv2d_small_planes.cuh"
 #include "depthwise_conv2d_quads.cuh"
+#include "depthwise_conv2d_small_planes.cuh"
 #include "depthwise_conv2d_values.cuh"
 #include "depthwise_conv2d_walk.cuh"
 #include "partial_sums.cuh"
@@ -172,11 +168,13 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
   }
 }
 
+constexpr int NARROW = STRIP / 4;  // columns: with fewer, most of a strip on tensor cores would be idle
+
 // Sums of the weight's gradient that a channel has; none if the tensor cores are not for this.
 template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int k = tiled_kernel(s);
-  const bool narrow = k > 0 && !s.channels_last && s.x.size < STRIP / 4;  // most of a strip would be idle
+  const bool narrow = k > 0 && !s.channels_last && s.x.size < NARROW;
   const bool taken = !narrow && (k == 7 || k < 0 || (k == 5 && !s.channels_last));
   if (sizeof(T) != 2 || is_empty(s) || !taken) return 0;
   if (s.channels_last && (s.channels % 8 || s.channels > MOST_HALF_CHANNELS)) return 0;
@@ -219,7 +217,6 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
 template <class T>
 int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward) {
   constexpr bool HALF = sizeof(T) == 2;
-  constexpr int NARROW = 16;  // a warp on tensor cores takes 64 columns
   const int k = tiled_kernel(s);
   if (sizeof(T) == 8 || is_empty(s) || k < 3 || s.channels_last || (!HALF && k == 7 && backward)) return 0;
   const bool vectors = s.x.size % (HALF ? 8 : 4) == 0, slow = HALF && k > 3 && s.x.size < NARROW;
@@ -240,6 +237,8 @@ int64_t keep_planes(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
     if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
     return parts;
   }
+}
+
 // False if threads of 4 channels are not for this.
 template <class T>
 bool convolve_quads(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {

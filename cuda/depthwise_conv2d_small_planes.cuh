@@ -8,6 +8,7 @@
 
 #include "depthwise_conv2d_walk.cuh"
 #include "divisor.cuh"
+#include "partial_sums.cuh"
 
 namespace nerfkit {
 namespace {
@@ -127,6 +128,7 @@ template <class T, int K, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, resident_small(K, BACKWARD)) small_planes(const SmallPlanes<T> a) {
   constexpr int TAPS = K * K, R = SMALL_ROWS, V = SMALL_COLUMNS;
   extern __shared__ __align__(16) float memory[];
+  if (BACKWARD) invite_next_kernel();
   const int part = blockIdx.x / a.groups, first = (blockIdx.x - part * a.groups) * a.planes;
   const int planes = min(a.planes, a.channels - first), mine = threadIdx.x / a.lanes, tile = threadIdx.x % a.lanes;
   const bool real = mine < planes && tile < a.tiles, with_x = BACKWARD && a.partials;
