@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
       read(a.x, y0 + r, BACKWARD && a.partials && y0 + r < a.height, 0, center[r]);
     }
     // Rows of the window on their way while one is in use, as the registers allow.
-    constexpr int AHEAD = R == FEW_ROWS && !BACKWARD && KH > 1 ? std::min(R + KH - 2, 48 / N) : KW < 7;
+    constexpr int AHEAD = R == FEW_ROWS && !BACKWARD && KH > 1 ? std::min(R + KH - 2, 32 / N) : KW < 7;
     Kept rows[AHEAD + 1][N];
     const auto fetch = [&](int i, Kept(&to)[N]) {
       const int y = y0 + i - KH / 2;
