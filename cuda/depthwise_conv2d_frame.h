@@ -79,6 +79,18 @@ CLONES void copy_rows(const Plane<const T>& plane, const Line& y, int place, int
   }
 }
 
+// Of each tap by itself the places that outputs column .. column + columns - 1 take; `phase` places from tap to tap.
+template <class T>
+void gather_row(const T* from, acc_t<T>* to, const Line& x, int column, int columns, int64_t phase, int unit,
+                const Plane<const T>& plane) {
+  for (int v = 0; v < x.kernel; ++v)
+    for (int j = 0; j < columns; ++j) {
+      const int at = x.value_at(x.start(column + j) + v * x.dilation);
+      acc_t<T>* place = to + (v * phase + j) * unit;
+      for (int c = 0; c < unit; ++c) place[c] = at < 0 ? 0 : acc_t<T>(from[at * plane.column + c * plane.channel]);
+    }
+}
+
 // Tap (u, v) of row r, pack p of some outputs takes the pack at shift + p * pack + offset[v] of rows[r * step + u].
 template <class A>
 struct Inputs {
@@ -111,6 +123,7 @@ template <class A>
 struct Frame {
   const Line &y, &x;
   const int unit, row_step;  // numbers of a place; places from one row to the next
+  bool apart;                // whether a tap has places of its own, as those between would be many more
   int64_t phase, width;
   std::vector<A> values;
   A* first;  // of the places
@@ -121,10 +134,12 @@ struct Frame {
 
   Frame(const Line& y, const Line& x, const Tiles& tiles, int unit)
       : y(y), x(x), unit(unit), row_step(tiles.height > 1 && !y.rolls() ? 1 : y.dilation), offset(x.kernel) {
-    const int columns = std::min(x.out, tiles.width), height = tiles.height, stride = phases();
-    phase = unit == LANES ? int64_t(columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1
-                          : (columns + LANES - 1) / LANES * LANES + (x.kernel - 1) * x.dilation / stride;
-    width = (stride * phase * unit + LANES - 1) / LANES * LANES;
+    const int columns = std::min(x.out, tiles.width), height = tiles.height;
+    const int64_t places = int64_t(columns - 1) * x.stride + int64_t(x.kernel - 1) * x.dilation + 1;
+    apart = places > int64_t(FAR) * x.kernel * (columns + LANES);
+    const int stride = phases(), padded = (columns + LANES - 1) / LANES * LANES;
+    phase = apart ? padded : unit == LANES ? places : padded + (x.kernel - 1) * x.dilation / stride;
+    width = ((apart ? x.kernel : stride) * phase * unit + LANES - 1) / LANES * LANES;
     size = rows_for(height) * width + 3 * LANES;
     values.reserve(size);
     // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
@@ -134,18 +149,18 @@ struct Frame {
       rows.push_back(first + place_of(y, i) / row_step * width);
     }
     for (int v = 0; v < x.kernel; ++v) {
-      const int place = v * x.dilation;
-      offset[v] = (place % stride * phase + place / stride) * unit;
+      const int64_t place = int64_t(v) * x.dilation;
+      offset[v] = (apart ? v * phase : place % stride * phase + place / stride) * unit;
     }
   }
   // Packs of channels may lie a stride apart; of lanes along a row, places a stride apart become neighbours.
-  int phases() const { return unit == LANES ? 1 : x.stride; }
+  int phases() const { return unit == LANES || apart ? 1 : x.stride; }
   int64_t rows_for(int outputs) const {
     return place_of(y, pointers_of(y, outputs) - 1) / row_step + 1;
   }
 
   Inputs<A> inputs() const {
-    const int64_t pack = unit == LANES ? int64_t(x.stride) * LANES : LANES;
+    const int64_t pack = unit == LANES && !apart ? int64_t(x.stride) * LANES : LANES;
     return {rows.data(), step_of(y), 0, pack, offset.data(), y.kernel, x.kernel, 0, x.kernel};
   }
 
@@ -156,7 +171,19 @@ struct Frame {
   }
 
   template <class T>
+  void gather(const Plane<const T>& plane, const Tile& tile) {
+    clear(0, tile.columns);
+    for (int64_t r = 0; r < rows_for(tile.rows); ++r) {
+      const int at = y.value_at(y.start(tile.row) + int(r) * row_step);
+      A* to = first + r * width;
+      if (at < 0) std::fill_n(to, width, A(0));
+      if (at >= 0) gather_row(plane.values + at * plane.row, to, x, tile.column, tile.columns, phase, unit, plane);
+    }
+  }
+
+  template <class T>
   void fill(const Plane<const T>& plane, const Tile& tile) {
+    if (apart) return gather(plane, tile);
     const int start = x.start(tile.column);
     const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
     const int end = std::max(0, start + places);
@@ -171,14 +198,13 @@ struct Frame {
 template <class A>
 struct InPlace {
   const Line &y, &x;
-  const Tiles& tiles;
   std::vector<A> zeros;
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
   int64_t column;
 
   InPlace(const Line& y, const Line& x, const Tiles& tiles, int64_t channels)
-      : y(y), x(x), tiles(tiles), rows(pointers_of(y, tiles.height)), offset(x.kernel) {
+      : y(y), x(x), rows(pointers_of(y, tiles.height)), offset(x.kernel) {
     for (int v = 0; v < x.kernel; ++v) offset[v] = int64_t(v) * x.dilation * channels;
     column = x.stride * channels;
   }
@@ -189,8 +215,8 @@ struct InPlace {
   void find(const Plane<const A>& plane, const Tile& tile) {
     for (int i = 0; i < pointers_of(y, tile.rows); ++i) {
       const int at = y.value_at(y.start(tile.row) + place_of(y, i));
-      if (at < 0) zeros.resize(std::min(x.out, tiles.width) * column + offset[x.kernel - 1]);
-      rows[i] = at < 0 ? zeros.data() : plane.values + at * plane.row + x.start(tile.column) * plane.column;
+      if (at < 0) zeros.resize(x.source * plane.column);
+      rows[i] = (at < 0 ? zeros.data() : plane.values + at * plane.row) + x.start(tile.column) * plane.column;
     }
   }
 };

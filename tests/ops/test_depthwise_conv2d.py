@@ -134,10 +134,38 @@ def test_the_number_of_threads_changes_no_bit():
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
-def test_a_frame_that_no_memory_holds_is_an_error():
-    stride = 2**28 + 1
-    with ops.backend("cpp"), pytest.raises(RuntimeError):
-        depthwise_conv2d(torch.randn(1, 2, 1, 100000), torch.randn(2, 1, 1, 1), None, (1, stride), (0, stride))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "channels, rows, columns, stride", [(2, 1, 3, 2**28 + 1), (16, 1, 3, 2**28 + 1), (16, 3, 25, 2**26)]
+)
+def test_padding_that_no_memory_holds(channels, rows, columns, stride, layout):
+    """Of a row as long as the stride and the padding make it only one place is in the picture."""
+    x = torch.randn(1, channels, 1, 1000).to(memory_format=layout).requires_grad_()
+    weight, bias = (torch.randn(channels, *axes).requires_grad_() for axes in ((1, rows, 1), ()))
+    middle = columns // 2
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(x, weight, bias, (1, stride), (rows // 2, middle * stride))
+    wanted = bias[:, None].detach().repeat(1, columns)  # [channels, columns]
+    wanted[:, middle] += weight[:, 0, rows // 2, 0].detach() * x[0, :, 0, 0].detach()
+    torch.testing.assert_close(out, wanted[None, :, None])
+    grad_x, grad_weight = torch.autograd.grad(out[..., middle].sum(), (x, weight))
+    assert grad_x[..., 1:].abs().max() == 0 and torch.equal(grad_x[0, :, 0, 0], weight[:, 0, rows // 2, 0])
+    assert (
+        torch.equal(grad_weight[:, 0, rows // 2, 0], x[0, :, 0, 0]) and grad_weight.abs().sum() == x[..., 0].abs().sum()
+    )
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+def test_dilation_that_no_memory_holds():
+    """Of three taps so far apart only the middle one meets the picture."""
+    x, weight = torch.randn(1, 2, 5, 9), torch.randn(2, 1, 1, 3)
+    inputs = [value.requires_grad_() for value in (x, weight)]
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(*inputs, padding=(0, 2**29), dilation=(1, 2**29))
+        grad_x, grad_weight = torch.autograd.grad(out.sum(), inputs)
+    middle = weight[:, :, :, 1:2].reshape(1, 2, 1, 1).expand_as(x)
+    assert torch.equal(out, middle * x) and torch.equal(grad_x, middle)
+    torch.testing.assert_close(grad_weight[:, 0, 0], x.sum((0, 2, 3))[:, None] * torch.tensor([0.0, 1.0, 0.0]))
 
 
 @pytest.mark.parametrize(
