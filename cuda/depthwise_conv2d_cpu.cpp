@@ -81,6 +81,21 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
   });
 }
 
+template <class T>
+void correlate_row(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
+                   const Tile& tile, const Pictures& s) {
+  const Line& x = picture.x;
+  const auto [first, last] = x.whole(0, tile.columns);
+  const auto in = picture.inputs();
+  const auto to = outputs_of(out, source, tile, 0, 1, s);
+  auto edge = [&](int j) {
+    correlate_pixels<T, 1>(in.only(x.first_tap(j), x.last_tap(j)), weight, to, {j, j + 1}, s.channels);
+  };
+  for (int j = 0; j < first; ++j) edge(j);
+  correlate_stretch(in, weight, to, {first, last}, s.channels);
+  for (int j = last; j < tile.columns; ++j) edge(j);
+}
+
 // Packs of channels, to where planes have them.
 template <class T>
 CLONES void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
@@ -101,11 +116,14 @@ struct Correlation {
 
   // For a tile and its unit's weights, [taps + 1, unit].
   void correlate(const Plane<const T>& source, const A* weight, const Plane<T>& out, const Tile& tile) {
-    if constexpr (std::is_same_v<T, A>)
-      if (in_place<T>(s, x)) {
+    if constexpr (std::is_same_v<T, A>) {
+      const bool whole_rows = by_row<T>(s, x);
+      if (whole_rows || in_place<T>(s, x)) {
         picture.find(source, tile);
-        return correlate_tile(picture, weight, out, source, tile, s);
+        return whole_rows ? correlate_row(picture, weight, out, source, tile, s)
+                          : correlate_tile(picture, weight, out, source, tile, s);
       }
+    }
     frame.fill(source, tile);
     if (s.rows)
       return correlate_rows(frame.inputs(), weight, outputs_of(out, source, tile, 0, 1, s), tile.rows, tile.columns);
@@ -129,7 +147,7 @@ template <class T>
 void correlate_all(const T* from, const T* weight, const T* bias, T* to, const Pictures& s, bool flipped) {
   const auto line = flipped ? backward_line : forward_line;
   const Line y = line(s.y), x = line(s.x);
-  const Tiles tiles(y, x, s, in_place<T>(s, x));
+  const Tiles tiles = by_row<T>(s, x) ? Tiles(y, x, s.batch) : Tiles(y, x, s, in_place<T>(s, x));
   const auto units = by_unit(weight, bias, s, flipped);
   const int64_t n_weights = int64_t(s.y.kernel) * s.x.kernel + 1;
   parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) {

@@ -34,16 +34,17 @@ HD void copy_values(const T* from, acc_t<T>* to, int64_t n, int64_t ahead) {
   if (n % LANES) store(to + n - LANES, load(from + n - LANES));  // overlaps the one before
 }
 
-// For a stride of 2: values at even places, and those at odd ones.
-template <class T>
-HD void copy_halves(const T* from, acc_t<T>* to, const RowCopy& copy) {
-  using Index = typename FourOf<acc_t<T>>::index;
-  for (int next = copy.first; next < copy.last; next += 8) {
-    const int j = std::min(next, copy.last - 8);
-    const auto a = load_four<acc_t<T>>(from + j), b = load_four<acc_t<T>>(from + j + 4);
-    store_four<acc_t<T>>(to + copy.position(j), __builtin_shuffle(a, b, Index{0, 2, 4, 6}));
-    store_four<acc_t<T>>(to + copy.position(j + 1), __builtin_shuffle(a, b, Index{1, 3, 5, 7}));
-  }
+// One of each S values to each of S arrays.
+template <int S, class T>
+HD void deal(const T* __restrict from, acc_t<T>* __restrict to, const RowCopy& copy) {
+  const int n = copy.last - copy.first;
+  int64_t at[S];
+  for (int r = 0; r < S; ++r) at[r] = copy.position(copy.first + r);
+  from += copy.first;
+  for (int i = 0; i < n / S; ++i)
+#pragma GCC unroll 4
+    for (int r = 0; r < S; ++r) to[at[r] + i] = acc_t<T>(from[i * S + r]);
+  for (int r = 0; r < n % S; ++r) to[at[r] + n / S] = acc_t<T>(from[n / S * S + r]);
 }
 
 template <class T>
@@ -57,8 +58,12 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
                        int64_t(copy.last - copy.first) * unit, ahead);
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
-  if (unit == 1 && copy.stride == 2 && copy.spread == 1 && copy.last - copy.first >= 8)
-    copy_halves(from, to, copy);
+  if (unit == 1 && copy.stride == 2)
+    deal<2>(from, to, copy);
+  else if (unit == 1 && copy.stride == 3)
+    deal<3>(from, to, copy);
+  else if (unit == 1 && copy.stride == 4)
+    deal<4>(from, to, copy);
   else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j) store(to + copy.position(j) * LANES, load(from + j * column));
   else
@@ -105,8 +110,8 @@ struct Inputs {
   Inputs every(int period, int from) const {
     return {rows, step, shift + from * LANES, pack * period, offset, kernel_y, kernel_x, first, last};
   }
-  Inputs moved(int64_t by) const { return {rows, step, shift + by, pack, offset, kernel_y, kernel_x, first, last}; }
-  Inputs below(int n) const { return {rows + n * step, step, shift, pack, offset, kernel_y, kernel_x, first, last}; }
+  HD Inputs moved(int64_t by) const { return {rows, step, shift + by, pack, offset, kernel_y, kernel_x, first, last}; }
+  HD Inputs below(int n) const { return {rows + n * step, step, shift, pack, offset, kernel_y, kernel_x, first, last}; }
   Inputs only(int from, int to) const { return {rows, step, shift, pack, offset, kernel_y, kernel_x, from, to}; }
 };
 

@@ -47,7 +47,7 @@ struct Span {
   int64_t back = 0;
 };
 
-// P packs of R rows: enough sums that none waits for itself. weight [kernel_y * kernel_x + 1, LANES]; the last row is
+// P packs of R rows: enough sums that none waits for itself. Of K rows of taps, the outputs share inputs. weight [kernel_y * kernel_x + 1, LANES]; the last row is
 // the bias.
 template <class T, int K, int R, int P>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
@@ -69,17 +69,23 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
 #pragma GCC unroll 16
-      for (int y = 0; y < kernel_y + R - 1; ++y) {
+      for (int y = 0; K && y < K + R - 1; ++y) {
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
           const Pack<A> pack = load(rows[y] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
-          if (K == 0) sum[0][i] += load(weight + (y * kernel_x + v) * LANES) * pack;
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
             if (y >= r && y - r < K) sum[r][i] += w[y - r] * pack;
         }
+      }
+      for (int u = 0; !K && u < kernel_y; ++u) {
+        const Pack<A> tap = load(weight + (u * kernel_x + v) * LANES);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+          for (int i = 0; i < P; ++i) sum[r][i] += tap * load(rows[r * in.step + u] + at + i * in_pack);
       }
     }
     const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
@@ -169,13 +175,40 @@ void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const
   if (columns % LANES) correlate<T, K, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
 }
 
+// The pixels of a span with all their channels, as they lie in memory; weight [units, kernel_y * kernel_x + 1, LANES].
+template <class T, int P>
+CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
+                             int64_t channels) {
+  const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
+  for (int p = span.begin; p < span.end; p += P) {
+    const T* w = weight;
+    for (int64_t c = 0; c < channels; c += LANES, w += n_weights) {
+      const int64_t first = std::min(c, channels - LANES);
+      correlate_group<T, 0, 1, P>(in.moved(first), w, out.moved(first), {p, p + P});
+    }
+  }
+}
+
+// The same, P pixels at once; the last ones overlap those before.
+template <class T, int P = 8>
+void correlate_stretch(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
+  const int n = span.end - span.begin, whole = n / P * P;
+  if constexpr (P > 1)
+    if (n < P || (P > 4 && !has_wide_registers()))
+      return correlate_stretch<T, P == 8 ? 4 : 1>(in, weight, out, span, channels);
+  correlate_pixels<T, P>(in, weight, out, {span.begin, span.begin + whole}, channels);
+  if (whole < n) correlate_pixels<T, P>(in, weight, out, {span.end - P, span.end}, channels);
+}
+
 // Calls f(K, R, i, groups) for groups of R rows from row i on, R as many as registers hold; K is the kernel's height,
-// or 0 for any with R = 1. The last group overlaps the one before.
+// or 0 for any. The last group overlaps the one before.
 template <class F>
 void rows_by_group(const Line& y, int rows, const F& f) {
   with_height(y.rolls() && rows >= 4 ? y.kernel : 0, [&](auto k) {
     if constexpr (k == 0) {
-      f(k, Int<1>(), 0, rows);
+      if (rows < 4) return f(k, Int<1>(), 0, rows);
+      f(k, Int<4>(), 0, rows / 4);
+      if (rows % 4) f(k, Int<4>(), rows - 4, 1);
     } else {
       const bool wide = rows >= 8 && has_wide_registers();
       const int left = rows % (wide ? 8 : 4);

@@ -19,6 +19,7 @@ constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
+constexpr int MOST_DEALT = 4;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
@@ -72,7 +73,7 @@ struct Pictures : Conv2dShape {
 
   // Whether lanes are channels. Planes are transposed for it where lanes of columns would be gathered or idle.
   bool lanes_are_channels() const {
-    return channels >= LANES && (channels_last || (!rows && (x.stride > 1 || x.out_size < NARROW)));
+    return channels >= LANES && (channels_last || (!rows && (x.stride > MOST_DEALT || x.out_size < NARROW)));
   }
   // Numbers of a pixel that lie side by side where they are summed.
   int unit() const { return lanes_are_channels() ? LANES : channels_last ? std::max(1, int(channels)) : 1; }
@@ -96,6 +97,13 @@ bool in_place(const Pictures& s, const Line& x) {
   return s.channels_last && s.lanes_are_channels() && x.spread == 1 && x.out >= NARROW && std::is_same_v<T, acc_t<T>>;
 }
 
+// Whether outputs are summed row by row with all their channels: strides leave tiles of one unit little to share.
+template <class T>
+bool by_row(const Pictures& s, const Line& x) {
+  return s.channels_last && s.lanes_are_channels() && x.spread == 1 && (s.y.stride > 1 || s.x.stride > 1) &&
+         std::is_same_v<T, acc_t<T>>;
+}
+
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
@@ -113,6 +121,9 @@ struct Tiles {
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width;
     series = rows ? down : s.units(), length = s.batch * across * (rows ? 1 : down);
   }
+  // Whole rows.
+  Tiles(const Line& y, const Line& x, int64_t batch)
+      : y(y), x(x), height(1), width(x.out), apart(1), down(y.out), across(1), series(1), length(batch * down), rows(false) {}
   Tile tile(int64_t which, int64_t index) const {
     const int64_t picture = index / across / (rows ? 1 : down), below = rows ? which : index / across % down;
     const int row = int(below / apart * height * apart + below % apart), column = int(index % across) * width;
