@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of x is the same as the outputs, with a flipped kernel over the output's gradient, spread by the stride.
+// The gradient of x is the same as the outputs, with a flipped kernel over the output's gradient, in parts.
 
+#include "depthwise_conv2d_parts.h"
 #include "depthwise_conv2d_sums.h"
 
 namespace nerfkit {
@@ -9,23 +10,7 @@ namespace {
 // Bytes of a picture and its outputs that a processor's last cache keeps. Below, fetching ahead costs more than it saves.
 constexpr int64_t CACHED = 24 << 20;
 
-// weight and bias as [units, taps + 1, channels of a unit]; bias may be null, for zero.
-template <class T>
-std::vector<acc_t<T>> by_unit(const T* weight, const T* bias, const Pictures& s, bool flipped) {
-  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel, unit = s.unit(), n_units = s.rows ? s.kernels() : s.units();
-  std::vector<acc_t<T>> units(n_units * (n_taps + 1) * unit);
-  acc_t<T>* to = units.data();
-  for (int64_t i = 0; i < n_units; ++i, to += (n_taps + 1) * unit)
-    for (int64_t c = 0; c < unit; ++c) {
-      const int64_t channel = s.rows ? i : s.first_channel(i) + c;
-      const T* from = weight + channel * n_taps;
-      for (int64_t k = 0; k < n_taps; ++k) to[k * unit + c] = acc_t<T>(from[flipped ? n_taps - 1 - k : k]);
-      to[n_taps * unit + c] = bias ? acc_t<T>(bias[channel]) : 0;
-    }
-  return units;
-}
-
-// Those of a unit, [n, unit], as packs [period, n, LANES].
+// Weights of a unit, [n, unit], as packs [period, n, LANES].
 template <class A>
 CLONES const A* in_packs(const A* weight, int64_t n, int unit, std::vector<A>& packs) {
   A* to = packs.data();
@@ -52,12 +37,12 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
 }
 
 template <class T>
-void correlate_tile(const Frame<acc_t<T>>& frame, const acc_t<T>* weight, const Plane<T>& out,
+void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* weight, const Plane<T>& out,
                     const Plane<const T>& source, const Tile& tile, int step, const Pictures& s) {
-  const int unit = frame.unit;
-  rows_by_group(frame.y, tile.rows, [&](auto k, auto r, int i, int groups) {
+  const int unit = s.unit();
+  rows_by_group(y, tile.rows, [&](auto k, auto stride, auto r, int i, int groups) {
     const auto to = outputs_of(out, source, tile, i, step, s);
-    correlate_columns<T, k, r>(frame.inputs().below(i), weight, to, tile.columns * unit, groups, period_of(unit));
+    correlate_columns<T, k, stride, r>(in.below(i), weight, to, tile.columns * unit, groups, period_of(unit));
   });
 }
 
@@ -66,16 +51,16 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
                     const Tile& tile, const Pictures& s) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto r, int begin, int groups) {
+  rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
     for (int i = begin; i < begin + groups * r; i += r) {
       const auto in = picture.inputs().below(i);
       const auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
       auto edge = [&](int j) {
         const int column = tile.column + j;
-        correlate<T, k, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
+        correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
       };
       for (int j = 0; j < first; ++j) edge(j);
-      correlate_packs<T, k, r>(in, weight, to, {first, last});
+      correlate_packs<T, k, stride, r>(in, weight, to, {first, last});
       for (int j = last; j < tile.columns; ++j) edge(j);
     }
   });
@@ -104,63 +89,169 @@ CLONES void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& til
     transpose_out(from, to, out.channel, tile.columns);
 }
 
+// Where a tile's outputs go.
+template <class T>
+struct Target {
+  Plane<T> out;
+  Plane<const T> soon;  // inputs to fetch
+  Tile tile;
+  int step;  // rows
+
+  // Of a buffer.
+  Target(const Plane<T>& buffer, const Tile& from)
+      : out(buffer), soon(buffer.values, buffer.row), tile{0, 0, 0, from.rows, 0, from.columns}, step(1) {}
+  Target(const Plane<T>& out, const Plane<const T>& soon, const Tile& tile, int step)
+      : out(out), soon(soon), tile(tile), step(step) {}
+};
+
+// The outputs of a part of the columns.
 template <class T>
 struct Correlation {
   using A = acc_t<T>;
   const Line &y, &x;
   const Tiles& tiles;
   const Pictures& s;
-  Frame<A> frame{y, x, tiles, s.unit()};
   InPlace<A> picture{y, x, tiles, s.channels};
-  std::vector<A> packs, channels;
+  std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
+  std::vector<A> packs;
+
+  // What a part takes of a frame for several.
+  Inputs<A> inputs_of(const Frame<A>& frame) {
+    Inputs<A> in = frame.inputs();
+    if (&frame.x == &x) return in;
+    for (int v = 0; v < x.kernel; ++v) offset[v] = (frame.x.lead - x.lead + int64_t(v) * x.dilation) * frame.unit;
+    return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
+  }
 
   // For a tile and its unit's weights, [taps + 1, unit].
-  void correlate(const Plane<const T>& source, const A* weight, const Plane<T>& out, const Tile& tile) {
-    if constexpr (std::is_same_v<T, A>) {
-      const bool whole_rows = by_row<T>(s, x);
-      if (whole_rows || in_place<T>(s, x)) {
+  template <class To>
+  void correlate(const Plane<const T>& source, const Frame<A>& frame, const A* weight, const Tile& tile,
+                 const Target<To>& to) {
+    if constexpr (std::is_same_v<T, A>)
+      if (by_row<T>(s) || in_place<T>(s, x)) {
         picture.find(source, tile);
-        return whole_rows ? correlate_row(picture, weight, out, source, tile, s)
-                          : correlate_tile(picture, weight, out, source, tile, s);
+        return by_row<T>(s) ? correlate_row(picture, weight, to.out, source, tile, s)
+                            : correlate_tile(picture, weight, to.out, source, tile, s);
       }
+    const auto in = inputs_of(frame);
+    if (s.rows) {
+      const auto out = outputs_of(to.out, to.soon, to.tile, 0, 1, s);
+      return correlate_rows(in, weight, out, tile.rows, tile.columns);
     }
-    frame.fill(source, tile);
-    if (s.rows)
-      return correlate_rows(frame.inputs(), weight, outputs_of(out, source, tile, 0, 1, s), tile.rows, tile.columns);
-    if (transposed(s)) return correlate_channels(weight, out, tile);
     const int64_t n = int64_t(y.kernel) * x.kernel + 1;
     packs.resize(s.lanes_are_channels() ? 0 : n * period_of(s.unit()) * LANES);
     const A* w = packs.empty() ? weight : in_packs(weight, n, s.unit(), packs);
-    correlate_tile(frame, w, out, source, tile, y.step(), s);
+    correlate_tile(in, y, w, to.out, to.soon, to.tile, to.step, s);
+  }
+};
+
+inline bool woven(const Pictures& s, const std::vector<Part>& xs) {
+  return xs.size() > 1 && !s.lanes_are_channels();
+}
+
+template <class T>
+Tiles tiles_of(const Line& y, const std::vector<Part>& xs, const Pictures& s) {
+  const Line& x = xs[0].line;  // none is longer
+  if (by_row<T>(s)) return Tiles(y, x, s.batch);
+  return Tiles(y, x, s, in_place<T>(s, x) || (woven(s, xs) && x.out > 8 * LANES));
+}
+
+// All columns of a part of the rows.
+template <class T>
+struct Rows {
+  using A = acc_t<T>;
+  const Line& y;
+  const std::vector<Part>& xs;
+  const Tiles& tiles;
+  const Pictures& s;
+  const std::vector<Line> shared = shared_line(xs);
+  std::vector<Frame<A>> frames;         // one for all parts, or one for each
+  std::vector<Correlation<T>> columns;  // of the parts
+  std::vector<A> channels;              // [rows, columns, LANES]
+  std::vector<T> apart;                 // [parts, rows, columns]
+
+  Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s) : y(y), xs(xs), tiles(tiles), s(s) {
+    for (const Line& x : shared) frames.emplace_back(y, x, tiles, s.unit());
+    for (const Part& x : xs) {
+      if (shared.empty()) frames.emplace_back(y, x.line, tiles, s.unit());
+      columns.push_back({y, x.line, tiles, s});
+    }
   }
 
-  void correlate_channels(const A* weight, const Plane<T>& out, const Tile& tile) {
-    channels.resize(int64_t(tiles.height) * tile.columns * LANES);
-    const Plane<A> packed(channels.data(), tile.columns * LANES);
-    const Plane<const A> nothing_soon(channels.data(), tile.columns * LANES);
-    correlate_tile(frame, weight, packed, nothing_soon, {0, 0, 0, tile.rows, 0, tile.columns}, 1, s);
-    to_planes(channels.data(), out, tile, y.step());
+  // For a tile of the first part, and where the weights of each part begin, [units, taps + 1, unit].
+  void correlate(const Plane<const T>& source, const A* weights, const int64_t* begins, const Plane<T>& out,
+                 const Tile& tile, int width) {
+    const int n = int(xs.size()), pixels = std::min(tile.columns * n, width - tile.column * n);
+    const Tile all{0, 0, tile.row, tile.rows, tile.column * n, pixels};
+    const int64_t most = int64_t(std::min(tiles.width, xs[0].line.out)) * s.unit();
+    const int64_t row = (most + LANES - 1) / LANES * LANES, part = tiles.height * row;
+    channels.resize(transposed(s) ? int64_t(tiles.height) * pixels * LANES : 0);
+    apart.resize(woven(s, xs) ? n * part : 0);
+    const bool reads = by_row<T>(s) || in_place<T>(s, xs[0].line);
+    for (int i = 0; i < n; ++i) {
+      const Line& x = xs[i].line;
+      Tile some = tile;
+      some.columns = std::min(tile.columns, x.out - tile.column);
+      if (some.columns <= 0) continue;
+      const int64_t n_weights = int64_t(y.kernel) * x.kernel + 1;
+      Frame<A>& frame = frames[shared.empty() ? i : 0];
+      if (!reads && (shared.empty() || i == 0)) frame.fill(source, some);
+      const A* weight = weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights;
+      const Plane<A> packed(channels.data(), pixels * LANES);
+      auto to = [&](const auto& target) { columns[i].correlate(source, frame, weight, some, target); };
+      if (transposed(s))
+        to(Target<A>(packed.columns(i, n), some));
+      else if (woven(s, xs))
+        to(Target<T>(Plane<T>(apart.data() + i * part, row), some));
+      else
+        to(Target<T>(out.columns(i, n), source, some, y.step()));
+    }
+    if (transposed(s)) to_planes(channels.data(), out, all, y.step());
+    if (!woven(s, xs)) return;
+    T* to = out.values + all.row * out.row + all.column * out.column;
+    weave(apart.data(), part, row, to, y.step() * out.row, all.rows, pixels, n, s.unit());
   }
 };
 
 template <class T>
-void correlate_all(const T* from, const T* weight, const T* bias, T* to, const Pictures& s, bool flipped) {
-  const auto line = flipped ? backward_line : forward_line;
-  const Line y = line(s.y), x = line(s.x);
-  const Tiles tiles = by_row<T>(s, x) ? Tiles(y, x, s.batch) : Tiles(y, x, s, in_place<T>(s, x));
-  const auto units = by_unit(weight, bias, s, flipped);
-  const int64_t n_weights = int64_t(s.y.kernel) * s.x.kernel + 1;
-  parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) {
-    Correlation<T> correlation{y, x, tiles, s};
+struct Correlations {
+  const T *from, *weight, *bias;
+  T* to;
+  const Pictures& s;
+  const std::vector<Part> ys, xs;
+  const int height, width;  // of the outputs
+  const PartWeights<acc_t<T>> weights{weight, bias, s, ys, xs};
+
+  void run() const {
+    if (ys.empty() || xs.empty()) return;
+    std::vector<Tiles> tiles;
+    std::vector<int64_t> ends;
+    for (const Part& y : ys) {
+      tiles.push_back(tiles_of<T>(y.line, xs, s));
+      ends.push_back((ends.empty() ? 0 : ends.back()) + tiles.back().length * tiles.back().series);
+    }
+    parallel(ends.back(), 1, [&](int64_t begin, int64_t end) {
+      for (size_t part = 0; begin < end; ++part) {
+        const int64_t before = part ? ends[part - 1] : 0, last = std::min(end, ends[part]);
+        if (begin < last) some(int(part), tiles[part], begin - before, last - before);
+        begin = std::max(begin, last);
+      }
+    });
+  }
+
+  // The tiles begin .. end - 1 of a part of the rows.
+  void some(int part, const Tiles& tiles, int64_t begin, int64_t end) const {
+    const Line &y = ys[part].line, &x = xs[0].line;
+    Rows<T> rows{y, xs, tiles, s};
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       if (tile.rows <= 0) continue;
-      correlation.correlate({from, s, y.source, x.source, tile},
-                            units.data() + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights,
-                            {to, s, y.out, x.out, tile}, tile);
+      const Plane<T> out(to, s, height, width, tile);
+      rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(), weights.begins.data() + part * xs.size(),
+                     out.rows(ys[part].first, int(ys.size())), tile, width);
     }
-  });
-}
+  }
+};
 
 }  // namespace
 
@@ -168,7 +259,9 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
                         Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    correlate_all((const T*)x, (const T*)weight, (const T*)bias, (T*)out, Pictures(s), false);
+    const Pictures p(s);
+    Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
+                    forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
   });
   return 0;
 }
@@ -179,7 +272,9 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
   if (!grad_x) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    correlate_all((const T*)grad_out, (const T*)weight, (const T*)nullptr, (T*)grad_x, Pictures(s), true);
+    const Pictures p(s);
+    Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
+                    backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}.run();
   });
   return 0;
 }

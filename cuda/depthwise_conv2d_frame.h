@@ -10,13 +10,13 @@
 namespace nerfkit {
 namespace {
 
-// The values first .. last - 1 of a row, value j to place j * spread - start. Places a stride apart become neighbours.
+// The values first .. last - 1 of a row, value j to place j - start. Places a stride apart become neighbours.
 struct RowCopy {
-  int first, last, spread, start, stride;
+  int first, last, start, stride;
   int64_t phase;
 
   HD int64_t position(int j) const {
-    const int place = j * spread - start;
+    const int place = j - start;
     return stride == 1 ? place : place % stride * phase + place / stride;
   }
 };
@@ -51,9 +51,9 @@ template <class T>
 HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
   if (unit == LANES && column == 1)
-    return transpose_in(from + copy.first, plane.channel, to + int64_t(copy.position(copy.first)) * LANES,
-                        copy.spread * LANES, copy.last - copy.first);
-  if (column == unit && copy.spread == 1 && copy.stride == 1)
+    return transpose_in(from + copy.first, plane.channel, to + copy.position(copy.first) * LANES, LANES,
+                        copy.last - copy.first);
+  if (column == unit && copy.stride == 1)
     return copy_values(from + copy.first * column, to + int64_t(copy.first - copy.start) * unit,
                        int64_t(copy.last - copy.first) * unit, ahead);
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
@@ -67,8 +67,11 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
   else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j) store(to + copy.position(j) * LANES, load(from + j * column));
   else
-    for (int j = copy.first; j < copy.last; ++j)
-      for (int c = 0; c < unit; ++c) to[copy.position(j) * unit + c] = acc_t<T>(from[j * column + c]);
+    for (int first = copy.first; first < std::min(copy.last, copy.first + copy.stride); ++first) {
+      acc_t<T>* next = to + copy.position(first) * unit;
+      for (int j = first; j < copy.last; j += copy.stride, next += unit)
+        for (int c = 0; c < unit; ++c) next[c] = acc_t<T>(from[j * column + c]);
+    }
 }
 
 // `rows` rows of places `step` apart from `place` on, rows of zeros where the source has none.
@@ -188,13 +191,13 @@ struct Frame {
 
   template <class T>
   void fill(const Plane<const T>& plane, const Tile& tile) {
+    if (y.kernel == 0 || x.kernel == 0) return;
     if (apart) return gather(plane, tile);
     const int start = x.start(tile.column);
     const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
     const int end = std::max(0, start + places);
-    auto up = [&](int place) { return (place + x.spread - 1) / x.spread; };
-    const RowCopy copy{up(std::max(0, start)), std::min(x.source, up(end)), x.spread, start, phases(), phase};
-    clear(copy.first * x.spread - start, copy.last - copy.first);
+    const RowCopy copy{std::max(0, start), std::min(x.source, end), start, phases(), phase};
+    clear(copy.first - start, copy.last - copy.first);
     copy_rows(plane, y, y.start(tile.row), row_step, rows_for(tile.rows), first, width, copy, unit);
   }
 };

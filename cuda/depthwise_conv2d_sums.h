@@ -47,9 +47,10 @@ struct Span {
   int64_t back = 0;
 };
 
-// P packs of R rows: enough sums that none waits for itself. Of K rows of taps, the outputs share inputs. weight [kernel_y * kernel_x + 1, LANES]; the last row is
+// P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
+// next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is
 // the bias.
-template <class T, int K, int R, int P>
+template <class T, int K, int S, int R, int P>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
@@ -68,16 +69,17 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
       Pack<A> w[K ? K : 1];
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
-#pragma GCC unroll 16
-      for (int y = 0; K && y < K + R - 1; ++y) {
+#pragma GCC unroll 24
+      for (int y = 0; K && y < K + (R - 1) * S; ++y) {
+        const int first = std::min(y / S, R - 1);  // of the outputs
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
-          const Pack<A> pack = load(rows[y] + at + i * in_pack);
+          const Pack<A> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
-            if (y >= r && y - r < K) sum[r][i] += w[y - r] * pack;
+            if (y >= r * S && y - r * S < K) sum[r][i] += w[y - r * S] * pack;
         }
       }
       for (int u = 0; !K && u < kernel_y; ++u) {
@@ -99,10 +101,10 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
   }
 }
 
-template <class T, int K, int R, int P>
+template <class T, int K, int S, int R, int P>
 CLONES void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
-    correlate_group<T, K, R, P>(in, weight, out, span);
+    correlate_group<T, K, S, R, P>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
   }
 }
@@ -144,35 +146,35 @@ int most_packs() {
 }
 
 // The packs of a span, P at once as far as there are so many.
-template <class T, int K, int R, int P = R == 1 ? 8 : 2>
+template <class T, int K, int S, int R, int P = R == 1 ? 8 : 2>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
   const int n = span.end - span.begin, whole = n / P * P, left = n - whole;
   if constexpr (P > 1) {
     if (P > most_packs<acc_t<T>, R>() || n < P || (n == P && span.back))
-      return correlate_packs<T, K, R, P == 8 ? 4 : 1>(in, weight, out, span);
-    correlate<T, K, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
-    if (left > 1) correlate<T, K, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
+      return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
+    correlate<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
+    if (left > 1) correlate<T, K, S, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
     span.begin = span.end - (left == 1);
   }
-  if (span.begin < span.end) correlate<T, K, R, 1>(in, weight, out, span);
+  if (span.begin < span.end) correlate<T, K, S, R, 1>(in, weight, out, span);
 }
 
 // `columns` numbers of groups of R rows. The last packs overlap those before, if there are any.
-template <class T, int K, int R>
+template <class T, int K, int S, int R>
 void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns,
                        int groups, int period) {
   using A = acc_t<T>;
   auto part = out;
   part.lanes = std::min(LANES, columns);
   const int packs = (columns + LANES - 1) / LANES, over = packs > 1 ? packs * LANES - columns : 0;
-  if (period == 1) return correlate_packs<T, K, R>(in, weight, part, {0, packs, groups, over});
+  if (period == 1) return correlate_packs<T, K, S, R>(in, weight, part, {0, packs, groups, over});
   const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
   const int whole = columns / LANES, last = std::max(0, columns - LANES);
   for (int p = 0; p < std::min(period, whole); ++p)
-    correlate_packs<T, K, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
+    correlate_packs<T, K, S, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
                              {0, (whole - p + period - 1) / period, groups});
   const A* last_weight = weight + (whole ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
-  if (columns % LANES) correlate<T, K, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
+  if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
 }
 
 // The pixels of a span with all their channels, as they lie in memory; weight [units, kernel_y * kernel_x + 1, LANES].
@@ -184,7 +186,7 @@ CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs
     const T* w = weight;
     for (int64_t c = 0; c < channels; c += LANES, w += n_weights) {
       const int64_t first = std::min(c, channels - LANES);
-      correlate_group<T, 0, 1, P>(in.moved(first), w, out.moved(first), {p, p + P});
+      correlate_group<T, 0, 1, 1, P>(in.moved(first), w, out.moved(first), {p, p + P});
     }
   }
 }
@@ -200,23 +202,31 @@ void correlate_stretch(const Inputs<T>& in, const T* weight, const Outputs<T>& o
   if (whole < n) correlate_pixels<T, P>(in, weight, out, {span.end - P, span.end}, channels);
 }
 
-// Calls f(K, R, i, groups) for groups of R rows from row i on, R as many as registers hold; K is the kernel's height,
-// or 0 for any. The last group overlaps the one before.
+// Calls f(K, S) for the kernel's height and the stride, or for a height of 0, which is any.
+template <class F>
+void with_sharing(const Line& y, const F& f) {
+  if (y.rolls()) return with_height(y.kernel, [&](auto k) { f(k, Int<1>()); });
+  const bool shared = y.stride == 2 && y.dilation == 1;
+  switch (shared ? y.kernel : 0) {
+    case 3: return f(Int<3>(), Int<2>());
+    case 5: return f(Int<5>(), Int<2>());
+    case 7: return f(Int<7>(), Int<2>());
+    default: return f(Int<0>(), Int<1>());
+  }
+}
+
+// Calls f(K, S, R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps
+// the one before.
 template <class F>
 void rows_by_group(const Line& y, int rows, const F& f) {
-  with_height(y.rolls() && rows >= 4 ? y.kernel : 0, [&](auto k) {
-    if constexpr (k == 0) {
-      if (rows < 4) return f(k, Int<1>(), 0, rows);
-      f(k, Int<4>(), 0, rows / 4);
-      if (rows % 4) f(k, Int<4>(), rows - 4, 1);
-    } else {
-      const bool wide = rows >= 8 && has_wide_registers();
-      const int left = rows % (wide ? 8 : 4);
-      if (wide) f(k, Int<8>(), 0, rows / 8);
-      if (wide && left > 4) f(k, Int<8>(), rows - 8, 1);
-      if (!wide) f(k, Int<4>(), 0, rows / 4);
-      if (left && (!wide || left <= 4)) f(k, Int<4>(), rows - 4, 1);
-    }
+  if (rows < 4) return f(Int<0>(), Int<1>(), Int<1>(), 0, rows);
+  with_sharing(y, [&](auto k, auto s) {
+    const bool wide = rows >= 8 && has_wide_registers();
+    const int left = rows % (wide ? 8 : 4);
+    if (wide) f(k, s, Int<8>(), 0, rows / 8);
+    if (wide && left > 4) f(k, s, Int<8>(), rows - 8, 1);
+    if (!wide) f(k, s, Int<4>(), 0, rows / 4);
+    if (left && (!wide || left <= 4)) f(k, s, Int<4>(), rows - 4, 1);
   });
 }
 

@@ -23,9 +23,9 @@ constexpr int MOST_DEALT = 4;  // the largest stride for which lanes are columns
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
-// j * spread + lead, and zeros everywhere else.
+// j + lead, and zeros everywhere else.
 struct Line {
-  int source, out, kernel, stride, dilation, spread, lead;
+  int source, out, kernel, stride, dilation, lead;
 
   // Of outputs step() apart, tap u of output i takes what tap 0 of i + u does.
   bool rolls() const { return stride == 1; }
@@ -34,15 +34,13 @@ struct Line {
   bool dense() const { return rolls() || (stride <= kernel && int64_t(kernel - 1) * dilation < DOWN); }
   int start(int i) const { return i * stride - lead; }  // place of the first tap
   // Where a place is read of the source, or -1.
-  int value_at(int place) const {
-    if (spread == 1) return place >= 0 && place < source ? place : -1;
-    return place >= 0 && place % spread == 0 && place / spread < source ? place / spread : -1;
-  }
-  // The taps of output i that meet the source, as a range. For spread 1.
+  int value_at(int place) const { return place >= 0 && place < source ? place : -1; }
+  // The taps of output i that meet the source, as a range.
   int first_tap(int i) const { return std::max(0, (dilation - 1 - start(i)) / dilation); }
   int last_tap(int i) const { return std::min(kernel, (source - 1 - start(i) + dilation) / dilation); }
   // Of n outputs from `from` on, those of which all taps meet the source.
   std::pair<int, int> whole(int from, int n) const {
+    if (kernel == 0) return {0, n};
     const int room = source - 1 + lead - (kernel - 1) * dilation;
     const int first = (std::max(0, lead) + stride - 1) / stride, last = room < 0 ? 0 : room / stride + 1;
     const int begin = std::max(0, std::min(n, first - from));
@@ -50,14 +48,10 @@ struct Line {
   }
 };
 inline Line forward_line(const Axis& a) {
-  return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.kernel > 1 ? a.dilation : 1, 1, a.padding};
-}
-inline Line backward_line(const Axis& a) {
-  const int dilation = a.kernel > 1 ? a.dilation : 1;
-  return {a.out_size, a.size, a.kernel, 1, dilation, a.stride, dilation * (a.kernel - 1) - a.padding};
+  return {a.size, a.out_size, a.kernel, a.out_size > 1 ? a.stride : 1, a.kernel > 1 ? a.dilation : 1, a.padding};
 }
 inline Line unchanged_line(const Axis& a) {  // a tile's rows are those of the forward line
-  return {a.out_size, a.out_size, 1, 1, forward_line(a).step(), 1, 0};
+  return {a.out_size, a.out_size, 1, 1, forward_line(a).step(), 0};
 }
 
 // Dense rows [B, C, 1, L] as pictures [B, 1, C, L] of which every row has a kernel of its own.
@@ -94,14 +88,15 @@ struct Tile {
 // Whether the inputs are read where they are. Half types are not: each is converted once, on its way into a frame.
 template <class T>
 bool in_place(const Pictures& s, const Line& x) {
-  return s.channels_last && s.lanes_are_channels() && x.spread == 1 && x.out >= NARROW && std::is_same_v<T, acc_t<T>>;
+  const bool few_edges = x.out >= NARROW || s.x.stride > 1;
+  return s.channels_last && s.lanes_are_channels() && few_edges && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether outputs are summed row by row with all their channels: strides leave tiles of one unit little to share.
 template <class T>
-bool by_row(const Pictures& s, const Line& x) {
-  return s.channels_last && s.lanes_are_channels() && x.spread == 1 && (s.y.stride > 1 || s.x.stride > 1) &&
-         std::is_same_v<T, acc_t<T>>;
+bool by_row(const Pictures& s) {
+  const bool strides = s.y.stride > 1 || s.x.stride > 1;
+  return strides && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether planes become packs of channels on their way into a frame.
@@ -114,9 +109,9 @@ struct Tiles {
   int64_t down, across, series, length;
   bool rows;
 
-  Tiles(const Line& y, const Line& x, const Pictures& s, bool in_place)
+  Tiles(const Line& y, const Line& x, const Pictures& s, bool few)
       : y(y), x(x), width(ACROSS * LANES / s.unit()), apart(std::max(1, std::min(y.step(), y.out))), rows(s.rows) {
-    const int most = !y.dense() ? 1 : in_place || transposed(s) ? FEW_DOWN : DOWN, each = (y.out + apart - 1) / apart;
+    const int most = !y.dense() ? 1 : few || transposed(s) ? FEW_DOWN : DOWN, each = (y.out + apart - 1) / apart;
     height = std::max(1, std::min(most, each));
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width;
     series = rows ? down : s.units(), length = s.batch * across * (rows ? 1 : down);
@@ -146,6 +141,18 @@ struct Plane {
   }
   // LANES channels of each pixel.
   Plane(T* values, int64_t row) : values(values), channel(1), row(row), column(LANES), unit(0) {}
+
+  // Every n'th row or column, from `from` on.
+  Plane rows(int from, int n) const {
+    Plane some = *this;
+    some.values += from * row, some.row *= n;
+    return some;
+  }
+  Plane columns(int from, int n) const {
+    Plane some = *this;
+    some.values += from * column, some.column *= n;
+    return some;
+  }
 };
 
 template <int N>
