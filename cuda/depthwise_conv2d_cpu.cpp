@@ -223,20 +223,11 @@ struct Correlations {
   const PartWeights<acc_t<T>> weights{weight, bias, s, ys, xs};
 
   void run() const {
-    if (ys.empty() || xs.empty()) return;
-    std::vector<Tiles> tiles;
-    std::vector<int64_t> ends;
-    for (const Part& y : ys) {
-      tiles.push_back(tiles_of<T>(y.line, xs, s));
-      ends.push_back((ends.empty() ? 0 : ends.back()) + tiles.back().length * tiles.back().series);
+    if (xs.empty()) return;
+    for (size_t part = 0; part < ys.size(); ++part) {  // one by one: threads then write to no line of the cache together
+      const Tiles tiles = tiles_of<T>(ys[part].line, xs, s);
+      parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) { some(int(part), tiles, begin, end); });
     }
-    parallel(ends.back(), 1, [&](int64_t begin, int64_t end) {
-      for (size_t part = 0; begin < end; ++part) {
-        const int64_t before = part ? ends[part - 1] : 0, last = std::min(end, ends[part]);
-        if (begin < last) some(int(part), tiles[part], begin - before, last - before);
-        begin = std::max(begin, last);
-      }
-    });
   }
 
   // The tiles begin .. end - 1 of a part of the rows.
