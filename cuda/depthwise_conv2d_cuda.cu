@@ -213,15 +213,16 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
   return 0;
 }
 
-// Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this, as measured.
+// Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this: they were faster
+// where rows are not whole vectors and planes are many; backward with 3 x 3 only where they are small too, with 7 x 7 never.
 template <class T>
 int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward) {
-  constexpr bool HALF = sizeof(T) == 2;
   const int k = tiled_kernel(s);
-  if (sizeof(T) == 8 || is_empty(s) || k < 3 || s.channels_last || (!HALF && k == 7 && backward)) return 0;
-  const bool vectors = s.x.size % (HALF ? 8 : 4) == 0, slow = HALF && k > 3 && s.x.size < NARROW;
-  if (vectors && !slow) return 0;
-  return share_out(a, s, backward, current_gpu()) ? a.parts : 0;
+  const bool vectors = s.x.size % (sizeof(T) == 2 ? 8 : 4) == 0;
+  if (sizeof(T) == 8 || is_empty(s) || k < 3 || s.channels_last || vectors || (k == 7 && backward)) return 0;
+  const Gpu gpu = current_gpu();
+  if (!share_out(a, s, backward, gpu) || (k == 3 && backward && a.tiles > 2)) return 0;
+  return 2 * int64_t(a.groups) * a.batch >= 5 * int64_t(gpu.processors) ? a.parts : 0;
 }
 
 // The number of parts, none if blocks that keep whole planes are not for this.
@@ -234,7 +235,8 @@ int64_t keep_planes(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
     const int64_t parts = small_parts(a, s, BACKWARD);
     if (parts && s.x.kernel == 3) launch_small_planes<T, 3, BACKWARD>(a, stream);
     if (parts && s.x.kernel == 5) launch_small_planes<T, 5, BACKWARD>(a, stream);
-    if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
+    if constexpr (!BACKWARD)
+      if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
     return parts;
   }
 }
@@ -307,8 +309,6 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
     if (keep_planes<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
-    if (walk_tiles<T, false>(a, s, on) || convolve_any(a, s, on)) return;
-    if (walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
     if (walk_tiles<T, false>(a, s, on) || convolve_quads(a, s, on) || convolve_any(a, s, on)) return;
     value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });

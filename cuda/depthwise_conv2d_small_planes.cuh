@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Planes so small that a block keeps several whole ones, of neighbouring channels, in shared memory: they lie together, so
-// reading and writing does not depend on how wide a row is. A thread takes a tile of one plane, the same of every picture
-// that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient of x, and the
-// tile's products with x the weight's.
+// they are read and written in whole vectors however wide a row is. A thread takes a tile of one plane, the same of every
+// picture that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient of x, and
+// the tile's products with x the weight's.
 
 #pragma once
 
@@ -15,6 +15,7 @@ namespace {
 
 constexpr int SMALL_ROWS = 7, SMALL_COLUMNS = 4;  // of a tile
 constexpr int MOST_SMALL_TILES = 8;               // of a plane; with more, other ways were faster
+constexpr int SMALL_BLOCKS = 4;                   // of a multiprocessor, at a time
 
 template <class T>
 struct SmallPlanes {
@@ -46,31 +47,15 @@ __device__ __forceinline__ void each_element(const SmallPlanes<T>& a, int at, co
   }
 }
 
-// Elements that an access moves: neighbouring lanes then meet neighbouring banks.
-template <class T>
-constexpr int OF_BANK = 4 / int(sizeof(T));
-
-// Of `count` elements those that are moved OF_BANK at a time.
-template <class T>
-__device__ __forceinline__ int in_banks(const T* memory, int count) {
-  return reinterpret_cast<uintptr_t>(memory) % 4 ? 0 : count / OF_BANK<T> * OF_BANK<T>;
-}
-
 // Memory to shared memory; `place` tells where there an element goes.
 template <class T, class Place>
 __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* from, int count, const Place& place) {
-  constexpr int V = OF_BANK<T>, TOGETHER = 8;  // on their way
-  const int whole = in_banks(from, count);
-  for (int first = threadIdx.x * V; first < whole; first += THREADS_2D * V * TOGETHER) {
-    float values[TOGETHER][V];
-#pragma unroll
-    for (int k = 0; k < TOGETHER; ++k)
-      if (first + k * THREADS_2D * V < whole) load(from + first + k * THREADS_2D * V, values[k]);
-#pragma unroll
-    for (int k = 0; k < TOGETHER; ++k) {
-      const auto put = [&](int i, int plane, int row, int column) { *place(plane, row, column) = values[k][i]; };
-      if (first + k * THREADS_2D * V < whole) each_element<V>(a, first + k * THREADS_2D * V, put);
-    }
+  constexpr int V = WIDE<T>;
+  const int whole = reinterpret_cast<uintptr_t>(from) % 16 ? 0 : count / V * V;
+  for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
+    float values[V];
+    load(from + at, values);
+    each_element<V>(a, at, [&](int i, int plane, int row, int column) { *place(plane, row, column) = values[i]; });
   }
   for (int at = whole + threadIdx.x; at < count; at += THREADS_2D)
     each_element<1>(a, at, [&](int, int plane, int row, int column) { *place(plane, row, column) = float(from[at]); });
@@ -78,8 +63,8 @@ __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* fr
 
 template <class T, class Place>
 __device__ __forceinline__ void write_planes(const SmallPlanes<T>& a, T* to, int count, const Place& place) {
-  constexpr int V = OF_BANK<T>;
-  const int whole = in_banks(to, count);
+  constexpr int V = WIDE<T>;
+  const int whole = reinterpret_cast<uintptr_t>(to) % 16 ? 0 : count / V * V;
   for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
     float values[V];
     each_element<V>(a, at, [&](int i, int plane, int row, int column) { values[i] = *place(plane, row, column); });
@@ -121,11 +106,8 @@ __device__ __forceinline__ void add_tile(const float* window, int pitch, const f
   }
 }
 
-// Blocks that a multiprocessor is to hold at a time, as the sums leave registers for.
-constexpr int resident_small(int k, bool backward) { return !backward || k == 3 ? 4 : k == 5 ? 3 : 2; }
-
 template <class T, int K, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS_2D, resident_small(K, BACKWARD)) small_planes(const SmallPlanes<T> a) {
+__global__ void __launch_bounds__(THREADS_2D, SMALL_BLOCKS) small_planes(const SmallPlanes<T> a) {
   constexpr int TAPS = K * K, R = SMALL_ROWS, V = SMALL_COLUMNS;
   extern __shared__ __align__(16) float memory[];
   if (BACKWARD) invite_next_kernel();
@@ -187,7 +169,6 @@ int bytes_of_block(const SmallPlanes<T>& a) { return a.planes * (a.plane + a.cen
 // False if a plane is too large for this.
 template <class T>
 bool share_out(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
-  constexpr int BLOCKS = 4;  // of a multiprocessor, about
   const int k = s.x.kernel;
   constexpr int MOST_COLUMNS = MOST_SMALL_TILES * SMALL_COLUMNS, MOST_ROWS = MOST_SMALL_TILES * SMALL_ROWS;
   if (s.x.size > MOST_COLUMNS || s.y.size > MOST_ROWS) return false;
@@ -203,7 +184,7 @@ bool share_out(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu
   a.center = backward ? tiles_y * SMALL_ROWS * a.tiles_x * SMALL_COLUMNS : 0;
   a.by_size = Divisor::of(a.height * a.width), a.by_width = Divisor::of(a.width);
   a.groups = int(blocks_for(a.channels, a.planes));
-  const int64_t pictures = std::max<int64_t>(1, int64_t(a.groups) * a.batch / (int64_t(gpu.processors) * BLOCKS));
+  const int64_t pictures = std::max<int64_t>(1, int64_t(a.groups) * a.batch / (int64_t(gpu.processors) * SMALL_BLOCKS));
   a.parts = int(blocks_for(a.batch, pictures));
   return int64_t(a.groups) * a.parts <= INT32_MAX && bytes_of_block(a) <= gpu.shared_bytes;
 }

@@ -19,7 +19,7 @@ constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
-constexpr int MOST_DEALT = 4;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
+constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place

@@ -58,12 +58,12 @@ BRANCHES = [
     ((2, 9, 20, 11), (7, 1), {"stride": (3, 1), "dilation": (2, 1)}),
     ((3, 4, 1, 90), (1, 13), {"padding": (0, 6)}),
     ((1, 3, 4, 5), (2, 2), {"padding": 4, "stride": (4, 6)}),
-    ((2, 70, 7, 7), (3, 3), {"padding": 1}),
-    ((2, 33, 14, 13), (5, 5), {"padding": 2}),
-    ((1, 70, 8, 8), (5, 5), {"padding": 2}),
-    ((3, 20, 13, 9), (7, 7), {"padding": 3}),
-    ((1, 40, 7, 12), (7, 7), {"padding": 3}),
     ((1100, 1, 5, 5), (3, 3), {"padding": 1}),
+    ((200, 70, 7, 7), (3, 3), {"padding": 1}),
+    ((400, 3, 9, 5), (5, 5), {"padding": 2}),
+    ((200, 17, 13, 14), (5, 5), {"padding": 2}),
+    ((400, 2, 5, 7), (7, 7), {"padding": 3}),
+    ((20, 40, 7, 12), (7, 7), {"padding": 3}),
     ((4, 17, 96, 96), (3, 3), {"padding": 1, "stride": 2}),
     ((3, 21, 14, 14), (3, 3), {"padding": 1}),
     ((2, 3, 15, 12), (5, 5), {"padding": 2}),
@@ -81,7 +81,7 @@ BRANCHES = [
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, kernel, window", BRANCHES)
 def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backend, device):
     torch.manual_seed(0)
