@@ -123,9 +123,9 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // For a tile and its unit's weights, [taps + 1, unit].
+  // For a tile and its unit's weights, [taps + 1, unit]. No frame where the inputs are read where they are.
   template <class To>
-  void correlate(const Plane<const T>& source, const Frame<A>& frame, const A* weight, const Tile& tile,
+  void correlate(const Plane<const T>& source, const Frame<A>* frame, const A* weight, const Tile& tile,
                  const Target<To>& to) {
     if constexpr (std::is_same_v<T, A>)
       if (by_row<T>(s) || in_place<T>(s, x)) {
@@ -133,7 +133,7 @@ struct Correlation {
         return by_row<T>(s) ? correlate_row(picture, weight, to.out, source, tile, s)
                             : correlate_tile(picture, weight, to.out, source, tile, s);
       }
-    const auto in = inputs_of(frame);
+    const auto in = inputs_of(*frame);
     if (s.rows) {
       const auto out = outputs_of(to.out, to.soon, to.tile, 0, 1, s);
       return correlate_rows(in, weight, out, tile.rows, tile.columns);
@@ -164,7 +164,8 @@ struct Rows {
   const std::vector<Part>& xs;
   const Tiles& tiles;
   const Pictures& s;
-  const std::vector<Line> shared = shared_line(xs);
+  const bool reads = by_row<T>(s) || in_place<T>(s, xs[0].line);
+  const std::vector<Line> shared = reads ? std::vector<Line>() : shared_line(xs);
   std::vector<Frame<A>> frames;         // one for all parts, or one for each
   std::vector<Correlation<T>> columns;  // of the parts
   std::vector<A> channels;              // [rows, columns, LANES]
@@ -173,7 +174,7 @@ struct Rows {
   Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s) : y(y), xs(xs), tiles(tiles), s(s) {
     for (const Line& x : shared) frames.emplace_back(y, x, tiles, s.unit());
     for (const Part& x : xs) {
-      if (shared.empty()) frames.emplace_back(y, x.line, tiles, s.unit());
+      if (!reads && shared.empty()) frames.emplace_back(y, x.line, tiles, s.unit());
       columns.push_back({y, x.line, tiles, s});
     }
   }
@@ -184,18 +185,17 @@ struct Rows {
     const int n = int(xs.size()), pixels = std::min(tile.columns * n, width - tile.column * n);
     const Tile all{0, 0, tile.row, tile.rows, tile.column * n, pixels};
     const int64_t most = int64_t(std::min(tiles.width, xs[0].line.out)) * s.unit();
-    const int64_t row = (most + LANES - 1) / LANES * LANES, part = tiles.height * row;
+    const int64_t row = most < LANES ? most : (most + LANES - 1) / LANES * LANES, part = tiles.height * row;
     channels.resize(transposed(s) ? int64_t(tiles.height) * pixels * LANES : 0);
     apart.resize(woven(s, xs) ? n * part : 0);
-    const bool reads = by_row<T>(s) || in_place<T>(s, xs[0].line);
     for (int i = 0; i < n; ++i) {
       const Line& x = xs[i].line;
       Tile some = tile;
       some.columns = std::min(tile.columns, x.out - tile.column);
       if (some.columns <= 0) continue;
       const int64_t n_weights = int64_t(y.kernel) * x.kernel + 1;
-      Frame<A>& frame = frames[shared.empty() ? i : 0];
-      if (!reads && (shared.empty() || i == 0)) frame.fill(source, some);
+      Frame<A>* frame = reads ? nullptr : &frames[shared.empty() ? i : 0];
+      if (frame && (shared.empty() || i == 0)) frame->fill(source, some);
       const A* weight = weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights;
       const Plane<A> packed(channels.data(), pixels * LANES);
       auto to = [&](const auto& target) { columns[i].correlate(source, frame, weight, some, target); };
@@ -224,7 +224,7 @@ struct Correlations {
 
   void run() const {
     if (xs.empty()) return;
-    for (size_t part = 0; part < ys.size(); ++part) {  // one by one: threads then write to no line of the cache together
+    for (size_t part = 0; part < ys.size(); ++part) {  // one by one: threads then rarely write to a line of the cache together
       const Tiles tiles = tiles_of<T>(ys[part].line, xs, s);
       parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) { some(int(part), tiles, begin, end); });
     }

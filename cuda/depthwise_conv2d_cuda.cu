@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: small planes
-// take the way of depthwise_conv2d_small_planes.cuh; half types of 7, of one row and, in planes, of 5 those of
-// depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
-// depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
-// one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and
-// forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many small
+// planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 7, of one row
+// and, in planes, of 5 those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones
+// that of depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors,
+// float32 of one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels
+// last and forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
 // depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
 // depthwise_conv2d_values.cuh.
 
@@ -216,12 +216,11 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
 // Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this: they were faster
 // where rows are not whole vectors and planes are many; backward with 3 x 3 only where they are small too, with 7 x 7 never.
 template <class T>
-int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward) {
+int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
   const int k = tiled_kernel(s);
   const bool vectors = s.x.size % (sizeof(T) == 2 ? 8 : 4) == 0;
   if (sizeof(T) == 8 || is_empty(s) || k < 3 || s.channels_last || vectors || (k == 7 && backward)) return 0;
-  const Gpu gpu = current_gpu();
-  if (!share_out(a, s, backward, gpu) || (k == 3 && backward && a.tiles > 2)) return 0;
+  if (!share_out_small(a, s, backward, gpu) || (k == 3 && backward && a.tiles > 2)) return 0;
   return 2 * int64_t(a.groups) * a.batch >= 5 * int64_t(gpu.processors) ? a.parts : 0;
 }
 
@@ -232,11 +231,12 @@ int64_t keep_planes(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
     return 0;
   } else {
     SmallPlanes<T> a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
-    const int64_t parts = small_parts(a, s, BACKWARD);
-    if (parts && s.x.kernel == 3) launch_small_planes<T, 3, BACKWARD>(a, stream);
-    if (parts && s.x.kernel == 5) launch_small_planes<T, 5, BACKWARD>(a, stream);
+    const Gpu gpu = current_gpu();
+    const int64_t parts = small_parts(a, s, BACKWARD, gpu);
+    if (parts && s.x.kernel == 3) launch_small_planes<T, 3, BACKWARD>(a, gpu, stream);
+    if (parts && s.x.kernel == 5) launch_small_planes<T, 5, BACKWARD>(a, gpu, stream);
     if constexpr (!BACKWARD)
-      if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, stream);
+      if (parts && s.x.kernel == 7) launch_small_planes<T, 7, BACKWARD>(a, gpu, stream);
     return parts;
   }
 }
@@ -349,10 +349,12 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   const bool half = dtype == DType::f16 || dtype == DType::bf16;
   const int bytes = half ? 2 : dtype == DType::f32 ? 4 : 8;
   int64_t parts = std::max({tile_parts(s), any_parts(s, bytes), half ? half_parts(a, s, true) : 0});
+  const Gpu gpu = current_gpu();
   SmallPlanes<__half> small_half{};
   SmallPlanes<float> small{};
-  parts = std::max(parts, half ? small_parts(small_half, s, true) : bytes == 4 ? small_parts(small, s, true) : 0);
-  if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, current_gpu().processors).shared);
+  if (half) parts = std::max(parts, small_parts(small_half, s, true, gpu));
+  if (bytes == 4) parts = std::max(parts, small_parts(small, s, true, gpu));
+  if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, gpu.processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }
 

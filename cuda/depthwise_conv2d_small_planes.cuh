@@ -15,7 +15,7 @@ namespace {
 
 constexpr int SMALL_ROWS = 7, SMALL_COLUMNS = 4;  // of a tile
 constexpr int MOST_SMALL_TILES = 8;               // of a plane; with more, other ways were faster
-constexpr int SMALL_BLOCKS = 4;                   // of a multiprocessor, at a time
+constexpr int SMALL_BLOCKS = 4;                   // of a multiprocessor, where their planes leave room
 
 template <class T>
 struct SmallPlanes {
@@ -168,7 +168,7 @@ int bytes_of_block(const SmallPlanes<T>& a) { return a.planes * (a.plane + a.cen
 
 // False if a plane is too large for this.
 template <class T>
-bool share_out(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
+bool share_out_small(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
   const int k = s.x.kernel;
   constexpr int MOST_COLUMNS = MOST_SMALL_TILES * SMALL_COLUMNS, MOST_ROWS = MOST_SMALL_TILES * SMALL_ROWS;
   if (s.x.size > MOST_COLUMNS || s.y.size > MOST_ROWS) return false;
@@ -190,10 +190,10 @@ bool share_out(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu
 }
 
 template <class T, int K, bool BACKWARD>
-void launch_small_planes(const SmallPlanes<T>& a, cudaStream_t stream) {
+void launch_small_planes(const SmallPlanes<T>& a, const Gpu& gpu, cudaStream_t stream) {
   const auto kernel = small_planes<T, K, BACKWARD>;
   const int bytes = bytes_of_block(a);
-  if (bytes > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  allow_shared(kernel, gpu);
   kernel<<<unsigned(a.groups * a.parts), THREADS_2D, bytes, stream>>>(a);
 }
 

@@ -36,13 +36,13 @@ struct Line {
   // Where a place is read of the source, or -1.
   int value_at(int place) const { return place >= 0 && place < source ? place : -1; }
   // The taps of output i that meet the source, as a range.
-  int first_tap(int i) const { return std::max(0, (dilation - 1 - start(i)) / dilation); }
-  int last_tap(int i) const { return std::min(kernel, (source - 1 - start(i) + dilation) / dilation); }
+  int first_tap(int i) const { return std::max(0, int((int64_t(dilation) - 1 - start(i)) / dilation)); }
+  int last_tap(int i) const { return std::min(kernel, int((int64_t(source) - 1 - start(i) + dilation) / dilation)); }
   // Of n outputs from `from` on, those of which all taps meet the source.
   std::pair<int, int> whole(int from, int n) const {
     if (kernel == 0) return {0, n};
     const int room = source - 1 + lead - (kernel - 1) * dilation;
-    const int first = (std::max(0, lead) + stride - 1) / stride, last = room < 0 ? 0 : room / stride + 1;
+    const int first = int((int64_t(std::max(0, lead)) + stride - 1) / stride), last = room < 0 ? 0 : room / stride + 1;
     const int begin = std::max(0, std::min(n, first - from));
     return {begin, std::max(begin, std::min(n, last - from))};
   }

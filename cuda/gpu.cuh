@@ -82,6 +82,13 @@ inline Gpu current_gpu() {
   return gpu;
 }
 
+// Lets a kernel that has no shared memory of a fixed size have all that a block may: not as much as this launch needs, for
+// another thread may be about to launch it with more.
+template <class Kernel>
+void allow_shared(Kernel kernel, const Gpu& gpu) {
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes);
+}
+
 inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
 inline unsigned blocks_for(int64_t work, int64_t per_block = THREADS) { return unsigned((work + per_block - 1) / per_block); }
 inline Status launched() { return static_cast<Status>(cudaGetLastError()); }

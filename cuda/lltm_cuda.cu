@@ -32,9 +32,10 @@ void with_size(int n, const F& f) {
 
 // ---- few rays ----
 
-// Whether all rays run at once, a thread for every unit of each.
+// Whether all rays run at once, or nearly, a thread for every unit of each.
 bool are_few(const LltmShape& s, const Gpu& gpu) {
-  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS) * gpu.processors && s.n_rays <= 2 * BIAS_PARTS;
+  constexpr int LEAST_RAYS = few_block(16, 0) / 16;  // of a block, which has a row of sums for the bias
+  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
 }
 
 // False if there are too many, or not in float32.
@@ -74,11 +75,13 @@ bool backward_of_few(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t str
 template <class Size, class Kernel, class Arrays>
 bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t of_block, size_t of_group, const Gpu& gpu, cudaStream_t stream) {
   const int64_t tiles = (arrays.shape.n_rays + RAYS - 1) / RAYS;
-  const int64_t groups = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, Size::MOST);
+  const int64_t fit = (int64_t(gpu.shared_bytes) - int64_t(of_block)) / int64_t(of_group);
+  if (fit < 1) return false;
+  const int64_t most = std::min<int64_t>(fit, Size::MOST);
+  const int64_t groups = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, most);
   const size_t shared = of_block + groups * of_group;
   const int threads = int(groups) * Size::THREADS;
-  if (shared > size_t(gpu.shared_bytes)) return false;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  allow_shared(kernel, gpu);
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared);
   if (blocks == 0) return false;
@@ -149,7 +152,7 @@ bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps
   const int64_t left = (gpu.shared_bytes + RESERVED_BYTES) / together - RESERVED_BYTES - int64_t(bytes);
   const int64_t of_depth = int64_t(groups) * Own::SIZE * 16, kept = std::clamp<int64_t>(left / of_depth, 0, depths);
   const size_t shared = bytes + size_t(kept * of_depth);
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  allow_shared(kernel, gpu);
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * warps, shared);
   if (blocks == 0) return false;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of at most 64 units and inputs along few rays, float32, in plain arithmetic: what counts is how long a step takes.
+// The LLTM of at most 64 units (forward, 64 inputs too) along few rays, float32, in plain arithmetic: what counts is how
+// long a step takes.
 // A unit has 2 or 4 lanes, and a block as many rays. Each lane has a part of the unit's weights in registers and multiplies it
 // for all rays; then the lanes exchange their sums, so that each has those of one ray, and is that ray's unit from there on.
 // H and I are the sizes, rounded up; what is added is zero and stays zero.

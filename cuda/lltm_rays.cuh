@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(32) backward_ray(const LltmGradients<T> a) {
 template <class Kernel, class Arrays>
 Status launch_rays(Kernel kernel, const Arrays& arrays, int64_t shared, const Gpu& gpu, cudaStream_t stream) {
   if (shared > gpu.shared_bytes) return TOO_WIDE;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  allow_shared(kernel, gpu);
   kernel<<<unsigned(std::min<int64_t>(arrays.shape.n_rays, BIAS_PARTS)), 32, size_t(shared), stream>>>(arrays);
   return 0;
 }

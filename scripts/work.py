@@ -32,6 +32,7 @@ class Work:
     parts: tuple[str, ...] = ("forward", "backward")
     baseline_inputs: Inputs = field(default_factory=dict)  # where they differ; the gradients of all are taken
     check: bool = True
+    tolerance: float = 2e-4  # of float32 results, of the largest value
 
     def sides(self) -> tuple[Side, Side]:
         """The fused op and the baseline."""

@@ -130,6 +130,7 @@ def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: in
                 picture + result,
                 2 * picture + result,
                 tuple(x),
+                tolerance=2e-3,  # PyTorch's sums over two million pixels of noise are off by a thousandth
             )
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from nerfkit import ops
 from nerfkit.ops import depthwise_conv2d
-from tests.ops.harness import backend_params, checks_of
+from tests.ops.harness import backend_params, checks_of, fused_params
 
 TestDepthwiseConv2d = checks_of("depthwise_conv2d")
 
@@ -58,11 +58,11 @@ BRANCHES = [
     ((2, 9, 20, 11), (7, 1), {"stride": (3, 1), "dilation": (2, 1)}),
     ((3, 4, 1, 90), (1, 13), {"padding": (0, 6)}),
     ((1, 3, 4, 5), (2, 2), {"padding": 4, "stride": (4, 6)}),
-    ((1100, 1, 5, 5), (3, 3), {"padding": 1}),
-    ((200, 70, 7, 7), (3, 3), {"padding": 1}),
-    ((400, 3, 9, 5), (5, 5), {"padding": 2}),
-    ((200, 17, 13, 14), (5, 5), {"padding": 2}),
-    ((400, 2, 5, 7), (7, 7), {"padding": 3}),
+    ((1200, 1, 5, 5), (3, 3), {"padding": 1}),
+    ((300, 70, 7, 7), (3, 3), {"padding": 1}),
+    ((600, 3, 9, 5), (5, 5), {"padding": 2}),
+    ((300, 17, 13, 14), (5, 5), {"padding": 2}),
+    ((600, 2, 5, 7), (7, 7), {"padding": 3}),
     ((20, 40, 7, 12), (7, 7), {"padding": 3}),
     ((4, 17, 96, 96), (3, 3), {"padding": 1, "stride": 2}),
     ((3, 21, 14, 14), (3, 3), {"padding": 1}),
@@ -98,6 +98,25 @@ def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backe
     share = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}[dtype]
     for g, w in zip(got, wanted, strict=True):
         assert float((g.detach().double().cpu() - w).abs().max()) <= share * float(w.abs().max())
+
+
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [3, 7])
+def test_gradients_one_after_another(kernel, layout, backend, device):
+    """The next one may be given the memory of the last one's sums while these are still read."""
+    x = torch.randn(4, 32, 28, 28).to(device, memory_format=layout)
+    inputs = [x, torch.randn(32, 1, kernel, kernel).to(device), torch.randn(32).to(device)]
+    inputs = [value.requires_grad_() for value in inputs]
+    with ops.backend(backend):
+        out = depthwise_conv2d(*inputs, padding=kernel // 2)
+        grads = [torch.randn_like(out) for _ in range(8)]
+        in_a_row = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for grad in grads]
+        for grad, got in zip(grads, in_a_row, strict=True):
+            if device == "cuda":
+                torch.cuda.synchronize()
+            alone = torch.autograd.grad(out, inputs, grad, retain_graph=True)
+            assert all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
@@ -157,6 +176,22 @@ def test_padding_that_no_memory_holds(channels, rows, columns, stride, layout):
     assert (
         torch.equal(grad_weight[:, 0, rows // 2, 0], x[0, :, 0, 0]) and grad_weight.abs().sum() == x[..., 0].abs().sum()
     )
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+def test_places_near_the_end_of_an_int():
+    """Output 1 meets the first column: a stride or a dilation more is beyond 2^31."""
+    x = torch.randn(1, 16, 2, 3).to(memory_format=torch.channels_last).requires_grad_()
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(x, torch.ones(16, 1, 1, 1), None, (1, 2**30 + 2**29), (0, 2**30 - 2))
+    assert out.shape[-1] == 2 and out.abs().max() == 0  # places -(2^30 - 2) and 2^29 + 2
+    x = torch.randn(1, 16, 5, 100).to(memory_format=torch.channels_last)
+    weight = torch.randn(16, 1, 1, 2)
+    window = (2**30, 2**31 - 1), (0, 2**30 - 60), (2, 2**30 + 7)
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(x, weight, None, *window)
+    assert out.shape == (1, 16, 1, 1)  # its taps meet columns -(2^30 - 60) and 67
+    torch.testing.assert_close(out[0, :, 0, 0], weight[:, 0, 0, 1] * x[0, :, 0, 67])
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
