@@ -47,9 +47,8 @@ struct Span {
   int64_t back = 0;
 };
 
-// P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
-// next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is
-// the bias.
+// P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the next
+// an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
 template <class T, int K, int S, int R, int P>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
   using A = acc_t<T>;
@@ -172,7 +171,7 @@ void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const
   const int whole = columns / LANES, last = std::max(0, columns - LANES);
   for (int p = 0; p < std::min(period, whole); ++p)
     correlate_packs<T, K, S, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
-                             {0, (whole - p + period - 1) / period, groups});
+                                {0, (whole - p + period - 1) / period, groups});
   const A* last_weight = weight + (whole ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
   if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
 }
