@@ -11,8 +11,9 @@
 #pragma once
 
 #include <numeric>
+#include <type_traits>
 
-#include "depthwise_conv2d_walk.cuh"
+#include "depthwise_conv2d_block.cuh"
 #include "divisor.cuh"
 
 namespace nerfkit {

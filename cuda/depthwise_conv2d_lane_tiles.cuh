@@ -5,7 +5,9 @@
 
 #pragma once
 
-#include "depthwise_conv2d_walk.cuh"
+#include <type_traits>
+
+#include "depthwise_conv2d_block.cuh"
 
 namespace nerfkit {
 namespace {

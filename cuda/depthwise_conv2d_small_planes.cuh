@@ -6,9 +6,8 @@
 
 #pragma once
 
-#include "depthwise_conv2d_walk.cuh"
+#include "depthwise_conv2d_block.cuh"
 #include "divisor.cuh"
-#include "partial_sums.cuh"
 
 namespace nerfkit {
 namespace {
