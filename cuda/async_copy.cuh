@@ -11,12 +11,22 @@ namespace nerfkit {
 template <int BYTES>
 __device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
-  const unsigned address = unsigned(__cvta_generic_to_shared(to));
+  const unsigned address = shared_address(to);
   const int bytes = real ? BYTES : 0;
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 #else
   using Bytes = Vec<unsigned, BYTES / 4>;
   *static_cast<Bytes*>(to) = real ? *static_cast<const Bytes*>(from) : Bytes{};
+#endif
+}
+
+// The same to an address of shared memory, from compute capability 8.0 on; L2 gets all of the 128 bytes around `from`, which
+// other blocks will ask for.
+template <int BYTES>
+__device__ __forceinline__ void copy_line_async_or_zeros(unsigned to, const void* from, bool real) {
+#if __CUDA_ARCH__ >= 800
+  const int bytes = real ? BYTES : 0;
+  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 #endif
 }
 

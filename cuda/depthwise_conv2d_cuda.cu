@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many small
-// planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 7, of one row
-// and, in planes, of 5 those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones
-// that of depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors,
-// float32 of one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels
-// last and forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
+// planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 5, 7 and of one
+// row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
+// depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
+// one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and
+// forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
 // depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
 // depthwise_conv2d_values.cuh.
 
@@ -134,7 +134,7 @@ bool launch_walk(const Walk<T>& a, const WalkGrid& grid, const Gpu& gpu, cudaStr
   if (SHARED > size_t(gpu.shared_bytes)) return false;
   const auto kernel = walk<T, K, CHANNELS_LAST, BACKWARD>;
   if (SHARED > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(SHARED));
-  kernel<<<unsigned(grid.across * grid.shared), THREADS_2D, SHARED, stream>>>(a);
+  launch_early(kernel, unsigned(grid.across * grid.shared), THREADS_2D, SHARED, stream, a);
   return true;
 }
 
@@ -175,7 +175,7 @@ template <class T>
 int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int k = tiled_kernel(s);
   const bool narrow = k > 0 && !s.channels_last && s.x.size < NARROW;
-  const bool taken = !narrow && (k == 7 || k < 0 || (k == 5 && !s.channels_last));
+  const bool taken = !narrow && (k == 7 || k == 5 || k < 0);
   if (sizeof(T) != 2 || is_empty(s) || !taken) return 0;
   if (s.channels_last && (s.channels % 8 || s.channels > MOST_HALF_CHANNELS)) return 0;
   const Gpu gpu = current_gpu();
@@ -185,10 +185,12 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   if (flat) a.strides.row = a.strides.batch;
   a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
   const int64_t batch = flat ? 1 : s.batch;
-  if (s.channels_last)
-    share_out_channels(a, batch, backward, gpu.processors);
-  else
-    share_out_planes(a, batch, flat ? 1 : k, backward, gpu.processors);
+  if (s.channels_last) {
+    if (s.batch * (int64_t(a.height) + k) > INT32_MAX) return 0;
+    share_out_channels(a, k, batch, backward, gpu.processors);
+    return a.units <= INT32_MAX ? int64_t(a.strips) * a.pieces : 0;
+  }
+  share_out_planes(a, batch, flat ? 1 : k, backward, gpu.processors);
   return a.units <= INT32_MAX ? batch * a.strips * a.pieces : 0;
 }
 
@@ -201,8 +203,11 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
     const bool sixteen = aligned(a.in, 16) && aligned(a.out, 16) && aligned(a.x, 16);
     if (!parts || (s.channels_last && !sixteen)) return 0;
     const bool vector = sixteen && s.x.size % 8 == 0;
-    switch (s.channels_last ? 0 : tiled_kernel(s)) {
-      case 0: launch_half_channels<T, 7, BACKWARD>(a, stream); break;
+    if (s.channels_last) {
+      s.x.kernel == 5 ? launch_half_channels<T, 5, BACKWARD>(a, stream) : launch_half_channels<T, 7, BACKWARD>(a, stream);
+      return parts;
+    }
+    switch (tiled_kernel(s)) {
       case 5: launch_half_planes<T, 5, 5, BACKWARD>(a, vector, stream); break;
       case 7: launch_half_planes<T, 7, 7, BACKWARD>(a, vector, stream); break;
       case -3: launch_half_planes<T, 1, 3, BACKWARD>(a, vector, stream); break;

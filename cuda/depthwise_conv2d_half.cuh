@@ -23,7 +23,8 @@ struct HalfConv {
   int64_t units;  // of work: planes or, channels last, groups of channels; times strips and pieces
   int channels, height, width;
   int strips, pieces, rows;  // across a row; down a column; rows of a strip
-  int group;                 // channels last: channels of a block
+  int pictures, period;      // channels last; period: rows from one to the next, with zeros between
+  int quads;                 // channels last: four channels each, of a block
 };
 
 constexpr int MARGIN = 4;  // columns of a window before and after its 8

@@ -1,243 +1,170 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half types on tensor cores, channels last, for kernels of 7 x 7: the products of depthwise_conv2d_half_planes.cuh. A
-// block walks down a strip of 64 columns of some channels, two rows a step: 8 blocks of 8 columns each, which are the 16
-// rows of a product. A warp has two channels, backward with another that sums the weight's gradient of the same two. Copies
-// to shared memory are words of two channels of a pixel, a plane for each pair of channels; on the way into registers the
-// two come apart. Results are put together in shared memory and written, a step
-// later, by the warps that have them.
+// Half types on tensor cores, channels last, for kernels of 5 x 5 and 7 x 7 that keep the picture's size. A block walks
+// down a strip of 16 columns of some channels, two rows a step; a warp has four of the channels, a quad. A product has 16
+// columns in two rows, of a quad: a row of its left operand are the quad's values of 4 neighbouring columns, as they lie in
+// shared memory, and a column of its right operand the taps that lead from them to one channel of one result. A quarter of
+// the products are of equal channels, the others are with zero: a value that is not finite reaches the results of its quad
+// that share its window. Copies to shared memory are quads of a pixel. Results are put together there and written a slot
+// later.
 
 #pragma once
 
-#include "depthwise_conv2d_half_channels_sums.cuh"
+#include "depthwise_conv2d_half_channels_rows.cuh"
 
 namespace nerfkit {
 
 // Distances along the columns of a window are int.
-constexpr int64_t MOST_HALF_CHANNELS = INT32_MAX / (STRIP + 2 * MARGIN);
+constexpr int64_t MOST_HALF_CHANNELS = INT32_MAX / (QUAD_COLUMNS + 8);
 
-// Of some steps, the rows of the window and, backward, of x.
-template <int CH, int STEPS, bool BACKWARD>
-struct alignas(16) ChannelsSlot {
-  PairRows<CH, STRIP + 2 * MARGIN, 2 * STEPS> window;                             // from column x0 - MARGIN on
-  PairRows<BACKWARD ? CH : 2, BACKWARD ? STRIP : 4, BACKWARD ? 2 * STEPS : 1> x;  // from column x0 on
+// What a warp does between global and shared memory.
+template <bool COPIES_, bool RESULTS_>
+struct Moves {
+  static constexpr bool COPIES = COPIES_, RESULTS = RESULTS_;
 };
 
-// Blocks that a multiprocessor is to hold at a time: 16 warps.
-constexpr int resident_channels(int channels, bool backward) { return 16 / (channels / 2 * (backward ? 2 : 1)); }
-
-template <int CH, int DEPTH, int STEPS, bool BACKWARD>
-struct ChannelsShared {
-  static constexpr int PAIRS = CH / 2, THREADS = 32 * PAIRS * (BACKWARD ? 2 : 1);
-  ChannelsSlot<CH, STEPS, BACKWARD> slot[DEPTH];
-  PairRows<CH, STRIP, 2 * STEPS> results[2];
-};
-
-template <int CH>
-struct HalfChannelsStrip {
-  int64_t base;  // of the picture at the group's first channel
-  int part, x0, first, last, channel;
-
-  // The groups of one strip are neighbours.
-  template <class T>
-  __device__ __forceinline__ HalfChannelsStrip(const HalfConv<T>& a, int unit) {
-    const int groups = (a.channels + CH - 1) / CH;
-    part = unit / groups;
-    const int picture = part / (a.strips * a.pieces), piece = part % (a.strips * a.pieces);
-    channel = unit % groups * CH;
-    base = picture * a.strides.batch + channel;
-    x0 = piece % a.strips * STRIP, first = piece / a.strips * a.rows, last = min(first + a.rows, a.height);
-  }
-};
-
-// What a thread copies of some rows of a strip: every APART-th column of one row, of one pair of channels.
-template <class T, int COLUMNS, int ROWS, int PAIRS, int THREADS>
-struct PairCopies {
-  static constexpr int APART = THREADS / PAIRS / ROWS, TURNS = (COLUMNS + APART - 1) / APART;
-  static constexpr bool WHOLE = COLUMNS % APART == 0;  // or only threads with LAST in `turns` have a last turn
-  static constexpr unsigned LAST = 1u << 31;
-  static_assert(APART * PAIRS * ROWS == THREADS);
-  const T* from;
-  unsigned turns, place;  // a bit for each column that is inside the picture; where the first goes, in words
-
-  // From picture row y0 and column x0 on; columns less than `unused` from either end are left out.
-  template <int CH>
-  __device__ __forceinline__ PairCopies(const HalfConv<T>& a, const HalfChannelsStrip<CH>& at, const T* picture, int y0,
-                                        int x0, int unused)
-      : turns(0) {
-    const int pair = threadIdx.x % PAIRS, column = threadIdx.x / PAIRS % APART;
-#pragma unroll
-    for (int k = 0; k < TURNS; ++k) {
-      const int i = column + k * APART;
-      if (i >= unused && i < COLUMNS - unused && unsigned(x0 + i) < unsigned(a.width)) turns |= 1u << k;
-    }
-    if (at.channel + 2 * pair >= a.channels) turns = 0;
-    if (column < COLUMNS % APART) turns |= LAST;
-    place = (row() * PAIRS + pair) * (COLUMNS + 4) + column;
-    from = picture + at.base + 2 * pair + (y0 + row()) * a.strides.row + (x0 + column) * a.strides.column;
-  }
-
-  static __device__ __forceinline__ int row() { return threadIdx.x / PAIRS / APART; }
-
-  // This thread's row, or zeros. Then the one ROWS below.
-  __device__ __forceinline__ void copy(unsigned* to, bool inside, const HalfConv<T>& a) {
-    const unsigned real = inside ? turns : 0;
-#pragma unroll
-    for (int k = 0; k < TURNS; ++k)
-      if (WHOLE || k < TURNS - 1 || turns & LAST)
-        copy_async_or_zeros<4>(to + place + k * APART, from + k * APART * a.channels, real & 1u << k);
-    from += ROWS * a.strides.row;
-  }
-};
-
-// Between global and shared memory: all threads of a block copy, the warps that have results write them.
-template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
-struct ChannelsMover {
-  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
-  static constexpr int WINDOW = STRIP + 2 * MARGIN, CHUNKS = CH / 8;
-  PairCopies<T, WINDOW, 2 * STEPS, CH / 2, Shared::THREADS> window;
-  PairCopies<T, STRIP, 2 * STEPS, CH / 2, Shared::THREADS> x;
-  int from, last;  // picture row that this thread copies for the window; the end of x
-  T* to;           // 8 channels of a pixel
-  int y, end;      // their row of the results; 0 if they are outside
-
-  __device__ __forceinline__ ChannelsMover(const HalfConv<T>& a, const HalfChannelsStrip<CH>& at)
-      : window(a, at, a.in, at.first - K / 2, at.x0 - MARGIN, MARGIN - K / 2), x(a, at, a.x, at.first, at.x0, 0),
-        from(at.first - K / 2 + window.row()), last(at.last) {
-    const int chunk = threadIdx.x % CHUNKS, column = threadIdx.x / CHUNKS % STRIP, row = threadIdx.x / CHUNKS / STRIP;
-    const bool inside = at.x0 + column < a.width && at.channel + 8 * chunk < a.channels;
-    y = row - (K - 1), end = a.out && inside ? at.last - at.first : 0;
-    to = a.out + at.base + (at.first + y) * a.strides.row + (at.x0 + column) * a.strides.column + 8 * chunk;
-  }
-
-  // In the slots' order, as `write` is.
-  __device__ __forceinline__ void fetch(Shared& shared, int index, const HalfConv<T>& a, bool with_x) {
-    auto& slot = shared.slot[index % DEPTH];
-    window.copy(&slot.window.word[0][0][0], unsigned(from) < unsigned(a.height), a);
-    if (BACKWARD && with_x) x.copy(&slot.x.word[0][0][0], from + K / 2 < last, a);
-    from += 2 * STEPS;
-  }
-
-  // The rows that a slot's steps completed.
-  __device__ __forceinline__ void write(const Shared& shared, int index, const HalfConv<T>& a) {
-    const int chunk = threadIdx.x % CHUNKS, column = threadIdx.x / CHUNKS % STRIP, row = threadIdx.x / CHUNKS / STRIP;
-#pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      if (unsigned(y) < unsigned(end)) {
-        Vec<unsigned, 4> words;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words.v[i] = shared.results[index % 2].word[2 * step + row][4 * chunk + i][column];
-        *reinterpret_cast<Vec<unsigned, 4>*>(to) = words;
-      }
-      y += 2, to += 2 * a.strides.row;
-    }
-  }
-};
-
-// Calls work(step, step % PERIOD), with the step's rows in shared memory; and for every slot of STEPS steps, before them,
-// fetch for the slot DEPTH - 1 on and write for the one before.
-template <int PERIOD, int DEPTH, int STEPS, class Fetch, class Work, class Write>
-__device__ __forceinline__ void walk_down(int steps, const Fetch& fetch, const Work& work, const Write& write) {
-  for (int step0 = 0; step0 < steps; step0 += PERIOD) {
-#pragma unroll
-    for (int j = 0; j < PERIOD; ++j) {
-      const int step = step0 + j;
-      if (step >= steps) break;
-      if (step % STEPS == 0) {
-        await_copies<DEPTH - 2>();
-        __syncthreads();  // all copies for this slot are there, and the one before is done
-        fetch(step / STEPS + DEPTH - 1);
-        if (step) write(step / STEPS - 1);
-      }
-      work(step, j);
-    }
-  }
-  __syncthreads();
-  write((steps - 1) / STEPS);
-}
-
-template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
-__global__ void __launch_bounds__(ChannelsShared<CH, DEPTH, STEPS, BACKWARD>::THREADS, resident_channels(CH, BACKWARD))
+template <class T, int K, int QUADS, bool BACKWARD>
+__global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, ChannelsShape<K, BACKWARD, QUADS>::RESIDENT)
     half_channels(const HalfConv<T> a) {
-  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
-  constexpr int SUMS = (K + 1) / 2, PERIOD = SUMS % STEPS ? SUMS * STEPS : SUMS, PAIRS = CH / 2;
+  using Shape = ChannelsShape<K, BACKWARD, QUADS>;
+  using Window = typename Shape::Window;
+  using Center = typename Shape::Center;
+  using Result = typename Shape::Result;
+  using Results = HalfResults<T, K, BACKWARD>;
+  using Taps = HalfTaps<T, K>;
+  constexpr int STEPS = Shape::STEPS, DEPTH = Shape::DEPTH;
   if (BACKWARD) invite_next_kernel();
-  extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<Shared*>(memory);
-  const HalfChannelsStrip<CH> at(a, blockIdx.x);
-  const int pair = threadIdx.x / 32 % PAIRS, channel = at.channel + 2 * pair;
-  const int rows = at.last - at.first, steps = (rows + K) / 2;
-  const bool real = channel < a.channels, to_sums = BACKWARD && a.partials;
-  ChannelsMover<T, K, CH, DEPTH, STEPS, BACKWARD> mover(a, at);
-  const auto fetch = [&](int slot) {
-    if (slot * STEPS < steps) mover.fetch(shared, slot, a, to_sums);
-    end_copies();
+  extern __shared__ __align__(16) unsigned char shared[];
+  const unsigned memory = shared_address(shared), zero = unsigned(a.height) >> 31;
+  const HalfChannelsStrip at(a, blockIdx.x, Shape::CHANNELS);
+  const int quad = threadIdx.x / 32 % QUADS, channel = at.channel + 4 * quad;
+  const int rows = at.last - at.first, slots = (rows + K - 1 + Shape::ROWS - 1) / Shape::ROWS;
+  const bool real = channel < a.channels;
+  ChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
+  await_kernels_before();
+  const auto begin = [&] {
+#pragma unroll
+    for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
   };
-#pragma unroll 1
-  for (int slot = 0; slot < DEPTH - 1; ++slot) fetch(slot);
-  if (threadIdx.x < 32 * PAIRS) {
-    PairResults<T, K, BACKWARD> results(a, channel, real);
-    const auto add = [&](int step, int j) {
-      if (!a.out) return;
-      const int row = step % STEPS * 2;
-      const auto& window = shared.slot[step / STEPS % DEPTH].window;
-      auto& to = shared.results[step / STEPS % 2];
-      results.add(window.word[row][pair], window.word[row + 1][pair], j);
-      results.put(to.word[row][pair], to.word[row + 1][pair], j);
-    };
-    walk_down<PERIOD, DEPTH, STEPS>(steps, fetch, add, [&](int slot) { mover.write(shared, slot, a); });
-  } else if constexpr (BACKWARD) {
-    PairTaps<T, K> taps;
-    const auto add = [&](int step, int j) {
-      if (!to_sums) return;
-      const auto& from = shared.slot[step / STEPS % DEPTH];
-      const int row = step % STEPS * 2, result = 2 * step - K / 2;  // the row of the results at the window's first row
-      const bool first = unsigned(result) < unsigned(rows), second = unsigned(result + 1) < unsigned(rows);
-      taps.add(from.window.word[row][pair], from.window.word[row + 1][pair], from.x.word[row][pair],
-               from.x.word[row + 1][pair], j, first, second);
-    };
-    walk_down<PERIOD, DEPTH, STEPS>(steps, fetch, add, [](int) {});
-    if (!to_sums || !real) return;
-    float* square = reinterpret_cast<float*>(memory) + 128 * pair;
-    taps.write(square, a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
-  }
-}
-
-// Pieces of the height and channels of a block, so that the blocks come in full waves; a piece begins with waiting.
-template <class T>
-void share_out_channels(HalfConv<T>& a, int64_t batch, bool backward, int processors) {
-  constexpr int MOST_PIECES = 64, START = 5, K = 7;  // START: steps' worth of waiting
-  a.strips = int(blocks_for(a.width, STRIP));
-  int64_t least = INT64_MAX;
-  for (const int channels : {16, 24}) {
-    if (channels > 16 && backward) break;
-    const int64_t groups = batch * blocks_for(a.channels, channels) * a.strips;
-    const int64_t resident = resident_channels(channels, backward);
-    for (int pieces = 1; pieces == 1 || (pieces <= MOST_PIECES && pieces * 2 * K <= a.height); ++pieces) {
-      const int rows = int(blocks_for(a.height, pieces));
-      const int64_t waves = (groups * pieces + processors * resident - 1) / (processors * resident);
-      const int64_t cost = waves * resident * channels * ((rows + K) / 2 + START);
-      if (cost < least) least = cost, a.rows = rows, a.group = channels;
+  const unsigned from = kept(memory + Results::template offset<Window>(quad));
+  const unsigned to = kept(memory + DEPTH * Shape::SLOT + quad * Result::PITCH + threadIdx.x % 32 * 4);
+  const auto add_to_results = [&](Results& results, int place, int step) {
+    results.add(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+      store_shared(to + place % Shape::RESULTS * Result::BYTES + (2 * step + row) * Result::ROW,
+                   results.result(place * STEPS + step, row));
+  };
+  const unsigned window = kept(memory + Taps::template offset<Window>(quad));
+  const unsigned center = kept(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
+    const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
+    taps.add(window + place * Shape::SLOT + row * Window::ROW, center + place * Shape::SLOT + row * Center::ROW,
+             place * STEPS + step, unsigned(result) < unsigned(rows), unsigned(result + 1) < unsigned(rows), zero);
+  };
+  const auto write_taps = [&](Taps& taps) {
+    static_assert(DEPTH * Shape::SLOT >= int(sizeof(float)) * Taps::FLOATS * QUADS || !BACKWARD);
+    if (a.partials && real)
+      taps.write(reinterpret_cast<float*>(shared) + Taps::FLOATS * quad,
+                 a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
+  };
+  // Calls work(slot, its place, step of it) with the slot's rows in shared memory, and moves rows for the slot DEPTH - 1 on
+  // and of the one before. Who does not write copies last: the products of those who write are then not kept waiting.
+  const auto walk = [&](auto moves, const auto& work) {
+    constexpr bool COPIES = decltype(moves)::COPIES, RESULTS = decltype(moves)::RESULTS;
+    for (int slot0 = 0; slot0 < slots; slot0 += DEPTH) {
+#pragma unroll
+      for (int place = 0; place < DEPTH; ++place) {
+        const int slot = slot0 + place;
+        if (slot >= slots) break;
+        if constexpr (COPIES) await_copies<DEPTH - 2>();
+        __syncthreads();  // all copies for this slot are there, and the one before is done
+        if constexpr (COPIES && RESULTS) mover.fetch((place + DEPTH - 1) % DEPTH, a);
+        if (RESULTS && slot) mover.write((place + DEPTH - 1) % DEPTH, a);
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step) work(slot, place, step);
+        if constexpr (COPIES && !RESULTS) mover.fetch((place + DEPTH - 1) % DEPTH, a);
+        if constexpr (COPIES) end_copies();
+      }
     }
+    if constexpr (COPIES) await_copies<0>();
+    __syncthreads();
+    if (RESULTS) mover.write((slots - 1) % DEPTH, a);
+  };
+  if constexpr (!BACKWARD) {
+    begin();
+    Results results(a, channel, real);
+    walk(Moves<true, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
+  } else if constexpr (!Shape::APART) {
+    begin();
+    Results results(a, channel, real);
+    Taps taps;
+    walk(Moves<true, true>(), [&](int slot, int place, int step) {
+      add_to_results(results, place, step), add_to_taps(taps, slot, place, step);
+    });
+    write_taps(taps);
+  } else if (threadIdx.x < Shape::MOVERS) {
+    Results results(a, channel, real);
+    walk(Moves<false, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
+  } else {
+    begin();
+    Taps taps;
+    walk(Moves<true, false>(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
+    write_taps(taps);
   }
-  a.pieces = int(blocks_for(a.height, a.rows));
-  a.units = batch * blocks_for(a.channels, a.group) * a.strips * a.pieces;
 }
 
-template <class T, int K, int CH, int DEPTH, int STEPS, bool BACKWARD>
+// Pieces of a strip, so that the blocks come in full waves; a piece begins with waiting. Returns what this costs.
+template <class Shape, class T>
+int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, int processors) {
+  constexpr int MOST_WAVES = 16, START = 4;  // START: slots' worth of waiting
+  a.strips = int(blocks_for(a.width, QUAD_COLUMNS)), a.period = std::max(a.height + kernel / 2, Shape::ROWS);
+  a.quads = Shape::QUADS, a.pictures = int(batch);
+  const int64_t rows = batch * a.period, strips = a.strips * int64_t(blocks_for(a.channels, Shape::CHANNELS));
+  const int64_t resident = processors * Shape::RESIDENT, most = std::max<int64_t>(1, rows / (2 * kernel));
+  int64_t least = INT64_MAX;
+  for (int64_t waves = 1; waves <= MOST_WAVES; ++waves) {
+    const int64_t each = blocks_for(rows, std::clamp<int64_t>(waves * resident / strips, 1, most));
+    const int64_t blocks = blocks_for(rows, each) * strips, full = (blocks + resident - 1) / resident;
+    const int64_t cost = full * ((each + kernel - 1 + Shape::ROWS - 1) / Shape::ROWS + START);
+    if (cost < least) least = cost, a.rows = int(each), a.units = blocks;
+  }
+  a.pieces = int(a.units / strips);
+  return least * Shape::QUADS * Shape::RESIDENT;
+}
+
+// Quads of a block. With 16 of them copies are whole lines; with 8 fewer are idle where channels are no multiple of 64.
+template <int K, bool BACKWARD>
+constexpr int USUAL_QUADS = BACKWARD ? (K == 7 ? 4 : 16) : 8;
+
+template <class T>
+void share_out_channels(HalfConv<T>& a, int kernel, int64_t batch, bool backward, int processors) {
+  const auto share_out = [&](auto shape) { return share_out_strips<decltype(shape)>(a, kernel, batch, processors); };
+  if (kernel == 7) {
+    backward ? share_out(ChannelsShape<7, true, USUAL_QUADS<7, true>>()) : share_out(ChannelsShape<7, false, USUAL_QUADS<7, false>>());
+  } else if (!backward) {
+    share_out(ChannelsShape<5, false, USUAL_QUADS<5, false>>());
+  } else {
+    HalfConv<T> other = a;
+    const int64_t with_16 = share_out(ChannelsShape<5, true, 16>());
+    std::swap(a, other);
+    if (4 * with_16 <= 5 * share_out(ChannelsShape<5, true, 8>())) a = other;
+  }
+}
+
+template <class T, int K, int QUADS, bool BACKWARD>
 void launch_channels(const HalfConv<T>& a, cudaStream_t stream) {
-  using Shared = ChannelsShared<CH, DEPTH, STEPS, BACKWARD>;
-  static_assert(sizeof(Shared) <= 99 * 1024, "a block may have that of every GPU with tensor cores");
-  const auto kernel = half_channels<T, K, CH, DEPTH, STEPS, BACKWARD>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(sizeof(Shared)));
-  kernel<<<unsigned(a.units), Shared::THREADS, sizeof(Shared), stream>>>(a);
+  using Shape = ChannelsShape<K, BACKWARD, QUADS>;
+  static_assert(Shape::BYTES <= 99 * 1024, "a block may have that of every GPU with tensor cores");
+  const auto kernel = half_channels<T, K, QUADS, BACKWARD>;
+  if (Shape::BYTES > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
+  launch_early(kernel, unsigned(a.units), Shape::THREADS, Shape::BYTES, stream, a);
 }
 
 template <class T, int K, bool BACKWARD>
 void launch_half_channels(const HalfConv<T>& a, cudaStream_t stream) {
-  constexpr int DEPTH = 4, STEPS = 2;  // slots; steps of each
-  if constexpr (!BACKWARD)
-    if (a.group == 24) return launch_channels<T, K, 24, DEPTH, STEPS, BACKWARD>(a, stream);
-  launch_channels<T, K, 16, DEPTH, STEPS, BACKWARD>(a, stream);
+  if constexpr (K == 5 && BACKWARD)
+    if (a.quads == 8) return launch_channels<T, K, 8, BACKWARD>(a, stream);
+  launch_channels<T, K, USUAL_QUADS<K, BACKWARD>, BACKWARD>(a, stream);
 }
 
 }  // namespace nerfkit

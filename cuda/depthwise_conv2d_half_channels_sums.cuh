@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp of depthwise_conv2d_half_channels.cuh keeps of its two channels: open rows of results, or sums of the weight's
-// gradient. A step's two rows of the window are 2 s and 2 s + 1.
+// What a warp of depthwise_conv2d_half_channels.cuh keeps of its four channels, a quad, and 16 columns: open rows of
+// results, or sums of the weight's gradient. A step's two rows of the window are 2 s and 2 s + 1.
 
 #pragma once
 
@@ -8,138 +8,164 @@
 
 namespace nerfkit {
 
-// Rows of words, each two channels of a pixel. Planes lie 4 banks apart.
-template <int CH, int COLUMNS, int ROWS>
-struct alignas(16) PairRows {
-  static_assert(COLUMNS % 8 == 0 || COLUMNS == 4);
-  unsigned word[ROWS][CH / 2][COLUMNS + 4];
+constexpr int QUAD_COLUMNS = 16;  // of a warp
+
+// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][columns]. Of a copy or a write, 16 lanes have
+// all quads of some pixels, which meet all banks.
+template <int QUADS_, int COLUMNS_, int ROWS_>
+struct HalfQuads {
+  static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;
+  static constexpr int BANKS = QUADS < 8 ? 8 : 4;
+  static constexpr int PITCH = 8 * (COLUMNS + (BANKS + BANKS / 2 - COLUMNS % BANKS) % BANKS);  // of a quad's columns, in bytes
+  static constexpr int ROW = PITCH * QUADS, BYTES = ROW * ROWS;
+  static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
 
-// The values of channel 0 or 1 of two words.
-__device__ __forceinline__ unsigned of_channel(int channel, unsigned low, unsigned high) {
-  return __byte_perm(low, high, channel ? 0x7632 : 0x5410);
-}
+// The two of a quad that a lane has of a sum's row: channel 2 (t % 2) and the next.
+__device__ __forceinline__ int first_of_pair() { return threadIdx.x % 2 * 2; }
 
-// A product's upper 8 rows are the blocks of window row 2 s, the lower 8 those of row 2 s + 1. Sums q = 2 s - u, in place
-// q % (K + 1): the upper half of result row q's, the lower half of row q + 1's.
+// Sums q = 2 s - u, in place q % (K + 1): their upper 8 rows are of result row q, the lower 8 of row q + 1; a row has two
+// columns, 2 g and 2 g + 1, of four channels each. Of the left operand, rows are alike: K + 1 columns of the window, from
+// column 2 g on. The right one has the tap (u, column - own column) where both are of the same channel.
 template <class T, int K, bool FLIPPED>
-struct PairResults {
-  unsigned band[2][K][2];
-  float start[2], out[2][K + 1][4];
+struct HalfResults {
+  static constexpr int PAIRS = (K + 1) / 2;  // of columns
+  unsigned band[K][PAIRS];
+  float start[2], out[K + 1][4];
 
-  __device__ __forceinline__ PairResults(const HalfConv<T>& a, int channel, bool real) : band{}, start{}, out{} {
+  __device__ __forceinline__ HalfResults(const HalfConv<T>& a, int channel, bool real) : band{}, start{}, out{} {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if (!real) return;
+    if (!FLIPPED && a.bias)
+      for (int i = 0; i < 2; ++i) start[i] = float(a.bias[channel + first_of_pair() + i]);
+    if (g % 4 / 2 != t % 2) return;  // no tap of its own channel
+    constexpr int STEP = FLIPPED ? -1 : 1;
+    const int shift = t / 2 - g / 4;
+    const auto* tap = reinterpret_cast<const unsigned short*>(a.weight) + int64_t(channel + g % 4) * (K * K) +
+                      (FLIPPED ? K * K - 1 : 0) + STEP * shift;
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      if (real) band_matrices<T, K, K, FLIPPED>(a.weight + int64_t(channel + c) * (K * K), band[c]);
-      if (real && !FLIPPED && a.bias) start[c] = float(a.bias[channel + c]);
-    }
+    for (int u = 0; u < K; ++u)
+#pragma unroll
+      for (int i = 0; i < PAIRS; ++i)
+        if (unsigned(2 * i + shift) < unsigned(K)) band[u][i] = unsigned(tap[STEP * (u * K + 2 * i)]) << g % 2 * 16;
+  }
+
+  // Of this lane's row of matrices, from the window's first row on.
+  template <class Rows>
+  static __device__ __forceinline__ unsigned offset(int quad) {
+    const int lane = threadIdx.x % 32;
+    return lane / 8 % 2 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2 + lane / 16 * 2) * 8;
   }
 
   // j, known when compiled, is s up to a multiple of (K + 1) / 2.
-  __device__ __forceinline__ void add(const unsigned* upper, const unsigned* lower, int j) {
-    const int at = threadIdx.x % 32 * 2;  // columns 2 t, 2 t + 1 of block g
-    uint2 words[4];
+  __device__ __forceinline__ void add(unsigned window, int j) {
+    unsigned near[4], far[4];
+    load_matrices<false>(window, near);
+    if constexpr (PAIRS % 2)
+      load_matrices<false>(window + 32, far[0], far[1]);
+    else
+      load_matrices<false>(window + 32, far);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = *reinterpret_cast<const uint2*>((i % 2 ? lower : upper) + at + i / 2 * 8);
+    for (int u = 0; u < K; ++u) {
+      auto& sum = out[(2 * j + K + 1 - u) % (K + 1)];
+      if (u < 2) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
+      add_product(T(), sum, near[0], near[1], near[2], near[3], band[u][0], band[u][1]);
+    }
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      unsigned in[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) in[i] = of_channel(c, words[i].x, words[i].y);
-#pragma unroll
-      for (int u = 0; u < K; ++u) {
-        auto& sum = out[c][(2 * j + K + 1 - u) % (K + 1)];
-        if (u < 2) sum[0] = sum[1] = start[c], sum[2] = sum[3] = 0.f;
-        add_product(T(), sum, in[0], in[1], in[2], in[3], band[c][u][0], band[c][u][1]);
-      }
+    for (int u = K - 1; u >= 0; --u) {  // the rows that are done come first
+      auto& sum = out[(2 * j + K + 1 - u) % (K + 1)];
+      if constexpr (PAIRS % 2)
+        add_product(T(), sum, far[0], far[1], band[u][2]);
+      else
+        add_product(T(), sum, far[0], far[1], far[2], far[3], band[u][2], band[u][3]);
     }
   }
 
-  // The result rows 2 s - K + 1 and the next.
-  __device__ __forceinline__ void put(unsigned* first, unsigned* second, int j) const {
-    const int at = threadIdx.x % 32 * 2;
-#pragma unroll
-    for (int row = 0; row < 2; ++row) {
-      const int own = (2 * j + 2 + row) % (K + 1), before = (2 * j + 1 + row) % (K + 1);
-      uint2 both;
-      both.x = pack<T>(out[0][own][0] + out[0][before][2], out[1][own][0] + out[1][before][2]);
-      both.y = pack<T>(out[0][own][1] + out[0][before][3], out[1][own][1] + out[1][before][3]);
-      *reinterpret_cast<uint2*>((row ? second : first) + at) = both;
-    }
+  // Of result row 2 s - K + 1, or the next: two channels of column 2 g + t / 2.
+  __device__ __forceinline__ unsigned result(int j, int row) const {
+    const int own = (2 * j + 2 + row) % (K + 1), before = (2 * j + 1 + row) % (K + 1);
+    const float low = out[own][0] + out[before][2], high = out[own][1] + out[before][3];
+    return FLIPPED ? pack<T>(low, high) : pack<T>(low + start[0], high + start[1]);
   }
 };
 
-// Window (transposed) times x: the 16 values that a product adds are those of 8 blocks, of two rows each. Pair q of rows of
-// x, q and q + 1, is in place q % (K + 1). Product row g is the window's column 2 g, row g + 8 its column 2 g + 1.
+// Window (transposed) times x: the 16 values that a product adds are 8 pairs of columns in two rows. Rows of a sum are an
+// even shift, first or second column of the pair and channel, of the window; columns the same of x without a shift. Where
+// the channels are equal, it belongs to the tap shift + column of the window's pair - column of x's.
 template <class T, int K>
-struct PairTaps {
-  float sums[2][K][4], bias;  // of bias, lanes with t < 2 have channel 0, the others channel 1
-  unsigned x[2][K + 1][2];
+struct HalfTaps {
+  static constexpr int SHIFTS = (K + 1) / 2, PRODUCTS = (SHIFTS + 1) / 2;
+  static_assert(K / 2 == 2 || K / 2 == 3, "where the bias finds its columns");
+  static constexpr int TURN = (K + 1) / 2;  // steps after which places repeat
+  float sums[K][PRODUCTS][4], bias;
+  unsigned even[TURN][2], odd[TURN][2];  // rows 2 s and 2 s + 1 of x, in place s % TURN; 2 s + 1 and 2 s + 2
 
-  __device__ __forceinline__ PairTaps() : sums{}, bias(0), x{} {}
+  __device__ __forceinline__ HalfTaps() : sums{}, bias(0), even{}, odd{} {}
 
-  // Two rows of the window and two of x. `first`, `second`: whether those of the window count to the bias.
-  __device__ __forceinline__ void add(const unsigned* upper, const unsigned* lower, const unsigned* x_upper,
-                                      const unsigned* x_lower, int j, bool first, bool second) {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-    uint2 words[2][2];
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      const int block = 8 * (t + 4 * b);
-      const unsigned even = x_upper[block + g], odd = x_lower[block + g];
-#pragma unroll
-      for (int c = 0; c < 2; ++c) {
-        const unsigned before = x[c][(2 * j + K - 1) % (K + 1)][b];
-        x[c][(2 * j + K) % (K + 1)][b] = __byte_perm(before, even, c ? 0x7632 : 0x5432);
-        x[c][2 * j % (K + 1)][b] = of_channel(c, even, odd);
-      }
-#pragma unroll
-      for (int row = 0; row < 2; ++row)
-        words[row][b] = *reinterpret_cast<const uint2*>((row ? lower : upper) + block + 2 * g);
-    }
-    float columns[4] = {};
-    const unsigned one = pack<T>(1.f, 1.f), ones = (first ? one & 0xffff : 0) | (second ? one & 0xffff0000 : 0);
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      unsigned in[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint2 &up = words[0][i / 2], &low = words[1][i / 2];
-        in[i] = i % 2 ? of_channel(c, up.y, low.y) : of_channel(c, up.x, low.x);
-      }
-#pragma unroll
-      for (int u = 0; u < K; ++u) {
-        const auto& other = x[c][(2 * j + K + 1 - u) % (K + 1)];
-        add_product(T(), sums[c][u], in[0], in[1], in[2], in[3], other[0], other[1]);
-      }
-      const unsigned own = g / 4 == c ? ones : 0;
-      add_product(T(), columns, in[0], in[1], in[2], in[3], own, own);
-    }
-    bias += columns[0] + columns[2];
+  // Of this lane's row of matrices, of the window and of x.
+  template <class Rows>
+  static __device__ __forceinline__ unsigned offset(int quad) {
+    const int lane = threadIdx.x % 32;
+    return lane / 16 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2 + lane / 8 % 2 * 2) * 8;
+  }
+  template <class Rows>
+  static __device__ __forceinline__ unsigned center_offset(int quad) {
+    const int lane = threadIdx.x % 16;
+    return lane / 8 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2) * 8;
   }
 
-  // Adds the diagonals, a sum for each tap, in a fixed order, and of bias the columns MARGIN to MARGIN + 7. Takes 128 floats
-  // of shared memory.
-  __device__ __forceinline__ void write(float* square, float* partials) const {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // Rows of the window and of x. `first`, `second`: whether those of the window count to the bias. `zero` is not known when
+  // compiled: values that are in two pairs then have two registers, next to their neighbours in both.
+  // Of an odd number of shifts the last one's neighbour is whatever comes next; its sums belong to no tap.
+  __device__ __forceinline__ void add(unsigned window, unsigned center, int j, bool first, bool second, unsigned zero) {
+    unsigned in[PRODUCTS][4];
+    auto &now = even[j % TURN], &before = even[(j + TURN - 1) % TURN], &between = odd[(j + TURN - 1) % TURN];
+    load_matrices<true>(center, now[0], now[1]);
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {
+    for (int p = 0; p < PRODUCTS; ++p) load_matrices<true>(window + 32 * p, in[p]);
+    between[0] = before[1] | zero, between[1] = now[0] | zero;
 #pragma unroll
-      for (int u = 0; u < K; ++u) {
-        __syncwarp();
+    for (int u = 0; u < K; ++u) {
+      const auto& x = u % 2 ? odd[(j + TURN - (u + 1) / 2) % TURN] : even[(j + TURN - u / 2) % TURN];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) square[(2 * g + i / 2) * 8 + 2 * t + i % 2] = sums[c][u][i];
-        __syncwarp();
-        if (lane >= K) continue;
-        float total = 0;
-#pragma unroll
-        for (int n = 0; n < 8; ++n) total += square[(n + lane + MARGIN - K / 2) * 8 + n];
-        partials[K * K - 1 - (u * K + lane)] = total;
-      }
-      const float total = sum_lanes(t == 2 * c && 2 * g >= MARGIN && 2 * g < MARGIN + 8 ? bias : 0.f, 32);
-      if (lane == 0) partials[K * K] = total;
-      partials += K * K + 1;
+      for (int p = 0; p < PRODUCTS; ++p) add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
     }
+    // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
+    const bool other = K / 2 == 3 && threadIdx.x % 32 < 16;
+    if (first) bias += both(other ? in[1][0] : in[0][1]);
+    if (second) bias += both(other ? in[1][2] : in[0][3]);
+  }
+
+  static __device__ __forceinline__ float both(unsigned pair) {
+    const auto& values = reinterpret_cast<const Vec<T, 2>&>(pair);
+    return float(values.v[0]) + float(values.v[1]);
+  }
+
+  static constexpr int SQUARE = 64, FLOATS = SQUARE + 4 * (K * K + 1);  // of shared memory that `write` takes
+
+  // Adds what belongs to a tap, in a fixed order.
+  __device__ __forceinline__ void write(float* square, float* partials) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, v = lane / 4, channel = lane % 4;
+    float* const taps = square + SQUARE;
+#pragma unroll
+    for (int u = 0; u < K; ++u) {
+      __syncwarp();
+#pragma unroll
+      for (int p = 0; p < PRODUCTS; ++p)
+#pragma unroll
+        for (int high = 0; high < 2; ++high)
+          if (g % 4 / 2 == t % 2)
+            square[(4 * p + 2 * high + g / 4) * 8 + t / 2 * 4 + g % 4] = g % 2 ? sums[u][p][2 * high + 1] : sums[u][p][2 * high];
+      __syncwarp();
+      if (v < K)
+        taps[channel * (K * K + 1) + K * K - 1 - (u * K + v)] = square[v * 8 + channel] + square[(v + 1) * 8 + 4 + channel];
+    }
+    for (int apart = 1; apart < 4; apart *= 2) bias += __shfl_xor_sync(ALL_LANES, bias, apart);
+    bias += __shfl_xor_sync(ALL_LANES, bias, 16);
+    if (t == 0 && g < 4) taps[g * (K * K + 1) + K * K] = bias;
+    __syncwarp();
+#pragma unroll
+    for (int i = lane; i < 4 * (K * K + 1); i += 32) partials[i] = taps[i];
   }
 };
 

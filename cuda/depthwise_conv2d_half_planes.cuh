@@ -126,6 +126,7 @@ __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKW
   const int above = min(max(written, 0), a.rows), below = min(max(written - a.rows, 0), a.rows);
   T* out = a.out + at.base + (at.first - (KH - 1)) * a.strides.row + column;
   T* out_below = out + a.rows * a.strides.row;
+  await_kernels_before();
   fetch_rows<T, KH, VECTOR, BACKWARD>(ring[0], a, at, 0, to_sums);
   end_copies();
   PlaneSums<T, KH, KW, BACKWARD> sums(a, at.channel);
@@ -175,7 +176,7 @@ void launch_half_planes(const HalfConv<T>& a, bool vector, cudaStream_t stream) 
   constexpr int SHARED = sizeof(PlaneRows<KH, BACKWARD>[2]) * PLANES;
   const auto kernel = vector ? half_planes<T, KH, KW, true, BACKWARD> : half_planes<T, KH, KW, false, BACKWARD>;
   if (SHARED > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-  kernel<<<blocks_for(a.units, PLANES), 32 * PLANES, SHARED, stream>>>(a);
+  launch_early(kernel, blocks_for(a.units, PLANES), 32 * PLANES, SHARED, stream, a);
 }
 
 }  // namespace nerfkit

@@ -258,6 +258,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   const unsigned line = Strip::line(a, part, x0);
   const StripRows<K> rows(a, line, tiles_y);
   Strip strip(a, line / tiles_y * a.strides.batch + rows.first * a.strides.row + x0 * a.strides.column, x0, group);
+  await_kernels_before();
   A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
   const auto read_weights = [](const T* weight, A (&to)[TAPS]) {
 #pragma unroll

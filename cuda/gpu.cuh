@@ -51,6 +51,22 @@ __device__ __forceinline__ void store(T* to, const acc_t<T> (&from)[V]) {
   *reinterpret_cast<Vec<T, V>*>(to) = packed;
 }
 
+// Shared memory by an address of 32 bits: one that is kept is then not worked out again at every use.
+__device__ __forceinline__ unsigned shared_address(const void* pointer) { return unsigned(__cvta_generic_to_shared(pointer)); }
+__device__ __forceinline__ uint2 load_shared(unsigned address) {
+  uint2 to;
+  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to.x), "=r"(to.y) : "r"(address) : "memory");
+  return to;
+}
+__device__ __forceinline__ void store_shared(unsigned address, unsigned from) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(from) : "memory");
+}
+
+// 16 bytes at once, wherever they are in the registers.
+__device__ __forceinline__ void store_wide(void* to, uint2 low, uint2 high) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y) : "memory");
+}
+
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, int lanes) {
   for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);

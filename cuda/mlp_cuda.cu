@@ -252,7 +252,7 @@ MlpArrays<T> arrays_of(const MlpInputs& inputs, const void* parameters, const Ml
 template <class Kernel, class Arrays>
 Status launch(Kernel kernel, const Arrays& arrays, size_t shared, int most_blocks, Stream stream) {
   const Gpu gpu = current_gpu();
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(shared));
+  allow_shared(kernel, gpu);
   int resident = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * WARPS, shared);
   const int64_t tiles = (arrays.n_rows + ROWS - 1) / ROWS;

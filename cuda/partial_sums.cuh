@@ -37,6 +37,7 @@ __global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* partials
   constexpr int APART = THREADS / SUMS_OF_BLOCK, TOGETHER = 8;  // parts of a thread; loads on their way together
   const int first = threadIdx.x / SUMS_OF_BLOCK, own = i < sums ? (parts - first + APART - 1) / APART : 0;
   const A* from = partials + first * sums + i;
+  invite_next_kernel();
   await_kernels_before();
   A sum = 0;
 #pragma unroll 1
@@ -65,16 +66,23 @@ bool waits_itself(Kernel* kernel) {
          cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= PTX;
 }
 
+// Launches a kernel that calls await_kernels_before() while the kernel before it may still run.
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+                  const Arguments&... arguments) {
+  cudaLaunchAttribute early{cudaLaunchAttributeProgrammaticStreamSerialization};
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{blocks, threads, shared, stream};
+  config.attrs = &early, config.numAttrs = waits_itself(kernel);
+  cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
+}
+
 // Directly after the kernel that wrote the sums, if there are any: it is launched while that one still runs.
 template <class T>
 void launch_add_partials(const void* partials, void* grad_weight, void* grad_bias, int parts, int64_t channels, int taps,
                          Stream stream) {
-  cudaLaunchAttribute early{cudaLaunchAttributeProgrammaticStreamSerialization};
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{blocks_for(channels * (taps + 1), SUMS_OF_BLOCK), THREADS, 0, (cudaStream_t)stream};
-  config.attrs = &early, config.numAttrs = parts > 0 && waits_itself(add_partials<T>);
-  cudaLaunchKernelEx(&config, add_partials<T>, (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels,
-                     taps);
+  launch_early(add_partials<T>, blocks_for(channels * (taps + 1), SUMS_OF_BLOCK), THREADS, 0, (cudaStream_t)stream,
+               (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels, taps);
 }
 
 }  // namespace nerfkit

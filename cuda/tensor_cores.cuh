@@ -36,6 +36,23 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 #endif
 }
 
+// The same of 16 x 8 by 8 x 8.
+__device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+#endif
+}
+
+__device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a0), "r"(a1), "r"(b0));
+#endif
+}
+
 // An 8 x 8 matrix of half values in the lanes' registers, (g, 2t), (g, 2t + 1) of lane 4 g + t, transposed.
 __device__ __forceinline__ unsigned transposed(unsigned values) {
   unsigned out = 0;
@@ -48,19 +65,18 @@ __device__ __forceinline__ unsigned transposed(unsigned values) {
 // Two 8 x 8 matrices of half values, one a register: lane i < 16 gives the address of row i % 8 of matrix i / 8, in shared
 // memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(const void* row, unsigned& first, unsigned& second) {
-  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void load_matrices(unsigned address, unsigned& first, unsigned& second) {
+#if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+#endif
 }
 
-// Four 8 x 8 matrices of half values in shared memory; lane i gives the address of row i % 8 of matrix i / 8. Lane 4 g + t
-// gets (g, 2t), (g, 2t + 1) of each, or transposed (2t, g), (2t + 1, g).
+// Four of them; lane i gives the address of row i % 8 of matrix i / 8.
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(const void* row, unsigned (&to)[4]) {
-  const unsigned address = unsigned(__cvta_generic_to_shared(row));
+__device__ __forceinline__ void load_matrices(unsigned address, unsigned (&to)[4]) {
 #if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -69,6 +85,16 @@ __device__ __forceinline__ void load_matrices(const void* row, unsigned (&to)[4]
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 #endif
+}
+
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(const void* row, unsigned& first, unsigned& second) {
+  load_matrices<TRANSPOSED>(shared_address(row), first, second);
+}
+
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(const void* row, unsigned (&to)[4]) {
+  load_matrices<TRANSPOSED>(shared_address(row), to);
 }
 
 }  // namespace nerfkit

@@ -27,7 +27,7 @@ step() { # name, command...
 
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
 small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16) or rows_of_a_capacity)"
-small="($small) or (kernels_branch_on and cuda-cuda and float32) or (16_units and few_rays) or (wide_state and few_rays and 72) or without_weight_gradient"
+small="($small) or (kernels_branch_on and cuda-cuda and (float32 or (bfloat16 and layout1))) or (16_units and few_rays) or (wide_state and few_rays and 72) or without_weight_gradient"
 many="float32-16-16 or float32-32-32 or float32-64-32 or float32-50-47"
 small="$small or (64_units and float32 and (few_rays or (more_rays_than_fit and ($many))))"
 

@@ -76,6 +76,12 @@ BRANCHES = [
     ((1, 18, 17, 100), (7, 4), {"padding": (3, 1), "stride": (2, 4)}),
     ((1, 5, 13, 101), (1, 2), {"stride": 3}),
     ((1, 17, 9, 90), (3, 3), {"padding": 9, "stride": (2, 4), "dilation": (3, 6)}),
+    ((5, 24, 30, 37), (7, 7), {"padding": 3}),
+    ((5, 24, 30, 37), (5, 5), {"padding": 2}),
+    ((40, 8, 1, 3), (7, 7), {"padding": 3}),
+    ((90, 8, 2, 3), (5, 5), {"padding": 2}),
+    ((3, 64, 23, 33), (5, 5), {"padding": 2}),
+    ((2, 72, 60, 18), (7, 7), {"padding": 3}),
 ]
 
 
@@ -102,11 +108,12 @@ def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backe
 
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("kernel", [3, 7])
-def test_gradients_one_after_another(kernel, layout, backend, device):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
     """The next one may be given the memory of the last one's sums while these are still read."""
-    x = torch.randn(4, 32, 28, 28).to(device, memory_format=layout)
-    inputs = [x, torch.randn(32, 1, kernel, kernel).to(device), torch.randn(32).to(device)]
+    x = torch.randn(4, 32, 28, 28).to(device, dtype, memory_format=layout)
+    inputs = [x, torch.randn(32, 1, kernel, kernel).to(device, dtype), torch.randn(32).to(device, dtype)]
     inputs = [value.requires_grad_() for value in inputs]
     with ops.backend(backend):
         out = depthwise_conv2d(*inputs, padding=kernel // 2)
