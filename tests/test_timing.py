@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from scripts.bench_ops import difference
 from scripts.timing import MOST_SETS, ROTATED_BYTES, Timer, sets_for
 from scripts.work import Side
 
@@ -21,6 +22,14 @@ from scripts.work import Side
 )
 def test_a_row_goes_through_more_than_a_cache(n_bytes: int, device: str, sets: int):
     assert sets_for(n_bytes, device) == sets
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.5])
+def test_what_is_timed_gives_the_same(wrong: float):
+    wanted = torch.tensor([0.0, 1.0])
+    assert difference(lambda: wanted, lambda: wanted, 1e-3) == 0
+    with pytest.raises(AssertionError, match="results differ by (nan|inf|5.0e-01) of the largest value"):
+        difference(lambda: torch.tensor([0.0, wrong]), lambda: wanted, 1e-3)
 
 
 def test_copies_are_equal_and_lie_elsewhere():
