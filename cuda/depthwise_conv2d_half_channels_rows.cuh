@@ -18,9 +18,9 @@ struct ChannelsShape {
   static_assert(DEPTH * ROWS % (K + 1) == 0 && DEPTH % RESULTS == 0);
   // Where the registers of a warp are too few for results and sums of the weight's gradient, these have warps of their own,
   // which copy what comes in, while the others write the results.
-  static constexpr bool APART = BACKWARD && (K == 7 || QUADS < 16);
-  static constexpr int MOVERS = 32 * QUADS, THREADS = APART ? 2 * MOVERS : MOVERS;
-  static __device__ __forceinline__ int mover() { return APART ? threadIdx.x % MOVERS : threadIdx.x; }
+  static constexpr bool TWO_ROLES = BACKWARD && (K == 7 || QUADS < 16);
+  static constexpr int MOVERS = 32 * QUADS, THREADS = TWO_ROLES ? 2 * MOVERS : MOVERS;
+  static __device__ __forceinline__ int mover() { return TWO_ROLES ? threadIdx.x % MOVERS : threadIdx.x; }
   static constexpr int RESIDENT = 32 * (BACKWARD || K == 7 ? 16 : 24) / THREADS;  // blocks that a multiprocessor is to hold
   using Window = HalfQuads<QUADS, COLUMNS + K - 1, ROWS>;  // from column x0 - K / 2 on
   using Center = HalfQuads<QUADS, COLUMNS, ROWS>;          // x, from column x0 on
@@ -42,7 +42,7 @@ struct HalfChannelsStrip {
   }
 };
 
-// The same value, but one that the compiler cannot work out again in place of keeping it.
+// The same value, but one that the compiler cannot work out again in place of keeping it. All lanes call it.
 __device__ __forceinline__ unsigned kept(unsigned value) { return __shfl_sync(ALL_LANES, value, threadIdx.x % 32); }
 
 // A thread's way along a strip.

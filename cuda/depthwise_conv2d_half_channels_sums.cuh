@@ -10,8 +10,8 @@ namespace nerfkit {
 
 constexpr int QUAD_COLUMNS = 16;  // of a warp
 
-// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][columns]. Of a copy or a write, 16 lanes have
-// all quads of some pixels, which meet all banks.
+// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][columns]. 16 lanes that have 4 or 8 quads of
+// some pixels meet all banks.
 template <int QUADS_, int COLUMNS_, int ROWS_>
 struct HalfQuads {
   static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "depthwise_conv2d_half_planes_sums.cuh"
+#include "early_launch.cuh"
 
 namespace nerfkit {
 

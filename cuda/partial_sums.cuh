@@ -4,25 +4,11 @@
 
 #pragma once
 
-#include "gpu.cuh"
+#include "early_launch.cuh"
 
 namespace nerfkit {
 
 constexpr int SUMS_OF_BLOCK = 8;  // neighbours in memory: 32 bytes are the least that is read at once
-
-// In a kernel that writes sums: once all of its blocks run, those of add_partials may come, and wait beside them.
-__device__ __forceinline__ void invite_next_kernel() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-
-// Until the kernels before this one are done and what they wrote is seen.
-__device__ __forceinline__ void await_kernels_before() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
 
 // partials [parts, channels, taps + 1] -> grad_weight [channels, taps] and grad_bias [channels]. partials is not
 // __restrict__: it changes after the launch, so that no load of it may move up, or past the cache that is coherent.
@@ -54,27 +40,6 @@ __global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* partials
   if (threadIdx.x >= SUMS_OF_BLOCK || i >= sums) return;
   for (int warp = 1; warp < THREADS / 32; ++warp) sum += of_warp[warp][threadIdx.x];
   *to = T(sum);
-}
-
-// Whether `kernel` is compiled so that it waits itself for the one before, and graphs of this driver can say so.
-template <class Kernel>
-bool waits_itself(Kernel* kernel) {
-  constexpr int PTX = 90, DRIVER = 12030;
-  cudaFuncAttributes compiled;
-  int driver = 0;
-  return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER &&
-         cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= PTX;
-}
-
-// Launches a kernel that calls await_kernels_before() while the kernel before it may still run.
-template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
-                  const Arguments&... arguments) {
-  cudaLaunchAttribute early{cudaLaunchAttributeProgrammaticStreamSerialization};
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{blocks, threads, shared, stream};
-  config.attrs = &early, config.numAttrs = waits_itself(kernel);
-  cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 
 // Directly after the kernel that wrote the sums, if there are any: it is launched while that one still runs.

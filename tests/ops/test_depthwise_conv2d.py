@@ -126,6 +126,24 @@ def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
             assert all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
 
 
+@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("kernel", [5, 7])
+def test_how_far_a_nan_reaches(kernel, layout, backend, device):
+    """Its channel or, channels last, the four that are multiplied together; of the gradients of taps, its channel's."""
+    x = torch.randn(2, 32, 24, 64).to(device, torch.bfloat16, memory_format=layout)
+    weight = torch.randn(32, 1, kernel, kernel).to(device, torch.bfloat16).requires_grad_()
+    x[0, 5, 12, 30] = float("nan")
+    with ops.backend(backend):
+        out = depthwise_conv2d(x, weight, padding=kernel // 2)
+        (grad,) = torch.autograd.grad(out, weight, torch.ones_like(out))
+    own, quad = torch.arange(32) == 5, torch.arange(32) // 4 == 1
+    assert out[:, ~quad].isfinite().all() and out[1].isfinite().all()
+    assert out[0, 5, 12 - kernel // 2 : 13 + kernel // 2, 30 - kernel // 2 : 31 + kernel // 2].isnan().all()
+    assert out[0, quad, :, :8].isfinite().all() and out[0, quad, 12 + kernel // 2 + 1 :].isfinite().all()
+    assert grad[~own].isfinite().all() and grad[own].isnan().any()
+
+
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
 @pytest.mark.parametrize(
     "channels, layout", [(17, torch.channels_last), (31, torch.channels_last), (40, torch.contiguous_format)]
