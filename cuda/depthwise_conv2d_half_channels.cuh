@@ -72,6 +72,7 @@ __global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, Ch
   };
   // Calls work(slot, its place, step of it) with the slot's rows in shared memory, and moves rows for the slot DEPTH - 1 on
   // and of the one before. Who does not write copies last: the products of those who write are then not kept waiting.
+  // (Defined after what it calls: before, ptxas spilled registers.)
   const auto walk = [&](auto moves, const auto& work) {
     constexpr bool COPIES = decltype(moves)::COPIES, RESULTS = decltype(moves)::RESULTS;
     for (int slot0 = 0; slot0 < slots; slot0 += DEPTH) {
