@@ -9,6 +9,7 @@
 
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "depthwise_conv2d_half_channels_rows.cuh"
@@ -48,7 +49,9 @@ __global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, Ch
 #pragma unroll
     for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
   };
-  const unsigned from = kept(memory + Results::template offset<Window>(quad));
+  // With both in a warp the registers are full, and with bfloat16 they were too few.
+  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES || !std::is_same_v<T, __nv_bfloat16>;
+  const unsigned from = kept<ROOM>(memory + Results::template offset<Window>(quad));
   const unsigned to = kept(memory + DEPTH * Shape::SLOT + quad * Result::PITCH + threadIdx.x % 32 * 4);
   const auto add_to_results = [&](Results& results, int place, int step) {
     results.add(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
@@ -58,7 +61,7 @@ __global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, Ch
                    results.result(place * STEPS + step, row));
   };
   const unsigned window = kept(memory + Taps::template offset<Window>(quad));
-  const unsigned center = kept(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const unsigned center = kept<ROOM>(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
     const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
     taps.add(window + place * Shape::SLOT + row * Window::ROW, center + place * Shape::SLOT + row * Center::ROW,
