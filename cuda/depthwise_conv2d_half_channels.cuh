@@ -27,9 +27,10 @@ struct Moves {
 };
 
 template <class T, int K, int QUADS, bool BACKWARD>
-__global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, ChannelsShape<K, BACKWARD, QUADS>::RESIDENT)
+__global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS,
+                                  HalfChannelsShape<K, BACKWARD, QUADS>::RESIDENT)
     half_channels(const HalfConv<T> a) {
-  using Shape = ChannelsShape<K, BACKWARD, QUADS>;
+  using Shape = HalfChannelsShape<K, BACKWARD, QUADS>;
   using Window = typename Shape::Window;
   using Center = typename Shape::Center;
   using Result = typename Shape::Result;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(ChannelsShape<K, BACKWARD, QUADS>::THREADS, Ch
   const int quad = threadIdx.x / 32 % QUADS, channel = at.channel + 4 * quad;
   const int rows = at.last - at.first, slots = (rows + K - 1 + Shape::ROWS - 1) / Shape::ROWS;
   const bool real = channel < a.channels;
-  ChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
+  HalfChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
   await_kernels_before();
   const auto begin = [&] {
 #pragma unroll
@@ -147,21 +148,21 @@ template <class T>
 void share_out_channels(HalfConv<T>& a, int kernel, int64_t batch, bool backward, int processors) {
   const auto share_out = [&](auto shape) { return share_out_strips<decltype(shape)>(a, kernel, batch, processors); };
   if (kernel == 7) {
-    backward ? share_out(ChannelsShape<7, true, USUAL_QUADS<7, true>>())
-             : share_out(ChannelsShape<7, false, USUAL_QUADS<7, false>>());
+    backward ? share_out(HalfChannelsShape<7, true, USUAL_QUADS<7, true>>())
+             : share_out(HalfChannelsShape<7, false, USUAL_QUADS<7, false>>());
   } else if (!backward) {
-    share_out(ChannelsShape<5, false, USUAL_QUADS<5, false>>());
+    share_out(HalfChannelsShape<5, false, USUAL_QUADS<5, false>>());
   } else {
     HalfConv<T> other = a;
-    const int64_t with_16 = share_out(ChannelsShape<5, true, 16>());
+    const int64_t with_16 = share_out(HalfChannelsShape<5, true, 16>());
     std::swap(a, other);
-    if (4 * with_16 <= 5 * share_out(ChannelsShape<5, true, 8>())) a = other;  // the same work took 0.8 of the time
+    if (4 * with_16 <= 5 * share_out(HalfChannelsShape<5, true, 8>())) a = other;  // the same work took 0.8 of the time
   }
 }
 
 template <class T, int K, int QUADS, bool BACKWARD>
 void launch_channels(const HalfConv<T>& a, cudaStream_t stream) {
-  using Shape = ChannelsShape<K, BACKWARD, QUADS>;
+  using Shape = HalfChannelsShape<K, BACKWARD, QUADS>;
   static_assert(Shape::BYTES <= 99 * 1024, "a block may have that of every GPU with tensor cores");
   const auto kernel = half_channels<T, K, QUADS, BACKWARD>;
   if (Shape::BYTES > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);

@@ -12,7 +12,7 @@ namespace nerfkit {
 // Of a block: quads, columns, rows of a slot, which are two steps, and slots on their way or in use. Places in registers and
 // in memory repeat after DEPTH slots.
 template <int K, bool BACKWARD, int QUADS_>
-struct ChannelsShape {
+struct HalfChannelsShape {
   static constexpr int QUADS = QUADS_, CHANNELS = 4 * QUADS, COLUMNS = QUAD_COLUMNS, STEPS = 2, ROWS = 2 * STEPS;
   static constexpr int DEPTH = K == 7 ? 4 : 3, RESULTS = DEPTH % 2 ? DEPTH : 2;  // slots of inputs; of results
   static_assert(DEPTH * ROWS % (K + 1) == 0 && DEPTH % RESULTS == 0);
@@ -50,13 +50,13 @@ __device__ __forceinline__ unsigned kept(unsigned value) {
 
 // A thread's way along a strip.
 template <class T>
-struct StripPlace {
+struct HalfChannelsPlace {
   using Value = std::remove_const_t<T>;
   T* at;
   int row, end, y;  // of the rows that count, from 0 on; of the picture, where zeros follow from `height` on
 
   // `picture`: the first one, in the right column. Rows of the strip from `first` on count, up to `last`.
-  __device__ __forceinline__ StripPlace(const HalfConv<Value>& a, T* picture, int row, int first, int last)
+  __device__ __forceinline__ HalfChannelsPlace(const HalfConv<Value>& a, T* picture, int row, int first, int last)
       : row(row - first), end(last - first) {
     const int index = max(row, 0) / a.period;
     y = row - index * a.period;
@@ -74,12 +74,12 @@ struct StripPlace {
 
 // What a thread copies of some rows of a strip: every APART-th column of one row, of one quad.
 template <class T, class Shape, class Rows>
-struct HalfCopies {
+struct HalfChannelsCopies {
   static constexpr int QUADS = Rows::QUADS, COLUMNS = Rows::COLUMNS, APART = 32 / Rows::ROWS;
   static constexpr int TURNS = (COLUMNS + APART - 1) / APART;
   static constexpr bool WHOLE = COLUMNS % APART == 0;  // or only threads with LAST in `turns` have a last turn
   static constexpr unsigned LAST = 1u << 31;
-  StripPlace<const T> from;
+  HalfChannelsPlace<const T> from;
   unsigned to, turns;  // of the first column; a bit for each column that is inside the picture
 
   // Of 16 lanes, at most 8 quads of a pixel: these meet all banks.
@@ -87,13 +87,14 @@ struct HalfCopies {
     return QUADS > 8 ? Shape::mover() % 8 + Shape::mover() / 16 % (QUADS / 8) * 8 : Shape::mover() % QUADS;
   }
   static __device__ __forceinline__ int column() {
-    return QUADS > 8 ? Shape::mover() / 8 % 2 + Shape::mover() / (2 * QUADS) % (APART / 2) * 2 : Shape::mover() / QUADS % APART;
+    const int pixel = Shape::mover() / QUADS;
+    return QUADS > 8 ? Shape::mover() / 8 % 2 + pixel / 2 % (APART / 2) * 2 : pixel % APART;
   }
   static __device__ __forceinline__ int row() { return Shape::mover() / QUADS / APART; }
 
   // Rows from `first` on up to `last`, columns from x0 on. Rows before the strip are outside.
-  __device__ __forceinline__ HalfCopies(const HalfConv<T>& a, const T* pictures, unsigned memory, int channel, int first,
-                                        int last, int x0)
+  __device__ __forceinline__ HalfChannelsCopies(const HalfConv<T>& a, const T* pictures, unsigned memory, int channel,
+                                                int first, int last, int x0)
       : from(a, pictures + channel + 4 * quad() + (x0 + column()) * a.strides.column, first + row(), max(first, 0), last),
         to(kept(memory + row() * Rows::ROW + quad() * Rows::PITCH + column() * 8)), turns(0) {
 #pragma unroll
@@ -116,23 +117,24 @@ struct HalfCopies {
 
 // Between global and shared memory, in the slots' order: what a thread copies, and 8 channels of a pixel that it writes.
 template <class T, int K, bool BACKWARD, class Shape>
-struct ChannelsMover {
+struct HalfChannelsMover {
   using Result = typename Shape::Result;
   static constexpr int CHUNKS = Shape::QUADS / 2;
   static_assert(Shape::MOVERS == CHUNKS * Shape::COLUMNS * Shape::ROWS, "a thread writes once a slot");
-  HalfCopies<T, Shape, typename Shape::Window> window;
-  HalfCopies<T, Shape, typename Shape::Center> x;
+  HalfChannelsCopies<T, Shape, typename Shape::Window> window;
+  HalfChannelsCopies<T, Shape, typename Shape::Center> x;
   unsigned results;
-  StripPlace<T> to;
+  HalfChannelsPlace<T> to;
 
   static __device__ __forceinline__ int chunk() { return Shape::mover() % CHUNKS; }
   static __device__ __forceinline__ int column() { return Shape::mover() / CHUNKS % Shape::COLUMNS; }
   static __device__ __forceinline__ int row() { return Shape::mover() / CHUNKS / Shape::COLUMNS; }
 
-  __device__ __forceinline__ ChannelsMover(const HalfConv<T>& a, const HalfChannelsStrip& at, unsigned memory)
+  __device__ __forceinline__ HalfChannelsMover(const HalfConv<T>& a, const HalfChannelsStrip& at, unsigned memory)
       : window(a, a.in, memory, at.channel, at.first - K / 2, min(at.last + K / 2, a.pictures * a.period), at.x0 - K / 2),
         x(a, a.x, memory + Shape::Window::BYTES, at.channel, at.first, a.partials ? at.last : at.first, at.x0),
-        results(kept(memory + Shape::DEPTH * Shape::SLOT + row() * Result::ROW + 2 * chunk() * Result::PITCH + column() * 8)),
+        results(kept(memory + Shape::DEPTH * Shape::SLOT + row() * Result::ROW + 2 * chunk() * Result::PITCH +
+                     column() * 8)),
         to(a, a.out + at.channel + 8 * chunk() + (at.x0 + column()) * a.strides.column, at.first - (K - 1) + row(), at.first,
            at.last) {
     if (!a.out || at.x0 + column() >= a.width || at.channel + 8 * chunk() >= a.channels) to.end = 0;

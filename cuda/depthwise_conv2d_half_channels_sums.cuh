@@ -16,7 +16,8 @@ template <int QUADS_, int COLUMNS_, int ROWS_>
 struct HalfQuads {
   static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;
   static constexpr int BANKS = QUADS < 8 ? 8 : 4;
-  static constexpr int PITCH = 8 * (COLUMNS + (BANKS + BANKS / 2 - COLUMNS % BANKS) % BANKS);  // of a quad's columns, in bytes
+  // Of a quad's columns, in bytes; then of a row.
+  static constexpr int PITCH = 8 * (COLUMNS + (BANKS + BANKS / 2 - COLUMNS % BANKS) % BANKS);
   static constexpr int ROW = PITCH * QUADS, BYTES = ROW * ROWS;
   static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
@@ -155,7 +156,8 @@ struct HalfTaps {
 #pragma unroll
         for (int high = 0; high < 2; ++high)
           if (g % 4 / 2 == t % 2)
-            square[(4 * p + 2 * high + g / 4) * 8 + t / 2 * 4 + g % 4] = g % 2 ? sums[u][p][2 * high + 1] : sums[u][p][2 * high];
+            square[(4 * p + 2 * high + g / 4) * 8 + t / 2 * 4 + g % 4] =
+                g % 2 ? sums[u][p][2 * high + 1] : sums[u][p][2 * high];
       __syncwarp();
       if (v < K)
         taps[channel * (K * K + 1) + K * K - 1 - (u * K + v)] = square[v * 8 + channel] + square[(v + 1) * 8 + 4 + channel];
