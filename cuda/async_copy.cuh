@@ -7,21 +7,23 @@
 
 namespace nerfkit {
 
-// 4, 8 or 16 bytes, aligned; or zeros, and `from` is not read.
+// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read.
 template <int BYTES>
-__device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
+__device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
-  const unsigned address = shared_address(to);
   const int bytes = real ? BYTES : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(address), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 #else
   using Bytes = Vec<unsigned, BYTES / 4>;
-  *static_cast<Bytes*>(to) = real ? *static_cast<const Bytes*>(from) : Bytes{};
+  *static_cast<Bytes*>(__cvta_shared_to_generic(to)) = real ? *static_cast<const Bytes*>(from) : Bytes{};
 #endif
 }
+template <int BYTES>
+__device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
+  copy_async_or_zeros<BYTES>(shared_address(to), from, real);
+}
 
-// The same to an address of shared memory, from compute capability 8.0 on; L2 gets all of the 128 bytes around `from`, which
-// other blocks will ask for.
+// The same from compute capability 8.0 on; L2 gets all of the 128 bytes around `from`, which other blocks will ask for.
 template <int BYTES>
 __device__ __forceinline__ void copy_line_async_or_zeros(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800

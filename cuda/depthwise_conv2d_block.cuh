@@ -25,8 +25,15 @@ struct Walk {
   Conv2dShape::Strides strides;
 };
 
-template <class A, int SUMS>
-using WarpSums = A[WARPS_2D][SUMS][32];
+// Of 32 lanes, one more apart than these, so that sums of a lane are in banks of their own too.
+template <class A, int SUMS, int WARPS = WARPS_2D>
+using WarpSums = A[WARPS][SUMS][33];
+
+// Value i of a lane's window: its own and, HALF to either side, what the lanes beside it have.
+template <int HALF, class A, int V>
+__device__ __forceinline__ A of_neighbours(const A (&before)[V], const A (&own)[V], const A (&after)[V], int i) {
+  return i < HALF ? before[(i + V - HALF) % V] : i < HALF + V ? own[(i - HALF + V) % V] : after[(i - HALF) % V];
+}
 
 // Adds the sums of a warp's lanes, those of one channel, in the order of lanes 16, 8, 4, 2 and 1 apart. At every step the
 // lanes of a pair share out the sums that they still have, so that there are half as many; `first` is the place of this
@@ -50,8 +57,8 @@ constexpr int sums_of_lane(int sums) {
 }
 
 // Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
-template <class A, int SUMS>
-__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS>& of_warp, A* partials, int part, int first,
+template <class A, int SUMS, int WARPS>
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], A (&of_warp)[WARPS][SUMS][33], A* partials, int part, int first,
                                                int lanes, int apart, int channels) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();  // of_warp may still be read
@@ -69,11 +76,11 @@ __device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS
     }
   }
   __syncthreads();
-  for (int i = threadIdx.x; i < lanes * SUMS; i += THREADS_2D) {
+  for (int i = threadIdx.x; i < lanes * SUMS; i += 32 * WARPS) {
     const int k = i % SUMS, c = first + i / SUMS * apart;
     if (c >= channels) break;
     A total = 0;
-    for (int w = 0; w < WARPS_2D; ++w) total += of_warp[w][k][i / SUMS];
+    for (int w = 0; w < WARPS; ++w) total += of_warp[w][k][i / SUMS];
     partials[(int64_t(part) * channels + c) * SUMS + k] = total;
   }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many small
 // planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 5, 7 and of one
-// row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; other square ones that of
-// depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
+// row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; float32 of 7 that of
+// depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
 // one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and
 // forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
 // depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
@@ -13,6 +13,7 @@
 #include "depthwise_conv2d_half_channels.cuh"
 #include "depthwise_conv2d_half_planes.cuh"
 #include "depthwise_conv2d_lane_tiles.cuh"
+#include "depthwise_conv2d_long_strips.cuh"
 #include "depthwise_conv2d_quads.cuh"
 #include "depthwise_conv2d_small_planes.cuh"
 #include "depthwise_conv2d_values.cuh"
@@ -118,8 +119,7 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
 // Whether lanes that walk down strips are for this.
 bool can_walk(const Conv2dShape& s, int bytes, bool backward) {
   const int k = tiled_kernel(s);
-  if (k < 3 || bytes > 4 || is_empty(s)) return false;
-  if (k == 7 && bytes == 2) return false;  // tensor cores take 0.64 to 0.87 of the time
+  if ((k != 3 && k != 5) || bytes > 4 || is_empty(s)) return false;
   if (!s.channels_last) return s.x.size % walk_shape(k, bytes, false, backward).columns == 0;
   constexpr int OUTSIDE = 16;  // columns; distances along a row are int
   return s.channels * bytes % 16 == 0 && (s.x.size + OUTSIDE) * s.channels <= INT32_MAX;
@@ -161,15 +161,31 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
       if (s.channels_last) return launch_walk<T, K, true, BACKWARD>(a, grid, gpu, stream);
       return launch_walk<T, K, false, BACKWARD>(a, grid, gpu, stream);
     };
-    bool launched = false;
-    switch (s.x.kernel) {
-      case 3: launched = launch(Side<3>()); break;
-      case 5: launched = launch(Side<5>()); break;
-      case 7:
-        if constexpr (sizeof(T) == 4) launched = launch(Side<7>());
-    }
+    const bool launched = s.x.kernel == 3 ? launch(Side<3>()) : launch(Side<5>());
     return launched ? grid.shared : 0;
   }
+}
+
+// Sums of the weight's gradient that a channel has; none if long strips are not for this.
+int64_t long_parts(LongStrips& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
+  const int64_t together = s.channels_last ? s.channels : s.x.size;
+  if (tiled_kernel(s) != 7 || is_empty(s) || together % 4) return 0;
+  return s.channels_last ? share_out_long_strips<true>(a, s, backward, gpu) : share_out_long_strips<false>(a, s, backward, gpu);
+}
+
+// The number of parts, none if long strips are not for this.
+template <class T, bool BACKWARD>
+int64_t walk_long_strips(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
+  if constexpr (std::is_same_v<T, float>) {
+    LongStrips a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
+    const Gpu gpu = current_gpu();
+    const int64_t parts = long_parts(a, s, BACKWARD, gpu);
+    if (!parts || !aligned(a.in, 16) || !aligned(a.out, 16) || !aligned(a.x, 16)) return 0;
+    s.channels_last ? launch_long_strips<7, true, BACKWARD>(a, parts, stream)
+                    : launch_long_strips<7, false, BACKWARD>(a, parts, stream);
+    return parts;
+  }
+  return 0;
 }
 
 constexpr int NARROW = STRIP / 4;  // columns: with fewer, most of a strip on tensor cores would be idle
@@ -317,7 +333,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Walk<T> a{(const T*)x, (const T*)weight, (const T*)bias, (T*)out};
-    if (keep_planes<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
+    if (keep_planes<T, false>(a, s, on) || walk_with_tensor_cores<T, false>(a, s, on)) return;
+    if (walk_long_strips<T, false>(a, s, on) || walk_strips<T, false>(a, s, on)) return;
     if (walk_tiles<T, false>(a, s, on) || convolve_quads(a, s, on) || convolve_any(a, s, on)) return;
     value_forward<<<blocks_for(n), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, n);
   });
@@ -336,6 +353,7 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     const Walk<T> a{(const T*)grad_out, (const T*)weight, nullptr, (T*)grad_x, (const T*)x, partials};
     int64_t parts = keep_planes<T, true>(a, s, on);
     if (!parts) parts = walk_with_tensor_cores<T, true>(a, s, on);
+    if (!parts) parts = walk_long_strips<T, true>(a, s, on);
     if (!parts) parts = walk_strips<T, true>(a, s, on);
     if (!parts && walk_tiles<T, true>(a, s, on)) parts = tile_parts(s);
     if (!parts) parts = convolve_any_bwd(a, s, on);
@@ -363,6 +381,8 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   SmallPlanes<float> small{};
   if (half) parts = std::max(parts, small_parts(small_half, s, true, gpu));
   if (bytes == 4) parts = std::max(parts, small_parts(small, s, true, gpu));
+  LongStrips strips{};
+  if (bytes == 4) parts = std::max(parts, long_parts(strips, s, true, gpu));
   if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, gpu.processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }

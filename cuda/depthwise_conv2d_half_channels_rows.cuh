@@ -42,12 +42,6 @@ struct HalfChannelsStrip {
   }
 };
 
-// The same value, but if KEEP one that the compiler cannot work out again in place of keeping it. All lanes call it.
-template <bool KEEP = true>
-__device__ __forceinline__ unsigned kept(unsigned value) {
-  return KEEP ? __shfl_sync(ALL_LANES, value, threadIdx.x % 32) : value;
-}
-
 // A thread's way along a strip.
 template <class T>
 struct HalfChannelsPlace {

@@ -19,7 +19,6 @@ struct WalkShape {
 };
 
 constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backward) {
-  if (k == 7) return {4, 1, backward ? 2 : 3};
   if (!channels_last && bytes == 2) return {8, 1, k == 3 ? (backward ? 3 : 7) : backward ? 2 : 4};
   if (!channels_last) return {4, 1, k == 5 ? 3 : backward ? 6 : 4};
   if (k == 3) return backward ? WalkShape{4, 2, 3} : WalkShape{8, 2, 4};
@@ -197,14 +196,12 @@ struct ColumnsStrip {
   }
 
   __device__ __forceinline__ void read(const Slot& slot, acc_t<T> (&window)[N][CH]) const {
-    constexpr int HALF = K / 2;
     acc_t<T> before[V], own[V], after[V];
     load(slot.window[left], before);
     load(slot.window[1 + threadIdx.x % 32], own);
     load(slot.window[right], after);
 #pragma unroll
-    for (int i = 0; i < N; ++i)
-      window[i][0] = i < HALF ? before[(i + V - HALF) % V] : i < HALF + V ? own[(i - HALF + V) % V] : after[(i - HALF) % V];
+    for (int i = 0; i < N; ++i) window[i][0] = of_neighbours<K / 2>(before, own, after, i);
   }
 
   __device__ __forceinline__ void read_center(const Slot& slot, acc_t<T> (&center)[V][CH]) const {
@@ -231,23 +228,12 @@ struct ColumnsStrip {
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 using WalkStrip = std::conditional_t<CHANNELS_LAST, ChannelsStrip<T, K, BACKWARD>, ColumnsStrip<T, K, BACKWARD>>;
 
-// Copies the weights of a block's 32 channels to shared memory, in order, and returns those of this lane's channel: if a lane
-// loaded its own from global memory, each load would touch 32 lines.
-template <int TAPS, class T>
-__device__ __forceinline__ const T* share_weights(const Walk<T>& a, int group, T* shared) {
-  const int64_t first = int64_t(group) * 32 * TAPS, end = int64_t(a.channels) * TAPS;
-  for (int i = threadIdx.x; i < 32 * TAPS; i += THREADS_2D) shared[i] = first + i < end ? a.weight[first + i] : T(0.f);
-  __syncthreads();
-  return shared + threadIdx.x % 32 * TAPS;
-}
-
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
   using A = acc_t<T>;
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
   constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
   constexpr int DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
-  constexpr bool SHARE_WEIGHTS = CHANNELS_LAST && K == 7;
   if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
@@ -264,11 +250,6 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) to[BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
   };
-  if constexpr (SHARE_WEIGHTS) {
-    static_assert(CH == 1 && sizeof(slots) * WARPS_2D >= 32 * TAPS * sizeof(T));
-    read_weights(share_weights<TAPS>(a, group, reinterpret_cast<T*>(memory)), w[0]);
-    __syncthreads();  // the memory is now for the rows
-  }
   for (int i = 0; i < DEPTH; ++i) strip.clear(slots[i]);
   __syncwarp();
 
@@ -282,7 +263,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
 
 #pragma unroll
   for (int ch = 0; ch < CH; ++ch) {
-    if (!SHARE_WEIGHTS) read_weights(a.weight + int64_t(real ? c + ch : 0) * TAPS, w[ch]);
+    read_weights(a.weight + int64_t(real ? c + ch : 0) * TAPS, w[ch]);
     if (!BACKWARD && a.bias && real) start[ch] = A(a.bias[c + ch]);
   }
 

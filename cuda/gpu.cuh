@@ -67,6 +67,12 @@ __device__ __forceinline__ void store_wide(void* to, uint2 low, uint2 high) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y) : "memory");
 }
 
+// The same value, but if KEEP one that the compiler cannot work out again in place of keeping it. All lanes call it.
+template <bool KEEP = true>
+__device__ __forceinline__ unsigned kept(unsigned value) {
+  return KEEP ? __shfl_sync(ALL_LANES, value, threadIdx.x % 32) : value;
+}
+
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, int lanes) {
   for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);

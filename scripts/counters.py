@@ -3,11 +3,13 @@
 
     python scripts/counters.py                         all ops
     python scripts/counters.py --only lltm,march       these
+    python scripts/counters.py --suite sizes           at sizes that no kernel was tuned at
     python scripts/counters.py --out counters.json
 
 Needs a GPU and Nsight Compute's `ncu`. Under it clocks are fixed and caches empty, so times are longer than the
 benchmark's; the shares are what to read. Columns: of the peak, memory, L2, L1 and shared memory, instructions issued,
-warps resident; then what a warp waits for most, in warps per instruction issued.
+warps resident; then what a warp waits for most, in warps per instruction issued, and how many wait for instructions,
+which their cache does not hold where a loop has more than some two thousand of them.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -44,6 +47,8 @@ STALLS = {
         "barrier",
         "wait",
         "membar",
+        "dispatch_stall",
+        "no_instruction",
     )
 }
 
@@ -53,6 +58,7 @@ class Options:
     """See the top of scripts/counters.py."""
 
     only: str = ""  # ops, with commas; all if empty
+    suite: Literal["ops", "sizes"] = "ops"
     out: Path | None = None  # JSON file to write
 
 
@@ -65,6 +71,7 @@ def profile(options: Options) -> str:
     metrics = ",".join([TIME, *SHARES.values(), *STALLS.values()])
     names = ["--kernel-name-base", "demangled", "--kernel-name", "regex:nerfkit"]
     command = [found, "--csv", *names, "--metrics", metrics, sys.executable, "-W", "ignore", str(script), "--once"]
+    command += ["--suite", options.suite]
     command += ["--only", options.only] if options.only else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -91,18 +98,25 @@ def kernels(table: str) -> list[dict[str, float | str]]:
         stall, waits = max(((name, run.get(metric, 0.0)) for name, metric in STALLS.items()), key=lambda x: x[1])
         shares = {name: round(run[metric], 1) for name, metric in SHARES.items()}
         out.append(
-            {"kernel": run["kernel"], "us": round(run[TIME], 1), **shares, "stall": stall, "waits": round(waits, 2)}
+            {
+                "kernel": run["kernel"],
+                "us": round(run[TIME], 1),
+                **shares,
+                "stall": stall,
+                "waits": round(waits, 2),
+                "no_instruction": round(run.get(STALLS["no_instruction"], 0.0), 2),
+            }
         )
     return out
 
 
 def main(options: Options) -> None:
     rows = kernels(profile(options))
-    print(f"{'kernel':<60} {'us':>8} {'memory':>7} {'L2':>5} {'L1':>5} {'issue':>6} {'warps':>6}  waits for")
+    print(f"{'kernel':<60} {'us':>8} {'memory':>7} {'L2':>5} {'L1':>5} {'issue':>6} {'warps':>6} {'code':>5}  waits for")
     for r in rows:
         print(
             f"{r['kernel'][:60]:<60} {r['us']:8.1f} {r['memory']:6.0f}% {r['L2']:4.0f}% {r['L1']:4.0f}% "
-            f"{r['issue']:5.0f}% {r['warps']:5.0f}%  {r['stall']} {r['waits']}"
+            f"{r['issue']:5.0f}% {r['warps']:5.0f}% {r['no_instruction']:5.2f}  {r['stall']} {r['waits']}"
         )
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
