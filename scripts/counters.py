@@ -112,7 +112,9 @@ def kernels(table: str) -> list[dict[str, float | str]]:
 
 def main(options: Options) -> None:
     rows = kernels(profile(options))
-    print(f"{'kernel':<60} {'us':>8} {'memory':>7} {'L2':>5} {'L1':>5} {'issue':>6} {'warps':>6} {'code':>5}  waits for")
+    print(
+        f"{'kernel':<60} {'us':>8} {'memory':>7} {'L2':>5} {'L1':>5} {'issue':>6} {'warps':>6} {'code':>5}  waits for"
+    )
     for r in rows:
         print(
             f"{r['kernel'][:60]:<60} {r['us']:8.1f} {r['memory']:6.0f}% {r['L2']:4.0f}% {r['L1']:4.0f}% "
