@@ -25,7 +25,7 @@ struct Walk {
   Conv2dShape::Strides strides;
 };
 
-// Of 32 lanes, one more apart than these, so that sums of a lane are in banks of their own too.
+// Of 32 lanes; rows are 33 apart, so that threads that read one lane's sums meet different banks.
 template <class A, int SUMS, int WARPS = WARPS_2D>
 using WarpSums = A[WARPS][SUMS][33];
 
@@ -58,8 +58,8 @@ constexpr int sums_of_lane(int sums) {
 
 // Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
 template <class A, int SUMS, int WARPS>
-__device__ __forceinline__ void write_partials(A (&sums)[SUMS], A (&of_warp)[WARPS][SUMS][33], A* partials, int part, int first,
-                                               int lanes, int apart, int channels) {
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS, WARPS>& of_warp, A* partials, int part,
+                                               int first, int lanes, int apart, int channels) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();  // of_warp may still be read
   if (lanes == 1) {

@@ -2,11 +2,11 @@
 // Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many small
 // planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 5, 7 and of one
 // row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; float32 of 7 that of
-// depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not well (widths or channels that are not whole vectors, float32 of
-// one row, narrow planes of half types) goes to depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and
-// forward, go to depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to
-// depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are too large for all of these to
-// depthwise_conv2d_values.cuh.
+// depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not well
+// (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
+// depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and forward, go to depthwise_conv2d_quads.cuh, any
+// other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are
+// too large for all of these to depthwise_conv2d_values.cuh.
 
 #include "depthwise_conv2d_any_backward.cuh"
 #include "depthwise_conv2d_any_forward.cuh"
@@ -167,9 +167,10 @@ int64_t walk_strips(const Walk<T>& start, const Conv2dShape& s, cudaStream_t str
 }
 
 // Sums of the weight's gradient that a channel has; none if long strips are not for this.
-int64_t long_parts(LongStrips& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
+int64_t long_parts(LongConv& a, const Conv2dShape& s, bool backward) {
   const int64_t together = s.channels_last ? s.channels : s.x.size;
   if (tiled_kernel(s) != 7 || is_empty(s) || together % 4) return 0;
+  const Gpu gpu = current_gpu();
   return s.channels_last ? share_out_long_strips<true>(a, s, backward, gpu) : share_out_long_strips<false>(a, s, backward, gpu);
 }
 
@@ -177,10 +178,10 @@ int64_t long_parts(LongStrips& a, const Conv2dShape& s, bool backward, const Gpu
 template <class T, bool BACKWARD>
 int64_t walk_long_strips(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
   if constexpr (std::is_same_v<T, float>) {
-    LongStrips a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
-    const Gpu gpu = current_gpu();
-    const int64_t parts = long_parts(a, s, BACKWARD, gpu);
-    if (!parts || !aligned(a.in, 16) || !aligned(a.out, 16) || !aligned(a.x, 16)) return 0;
+    LongConv a{from.in, from.weight, from.bias, from.out, from.x, from.partials};
+    if (!aligned(a.in, 16) || !aligned(a.out, 16) || !aligned(a.x, 16)) return 0;
+    const int64_t parts = long_parts(a, s, BACKWARD);
+    if (!parts) return 0;
     s.channels_last ? launch_long_strips<7, true, BACKWARD>(a, parts, stream)
                     : launch_long_strips<7, false, BACKWARD>(a, parts, stream);
     return parts;
@@ -381,8 +382,8 @@ int64_t conv2d_scratch(DType dtype, const Conv2dShape& s) {
   SmallPlanes<float> small{};
   if (half) parts = std::max(parts, small_parts(small_half, s, true, gpu));
   if (bytes == 4) parts = std::max(parts, small_parts(small, s, true, gpu));
-  LongStrips strips{};
-  if (bytes == 4) parts = std::max(parts, long_parts(strips, s, true, gpu));
+  LongConv strips{};
+  if (bytes == 4) parts = std::max(parts, long_parts(strips, s, true));
   if (can_walk(s, bytes, true)) parts = std::max(parts, walk_grid(s, bytes, true, gpu.processors).shared);
   return parts * s.channels * (s.y.kernel * s.x.kernel + 1);
 }

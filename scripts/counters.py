@@ -3,13 +3,12 @@
 
     python scripts/counters.py                         all ops
     python scripts/counters.py --only lltm,march       these
-    python scripts/counters.py --suite sizes           at sizes that no kernel was tuned at
     python scripts/counters.py --out counters.json
 
 Needs a GPU and Nsight Compute's `ncu`. Under it clocks are fixed and caches empty, so times are longer than the
 benchmark's; the shares are what to read. Columns: of the peak, memory, L2, L1 and shared memory, instructions issued,
-warps resident; then what a warp waits for most, in warps per instruction issued, and how many wait for instructions,
-which their cache does not hold where a loop has more than some two thousand of them.
+warps resident; then, in warps per instruction issued, how many wait for instructions, of which a cache holds not three
+thousand, and what most wait for. Of a kernel the first launch.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -24,7 +24,6 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import tyro
 
@@ -58,7 +57,6 @@ class Options:
     """See the top of scripts/counters.py."""
 
     only: str = ""  # ops, with commas; all if empty
-    suite: Literal["ops", "sizes"] = "ops"
     out: Path | None = None  # JSON file to write
 
 
@@ -71,7 +69,6 @@ def profile(options: Options) -> str:
     metrics = ",".join([TIME, *SHARES.values(), *STALLS.values()])
     names = ["--kernel-name-base", "demangled", "--kernel-name", "regex:nerfkit"]
     command = [found, "--csv", *names, "--metrics", metrics, sys.executable, "-W", "ignore", str(script), "--once"]
-    command += ["--suite", options.suite]
     command += ["--only", options.only] if options.only else []
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
@@ -104,7 +101,7 @@ def kernels(table: str) -> list[dict[str, float | str]]:
                 **shares,
                 "stall": stall,
                 "waits": round(waits, 2),
-                "no_instruction": round(run.get(STALLS["no_instruction"], 0.0), 2),
+                "no_instruction": round(run.get(STALLS["no_instruction"], math.nan), 2),
             }
         )
     return out
@@ -112,14 +109,11 @@ def kernels(table: str) -> list[dict[str, float | str]]:
 
 def main(options: Options) -> None:
     rows = kernels(profile(options))
-    print(
-        f"{'kernel':<60} {'us':>8} {'memory':>7} {'L2':>5} {'L1':>5} {'issue':>6} {'warps':>6} {'code':>5}  waits for"
-    )
+    shares = "".join(f"{name:>8}" for name in SHARES)
+    print(f"{'kernel':<60} {'us':>8} {shares} {'no_instruction':>15}  waits for")
     for r in rows:
-        print(
-            f"{r['kernel'][:60]:<60} {r['us']:8.1f} {r['memory']:6.0f}% {r['L2']:4.0f}% {r['L1']:4.0f}% "
-            f"{r['issue']:5.0f}% {r['warps']:5.0f}% {r['no_instruction']:5.2f}  {r['stall']} {r['waits']}"
-        )
+        shares = "".join(f"{r[name]:7.0f}%" for name in SHARES)
+        print(f"{r['kernel'][:60]:<60} {r['us']:8.1f} {shares} {r['no_instruction']:15.2f}  {r['stall']} {r['waits']}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -126,6 +126,33 @@ def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
             assert all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
 
 
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("kernel", [3, 5, 7])
+def test_blocks_that_walk_far(kernel, dtype, layout, backend, device):
+    """More work than a GPU holds at once: blocks then take several pictures, or many rows; and each gradient alone."""
+    torch.manual_seed(0)
+    size = (64, 64, 12, 120) if device == "cuda" else (5, 32, 12, 40)
+    draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype)  # noqa: E731
+    inputs = draw(*size).to(memory_format=layout), draw(size[1], 1, kernel, kernel), draw(size[1])
+    grad = draw(*size).to(memory_format=layout)
+    of, results = {"all": (0, 1, 2), "x": (0,), "weight": (1, 2)}, {}
+    for name in (*of, "exact"):
+        own = [v.double() if name == "exact" else v.clone(memory_format=torch.preserve_format) for v in inputs]
+        wanted = [own[i].requires_grad_() for i in of.get(name, of["all"])]
+        with ops.backend("torch" if name == "exact" else backend):
+            out = depthwise_conv2d(*own, padding=kernel // 2)
+            results[name] = out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))
+    share = 1e-5 if dtype == torch.float32 else 2e-3
+    for got, exact in zip(results["all"], results["exact"], strict=True):
+        assert float((got.double() - exact).abs().max()) <= share * float(exact.abs().max())
+    for name, (_, *alone) in results.items():
+        if name in ("x", "weight"):
+            together = [results["all"][1 + i] for i in of[name]]
+            assert all(torch.equal(*pair) for pair in zip(alone, together, strict=True))
+
+
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [5, 7])
