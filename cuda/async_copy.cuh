@@ -7,12 +7,16 @@
 
 namespace nerfkit {
 
-// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read.
-template <int BYTES>
+// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read. If LINE, L2 gets all of the
+// 128 bytes around `from`, which other blocks will ask for.
+template <int BYTES, bool LINE = false>
 __device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = real ? BYTES : 0;
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+  if constexpr (LINE)
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+  else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 #else
   using Bytes = Vec<unsigned, BYTES / 4>;
   *static_cast<Bytes*>(__cvta_shared_to_generic(to)) = real ? *static_cast<const Bytes*>(from) : Bytes{};
@@ -21,15 +25,6 @@ __device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* fro
 template <int BYTES>
 __device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
   copy_async_or_zeros<BYTES>(shared_address(to), from, real);
-}
-
-// The same from compute capability 8.0 on; L2 gets all of the 128 bytes around `from`, which other blocks will ask for.
-template <int BYTES>
-__device__ __forceinline__ void copy_line_async_or_zeros(unsigned to, const void* from, bool real) {
-#if __CUDA_ARCH__ >= 800
-  const int bytes = real ? BYTES : 0;
-  asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
-#endif
 }
 
 // Ends a group of this thread's copies.

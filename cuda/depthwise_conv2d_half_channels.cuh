@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "depthwise_conv2d_half_channels_rows.cuh"
+#include "depthwise_conv2d_pieces.h"
 #include "early_launch.cuh"
 
 namespace nerfkit {
@@ -121,23 +122,17 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   }
 }
 
-// Pieces of a strip, so that the blocks come in full waves; a piece begins with waiting. Returns what this costs.
+// Returns what the work costs; a piece begins with waiting.
 template <class Shape, class T>
 int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, int processors) {
-  constexpr int MOST_WAVES = 16, START = 4;  // START: slots' worth of waiting
+  constexpr int START = 4;  // slots' worth of waiting
   a.strips = int(blocks_for(a.width, QUAD_COLUMNS)), a.period = std::max(a.height + kernel / 2, Shape::ROWS);
   a.quads = Shape::QUADS, a.pictures = int(batch);
-  const int64_t rows = batch * a.period, strips = a.strips * int64_t(blocks_for(a.channels, Shape::CHANNELS));
-  const int64_t resident = processors * Shape::RESIDENT, most = std::max<int64_t>(1, rows / (2 * kernel));
-  int64_t least = INT64_MAX;
-  for (int64_t waves = 1; waves <= MOST_WAVES; ++waves) {
-    const int64_t each = blocks_for(rows, std::clamp<int64_t>(waves * resident / strips, 1, most));
-    const int64_t blocks = blocks_for(rows, each) * strips, full = (blocks + resident - 1) / resident;
-    const int64_t cost = full * ((each + kernel - 1 + Shape::ROWS - 1) / Shape::ROWS + START);
-    if (cost < least) least = cost, a.rows = int(each), a.units = blocks;
-  }
-  a.pieces = int(a.units / strips);
-  return least * Shape::QUADS * Shape::RESIDENT;
+  const int64_t rows = batch * a.period, groups = blocks_for(a.channels, Shape::CHANNELS);
+  const auto slots_of = [&](int64_t rows) { return (rows + kernel - 1 + Shape::ROWS - 1) / Shape::ROWS + START; };
+  const Pieces best = cut_strips(rows, a.strips, groups, 1, processors * Shape::RESIDENT, rows / (2 * kernel), slots_of);
+  a.rows = int(best.rows), a.units = best.blocks, a.pieces = int(best.blocks / groups / a.strips);
+  return best.cost * Shape::QUADS * Shape::RESIDENT;
 }
 
 // Quads of a block. With 16 of them copies are whole lines; with 8 fewer are idle where channels are no multiple of 64.

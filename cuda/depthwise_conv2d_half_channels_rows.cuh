@@ -104,7 +104,7 @@ struct HalfChannelsCopies {
 #pragma unroll
     for (int k = 0; k < TURNS; ++k)
       if (WHOLE || k < TURNS - 1 || turns & LAST)
-        copy_line_async_or_zeros<8>(to + offset + k * APART * 8, from.at + k * APART * a.channels, real & 1u << k);
+        copy_async_or_zeros<8, true>(to + offset + k * APART * 8, from.at + k * APART * a.channels, real & 1u << k);
     from.advance(a, Rows::ROWS);
   }
 };

@@ -16,7 +16,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 import shutil
 import subprocess
@@ -101,7 +100,7 @@ def kernels(table: str) -> list[dict[str, float | str]]:
                 **shares,
                 "stall": stall,
                 "waits": round(waits, 2),
-                "no_instruction": round(run.get(STALLS["no_instruction"], math.nan), 2),
+                "no_instruction": round(run[STALLS["no_instruction"]], 2),
             }
         )
     return out
