@@ -12,8 +12,8 @@
 #include <type_traits>
 #include <utility>
 
+#include "depthwise_conv2d_cut_strips.h"
 #include "depthwise_conv2d_half_channels_rows.cuh"
-#include "depthwise_conv2d_pieces.h"
 #include "early_launch.cuh"
 
 namespace nerfkit {

@@ -9,8 +9,8 @@
 
 #include <cstdlib>
 
+#include "depthwise_conv2d_cut_strips.h"
 #include "depthwise_conv2d_long_strips_rows.cuh"
-#include "depthwise_conv2d_pieces.h"
 #include "early_launch.cuh"
 
 namespace nerfkit {
