@@ -3,6 +3,10 @@
 
 #pragma once
 
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
+
 #include <torch/csrc/stable/c/shim.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
@@ -55,6 +59,37 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
       return;
     }
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
+}
+
+// Bytes of an array that no cache keeps until it is read: it is written past them. A line of it would else be read first.
+constexpr int64_t STREAMED = 64 << 20;
+
+inline bool streams(const void* array, int64_t n_bytes) {
+#if defined(__x86_64__)
+  return n_bytes >= STREAMED && uintptr_t(array) % 64 == 0;
+#else
+  return false;
+#endif
+}
+
+// As store(), past the caches, to where a line of them begins. A thread that did it ends with end_streams().
+template <class A>
+HD void stream(A* to, Pack<A> pack) {
+#if defined(__x86_64__)
+  constexpr int PARTS = sizeof(pack) / sizeof(__m128);
+  __m128 parts[PARTS];
+  __builtin_memcpy(parts, &pack, sizeof(pack));
+#pragma GCC unroll 8
+  for (int i = 0; i < PARTS; ++i) _mm_stream_ps(reinterpret_cast<float*>(to) + 4 * i, parts[i]);
+#else
+  store(to, pack);
+#endif
+}
+
+inline void end_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
 }
 
 template <class A>

@@ -7,9 +7,6 @@
 namespace nerfkit {
 namespace {
 
-// Bytes of a picture and its outputs that a processor's last cache keeps. Below, fetching ahead costs more than it saves.
-constexpr int64_t CACHED = 24 << 20;
-
 // Weights of a unit, [n, unit], as packs [period, n, LANES].
 template <class A>
 CLONES const A* in_packs(const A* weight, int64_t n, int unit, std::vector<A>& packs) {
@@ -32,8 +29,8 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
   const int64_t numbers = s.batch * s.channels * (int64_t(s.y.size) * s.x.size + int64_t(s.y.out_size) * s.x.out_size);
   const bool fetches = source.unit && numbers * int64_t(sizeof(T)) > CACHED;
-  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES};
-  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column};
+  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, false, soon, soon_below, LANES};
+  return {to, below, out.column, LANES, fetches, false, soon, soon_below, source.column};
 }
 
 template <class T>
@@ -64,21 +61,6 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
       for (int j = last; j < tile.columns; ++j) edge(j);
     }
   });
-}
-
-template <class T>
-void correlate_row(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
-                   const Tile& tile, const Pictures& s) {
-  const Line& x = picture.x;
-  const auto [first, last] = x.whole(0, tile.columns);
-  const auto in = picture.inputs();
-  const auto to = outputs_of(out, source, tile, 0, 1, s);
-  auto edge = [&](int j) {
-    correlate_pixels<T, 1>(in.only(x.first_tap(j), x.last_tap(j)), weight, to, {j, j + 1}, s.channels);
-  };
-  for (int j = 0; j < first; ++j) edge(j);
-  correlate_stretch(in, weight, to, {first, last}, s.channels);
-  for (int j = last; j < tile.columns; ++j) edge(j);
 }
 
 // Packs of channels, to where planes have them.
@@ -128,10 +110,9 @@ struct Correlation {
   void correlate(const Plane<const T>& source, const Frame<A>* frame, const A* weight, const Tile& tile,
                  const Target<To>& to) {
     if constexpr (std::is_same_v<T, A>)
-      if (by_row<T>(s) || in_place<T>(s, x)) {
+      if (in_place<T>(s, x)) {
         picture.find(source, tile);
-        return by_row<T>(s) ? correlate_row(picture, weight, to.out, source, tile, s)
-                            : correlate_tile(picture, weight, to.out, source, tile, s);
+        return correlate_tile(picture, weight, to.out, source, tile, s);
       }
     const auto in = inputs_of(*frame);
     if (s.rows) {
@@ -152,7 +133,6 @@ inline bool woven(const Pictures& s, const std::vector<Part>& xs) {
 template <class T>
 Tiles tiles_of(const Line& y, const std::vector<Part>& xs, const Pictures& s) {
   const Line& x = xs[0].line;  // none is longer
-  if (by_row<T>(s)) return Tiles(y, x, s.batch);
   return Tiles(y, x, s, in_place<T>(s, x) || (woven(s, xs) && x.out > 8 * LANES));
 }
 
@@ -164,7 +144,7 @@ struct Rows {
   const std::vector<Part>& xs;
   const Tiles& tiles;
   const Pictures& s;
-  const bool reads = by_row<T>(s) || in_place<T>(s, xs[0].line);
+  const bool reads = in_place<T>(s, xs[0].line);
   const std::vector<Line> shared = reads ? std::vector<Line>() : shared_line(xs);
   std::vector<Frame<A>> frames;         // one for all parts, or one for each
   std::vector<Correlation<T>> columns;  // of the parts
@@ -251,6 +231,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Pictures p(s);
+    if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
     Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
                     forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
   });
@@ -259,11 +240,16 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
+  if (grad_weight && has_both(dtype, s)) {
+    depthwise_conv2d_both(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
+    return 0;
+  }
   if (grad_weight) depthwise_conv2d_weights(dtype, grad_out, x, grad_weight, grad_bias, scratch, s);
   if (!grad_x) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Pictures p(s);
+    if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
     Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
                     backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}.run();
   });

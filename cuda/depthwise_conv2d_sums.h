@@ -14,12 +14,13 @@ struct Outputs {
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
   bool fetches;       // ahead
+  bool streams;       // past the caches
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
 
-  HD Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack}; }
+  HD Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, fetches, streams, soon + by, soon_row, soon_pack}; }
   HD Outputs below(int n) const {
-    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack};
+    return {values + n * row, row, pack, lanes, fetches, streams, soon + n * soon_row, soon_row, soon_pack};
   }
   Outputs every(int period, int from) const {  // every period'th pack, from one on
     Outputs some = moved(from * LANES);
@@ -35,7 +36,7 @@ struct Outputs {
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {
         __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
-        __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
+        if (!streams) __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
       }
   }
 };
@@ -95,7 +96,13 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
         const int lanes = P > 1 ? LANES : to.lanes;
-        store(to.values + r * to.row + (p + i) * to.pack, sum[r][i], lanes);
+        T* const place = to.values + r * to.row + (p + i) * to.pack;
+        if constexpr (std::is_same_v<T, A>)
+          if (to.streams) {
+            stream(place, sum[r][i]);
+            continue;
+          }
+        store(place, sum[r][i], lanes);
       }
   }
 }
@@ -174,31 +181,6 @@ void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const
                                 {0, (whole - p + period - 1) / period, groups});
   const A* last_weight = weight + (whole ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
   if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
-}
-
-// The pixels of a span with all their channels, as they lie in memory; weight [units, kernel_y * kernel_x + 1, LANES].
-template <class T, int P>
-CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
-                             int64_t channels) {
-  const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
-  for (int p = span.begin; p < span.end; p += P) {
-    const T* w = weight;
-    for (int64_t c = 0; c < channels; c += LANES, w += n_weights) {
-      const int64_t first = std::min(c, channels - LANES);
-      correlate_group<T, 0, 1, 1, P>(in.moved(first), w, out.moved(first), {p, p + P});
-    }
-  }
-}
-
-// The same, P pixels at once; the last ones overlap those before.
-template <class T, int P = 8>
-void correlate_stretch(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
-  const int n = span.end - span.begin, whole = n / P * P;
-  if constexpr (P > 1)
-    if (n < P || (P > 4 && !has_wide_registers()))
-      return correlate_stretch<T, P == 8 ? 4 : 1>(in, weight, out, span, channels);
-  correlate_pixels<T, P>(in, weight, out, {span.begin, span.begin + whole}, channels);
-  if (whole < n) correlate_pixels<T, P>(in, weight, out, {span.end - P, span.end}, channels);
 }
 
 // Calls f(K, S) for the kernel's height and the stride, or for a height of 0, which is any.

@@ -18,6 +18,8 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
+// Bytes of a picture and its outputs that a processor's last cache keeps. Below, fetching ahead costs more than it saves.
+constexpr int64_t CACHED = 24 << 20;
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
@@ -92,11 +94,11 @@ bool in_place(const Pictures& s, const Line& x) {
   return s.channels_last && s.lanes_are_channels() && few_edges && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether outputs are summed row by row with all their channels: strides leave tiles of one unit little to share.
+// Whether outputs are summed in the order in which they lie in memory (depthwise_conv2d_pixels_cpu.cpp).
 template <class T>
-bool by_row(const Pictures& s) {
-  const bool strides = s.y.stride > 1 || s.x.stride > 1;
-  return strides && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
+bool by_pixel(const Pictures& s) {
+  const bool few = s.y.stride > 1 || s.x.stride > 1 || (s.y.kernel <= 3 && s.x.kernel <= 3);
+  return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether planes become packs of channels on their way into a frame.
@@ -107,7 +109,7 @@ struct Tiles {
   const Line &y, &x;
   int height, width, apart;  // rows, pixels, and rows from one to the next
   int64_t down, across, series, length;
-  bool rows;
+  bool rows, columns = false;  // columns: one tile comes below the other
 
   Tiles(const Line& y, const Line& x, const Pictures& s, bool few)
       : y(y), x(x), width(ACROSS * LANES / s.unit()), apart(std::max(1, std::min(y.step(), y.out))), rows(s.rows) {
@@ -116,12 +118,19 @@ struct Tiles {
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width;
     series = rows ? down : s.units(), length = s.batch * across * (rows ? 1 : down);
   }
-  // Whole rows.
-  Tiles(const Line& y, const Line& x, int64_t batch)
-      : y(y), x(x), height(1), width(x.out), apart(1), down(y.out), across(1), series(1), length(batch * down), rows(false) {}
+  // Of all channels: `most` rows of at most `width` pixels.
+  Tiles(const Line& y, const Line& x, int64_t batch, int most, int width)
+      : y(y), x(x), width(width), apart(std::max(1, std::min(y.step(), y.out))), rows(false), columns(true) {
+    const int each = (y.out + apart - 1) / apart;
+    height = std::max(1, std::min(most, each));
+    down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width, series = 1;
+    length = batch * across * down;
+  }
   Tile tile(int64_t which, int64_t index) const {
-    const int64_t picture = index / across / (rows ? 1 : down), below = rows ? which : index / across % down;
-    const int row = int(below / apart * height * apart + below % apart), column = int(index % across) * width;
+    const int64_t picture = index / across / (rows ? 1 : down);
+    const int64_t below = rows ? which : columns ? index % down : index / across % down;
+    const int row = int(below / apart * height * apart + below % apart);
+    const int column = int(columns ? index / down % across : index % across) * width;
     const int height_here = std::min<int64_t>(height, (y.out - row + apart - 1) / apart);  // none, perhaps
     return {picture, rows ? 0 : which, row, height_here, column, std::min(width, x.out - column)};
   }
@@ -176,6 +185,14 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 
 }  // namespace
 
+// Where by_pixel(). `backward`: the gradient of x, from the output's.
+void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
+                             bool backward);
+// Whether all gradients are found together, with a scratch of both_scratch() numbers.
+bool has_both(DType, const Conv2dShape&);
+int64_t both_scratch(const Conv2dShape&);
+void depthwise_conv2d_both(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
+                           void* grad_bias, void* scratch, const Conv2dShape&);
 void depthwise_conv2d_weights(DType, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
                               void* scratch, const Conv2dShape&);
 

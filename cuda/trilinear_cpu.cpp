@@ -24,9 +24,18 @@ CLONES void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, i
   }
 }
 
+// to = weight * from
+template <class T>
+HD void scale(const T* from, acc_t<T> weight, T* to, int64_t n, bool past_caches) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, acc_t<T>>)
+    for (; past_caches && i + LANES <= n; i += LANES) stream(to + i, weight * load(from + i));
+  for (; i < n; ++i) to[i] = T(weight * acc_t<T>(from[i]));
+}
+
 template <class T>
 CLONES void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
-                     int64_t f, int64_t begin, int64_t end) {
+                     int64_t f, bool past_caches, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
@@ -34,8 +43,7 @@ CLONES void backward(const T* grad_out, const T* feats, const acc_t<T>* points, 
     corner_weights(u, w);
     const T* grad = grad_out + n * f;
     if (grad_feats)
-      for (int k = 0; k < 8; ++k)
-        for (int64_t j = 0; j < f; ++j) grad_feats[(8 * n + k) * f + j] = T(w[k] * A(grad[j]));
+      for (int k = 0; k < 8; ++k) scale(grad, w[k], grad_feats + (8 * n + k) * f, f, past_caches);
     if (grad_points) {
       A d[8], grad_u[3];
       for (int k = 0; k < 8; ++k) {
@@ -49,6 +57,7 @@ CLONES void backward(const T* grad_out, const T* feats, const acc_t<T>* points, 
       for (int axis = 0; axis < 3; ++axis) grad_points[3 * n + axis] = A(0.5) * grad_u[axis];
     }
   }
+  if (past_caches) end_streams();
 }
 
 }  // namespace
@@ -67,9 +76,11 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
                      void* grad_points, TrilinearSize size, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
+    const int64_t row = size.n_features * sizeof(T);
+    const bool past_caches = row % 64 == 0 && streams(grad_feats, 8 * size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       backward((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points,
-               size.n_features, begin, end);
+               size.n_features, past_caches, begin, end);
     });
   });
   return 0;

@@ -29,8 +29,8 @@ def test_channels_last_gives_the_same():
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
 
 
-# Sizes on both sides of what kernels take at once: 16 or 24 channels, 16 or 64 columns, 8 rows, tiles of 32, 256 parts
-# of a sum; small planes of many channels or pictures.
+# Sizes on both sides of what kernels take at once: 16 or 24 channels, 1, 16 or 64 columns, 8 rows, tiles of 32, 256
+# parts of a sum; small planes of many channels or pictures.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
@@ -82,6 +82,11 @@ BRANCHES = [
     ((90, 8, 2, 3), (5, 5), {"padding": 2}),
     ((3, 64, 23, 33), (5, 5), {"padding": 2}),
     ((2, 72, 60, 18), (7, 7), {"padding": 3}),
+    ((3, 16, 5, 1), (3, 3), {"padding": 1}),
+    ((1, 20, 6, 150), (3, 3), {"padding": 1}),
+    ((3, 32, 9, 1), (3, 3), {"padding": 1, "stride": 2}),
+    ((2, 36, 8, 135), (3, 3), {"padding": 1, "stride": 2}),
+    ((1, 16, 1, 70), (3, 3), {"padding": 1, "stride": 2}),
 ]
 
 
@@ -150,6 +155,24 @@ def test_blocks_that_walk_far(kernel, dtype, layout, backend, device):
     for name in ("x", "weight"):
         together = [results["all"][1 + i] for i in of[name]]
         assert all(torch.equal(*pair) for pair in zip(results[name][1:], together, strict=True))
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+@pytest.mark.parametrize("channels", [64, 65])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_pictures_that_no_cache_keeps(stride, channels):
+    """More than 64 MB, channels last: written past the caches where pixels are whole lines of them."""
+    torch.manual_seed(0)
+    x = torch.randn(1, channels, 514, 513).to(memory_format=torch.channels_last)
+    inputs = [v.requires_grad_() for v in (x, torch.randn(channels, 1, 3, 3), torch.randn(channels))]
+    wanted = F.conv2d(*inputs, padding=1, stride=stride, groups=channels)
+    grad = torch.randn_like(wanted)
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(*inputs, padding=1, stride=stride)
+    pairs = [(out, wanted)]
+    pairs += zip(*(torch.autograd.grad(result, inputs, grad) for result in (out, wanted)), strict=True)
+    for got, exact in pairs:
+        assert float((got - exact).detach().abs().max()) <= 3e-5 * float(exact.detach().abs().max())
 
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))

@@ -31,6 +31,21 @@ def test_a_corner_gives_its_feature():
     assert trilinear(feats, corners)[:, 0].tolist() == list(range(8))
 
 
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.parametrize("features", [16, 33])
+def test_gradients_that_no_cache_keeps(features):
+    """More than 64 MB: written past the caches where the features of a corner are whole lines of them."""
+    n = 2**26 // (8 * features * 4) + 1
+    feats, points = torch.randn(n, 8, features).requires_grad_(), (torch.rand(n, 3) * 2 - 1).requires_grad_()
+    grad = torch.randn(n, features)
+    results = []
+    for backend in ("cpp", "torch"):
+        with ops.backend(backend):
+            results.append(torch.autograd.grad(trilinear(feats, points), (feats, points), grad))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize(
     "feats, points, error, message",
     [

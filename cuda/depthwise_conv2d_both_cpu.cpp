@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: nine weights and the sums of
+// their gradients stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
+// memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp.
+
+#include "depthwise_conv2d_parts.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int TAPS = 3, SUMS = TAPS * TAPS + 1;  // the last one is the bias
+constexpr int STRETCH = 64;                      // pixels of x of which one pack follows the other
+constexpr int64_t MOST_PARTS = 128, LEAST_PIXELS = 64;  // sums, and what is worth one: not a question of threads
+
+// A block of S x S pixels of x, S the stride, has all its outputs among those at FIRST .. FIRST + SIDE - 1 from its own.
+template <int S>
+struct Block {
+  static constexpr int SIDE = S == 1 ? 3 : 2, FIRST = S == 1 ? -1 : 0;
+  // Whether tap u of pixel a, along an axis, leads to an output, and to which of the SIDE.
+  static constexpr bool meets(int a, int u) { return (a + 1 - u) % S == 0; }
+  static constexpr int output(int a, int u) { return (a + 1 - u) / S - FIRST; }
+};
+
+// The rows of a row of blocks.
+template <class T, int S>
+struct BlockRows {
+  const T *grad[Block<S>::SIDE], *x[S];
+  T* grad_x[S];
+};
+
+// What is fetched meanwhile: the rows below.
+template <class T, int S>
+struct Below {
+  const T *grad, *x[S];
+};
+
+// Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only the
+// taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
+template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
+CLONES void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t pixel, const T* weight, T* sums,
+                       int begin, int end, bool past_caches) {
+  using B = Block<S>;
+  Pack<T> w[SUMS - 1], sum[SUMS];
+#pragma GCC unroll 9
+  for (int k = 0; k < SUMS - 1; ++k) w[k] = load(weight + k * LANES);
+#pragma GCC unroll 10
+  for (int k = 0; k < SUMS; ++k) sum[k] = load(sums + k * LANES);
+  for (int j = begin; j < end; ++j) {
+    const int64_t at = j * pixel;
+    if (below) __builtin_prefetch(below->grad + at);
+#pragma GCC unroll 2
+    for (int a = 0; a < S; ++a)
+#pragma GCC unroll 2
+      for (int b = 0; b < WIDE; ++b) {
+        const int64_t place = S * at + b * pixel;
+        if (below) __builtin_prefetch(below->x[a] + place);
+        const Pack<T> x = load(rows.x[a] + place);
+        Pack<T> result = {};
+#pragma GCC unroll 3
+        for (int v = V1 - 1; v >= V0; --v)
+#pragma GCC unroll 3
+          for (int u = TAPS - 1; u >= 0; --u)
+            if (B::meets(a, u) && B::meets(b, v)) {
+              const int k = u * TAPS + v;
+              const Pack<T> grad = load(rows.grad[B::output(a, u)] + at + (B::FIRST + B::output(b, v)) * pixel);
+              if constexpr (TO_X) result += w[k] * grad;
+              sum[k] += x * grad;
+              if (a == 0 && b == 0 && u == 1 && v == 1) sum[SUMS - 1] += grad;
+            }
+        if constexpr (TO_X) past_caches ? stream(rows.grad_x[a] + place, result) : store(rows.grad_x[a] + place, result);
+      }
+  }
+#pragma GCC unroll 10
+  for (int k = 0; k < SUMS; ++k) store(sums + k * LANES, sum[k]);
+}
+
+template <class T, int S>
+struct Both {
+  using B = Block<S>;
+  const T *grad_out, *x;
+  T* grad_x;
+  const Pictures& s;
+  const PartWeights<T> weights;
+  const int height = s.y.out_size, width = s.x.out_size;  // blocks, as many as outputs
+  const int64_t n_units = s.units(), read = s.batch * s.channels * (int64_t(height) * width + int64_t(s.y.size) * s.x.size);
+  const bool fetches = read * int64_t(sizeof(T)) > CACHED;
+  const bool past_caches =
+      grad_x && s.channels * sizeof(T) % 64 == 0 && streams(grad_x, s.batch * s.channels * s.y.size * s.x.size * int64_t(sizeof(T)));
+
+  // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES].
+  void add(int64_t first, int64_t last, T* sums) const {
+    const int64_t line = s.x.size * s.channels, out_line = width * s.channels;
+    const std::vector<T> zeros(std::max(line, out_line));
+    std::vector<T> unused(line);  // takes the gradient of a row that is not there
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t picture = i / height;
+      const int row = int(i % height);
+      BlockRows<T, S> rows;
+      Below<T, S> below;
+      for (int k = 0; k < B::SIDE; ++k) {
+        const int at = row + B::FIRST + k;
+        rows.grad[k] = at >= 0 && at < height ? grad_out + (picture * height + at) * out_line : zeros.data();
+      }
+      below.grad = grad_out + (picture * height + std::min(row + B::FIRST + B::SIDE, height - 1)) * out_line;
+      for (int a = 0; a < S; ++a) {
+        const int at = row * S + a;
+        const int64_t place = (picture * s.y.size + at) * line;
+        rows.x[a] = at < s.y.size ? x + place : zeros.data();
+        rows.grad_x[a] = !grad_x ? nullptr : at < s.y.size ? grad_x + place : unused.data();
+        below.x[a] = x + (picture * s.y.size + std::min(at + S, s.y.size - 1)) * line;
+      }
+      add_row(rows, below, sums);
+    }
+    if (past_caches) end_streams();
+  }
+
+  void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, T* sums) const {
+    constexpr int BLOCKS = STRETCH / S;
+    for (int begin = 0; begin < width; begin += BLOCKS) {
+      const int end = std::min(width, begin + BLOCKS), first = std::max(begin, -B::FIRST);
+      const int last = std::min(end, std::min(width - 1, s.x.size / S));
+      for (int64_t unit = 0; unit < n_units; ++unit) {
+        const int64_t channel = s.first_channel(unit);
+        const auto of = moved(rows, channel);
+        const auto soon = moved(below, channel);
+        const T* weight = weights.values.data() + unit * SUMS * LANES;
+        T* to = sums + unit * SUMS * LANES;
+        auto blocks = [&](auto v0, auto v1, auto wide, int begin, int end) {
+          const auto add = grad_x ? add_blocks<T, S, v0, v1, wide, true> : add_blocks<T, S, v0, v1, wide, false>;
+          add(of, fetches ? &soon : nullptr, s.channels, weight, to, begin, end, past_caches);
+        };
+        if constexpr (S == 1) {
+          if (width == 1) {
+            blocks(Int<1>(), Int<2>(), Int<1>(), 0, 1);
+            continue;
+          }
+          if (begin == 0) blocks(Int<0>(), Int<2>(), Int<1>(), 0, 1);
+          if (first < last) blocks(Int<0>(), Int<3>(), Int<1>(), first, last);
+          if (end == width) blocks(Int<1>(), Int<3>(), Int<1>(), width - 1, width);
+        } else {
+          if (first < last) blocks(Int<0>(), Int<3>(), Int<S>(), first, last);
+          if (end < width) continue;
+          if (s.x.size % S == 0)
+            blocks(Int<1>(), Int<3>(), Int<S>(), width - 1, width);
+          else
+            blocks(Int<1>(), Int<2>(), Int<1>(), width - 1, width);
+        }
+      }
+    }
+  }
+
+  static BlockRows<T, S> moved(BlockRows<T, S> rows, int64_t by) {
+    for (auto& row : rows.grad) row += by;
+    for (int a = 0; a < S; ++a) rows.x[a] += by, rows.grad_x[a] += rows.grad_x[a] ? by : 0;
+    return rows;
+  }
+  static Below<T, S> moved(Below<T, S> below, int64_t by) {
+    below.grad += by;
+    for (auto& row : below.x) row += by;
+    return below;
+  }
+
+  void run(T* scratch, T* grad_weight, T* grad_bias) const {
+    const int64_t rows = s.batch * height, parts = both_parts(s), n = n_units * SUMS * LANES;
+    parallel(parts, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t part = begin; part < end; ++part) {
+        std::fill_n(scratch + part * n, n, T(0));
+        add(rows * part / parts, rows * (part + 1) / parts, scratch + part * n);
+      }
+    });
+    for (int64_t part = 1; part < parts; ++part)
+      for (int64_t i = 0; i < n; ++i) scratch[i] += scratch[part * n + i];
+    for (int64_t unit = 0; unit < n_units; ++unit)
+      for (int64_t lane = 0; lane < LANES; ++lane) {
+        const int64_t channel = s.first_channel(unit) + lane;
+        const T* sums = scratch + unit * SUMS * LANES + lane;
+        for (int k = 0; k < SUMS - 1; ++k) grad_weight[channel * (SUMS - 1) + k] = sums[k * LANES];
+        grad_bias[channel] = sums[(SUMS - 1) * LANES];
+      }
+  }
+
+  static int64_t both_parts(const Pictures& s) {
+    const int64_t rows = s.batch * s.y.out_size, most = std::min(MOST_PARTS, rows);
+    return std::max<int64_t>(1, std::min(most, rows * s.x.size / LEAST_PIXELS));
+  }
+};
+
+}  // namespace
+
+bool has_both(DType dtype, const Conv2dShape& shape) {
+  const Pictures s(shape);
+  const auto fits = [&](const Axis& a) {
+    return a.kernel == TAPS && a.dilation == 1 && a.padding == 1 && a.stride <= 2 && a.stride == s.x.stride;
+  };
+  return dtype == DType::f32 && by_pixel<float>(s) && fits(s.y) && fits(s.x) && has_wide_registers();
+}
+
+int64_t both_scratch(const Conv2dShape& shape) {
+  const Pictures s(shape);
+  return Both<float, 1>::both_parts(s) * s.units() * SUMS * LANES;
+}
+
+void depthwise_conv2d_both(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
+                           void* grad_bias, void* scratch, const Conv2dShape& shape) {
+  const Pictures s(shape);
+  const PartWeights<float> weights((const float*)weight, (const float*)nullptr, s, forward_parts(s.y), forward_parts(s.x));
+  const auto run = [&](auto stride) {
+    Both<float, stride>{(const float*)grad_out, (const float*)x, (float*)grad_x, s, weights}.run(
+        (float*)scratch, (float*)grad_weight, (float*)grad_bias);
+  };
+  s.x.stride == 1 ? run(Int<1>()) : run(Int<2>());
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Channels last, outputs are summed in the order in which they lie in memory: two rows of some pixels, pack by pack of
+// their channels, then the next pixels. Memory is then read and written line after line.
+
+#include "depthwise_conv2d_parts.h"
+#include "depthwise_conv2d_sums.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int TOGETHER = 2;  // rows
+constexpr int64_t NEAR = 256 << 10;  // bytes of inputs that stay in a core's own cache from two rows to the next
+
+// Pixels of which R rows are summed at once: their sums and weights fit in the registers.
+template <class T>
+int most_pixels() {
+  return !has_wide_registers() ? 2 : sizeof(T) > sizeof(float) ? 4 : 8;
+}
+
+// P pixels at a time with all their channels; weight [units, kernel_y * kernel_x + 1, LANES].
+template <class T, int K, int S, int R, int P>
+CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
+                             int64_t channels) {
+  const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
+  for (int p = span.begin; p < span.end; p += P) {
+    const T* w = weight;
+    for (int64_t c = 0; c < channels; c += LANES, w += n_weights) {
+      const int64_t first = std::min(c, channels - LANES);
+      correlate_group<T, K, S, R, P>(in.moved(first), w, out.moved(first), {p, p + P});
+    }
+  }
+}
+
+// A span, P pixels at a time as far as there are so many; the last ones may overlap those before.
+template <class T, int K, int S, int R, int P = sizeof(T) == sizeof(float) ? 8 : 4>
+void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span, int64_t channels) {
+  const int n = span.end - span.begin, whole = P > most_pixels<T>() ? 0 : n / P * P;
+  if (whole) correlate_pixels<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole}, channels);
+  if constexpr (P > 1) {
+    if (whole && n - whole > P / 2)
+      correlate_pixels<T, K, S, R, P>(in, weight, out, {span.end - P, span.end}, channels);
+    else if (whole < n)
+      correlate_span<T, K, S, R, P / 2>(in, weight, out, {span.begin + whole, span.end}, channels);
+  }
+}
+
+// A tile of all channels.
+template <class T, int K, int S, int R>
+void correlate_tile(const InPlace<T>& picture, const T* weight, const Outputs<T>& out, const Tile& tile, int64_t channels) {
+  const Line& x = picture.x;
+  const auto [first, last] = x.whole(tile.column, tile.columns);
+  const auto in = picture.inputs();
+  auto edge = [&](int j) {
+    const int column = tile.column + j;
+    const auto some = in.only(x.first_tap(column), x.last_tap(column));
+    correlate_pixels<T, K, S, R, 1>(some, weight, out, {j, j + 1}, channels);
+  };
+  for (int j = 0; j < first; ++j) edge(j);
+  correlate_span<T, K, S, R>(in, weight, out, {first, last}, channels);
+  for (int j = last; j < tile.columns; ++j) edge(j);
+}
+
+// Calls f(K, S, R) for the kernel's height, the stride and the rows that are summed at once.
+template <class F>
+void with_rows(const Line& y, int rows, const F& f) {
+  if (rows < TOGETHER) return f(Int<0>(), Int<1>(), Int<1>());
+  with_sharing(y, [&](auto k, auto s) { f(k, s, Int<TOGETHER>()); });
+}
+
+template <class T>
+struct Walk {
+  const T* from;
+  T* to;
+  const Pictures& s;
+  const std::vector<Part> ys, xs;
+  const PartWeights<T>& weights;
+  const int height, width;  // of the outputs
+  const int64_t read = s.batch * s.channels * ys[0].line.source * xs[0].line.source * sizeof(T);
+  const int64_t written = s.batch * s.channels * height * width * sizeof(T);
+  const bool fetches = read + written > CACHED;
+  const bool past_caches = s.channels * sizeof(T) % 64 == 0 && streams(to, written);
+
+  void run() const {
+    for (size_t part = 0; part < ys.size(); ++part) {
+      const Line &y = ys[part].line, &x = xs[0].line;  // none is longer
+      const int64_t rows = int64_t(TOGETHER - 1) * y.stride + int64_t(std::max(0, y.kernel - 1)) * y.dilation + 1;
+      const int64_t pixels = NEAR / (rows * x.stride * s.channels * int64_t(sizeof(T)));
+      const Tiles tiles(y, x, s.batch, TOGETHER, int(std::min<int64_t>(x.out, std::max<int64_t>(pixels, 2 * LANES))));
+      parallel(tiles.length, 1, [&](int64_t begin, int64_t end) { some(part, tiles, begin, end); });
+    }
+  }
+
+  void some(size_t part, const Tiles& tiles, int64_t begin, int64_t end) const {
+    const Line& y = ys[part].line;
+    std::vector<InPlace<T>> pictures;
+    for (const Part& x : xs) pictures.emplace_back(y, x.line, tiles, s.channels);
+    for (int64_t i = begin; i < end; ++i) {
+      Tile tile = tiles.tile(0, i);
+      if (tile.rows <= 0) continue;
+      if (tile.rows < TOGETHER && tile.row >= tiles.apart) tile.row -= tiles.apart, ++tile.rows;  // one of them again
+      const Plane<T> all = Plane<T>(to, s, height, width, tile).rows(ys[part].first, int(ys.size()));
+      const Plane<const T> source(from, s, y.source, xs[0].line.source, tile);
+      for (size_t k = 0; k < xs.size(); ++k) {
+        const Line& x = xs[k].line;
+        tile.columns = std::min(tiles.width, x.out - tile.column);
+        if (tile.columns <= 0) continue;
+        pictures[k].find(source, tile);
+        const T* weight = weights.values.data() + weights.begins[part * xs.size() + k];
+        const auto out = outputs(all.columns(xs[k].first, int(xs.size())), source, y, tile);
+        with_rows(y, tile.rows, [&](auto kernel, auto stride, auto rows) {
+          correlate_tile<T, kernel, stride, rows>(pictures[k], weight, out, tile, s.channels);
+        });
+      }
+    }
+    if (past_caches) end_streams();
+  }
+
+  Outputs<T> outputs(const Plane<T>& out, const Plane<const T>& source, const Line& y, const Tile& tile) const {
+    const int next = y.start(tile.row) + (tile.rows - 1) * y.stride + (y.kernel - 1) * y.dilation + 1;  // not read yet
+    const int row = std::max(0, std::min(next, y.source - 1));
+    return {out.values + tile.row * out.row + tile.column * out.column,
+            y.step() * out.row,
+            out.column,
+            LANES,
+            fetches,
+            past_caches,
+            source.values + row * source.row + tile.column * source.column,
+            row + 1 < y.source ? source.row : 0,
+            source.column};
+  }
+};
+
+}  // namespace
+
+void depthwise_conv2d_pixels(DType dtype, const void* from, const void* weight, const void* bias, void* to,
+                             const Conv2dShape& shape, bool backward) {
+  dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    if constexpr (std::is_same_v<T, acc_t<T>>) {
+      const Pictures s(shape);
+      const auto ys = backward ? backward_parts(s.y) : forward_parts(s.y);
+      const auto xs = backward ? backward_parts(s.x) : forward_parts(s.x);
+      if (ys.empty() || xs.empty()) return;
+      const PartWeights<T> weights((const T*)weight, (const T*)bias, s, ys, xs);
+      Walk<T>{(const T*)from, (T*)to, s, ys, xs, weights, backward ? s.y.size : s.y.out_size,
+              backward ? s.x.size : s.x.out_size}.run();
+    }
+  });
+}
+
+}  // namespace nerfkit
