@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Half types on tensor cores, channels last, for kernels of 5 x 5 and 7 x 7 that keep the picture's size. A block walks
-// down a strip of 16 columns of some channels, two rows a step; a warp has four of the channels, a quad. A product has 16
-// columns in two rows, of a quad: a row of its left operand are the quad's values of 4 neighbouring columns, as they lie in
-// shared memory, and a column of its right operand the taps that lead from them to one channel of one result. A quarter of
-// the products are of equal channels, the others are with zero: a value that is not finite reaches the results of its quad
-// that share its window. Copies to shared memory are quads of a pixel. Results are put together there and written a slot
-// later.
+// down a strip of 16 columns of some channels, two rows a step; a warp has four of the channels, a quad. A product has two
+// rows of results: a column of its right operand are the quad's values of 8 neighbouring columns, as they lie in shared
+// memory, and a row of its left operand, which is sparse, the taps that lead from them to one channel of one result. Half of
+// the products are of equal channels, the others are with zero: a value that is not finite reaches the results of its pair of
+// channels that share its window. Copies to shared memory are quads of a pixel. Results are put together there and written a
+// slot later.
 
 #pragma once
 
@@ -36,7 +36,8 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   using Center = typename Shape::Center;
   using Result = typename Shape::Result;
   using Results = HalfResults<T, K, BACKWARD>;
-  using Taps = HalfTaps<T, K>;
+  constexpr bool ROOM_FOR_BIAS = K == 7 || Shape::TWO_ROLES;
+  using Taps = HalfTaps<T, K, ROOM_FOR_BIAS>;
   constexpr int STEPS = Shape::STEPS, DEPTH = Shape::DEPTH;
   if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char shared[];
@@ -51,23 +52,25 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
 #pragma unroll
     for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
   };
-  // With both in a warp the registers are full, and with bfloat16 they were too few.
-  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES || !std::is_same_v<T, __nv_bfloat16>;
+  // With both in a warp the registers are full: with more addresses kept, ptxas spilled some.
+  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES, KEEP_CENTER = ROOM || !std::is_same_v<T, __nv_bfloat16>;
   const unsigned from = kept<ROOM>(memory + Results::template offset<Window>(quad));
-  const unsigned to = kept(memory + DEPTH * Shape::SLOT + quad * Result::PITCH + threadIdx.x % 32 * 4);
+  const unsigned to = kept(memory + DEPTH * Shape::SLOT + Results::template result_offset<Result>(quad));
   const auto add_to_results = [&](Results& results, int place, int step) {
-    results.add(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
+    results.template add<Window>(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
 #pragma unroll
-    for (int row = 0; row < 2; ++row)
-      store_shared(to + place % Shape::RESULTS * Result::BYTES + (2 * step + row) * Result::ROW,
-                   results.result(place * STEPS + step, row));
+    for (int second = 0; second < 2; ++second)
+      store_shared(to + place % Shape::RESULTS * Result::BYTES + 2 * step * Result::ROW + second * 16,
+                   results.result(place * STEPS + step, second));
   };
-  const unsigned window = kept(memory + Taps::template offset<Window>(quad));
-  const unsigned center = kept<ROOM>(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0));
+  const unsigned inner = ROOM_FOR_BIAS ? kept(memory + Taps::template offset<Window>(quad, 1)) : outer + 32;
+  const unsigned center = kept<KEEP_CENTER>(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
     const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
-    taps.add(window + place * Shape::SLOT + row * Window::ROW, center + place * Shape::SLOT + row * Center::ROW,
-             place * STEPS + step, unsigned(result) < unsigned(rows), unsigned(result + 1) < unsigned(rows), zero);
+    const int rows_before = place * Shape::SLOT + row * Window::ROW;
+    taps.add(outer + rows_before, inner + rows_before, center + place * Shape::SLOT + row * Center::ROW, place * STEPS + step,
+             unsigned(result) < unsigned(rows), unsigned(result + 1) < unsigned(rows), zero);
   };
   const auto write_taps = [&](Taps& taps) {
     static_assert(DEPTH * Shape::SLOT >= int(sizeof(float)) * Taps::FLOATS * QUADS || !BACKWARD);
@@ -76,7 +79,7 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
                  a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
   };
   // Calls work(slot, its place, step of it) with the slot's rows in shared memory, and moves rows for the slot DEPTH - 1 on
-  // and of the one before. Who does not write copies last: the products of those who write are then not kept waiting.
+  // and of the one before, or lets others move them.
   // (Defined after what it calls: before, ptxas spilled registers.)
   const auto walk = [&](auto moves, const auto& work) {
     constexpr bool COPIES = decltype(moves)::COPIES, RESULTS = decltype(moves)::RESULTS;
@@ -87,11 +90,10 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
         if (slot >= slots) break;
         if constexpr (COPIES) await_copies<DEPTH - 2>();
         __syncthreads();  // all copies for this slot are there, and the one before is done
-        if constexpr (COPIES && RESULTS) mover.fetch((place + DEPTH - 1) % DEPTH, a);
+        if constexpr (COPIES) mover.fetch((place + DEPTH - 1) % DEPTH, a);
         if (RESULTS && slot) mover.write((place + DEPTH - 1) % DEPTH, a);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) work(slot, place, step);
-        if constexpr (COPIES && !RESULTS) mover.fetch((place + DEPTH - 1) % DEPTH, a);
         if constexpr (COPIES) end_copies();
       }
     }
@@ -112,12 +114,12 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
     });
     write_taps(taps);
   } else if (threadIdx.x < Shape::MOVERS) {
-    Results results(a, channel, real);
-    walk(Moves<false, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
-  } else {
     begin();
+    Results results(a, channel, real);
+    walk(Moves<true, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
+  } else {
     Taps taps;
-    walk(Moves<true, false>(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
+    walk(Moves<false, false>(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
     write_taps(taps);
   }
 }

@@ -16,15 +16,15 @@ struct HalfChannelsShape {
   static constexpr int QUADS = QUADS_, CHANNELS = 4 * QUADS, COLUMNS = QUAD_COLUMNS, STEPS = 2, ROWS = 2 * STEPS;
   static constexpr int DEPTH = K == 7 ? 4 : 3, RESULTS = DEPTH % 2 ? DEPTH : 2;  // slots of inputs; of results
   static_assert(DEPTH * ROWS % (K + 1) == 0 && DEPTH % RESULTS == 0);
-  // Where the registers of a warp are too few for results and sums of the weight's gradient, these have warps of their own,
-  // which copy what comes in, while the others write the results.
+  // Where the registers of a warp are too few for results and sums of the weight's gradient, these have warps of their own.
+  // The others, which have less to do, copy what comes in and write the results.
   static constexpr bool TWO_ROLES = BACKWARD && (K == 7 || QUADS < 16);
   static constexpr int MOVERS = 32 * QUADS, THREADS = TWO_ROLES ? 2 * MOVERS : MOVERS;
   static __device__ __forceinline__ int mover() { return TWO_ROLES ? threadIdx.x % MOVERS : threadIdx.x; }
   static constexpr int RESIDENT = 32 * (BACKWARD || K == 7 ? 16 : 24) / THREADS;  // blocks that a multiprocessor is to hold
   using Window = HalfQuads<QUADS, COLUMNS + K - 1, ROWS>;  // from column x0 - K / 2 on
   using Center = HalfQuads<QUADS, COLUMNS, ROWS>;          // x, from column x0 on
-  using Result = HalfQuads<QUADS, COLUMNS, ROWS>;
+  using Result = HalfQuads<QUADS, COLUMNS, ROWS, 16>;  // lanes that write two rows meet all banks
   static constexpr int SLOT = Window::BYTES + (BACKWARD ? Center::BYTES : 0), BYTES = DEPTH * SLOT + RESULTS * Result::BYTES;
 };
 

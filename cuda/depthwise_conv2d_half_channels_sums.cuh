@@ -11,103 +11,109 @@ namespace nerfkit {
 constexpr int QUAD_COLUMNS = 16;  // of a warp
 
 // Where four channels of a pixel, a quad, are in shared memory: [rows][quads][columns]. 16 lanes that have 4 or 8 quads of
-// some pixels meet all banks.
-template <int QUADS_, int COLUMNS_, int ROWS_>
+// some pixels meet all banks. Between rows are APART bytes more.
+template <int QUADS_, int COLUMNS_, int ROWS_, int APART = 0>
 struct HalfQuads {
   static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;
   static constexpr int BANKS = QUADS < 8 ? 8 : 4;
   // Of a quad's columns, in bytes; then of a row.
   static constexpr int PITCH = 8 * (COLUMNS + (BANKS + BANKS / 2 - COLUMNS % BANKS) % BANKS);
-  static constexpr int ROW = PITCH * QUADS, BYTES = ROW * ROWS;
+  static constexpr int ROW = PITCH * QUADS + APART, BYTES = ROW * ROWS;
   static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
 
-// The two of a quad that a lane has of a sum's row: channel 2 (t % 2) and the next.
-__device__ __forceinline__ int first_of_pair() { return threadIdx.x % 2 * 2; }
-
-// Sums q = 2 s - u, in place q % (K + 1): their upper 8 rows are of result row q, the lower 8 of row q + 1; a row has two
-// columns, 2 g and 2 g + 1, of four channels each. Of the left operand, rows are alike: K + 1 columns of the window, from
-// column 2 g on. The right one has the tap (u, column - own column) where both are of the same channel.
+// Sums of result rows q and q + 1, q = 2 (s - i), in place (s - i) % PAIRS. A column n has columns 2 n and 2 n + 1 of the
+// results. In bits of g, row g has which result row, which of the columns and which pair of channels; of the pair the first
+// one, row g + 8 the second. The left operand are taps, of row d - result row for d = window row - q: of 8 columns of the
+// window from 2 n on, four channels each, it has the row's pair of channels, and in that a zero. The right operand is a row
+// of the window, as it lies in shared memory.
 template <class T, int K, bool FLIPPED>
 struct HalfResults {
-  static constexpr int PAIRS = (K + 1) / 2;  // of columns
-  unsigned band[K][PAIRS];
-  float start[2], out[K + 1][4];
+  static constexpr int PAIRS = (K + 1) / 2;  // of rows; of columns
+  unsigned band[K + 1][4], places;
+  float start[2], out[PAIRS][4];
 
-  __device__ __forceinline__ HalfResults(const HalfConv<T>& a, int channel, bool real) : band{}, start{}, out{} {
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+  static __device__ __forceinline__ int row() { return lane() / 16; }
+  static __device__ __forceinline__ int column() { return lane() / 8 % 2; }
+  static __device__ __forceinline__ int channels() { return lane() / 4 % 2 * 2; }  // and the next
+
+  __device__ __forceinline__ HalfResults(const HalfConv<T>& a, int channel, bool real)
+      : band{}, places(channels() ? 0xeeeeeeeeu : 0x44444444u), start{}, out{} {
     if (!real) return;
+    channel += channels();
     if (!FLIPPED && a.bias)
-      for (int i = 0; i < 2; ++i) start[i] = float(a.bias[channel + first_of_pair() + i]);
-    if (g % 4 / 2 != t % 2) return;  // no tap of its own channel
+      for (int i = 0; i < 2; ++i) start[i] = float(a.bias[channel + i]);
     constexpr int STEP = FLIPPED ? -1 : 1;
-    const int shift = t / 2 - g / 4;
-    const auto* tap = reinterpret_cast<const unsigned short*>(a.weight) + int64_t(channel + g % 4) * (K * K) +
-                      (FLIPPED ? K * K - 1 : 0) + STEP * shift;
+    const int shift = lane() % 4 - column();
+    const auto* tap = reinterpret_cast<const unsigned short*>(a.weight) + int64_t(channel) * (K * K) +
+                      (FLIPPED ? K * K - 1 : 0) + STEP * (shift - row() * K);
 #pragma unroll
-    for (int u = 0; u < K; ++u)
+    for (int d = 0; d <= K; ++d)
 #pragma unroll
-      for (int i = 0; i < PAIRS; ++i)
-        if (unsigned(2 * i + shift) < unsigned(K)) band[u][i] = unsigned(tap[STEP * (u * K + 2 * i)]) << g % 2 * 16;
+      for (int i = 0; i < 4; ++i)
+        if (unsigned(d - row()) < unsigned(K) && unsigned(i / 2 * 4 + shift) < unsigned(K))
+          band[d][i] = unsigned(tap[i % 2 * (K * K) + STEP * (d * K + i / 2 * 4)]) << i % 2 * 16;
   }
 
-  // Of this lane's row of matrices, from the window's first row on.
+  // Of this lane's row of matrices, in a row of the window. Of 5 taps the last matrix meets no tap and is the one before.
   template <class Rows>
   static __device__ __forceinline__ unsigned offset(int quad) {
-    const int lane = threadIdx.x % 32;
-    return lane / 8 % 2 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2 + lane / 16 * 2) * 8;
+    return quad * Rows::PITCH + (lane() % 8 + min(lane() / 8, PAIRS - 1)) * 16;
+  }
+  // Of this lane's results; those of the second column of the sum are 16 bytes on.
+  template <class Rows>
+  static __device__ __forceinline__ unsigned result_offset(int quad) {
+    return row() * Rows::ROW + quad * Rows::PITCH + (lane() % 4 * 4 + column()) * 8 + channels() * 2;
   }
 
-  // j, known when compiled, is s up to a multiple of (K + 1) / 2.
+  // j, known when compiled, is s up to a multiple of PAIRS.
+  template <class Rows>
   __device__ __forceinline__ void add(unsigned window, int j) {
-    unsigned near[4], far[4];
-    load_matrices<false>(window, near);
-    if constexpr (PAIRS % 2)
-      load_matrices<false>(window + 32, far[0], far[1]);
-    else
-      load_matrices<false>(window + 32, far);
 #pragma unroll
-    for (int u = 0; u < K; ++u) {
-      auto& sum = out[(2 * j + K + 1 - u) % (K + 1)];
-      if (u < 2) sum[0] = sum[1] = sum[2] = sum[3] = 0.f;
-      add_product(T(), sum, near[0], near[1], near[2], near[3], band[u][0], band[u][1]);
-    }
+    for (int row = 0; row < 2; ++row) {
+      unsigned in[4];
+      load_matrices<false>(window + row * Rows::ROW, in);
 #pragma unroll
-    for (int u = K - 1; u >= 0; --u) {  // the rows that are done come first
-      auto& sum = out[(2 * j + K + 1 - u) % (K + 1)];
-      if constexpr (PAIRS % 2)
-        add_product(T(), sum, far[0], far[1], band[u][2]);
-      else
-        add_product(T(), sum, far[0], far[1], far[2], far[3], band[u][2], band[u][3]);
+      for (int i = PAIRS - 1; i >= 0; --i) {  // the rows that are done come first
+        auto& sum = out[(j + PAIRS - i) % PAIRS];
+        if (i == 0 && row == 0) sum[0] = sum[1] = start[0], sum[2] = sum[3] = start[1];
+        add_sparse_product(T(), sum, band[2 * i + row], places, in);
+      }
     }
   }
 
-  // Of result row 2 s - K + 1, or the next: two channels of column 2 g + t / 2.
-  __device__ __forceinline__ unsigned result(int j, int row) const {
-    const int own = (2 * j + 2 + row) % (K + 1), before = (2 * j + 1 + row) % (K + 1);
-    const float low = out[own][0] + out[before][2], high = out[own][1] + out[before][3];
-    return FLIPPED ? pack<T>(low, high) : pack<T>(low + start[0], high + start[1]);
+  // Of result row 2 s - K + 1 or, by lane, the next: two channels in the first or second column of the sum.
+  __device__ __forceinline__ unsigned result(int j, int second) const {
+    const auto& sum = out[(j + 1) % PAIRS];
+    return pack<T>(sum[second], sum[second + 2]);
   }
 };
 
 // Window (transposed) times x: the 16 values that a product adds are 8 pairs of columns in two rows. Rows of a sum are an
 // even shift, first or second column of the pair and channel, of the window; columns the same of x without a shift. Where
 // the channels are equal, it belongs to the tap shift + column of the window's pair - column of x's.
-template <class T, int K>
+// ROOM: for the registers of one more product, which sums up the columns that count to the bias.
+template <class T, int K, bool ROOM>
 struct HalfTaps {
   static constexpr int SHIFTS = (K + 1) / 2, PRODUCTS = (SHIFTS + 1) / 2;
-  static_assert(K / 2 == 2 || K / 2 == 3, "where the bias finds its columns");
+  static_assert(PRODUCTS == 2 && (K / 2 == 2 || (K / 2 == 3 && ROOM)), "where the bias finds its columns");
   static constexpr int TURN = (K + 1) / 2;  // steps after which places repeat
-  float sums[K][PRODUCTS][4], bias;
+  float sums[K][PRODUCTS][4], bias[ROOM ? 4 : 1];
   unsigned even[TURN][2], odd[TURN][2];  // rows 2 s and 2 s + 1 of x, in place s % TURN; 2 s + 1 and 2 s + 2
 
-  __device__ __forceinline__ HalfTaps() : sums{}, bias(0), even{}, odd{} {}
+  __device__ __forceinline__ HalfTaps() : sums{}, bias{}, even{}, odd{} {}
+
+  // In pairs of columns. With ROOM the inner two are in one product, which then has the columns that count to the bias.
+  static __device__ __forceinline__ int shift(int product, int high) {
+    return !ROOM ? 2 * product + high : product ? 1 + high : 3 * high;
+  }
 
   // Of this lane's row of matrices, of the window and of x.
   template <class Rows>
-  static __device__ __forceinline__ unsigned offset(int quad) {
+  static __device__ __forceinline__ unsigned offset(int quad, int product) {
     const int lane = threadIdx.x % 32;
-    return lane / 16 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2 + lane / 8 % 2 * 2) * 8;
+    return lane / 16 * Rows::ROW + quad * Rows::PITCH + (lane % 8 + shift(product, lane / 8 % 2)) * 16;
   }
   template <class Rows>
   static __device__ __forceinline__ unsigned center_offset(int quad) {
@@ -117,13 +123,13 @@ struct HalfTaps {
 
   // Rows of the window and of x. `first`, `second`: whether those of the window count to the bias. `zero` is not known when
   // compiled: values that are in two pairs then have two registers, next to their neighbours in both.
-  // Of an odd number of shifts the last one's neighbour is whatever comes next; its sums belong to no tap.
-  __device__ __forceinline__ void add(unsigned window, unsigned center, int j, bool first, bool second, unsigned zero) {
+  // Of an odd number of shifts there is one more, of whatever comes next; its sums belong to no tap.
+  __device__ __forceinline__ void add(unsigned outer, unsigned inner, unsigned center, int j, bool first, bool second,
+                                      unsigned zero) {
     unsigned in[PRODUCTS][4];
     auto &now = even[j % TURN], &before = even[(j + TURN - 1) % TURN], &between = odd[(j + TURN - 1) % TURN];
     load_matrices<true>(center, now[0], now[1]);
-#pragma unroll
-    for (int p = 0; p < PRODUCTS; ++p) load_matrices<true>(window + 32 * p, in[p]);
+    load_matrices<true>(outer, in[0]), load_matrices<true>(inner, in[1]);
     between[0] = before[1] | zero, between[1] = now[0] | zero;
 #pragma unroll
     for (int u = 0; u < K; ++u) {
@@ -131,10 +137,12 @@ struct HalfTaps {
 #pragma unroll
       for (int p = 0; p < PRODUCTS; ++p) add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
     }
-    // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
-    const bool other = K / 2 == 3 && threadIdx.x % 32 < 16;
-    if (first) bias += both(other ? in[1][0] : in[0][1]);
-    if (second) bias += both(other ? in[1][2] : in[0][3]);
+    if constexpr (ROOM) {
+      add_product(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
+    } else {
+      if (first) bias[0] += both(in[0][1]);
+      if (second) bias[0] += both(in[0][3]);
+    }
   }
 
   static __device__ __forceinline__ float both(unsigned pair) {
@@ -156,15 +164,18 @@ struct HalfTaps {
 #pragma unroll
         for (int high = 0; high < 2; ++high)
           if (g % 4 / 2 == t % 2)
-            square[(4 * p + 2 * high + g / 4) * 8 + t / 2 * 4 + g % 4] =
+            square[(2 * shift(p, high) + g / 4) * 8 + t / 2 * 4 + g % 4] =
                 g % 2 ? sums[u][p][2 * high + 1] : sums[u][p][2 * high];
       __syncwarp();
       if (v < K)
         taps[channel * (K * K + 1) + K * K - 1 - (u * K + v)] = square[v * 8 + channel] + square[(v + 1) * 8 + 4 + channel];
     }
-    for (int apart = 1; apart < 4; apart *= 2) bias += __shfl_xor_sync(ALL_LANES, bias, apart);
-    bias += __shfl_xor_sync(ALL_LANES, bias, 16);
-    if (t == 0 && g < 4) taps[g * (K * K + 1) + K * K] = bias;
+    // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
+    float sum = bias[0];
+    if constexpr (K / 2 == 3) sum = g < 4 ? bias[2] : sum;
+    for (int apart = 1; !ROOM && apart < 4; apart *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, apart);
+    sum += __shfl_xor_sync(ALL_LANES, sum, 16);
+    if (t == 0 && g < 4) taps[g * (K * K + 1) + K * K] = sum;
     __syncwarp();
 #pragma unroll
     for (int i = lane; i < 4 * (K * K + 1); i += 32) partials[i] = taps[i];

@@ -18,6 +18,10 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
+// Two ones.
+__device__ __forceinline__ constexpr unsigned ones(__half) { return 0x3c003c00u; }
+__device__ __forceinline__ constexpr unsigned ones(__nv_bfloat16) { return 0x3f803f80u; }
+
 __device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                             unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
@@ -50,6 +54,32 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
   asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a0), "r"(a1), "r"(b0));
+#endif
+}
+
+// Products of 16 x 32 by 32 x 8, where of every four neighbours in a row of the left operand two are given: the others are
+// not multiplied. Lane 4 g + t holds, of
+//   the left operand   the two of columns 4t .. 4t + 3 in row g, of the same in row g + 8, then of columns 4t + 16 .. ;
+//   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that count
+//                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
+//   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
+__device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
+                                                   const unsigned (&b)[4]) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
+#endif
+}
+
+__device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned places,
+                                                   const unsigned (&b)[4]) {
+#if __CUDA_ARCH__ >= 800
+  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
 #endif
 }
 

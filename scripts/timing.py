@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ import torch
 
 ROTATED_BYTES = 256 * 2**20  # of inputs that a row goes through: several times any L2 cache
 MOST_SETS = 64
+LEAST_ROW = 2.0  # milliseconds of calls on a GPU, so that the ends of a row, 2 or 3 microseconds, count little
+MOST_TURNS = 8  # of a row's inputs, for that: results are kept
 LONGEST_ROW = 0.5  # seconds of calls on the wall's clock that are timed together
 LONGEST_AHEAD = 0.1  # seconds; a call that waits for the GPU cannot be queued
 CYCLES = 2e9  # of the GPU in a second, about
@@ -32,8 +35,8 @@ class Timer:
     def __call__(self, calls: Sequence[Callable[[], object]]) -> float:
         """Median of a row's time by its number of calls, on the device itself: launches are not counted on a GPU.
 
-        Each call of a row has inputs of its own, and its results are kept to the end of the row: so it reads from
-        memory, and as much is written there as it writes.
+        The calls of a row take turns with inputs, and their results are kept to its end: so each reads from memory,
+        and as much is written there as it writes.
         """
         for i in range(max(self.warmup, len(calls))):
             calls[i % len(calls)]()
@@ -72,19 +75,30 @@ class Timer:
 
     def _on_gpu(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        times, ahead = [], LONGEST_AHEAD
-        for _ in range(1 + self.repeats):
+        row, times, ahead = list(calls), [], LONGEST_AHEAD
+        for turn in range(1 + self.repeats):
             self._wait()
             torch.cuda._sleep(int(ahead * CYCLES))  # meanwhile the row is queued
-            queued = time.perf_counter()
+            began = time.perf_counter()
             start.record()
-            kept = [call() for call in calls]
+            kept = [call() for call in row]
             end.record()
-            ahead = min(LONGEST_AHEAD, 2 * (time.perf_counter() - queued))
+            queued = (time.perf_counter() - began) / len(row)
             self._wait()
-            times.append(start.elapsed_time(end) / len(calls))
             del kept
-        return times[1:]
+            elapsed = start.elapsed_time(end)
+            if turn:
+                times.append(elapsed / len(row))
+            else:
+                row *= turns_of(len(row), elapsed, queued)
+            ahead = min(LONGEST_AHEAD, 2 * queued * len(row))
+        return times
+
+
+def turns_of(calls: int, elapsed: float, queued: float) -> int:
+    """How often a row of `calls`, which took `elapsed` ms, repeats; the host, `queued` s a call, has to be ahead."""
+    most = min(MOST_TURNS, int(LONGEST_AHEAD / (2 * queued * calls)))
+    return max(1, min(most, math.ceil(LEAST_ROW / elapsed))) if calls > 1 else 1
 
 
 def copy_bandwidth(timer: Timer) -> float:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from scripts.bench_ops import difference
-from scripts.timing import MOST_SETS, ROTATED_BYTES, Timer, sets_for
+from scripts.timing import LONGEST_AHEAD, MOST_SETS, MOST_TURNS, ROTATED_BYTES, Timer, sets_for, turns_of
 from scripts.work import Side
 
 
@@ -22,6 +22,21 @@ from scripts.work import Side
 )
 def test_a_row_goes_through_more_than_a_cache(n_bytes: int, device: str, sets: int):
     assert sets_for(n_bytes, device) == sets
+
+
+@pytest.mark.parametrize(
+    "calls, elapsed, queued, turns",
+    [
+        (7, 0.9, 1e-5, 3),
+        (7, 2.5, 1e-5, 1),
+        (64, 0.1, 1e-5, MOST_TURNS),
+        (64, 0.1, LONGEST_AHEAD / 256, 2),
+        (64, 0.1, LONGEST_AHEAD, 1),
+        (1, 0.1, 1e-5, 1),
+    ],
+)
+def test_short_rows_repeat(calls: int, elapsed: float, queued: float, turns: int):
+    assert turns_of(calls, elapsed, queued) == turns
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1.5])
