@@ -27,6 +27,9 @@ __device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, 
   copy_async_or_zeros<BYTES>(shared_address(to), from, real);
 }
 
+// Asks for the line around `from` to be in L2. What it holds need not be written yet: L2 is where writes are seen.
+__device__ __forceinline__ void ask_for_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Ends a group of this thread's copies.
 __device__ __forceinline__ void end_copies() {
 #if __CUDA_ARCH__ >= 800

@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   const int rows = at.last - at.first, slots = (rows + K - 1 + Shape::ROWS - 1) / Shape::ROWS;
   const bool real = channel < a.channels;
   HalfChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
+  if (Shape::TWO_ROLES && threadIdx.x < Shape::MOVERS) mover.ask(a);  // else ptxas spilled registers, or nothing came of it
   await_kernels_before();
   const auto begin = [&] {
 #pragma unroll

@@ -98,6 +98,14 @@ struct HalfChannelsCopies {
     if (column() < COLUMNS % APART) turns |= LAST;
   }
 
+  // For this thread's row.
+  __device__ __forceinline__ void ask(const HalfConv<T>& a) const {
+    const unsigned real = from.inside(a) ? turns : 0;
+#pragma unroll
+    for (int k = 0; k < TURNS; ++k)
+      if ((WHOLE || k < TURNS - 1 || turns & LAST) && real & 1u << k) ask_for_line(from.at + k * APART * a.channels);
+  }
+
   // This thread's row, or zeros. Then the one ROWS below.
   __device__ __forceinline__ void copy(int offset, const HalfConv<T>& a) {
     const unsigned real = from.inside(a) ? turns : 0;
@@ -132,6 +140,12 @@ struct HalfChannelsMover {
         to(a, a.out + at.channel + 8 * chunk() + (at.x0 + column()) * a.strides.column, at.first - (K - 1) + row(), at.first,
            at.last) {
     if (!a.out || at.x0 + column() >= a.width || at.channel + 8 * chunk() >= a.channels) to.end = 0;
+  }
+
+  // For the first slot.
+  __device__ __forceinline__ void ask(const HalfConv<T>& a) const {
+    window.ask(a);
+    if constexpr (BACKWARD) x.ask(a);
   }
 
   __device__ __forceinline__ void fetch(int place, const HalfConv<T>& a) {

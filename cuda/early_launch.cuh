@@ -16,7 +16,7 @@ __device__ __forceinline__ void invite_next_kernel() {
 }
 
 // Until the kernels before this one are done and what they wrote is seen. A kernel that is launched early reads and writes
-// nothing before it.
+// nothing before it, but may ask for lines.
 __device__ __forceinline__ void await_kernels_before() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
