@@ -14,8 +14,7 @@ import torch
 
 ROTATED_BYTES = 256 * 2**20  # of inputs that a row goes through: several times any L2 cache
 MOST_SETS = 64
-LEAST_ROW = 2.0  # milliseconds of calls on a GPU, so that the ends of a row, 2 or 3 microseconds, count little
-MOST_TURNS = 8  # of a row's inputs, for that: results are kept
+LEAST_CALLS, LEAST_ROW = 32, 2.0  # of a row on a GPU, or milliseconds: its ends, 2 or 3 microseconds, then count little
 LONGEST_ROW = 0.5  # seconds of calls on the wall's clock that are timed together
 LONGEST_AHEAD = 0.1  # seconds; a call that waits for the GPU cannot be queued
 CYCLES = 2e9  # of the GPU in a second, about
@@ -97,8 +96,8 @@ class Timer:
 
 def turns_of(calls: int, elapsed: float, queued: float) -> int:
     """How often a row of `calls`, which took `elapsed` ms, repeats; the host, `queued` s a call, has to be ahead."""
-    most = min(MOST_TURNS, int(LONGEST_AHEAD / (2 * queued * calls)))
-    return max(1, min(most, math.ceil(LEAST_ROW / elapsed))) if calls > 1 else 1
+    most = int(LONGEST_AHEAD / (2 * queued * calls)) if calls > 1 else 1
+    return max(1, min(most, -(-LEAST_CALLS // calls), math.ceil(LEAST_ROW / elapsed)))
 
 
 def copy_bandwidth(timer: Timer) -> float:
