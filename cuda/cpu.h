@@ -61,10 +61,11 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
-// Bytes of an array that no cache keeps until it is read: it is written past them. A line of it would else be read first.
+// Bytes of an array that most processors' caches do not keep until it is read: it is written past them. A line of it would
+// else be read first.
 constexpr int64_t STREAMED = 64 << 20;
 
-inline bool streams(const void* array, int64_t n_bytes) {
+inline bool goes_past_caches(const void* array, int64_t n_bytes) {
 #if defined(__x86_64__)
   return n_bytes >= STREAMED && uintptr_t(array) % 64 == 0;
 #else
@@ -72,7 +73,7 @@ inline bool streams(const void* array, int64_t n_bytes) {
 #endif
 }
 
-// As store(), past the caches, to where a line of them begins. A thread that did it ends with end_streams().
+// As store(), past the caches, to where 16 bytes begin: best a line of them. A thread that did it ends with end_streams().
 template <class A>
 HD void stream(A* to, Pack<A> pack) {
 #if defined(__x86_64__)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: nine weights and the sums of
 // their gradients stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
-// memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp.
+// memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp. Rows of outputs that
+// are not there are zeros: a value of x that is not finite makes the taps that would lead to them NaN.
 
 #include "depthwise_conv2d_parts.h"
 
@@ -11,6 +12,7 @@ namespace {
 constexpr int TAPS = 3, SUMS = TAPS * TAPS + 1;  // the last one is the bias
 constexpr int STRETCH = 64;                      // pixels of x of which one pack follows the other
 constexpr int64_t MOST_PARTS = 128, LEAST_PIXELS = 64;  // sums, and what is worth one: not a question of threads
+constexpr int64_t TOGETHER = 8;                         // packs of a thread, so that few pixels have several
 
 // A block of S x S pixels of x, S the stride, has all its outputs among those at FIRST .. FIRST + SIDE - 1 from its own.
 template <int S>
@@ -62,12 +64,16 @@ CLONES void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, in
           for (int u = TAPS - 1; u >= 0; --u)
             if (B::meets(a, u) && B::meets(b, v)) {
               const int k = u * TAPS + v;
-              const Pack<T> grad = load(rows.grad[B::output(a, u)] + at + (B::FIRST + B::output(b, v)) * pixel);
+              const int64_t output = at + (B::FIRST + B::output(b, v)) * pixel;
+              const Pack<T> grad = load(rows.grad[B::output(a, u)] + output);
               if constexpr (TO_X) result += w[k] * grad;
               sum[k] += x * grad;
               if (a == 0 && b == 0 && u == 1 && v == 1) sum[SUMS - 1] += grad;
             }
-        if constexpr (TO_X) past_caches ? stream(rows.grad_x[a] + place, result) : store(rows.grad_x[a] + place, result);
+        if constexpr (TO_X) {
+          T* const to = rows.grad_x[a] + place;
+          past_caches ? stream(to, result) : store(to, result);
+        }
       }
   }
 #pragma GCC unroll 10
@@ -80,18 +86,18 @@ struct Both {
   const T *grad_out, *x;
   T* grad_x;
   const Pictures& s;
-  const PartWeights<T> weights;
+  const PartWeights<T>& weights;
   const int height = s.y.out_size, width = s.x.out_size;  // blocks, as many as outputs
+  const int64_t line = int64_t(s.x.size) * s.channels, out_line = width * s.channels;
+  const std::vector<T> zeros = std::vector<T>(std::max(line, out_line));
   const int64_t n_units = s.units(), read = s.batch * s.channels * (int64_t(height) * width + int64_t(s.y.size) * s.x.size);
   const bool fetches = read * int64_t(sizeof(T)) > CACHED;
-  const bool past_caches =
-      grad_x && s.channels * sizeof(T) % 64 == 0 && streams(grad_x, s.batch * s.channels * s.y.size * s.x.size * int64_t(sizeof(T)));
+  const bool past_caches = grad_x && s.channels * sizeof(T) % 64 == 0 &&
+                           goes_past_caches(grad_x, s.batch * s.y.size * line * int64_t(sizeof(T)));
 
-  // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES].
-  void add(int64_t first, int64_t last, T* sums) const {
-    const int64_t line = s.x.size * s.channels, out_line = width * s.channels;
-    const std::vector<T> zeros(std::max(line, out_line));
-    std::vector<T> unused(line);  // takes the gradient of a row that is not there
+  // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.
+  void add(int64_t first, int64_t last, int64_t unit, int64_t end_unit, T* sums) const {
+    std::vector<T> unused(grad_x && s.y.size % S ? line : 0);  // takes the gradient of a row that is not there
     for (int64_t i = first; i < last; ++i) {
       const int64_t picture = i / height;
       const int row = int(i % height);
@@ -109,17 +115,17 @@ struct Both {
         rows.grad_x[a] = !grad_x ? nullptr : at < s.y.size ? grad_x + place : unused.data();
         below.x[a] = x + (picture * s.y.size + std::min(at + S, s.y.size - 1)) * line;
       }
-      add_row(rows, below, sums);
+      add_row(rows, below, unit, end_unit, sums);
     }
     if (past_caches) end_streams();
   }
 
-  void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, T* sums) const {
+  void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t first_unit, int64_t end_unit, T* sums) const {
     constexpr int BLOCKS = STRETCH / S;
     for (int begin = 0; begin < width; begin += BLOCKS) {
       const int end = std::min(width, begin + BLOCKS), first = std::max(begin, -B::FIRST);
       const int last = std::min(end, std::min(width - 1, s.x.size / S));
-      for (int64_t unit = 0; unit < n_units; ++unit) {
+      for (int64_t unit = first_unit; unit < end_unit; ++unit) {
         const int64_t channel = s.first_channel(unit);
         const auto of = moved(rows, channel);
         const auto soon = moved(below, channel);
@@ -160,23 +166,33 @@ struct Both {
     return below;
   }
 
+  // scratch [parts, units, SUMS, LANES]
   void run(T* scratch, T* grad_weight, T* grad_bias) const {
     const int64_t rows = s.batch * height, parts = both_parts(s), n = n_units * SUMS * LANES;
-    parallel(parts, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) {
-        std::fill_n(scratch + part * n, n, T(0));
-        add(rows * part / parts, rows * (part + 1) / parts, scratch + part * n);
+    const int64_t groups = (n_units + TOGETHER - 1) / TOGETHER;
+    parallel(parts * groups, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t part = i / groups, unit = i % groups * TOGETHER, last = std::min(n_units, unit + TOGETHER);
+        T* const sums = scratch + part * n;
+        std::fill(sums + unit * SUMS * LANES, sums + last * SUMS * LANES, T(0));
+        add(rows * part / parts, rows * (part + 1) / parts, unit, last, sums);
       }
     });
-    for (int64_t part = 1; part < parts; ++part)
-      for (int64_t i = 0; i < n; ++i) scratch[i] += scratch[part * n + i];
-    for (int64_t unit = 0; unit < n_units; ++unit)
-      for (int64_t lane = 0; lane < LANES; ++lane) {
-        const int64_t channel = s.first_channel(unit) + lane;
-        const T* sums = scratch + unit * SUMS * LANES + lane;
-        for (int k = 0; k < SUMS - 1; ++k) grad_weight[channel * (SUMS - 1) + k] = sums[k * LANES];
-        grad_bias[channel] = sums[(SUMS - 1) * LANES];
-      }
+    parallel(n_units, TOGETHER, [&](int64_t begin, int64_t end) {
+      for (int64_t unit = begin; unit < end; ++unit) add_parts(scratch, parts, unit, grad_weight, grad_bias);
+    });
+  }
+
+  // Channels that two units have in common are written by both, with the same sums.
+  void add_parts(const T* scratch, int64_t parts, int64_t unit, T* grad_weight, T* grad_bias) const {
+    const int64_t first = s.first_channel(unit);
+    for (int k = 0; k < SUMS; ++k) {
+      T* const to = k < SUMS - 1 ? grad_weight + first * (SUMS - 1) + k : grad_bias + first;
+      const int64_t apart = k < SUMS - 1 ? SUMS - 1 : 1;
+      Pack<T> sum = {};
+      for (int64_t part = 0; part < parts; ++part) sum += load(scratch + ((part * n_units + unit) * SUMS + k) * LANES);
+      for (int lane = 0; lane < LANES; ++lane) to[lane * apart] = sum[lane];
+    }
   }
 
   static int64_t both_parts(const Pictures& s) {

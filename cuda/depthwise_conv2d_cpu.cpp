@@ -29,8 +29,8 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
   const int64_t numbers = s.batch * s.channels * (int64_t(s.y.size) * s.x.size + int64_t(s.y.out_size) * s.x.out_size);
   const bool fetches = source.unit && numbers * int64_t(sizeof(T)) > CACHED;
-  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, false, soon, soon_below, LANES};
-  return {to, below, out.column, LANES, fetches, false, soon, soon_below, source.column};
+  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES};
+  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column};
 }
 
 template <class T>
@@ -43,6 +43,7 @@ void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* w
   });
 }
 
+// Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
 template <class T>
 void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
                     const Tile& tile, const Pictures& s) {

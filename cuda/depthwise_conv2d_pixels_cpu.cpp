@@ -78,7 +78,7 @@ struct Walk {
   const int64_t read = s.batch * s.channels * ys[0].line.source * xs[0].line.source * sizeof(T);
   const int64_t written = s.batch * s.channels * height * width * sizeof(T);
   const bool fetches = read + written > CACHED;
-  const bool past_caches = s.channels * sizeof(T) % 64 == 0 && streams(to, written);
+  const bool past_caches = s.channels * sizeof(T) % 64 == 0 && goes_past_caches(to, written);
 
   void run() const {
     for (size_t part = 0; part < ys.size(); ++part) {
@@ -97,7 +97,8 @@ struct Walk {
     for (int64_t i = begin; i < end; ++i) {
       Tile tile = tiles.tile(0, i);
       if (tile.rows <= 0) continue;
-      if (tile.rows < TOGETHER && tile.row >= tiles.apart) tile.row -= tiles.apart, ++tile.rows;  // one of them again
+      // One row again, perhaps beside another thread: what both write is the same.
+      if (tile.rows < TOGETHER && tile.row >= tiles.apart) tile.row -= tiles.apart, ++tile.rows;
       const Plane<T> all = Plane<T>(to, s, height, width, tile).rows(ys[part].first, int(ys.size()));
       const Plane<const T> source(from, s, y.source, xs[0].line.source, tile);
       for (size_t k = 0; k < xs.size(); ++k) {
@@ -123,10 +124,10 @@ struct Walk {
             out.column,
             LANES,
             fetches,
-            past_caches,
             source.values + row * source.row + tile.column * source.column,
             row + 1 < y.source ? source.row : 0,
-            source.column};
+            source.column,
+            past_caches};
   }
 };
 

@@ -14,13 +14,15 @@ struct Outputs {
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
   bool fetches;       // ahead
-  bool streams;       // past the caches
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
+  bool past_caches = false;
 
-  HD Outputs moved(int64_t by) const { return {values + by, row, pack, lanes, fetches, streams, soon + by, soon_row, soon_pack}; }
+  HD Outputs moved(int64_t by) const {
+    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches};
+  }
   HD Outputs below(int n) const {
-    return {values + n * row, row, pack, lanes, fetches, streams, soon + n * soon_row, soon_row, soon_pack};
+    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack, past_caches};
   }
   Outputs every(int period, int from) const {  // every period'th pack, from one on
     Outputs some = moved(from * LANES);
@@ -36,7 +38,7 @@ struct Outputs {
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {
         __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
-        if (!streams) __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
+        if (!past_caches) __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
       }
   }
 };
@@ -98,7 +100,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         const int lanes = P > 1 ? LANES : to.lanes;
         T* const place = to.values + r * to.row + (p + i) * to.pack;
         if constexpr (std::is_same_v<T, A>)
-          if (to.streams) {
+          if (to.past_caches) {
             stream(place, sum[r][i]);
             continue;
           }

@@ -87,7 +87,7 @@ struct Tile {
   int row, rows, column, columns;
 };
 
-// Whether the inputs are read where they are. Half types are not: each is converted once, on its way into a frame.
+// Whether the inputs are read where they are; of outputs, those that are not by_pixel(). Half types are not: each is converted once, on its way into a frame.
 template <class T>
 bool in_place(const Pictures& s, const Line& x) {
   const bool few_edges = x.out >= NARROW || s.x.stride > 1;
@@ -109,7 +109,7 @@ struct Tiles {
   const Line &y, &x;
   int height, width, apart;  // rows, pixels, and rows from one to the next
   int64_t down, across, series, length;
-  bool rows, columns = false;  // columns: one tile comes below the other
+  bool rows, down_first = false;  // down_first: the next tile is below
 
   Tiles(const Line& y, const Line& x, const Pictures& s, bool few)
       : y(y), x(x), width(ACROSS * LANES / s.unit()), apart(std::max(1, std::min(y.step(), y.out))), rows(s.rows) {
@@ -120,7 +120,7 @@ struct Tiles {
   }
   // Of all channels: `most` rows of at most `width` pixels.
   Tiles(const Line& y, const Line& x, int64_t batch, int most, int width)
-      : y(y), x(x), width(width), apart(std::max(1, std::min(y.step(), y.out))), rows(false), columns(true) {
+      : y(y), x(x), width(width), apart(std::max(1, std::min(y.step(), y.out))), rows(false), down_first(true) {
     const int each = (y.out + apart - 1) / apart;
     height = std::max(1, std::min(most, each));
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width, series = 1;
@@ -128,9 +128,9 @@ struct Tiles {
   }
   Tile tile(int64_t which, int64_t index) const {
     const int64_t picture = index / across / (rows ? 1 : down);
-    const int64_t below = rows ? which : columns ? index % down : index / across % down;
+    const int64_t below = rows ? which : down_first ? index % down : index / across % down;
     const int row = int(below / apart * height * apart + below % apart);
-    const int column = int(columns ? index / down % across : index % across) * width;
+    const int column = int(down_first ? index / down % across : index % across) * width;
     const int height_here = std::min<int64_t>(height, (y.out - row + apart - 1) / apart);  // none, perhaps
     return {picture, rows ? 0 : which, row, height_here, column, std::min(width, x.out - column)};
   }

@@ -100,16 +100,16 @@ def turns_of(calls: int, elapsed: float, queued: float) -> int:
     return max(1, min(most, -(-LEAST_CALLS // calls), math.ceil(LEAST_ROW / elapsed)))
 
 
-def copy_bandwidth(timer: Timer) -> float:
-    """Bytes a second, read and written, of a plain float32 copy; on a CPU by all threads, past the caches."""
-    size = 2**28 if timer.device == "cuda" else 2**26
+def copy_bandwidth(timer: Timer, size: int | None = None) -> float:
+    """Bytes a second, read and written, of a plain copy of `size` float32 numbers; on a CPU by all threads."""
+    size = size or (2**28 if timer.device == "cuda" else 2**26)
     source = torch.empty(size, device=timer.device).normal_()
     target = torch.empty_like(source)
     if timer.device == "cuda":
         return 2 * 4 * size / (timer([lambda: target.copy_(source)]) * 1e-3)
-    threads = torch.get_num_threads()
-    parts = list(zip(target.numpy().reshape(threads, -1), source.numpy().reshape(threads, -1), strict=True))
-    with ThreadPoolExecutor(threads) as pool:  # target.copy_(source) is the work of one thread
+    threads = torch.get_num_threads()  # target.copy_(source) is the work of one
+    parts = list(zip(*(np.array_split(x.numpy(), threads) for x in (target, source)), strict=True))
+    with ThreadPoolExecutor(threads) as pool:
         return 2 * 4 * size / (timer([lambda: list(pool.map(lambda part: np.copyto(*part), parts))]) * 1e-3)
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from scripts.bench_ops import difference
-from scripts.timing import LONGEST_AHEAD, MOST_SETS, ROTATED_BYTES, Timer, sets_for, turns_of
+from scripts.timing import LONGEST_AHEAD, MOST_SETS, ROTATED_BYTES, Timer, copy_bandwidth, sets_for, turns_of
 from scripts.work import Side
 
 
@@ -69,3 +69,12 @@ def test_every_call_of_a_row_is_made_equally_often():
     calls = [lambda i=i: call(i) for i in range(3)]
     assert Timer("cpu", repeats=4, warmup=0)(calls) >= 0
     assert made == [5, 5, 5]
+
+
+def test_a_copy_by_threads_that_do_not_divide_it():
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert copy_bandwidth(Timer("cpu", repeats=1, warmup=0), 2**20) > 0
+    finally:
+        torch.set_num_threads(threads)

@@ -134,20 +134,20 @@ def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kernel", [3, 5, 7])
-def test_blocks_that_walk_far(kernel, dtype, layout, backend, device):
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (7, 1)])
+def test_blocks_that_walk_far(kernel, stride, dtype, layout, backend, device):
     """More work than a GPU holds at once: blocks then take several pictures, or many rows; and each gradient alone."""
     torch.manual_seed(0)
     size = (64, 64, 12, 120) if device == "cuda" else (5, 32, 12, 40)
     draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype)  # noqa: E731
     inputs = draw(*size).to(memory_format=layout), draw(size[1], 1, kernel, kernel), draw(size[1])
-    grad = draw(*size).to(memory_format=layout)
+    grad = draw(*size[:2], *(-(-n // stride) for n in size[2:])).to(memory_format=layout)
     of, results = {"all": (0, 1, 2), "x": (0,), "weight": (1, 2)}, {}
     for name in (*of, "exact"):
         own = [v.double() if name == "exact" else v.clone(memory_format=torch.preserve_format) for v in inputs]
         wanted = [own[i].requires_grad_() for i in of.get(name, of["all"])]
         with ops.backend("torch" if name == "exact" else backend):
-            out = depthwise_conv2d(*own, padding=kernel // 2)
+            out = depthwise_conv2d(*own, padding=kernel // 2, stride=stride)
             results[name] = out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))
     share = 1e-5 if dtype == torch.float32 else 2e-3
     for got, exact in zip(results["all"], results["exact"], strict=True):
@@ -158,19 +158,22 @@ def test_blocks_that_walk_far(kernel, dtype, layout, backend, device):
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
-@pytest.mark.parametrize("channels", [64, 65])
+@pytest.mark.parametrize("channels, dtype", [(64, torch.float32), (65, torch.float32), (32, torch.float64)])
 @pytest.mark.parametrize("stride", [1, 2])
-def test_pictures_that_no_cache_keeps(stride, channels):
+def test_pictures_that_no_cache_keeps(stride, channels, dtype):
     """More than 64 MB, channels last: written past the caches where pixels are whole lines of them."""
     torch.manual_seed(0)
-    x = torch.randn(1, channels, 514, 513).to(memory_format=torch.channels_last)
-    inputs = [v.requires_grad_() for v in (x, torch.randn(channels, 1, 3, 3), torch.randn(channels))]
+    x = torch.randn(1, channels, 514, 513, dtype=dtype).to(memory_format=torch.channels_last)
+    inputs = [x, torch.randn(channels, 1, 3, 3, dtype=dtype), torch.randn(channels, dtype=dtype)]
+    inputs = [v.requires_grad_() for v in inputs]
     wanted = F.conv2d(*inputs, padding=1, stride=stride, groups=channels)
     grad = torch.randn_like(wanted)
     with ops.backend("cpp"):
         out = depthwise_conv2d(*inputs, padding=1, stride=stride)
     pairs = [(out, wanted)]
-    pairs += zip(*(torch.autograd.grad(result, inputs, grad) for result in (out, wanted)), strict=True)
+    for wrt in (inputs[:1], inputs):
+        both = [torch.autograd.grad(result, wrt, grad, retain_graph=True) for result in (out, wanted)]
+        pairs += zip(*both, strict=True)
     for got, exact in pairs:
         assert float((got - exact).detach().abs().max()) <= 3e-5 * float(exact.detach().abs().max())
 
@@ -215,15 +218,17 @@ def test_threads_with_channels_in_common(channels, layout):
 
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
-def test_the_number_of_threads_changes_no_bit():
-    x, weight = torch.randn(2, 32, 40, 40).to(memory_format=torch.channels_last), torch.randn(32, 1, 5, 5)
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (5, 2)])
+@pytest.mark.parametrize("size", [(2, 40, 39, 41), (1, 400, 7, 9)])
+def test_the_number_of_threads_changes_no_bit(size, kernel, stride):
+    x, weight = torch.randn(size).to(memory_format=torch.channels_last), torch.randn(size[1], 1, kernel, kernel)
     inputs = [value.requires_grad_() for value in (x, weight)]
     threads, results = torch.get_num_threads(), []
     try:
         for n in (1, 3):
             torch.set_num_threads(n)
             with ops.backend("cpp"):
-                out = depthwise_conv2d(*inputs, padding=2)
+                out = depthwise_conv2d(*inputs, padding=kernel // 2, stride=stride)
             results.append([out, *torch.autograd.grad(out.square().sum(), inputs)])
     finally:
         torch.set_num_threads(threads)
