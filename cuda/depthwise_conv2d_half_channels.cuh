@@ -21,12 +21,6 @@ namespace nerfkit {
 // Distances along the columns of a window are int.
 constexpr int64_t MOST_HALF_CHANNELS = INT32_MAX / (QUAD_COLUMNS + 8);
 
-// What a warp does between global and shared memory.
-template <bool COPIES_, bool RESULTS_>
-struct Moves {
-  static constexpr bool COPIES = COPIES_, RESULTS = RESULTS_;
-};
-
 template <class T, int K, int QUADS, bool BACKWARD>
 __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS,
                                   HalfChannelsShape<K, BACKWARD, QUADS>::RESIDENT)
@@ -36,8 +30,9 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   using Center = typename Shape::Center;
   using Result = typename Shape::Result;
   using Results = HalfResults<T, K, BACKWARD>;
-  constexpr bool ROOM_FOR_BIAS = K == 7 || Shape::TWO_ROLES;
-  using Taps = HalfTaps<T, K, ROOM_FOR_BIAS>;
+  // With both in a warp the registers are full: with more addresses kept, or a product for the bias, ptxas spilled some.
+  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES, KEEP_CENTER = ROOM || !std::is_same_v<T, __nv_bfloat16>;
+  using Taps = HalfTaps<T, K, ROOM>;
   constexpr int STEPS = Shape::STEPS, DEPTH = Shape::DEPTH;
   if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char shared[];
@@ -53,8 +48,6 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
 #pragma unroll
     for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
   };
-  // With both in a warp the registers are full: with more addresses kept, ptxas spilled some.
-  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES, KEEP_CENTER = ROOM || !std::is_same_v<T, __nv_bfloat16>;
   const unsigned from = kept<ROOM>(memory + Results::template offset<Window>(quad));
   const unsigned to = kept(memory + DEPTH * Shape::SLOT + Results::template result_offset<Result>(quad));
   const auto add_to_results = [&](Results& results, int place, int step) {
@@ -65,12 +58,12 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
                    results.result(place * STEPS + step, second));
   };
   const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0));
-  const unsigned inner = ROOM_FOR_BIAS ? kept(memory + Taps::template offset<Window>(quad, 1)) : outer + 32;
+  const unsigned inner = ROOM ? kept(memory + Taps::template offset<Window>(quad, 1)) : outer + 32;
   const unsigned center = kept<KEEP_CENTER>(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
     const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
-    const int rows_before = place * Shape::SLOT + row * Window::ROW;
-    taps.add(outer + rows_before, inner + rows_before, center + place * Shape::SLOT + row * Center::ROW, place * STEPS + step,
+    const int offset = place * Shape::SLOT + row * Window::ROW;
+    taps.add(outer + offset, inner + offset, center + place * Shape::SLOT + row * Center::ROW, place * STEPS + step,
              unsigned(result) < unsigned(rows), unsigned(result + 1) < unsigned(rows), zero);
   };
   const auto write_taps = [&](Taps& taps) {
@@ -79,48 +72,48 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
       taps.write(reinterpret_cast<float*>(shared) + Taps::FLOATS * quad,
                  a.partials + (int64_t(at.part) * a.channels + channel) * (K * K + 1));
   };
-  // Calls work(slot, its place, step of it) with the slot's rows in shared memory, and moves rows for the slot DEPTH - 1 on
-  // and of the one before, or lets others move them.
+  // Calls work(slot, its place, step of it) with the slot's rows in shared memory. If `moves`, copies rows for the slot
+  // DEPTH - 1 on and writes those of the one before; else others do.
   // (Defined after what it calls: before, ptxas spilled registers.)
   const auto walk = [&](auto moves, const auto& work) {
-    constexpr bool COPIES = decltype(moves)::COPIES, RESULTS = decltype(moves)::RESULTS;
+    constexpr bool MOVES = decltype(moves)::value;
     for (int slot0 = 0; slot0 < slots; slot0 += DEPTH) {
 #pragma unroll
       for (int place = 0; place < DEPTH; ++place) {
         const int slot = slot0 + place;
         if (slot >= slots) break;
-        if constexpr (COPIES) await_copies<DEPTH - 2>();
+        if constexpr (MOVES) await_copies<DEPTH - 2>();
         __syncthreads();  // all copies for this slot are there, and the one before is done
-        if constexpr (COPIES) mover.fetch((place + DEPTH - 1) % DEPTH, a);
-        if (RESULTS && slot) mover.write((place + DEPTH - 1) % DEPTH, a);
+        if constexpr (MOVES) mover.fetch((place + DEPTH - 1) % DEPTH, a);
+        if (MOVES && slot) mover.write((place + DEPTH - 1) % DEPTH, a);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) work(slot, place, step);
-        if constexpr (COPIES) end_copies();
+        if constexpr (MOVES) end_copies();
       }
     }
-    if constexpr (COPIES) await_copies<0>();
+    if constexpr (MOVES) await_copies<0>();
     __syncthreads();
-    if (RESULTS) mover.write((slots - 1) % DEPTH, a);
+    if (MOVES) mover.write((slots - 1) % DEPTH, a);
   };
   if constexpr (!BACKWARD) {
     begin();
     Results results(a, channel, real);
-    walk(Moves<true, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
+    walk(std::true_type(), [&](int, int place, int step) { add_to_results(results, place, step); });
   } else if constexpr (!Shape::TWO_ROLES) {
     begin();
     Results results(a, channel, real);
     Taps taps;
-    walk(Moves<true, true>(), [&](int slot, int place, int step) {
+    walk(std::true_type(), [&](int slot, int place, int step) {
       add_to_results(results, place, step), add_to_taps(taps, slot, place, step);
     });
     write_taps(taps);
   } else if (threadIdx.x < Shape::MOVERS) {
     begin();
     Results results(a, channel, real);
-    walk(Moves<true, true>(), [&](int, int place, int step) { add_to_results(results, place, step); });
+    walk(std::true_type(), [&](int, int place, int step) { add_to_results(results, place, step); });
   } else {
     Taps taps;
-    walk(Moves<false, false>(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
+    walk(std::false_type(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
     write_taps(taps);
   }
 }

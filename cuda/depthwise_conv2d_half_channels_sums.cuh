@@ -22,9 +22,9 @@ struct HalfQuads {
   static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
 
-// Sums of result rows q and q + 1, q = 2 (s - i), in place (s - i) % PAIRS. A column n has columns 2 n and 2 n + 1 of the
-// results. In bits of g, row g has which result row, which of the columns and which pair of channels; of the pair the first
-// one, row g + 8 the second. The left operand are taps, of row d - result row for d = window row - q: of 8 columns of the
+// Sums of result rows q and q + 1 that were begun i steps ago, q = 2 (s - i), in place (s - i) % PAIRS. A column n has columns
+// 2 n and 2 n + 1 of the results. Row g = 4 result row + 2 column + pair of channels has the pair's first channel, row g + 8
+// its second. The left operand are taps, of row d - result row for d = window row - q: of 8 columns of the
 // window from 2 n on, four channels each, it has the row's pair of channels, and in that a zero. The right operand is a row
 // of the window, as it lies in shared memory.
 template <class T, int K, bool FLIPPED>
