@@ -63,10 +63,16 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 //   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that count
 //                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
 //   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
+#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 5)
+#define SPARSE_PRODUCT "mma.sp::ordered_metadata"
+#else
+#define SPARSE_PRODUCT "mma.sp"  // its name before, slow on newer GPUs
+#endif
+
 __device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
                                                    const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+  asm(SPARSE_PRODUCT ".sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
@@ -76,12 +82,13 @@ __device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], cons
 __device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned places,
                                                    const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
-  asm("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
+  asm(SPARSE_PRODUCT ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
 #endif
 }
+#undef SPARSE_PRODUCT
 
 // An 8 x 8 matrix of half values in the lanes' registers, (g, 2t), (g, 2t + 1) of lane 4 g + t, transposed.
 __device__ __forceinline__ unsigned transposed(unsigned values) {
