@@ -57,18 +57,18 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 #endif
 }
 
-// Products of 16 x 32 by 32 x 8, where of every four neighbours in a row of the left operand two are given: the others are
-// not multiplied. Lane 4 g + t holds, of
-//   the left operand   the two of columns 4t .. 4t + 3 in row g, of the same in row g + 8, then of columns 4t + 16 .. ;
-//   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that count
-//                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
-//   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
 #if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 5)
 #define SPARSE_PRODUCT "mma.sp::ordered_metadata"
 #else
 #define SPARSE_PRODUCT "mma.sp"  // its name before, slow on newer GPUs
 #endif
 
+// Products of 16 x 32 by 32 x 8, where of every four neighbours in a row of the left operand two are given: the others are
+// not multiplied. Lane 4 g + t holds, of
+//   the left operand   the two of columns 4t .. 4t + 3 in row g, of the same in row g + 8, then of columns 4t + 16 .. ;
+//   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that count
+//                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
+//   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
 __device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
                                                    const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
