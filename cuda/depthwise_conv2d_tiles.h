@@ -87,7 +87,8 @@ struct Tile {
   int row, rows, column, columns;
 };
 
-// Whether the inputs are read where they are; of outputs, those that are not by_pixel(). Half types are not: each is converted once, on its way into a frame.
+// Whether the inputs are read where they are; of outputs, those that are not by_pixel(). Half types are not: each is
+// converted once, on its way into a frame.
 template <class T>
 bool in_place(const Pictures& s, const Line& x) {
   const bool few_edges = x.out >= NARROW || s.x.stride > 1;

@@ -182,7 +182,7 @@ def test_pictures_that_no_cache_keeps(stride, channels, dtype):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [5, 7])
 def test_how_far_a_nan_reaches(kernel, layout, backend, device):
-    """Its channel or, channels last, at most those multiplied together, four; of the gradients of taps, its channel's."""
+    """Its channel or, channels last, at most four; of the gradients of taps, its channel's."""
     x = torch.randn(2, 32, 24, 64).to(device, torch.bfloat16, memory_format=layout)
     weight = torch.randn(32, 1, kernel, kernel).to(device, torch.bfloat16).requires_grad_()
     x[0, 5, 12, 30] = float("nan")
