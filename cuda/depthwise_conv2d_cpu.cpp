@@ -241,8 +241,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
-  if (grad_weight && has_both(dtype, s)) {
-    depthwise_conv2d_both(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
+  if (grad_weight && gradients_together(dtype, s)) {
+    depthwise_conv2d_gradients(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
     return 0;
   }
   if (grad_weight) depthwise_conv2d_weights(dtype, grad_out, x, grad_weight, grad_bias, scratch, s);

@@ -189,10 +189,10 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
 void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
                              bool backward);
-// Whether all gradients are found together, with a scratch of both_scratch() numbers.
-bool has_both(DType, const Conv2dShape&);
-int64_t both_scratch(const Conv2dShape&);
-void depthwise_conv2d_both(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
+// Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
+bool gradients_together(DType, const Conv2dShape&);
+int64_t gradients_scratch(const Conv2dShape&);
+void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
                            void* grad_bias, void* scratch, const Conv2dShape&);
 void depthwise_conv2d_weights(DType, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
                               void* scratch, const Conv2dShape&);

@@ -241,7 +241,7 @@ void depthwise_conv2d_weights(DType dtype, const void* grad_out, const void* x, 
 }
 
 int64_t conv2d_scratch(DType dtype, const Conv2dShape& shape) {
-  if (has_both(dtype, shape)) return both_scratch(shape);
+  if (gradients_together(dtype, shape)) return gradients_scratch(shape);
   const Pictures s(shape);
   const Line y = forward_line(s.y), x = forward_line(s.x);
   int64_t parts = 0;

@@ -81,7 +81,7 @@ CLONES void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, in
 }
 
 template <class T, int S>
-struct Both {
+struct Gradients {
   using B = Block<S>;
   const T *grad_out, *x;
   T* grad_x;
@@ -168,7 +168,7 @@ struct Both {
 
   // scratch [parts, units, SUMS, LANES]
   void run(T* scratch, T* grad_weight, T* grad_bias) const {
-    const int64_t rows = s.batch * height, parts = both_parts(s), n = n_units * SUMS * LANES;
+    const int64_t rows = s.batch * height, parts = parts_of(s), n = n_units * SUMS * LANES;
     const int64_t groups = (n_units + TOGETHER - 1) / TOGETHER;
     parallel(parts * groups, 1, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
@@ -195,7 +195,7 @@ struct Both {
     }
   }
 
-  static int64_t both_parts(const Pictures& s) {
+  static int64_t parts_of(const Pictures& s) {
     const int64_t rows = s.batch * s.y.out_size, most = std::min(MOST_PARTS, rows);
     return std::max<int64_t>(1, std::min(most, rows * s.x.size / LEAST_PIXELS));
   }
@@ -203,7 +203,7 @@ struct Both {
 
 }  // namespace
 
-bool has_both(DType dtype, const Conv2dShape& shape) {
+bool gradients_together(DType dtype, const Conv2dShape& shape) {
   const Pictures s(shape);
   const auto fits = [&](const Axis& a) {
     return a.kernel == TAPS && a.dilation == 1 && a.padding == 1 && a.stride <= 2 && a.stride == s.x.stride;
@@ -211,17 +211,17 @@ bool has_both(DType dtype, const Conv2dShape& shape) {
   return dtype == DType::f32 && by_pixel<float>(s) && fits(s.y) && fits(s.x) && has_wide_registers();
 }
 
-int64_t both_scratch(const Conv2dShape& shape) {
+int64_t gradients_scratch(const Conv2dShape& shape) {
   const Pictures s(shape);
-  return Both<float, 1>::both_parts(s) * s.units() * SUMS * LANES;
+  return Gradients<float, 1>::parts_of(s) * s.units() * SUMS * LANES;
 }
 
-void depthwise_conv2d_both(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
+void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
                            void* grad_bias, void* scratch, const Conv2dShape& shape) {
   const Pictures s(shape);
   const PartWeights<float> weights((const float*)weight, (const float*)nullptr, s, forward_parts(s.y), forward_parts(s.x));
   const auto run = [&](auto stride) {
-    Both<float, stride>{(const float*)grad_out, (const float*)x, (float*)grad_x, s, weights}.run(
+    Gradients<float, stride>{(const float*)grad_out, (const float*)x, (float*)grad_x, s, weights}.run(
         (float*)scratch, (float*)grad_weight, (float*)grad_bias);
   };
   s.x.stride == 1 ? run(Int<1>()) : run(Int<2>());
