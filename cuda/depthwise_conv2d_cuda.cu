@@ -208,8 +208,8 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   const int64_t batch = flat ? 1 : s.batch;
   if (s.channels_last) {
     if (2 * s.batch * (int64_t(a.height) + k) > INT32_MAX) return 0;  // rows of all pictures, and of a piece that ends later
-    share_out_channels(a, k, batch, backward, gpu.processors);
-    return a.units <= INT32_MAX ? int64_t(a.strips) * a.pieces : 0;
+    share_out_channels(a, k, batch, backward, gpu);
+    return a.units <= INT32_MAX ? int64_t(a.strips) * a.pieces + a.paired_pieces : 0;
   }
   share_out_planes(a, batch, flat ? 1 : k, backward, gpu.processors);
   return a.units <= INT32_MAX ? batch * a.strips * a.pieces : 0;

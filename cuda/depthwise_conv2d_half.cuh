@@ -22,8 +22,10 @@ struct HalfConv {
   int64_t units;  // of work: planes or, channels last, groups of channels; times strips and pieces
   int channels, height, width;
   int strips, pieces, rows;  // across a row; down a column; rows of a strip
-  int pictures, period;      // channels last; period: rows from one to the next, with zeros between
-  int quads;                 // channels last: four channels each, of a block
+  // Channels last.
+  int pictures, period;            // rows from a picture to the next, with zeros between
+  int quads;                       // four channels each, of a block
+  int paired_pieces, paired_rows;  // of the strip that two pictures share, if there is one
 };
 
 }  // namespace nerfkit

@@ -30,9 +30,7 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   using Center = typename Shape::Center;
   using Result = typename Shape::Result;
   using Results = HalfResults<T, K, BACKWARD>;
-  // With both in a warp the registers are full: with more addresses kept, or a product for the bias, ptxas spilled some.
-  constexpr bool ROOM = !BACKWARD || Shape::TWO_ROLES, KEEP_CENTER = ROOM || !std::is_same_v<T, __nv_bfloat16>;
-  using Taps = HalfTaps<T, K, ROOM>;
+  using Taps = HalfTaps<T, K>;
   constexpr int STEPS = Shape::STEPS, DEPTH = Shape::DEPTH;
   if (BACKWARD) invite_next_kernel();
   extern __shared__ __align__(16) unsigned char shared[];
@@ -42,13 +40,14 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   const int rows = at.last - at.first, slots = (rows + K - 1 + Shape::ROWS - 1) / Shape::ROWS;
   const bool real = channel < a.channels;
   HalfChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
-  if (Shape::TWO_ROLES && threadIdx.x < Shape::MOVERS) mover.ask(a);  // else ptxas spilled registers, or nothing came of it
+  if (BACKWARD && threadIdx.x < Shape::MOVERS) mover.ask(a);  // forward nothing came of it
   await_kernels_before();
   const auto begin = [&] {
 #pragma unroll
     for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
   };
-  const unsigned from = kept<ROOM>(memory + Results::template offset<Window>(quad));
+  const bool paired = Shape::PAIRS && at.paired;
+  const unsigned from = kept(memory + Results::template offset<Window>(quad, paired));
   const unsigned to = kept(memory + DEPTH * Shape::SLOT + Results::template result_offset<Result>(quad));
   const auto add_to_results = [&](Results& results, int place, int step) {
     results.template add<Window>(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
@@ -57,9 +56,9 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
       store_shared(to + place % Shape::RESULTS * Result::BYTES + 2 * step * Result::ROW + second * 16,
                    results.result(place * STEPS + step, second));
   };
-  const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0));
-  const unsigned inner = ROOM ? kept(memory + Taps::template offset<Window>(quad, 1)) : outer + 32;
-  const unsigned center = kept<KEEP_CENTER>(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0, paired));
+  const unsigned inner = kept(memory + Taps::template offset<Window>(quad, 1, paired));
+  const unsigned center = kept(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
     const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
     const int offset = place * Shape::SLOT + row * Window::ROW;
@@ -95,60 +94,59 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
     __syncthreads();
     if (MOVES) mover.write((slots - 1) % DEPTH, a);
   };
-  if constexpr (!BACKWARD) {
+  if (!BACKWARD || threadIdx.x < Shape::MOVERS) {
     begin();
     Results results(a, channel, real);
     walk(std::true_type(), [&](int, int place, int step) { add_to_results(results, place, step); });
-  } else if constexpr (!Shape::TWO_ROLES) {
-    begin();
-    Results results(a, channel, real);
-    Taps taps;
-    walk(std::true_type(), [&](int slot, int place, int step) {
-      add_to_results(results, place, step), add_to_taps(taps, slot, place, step);
-    });
-    write_taps(taps);
-  } else if (threadIdx.x < Shape::MOVERS) {
-    begin();
-    Results results(a, channel, real);
-    walk(std::true_type(), [&](int, int place, int step) { add_to_results(results, place, step); });
-  } else {
+  } else if constexpr (BACKWARD) {
     Taps taps;
     walk(std::false_type(), [&](int slot, int place, int step) { add_to_taps(taps, slot, place, step); });
     write_taps(taps);
   }
 }
 
-// Returns what the work costs; a piece begins with waiting.
+// Returns what the work costs, in rows that a block walks; a piece begins with waiting.
 template <class Shape, class T>
-int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, int processors) {
-  constexpr int START = 4;  // slots' worth of waiting
-  a.strips = int(blocks_for(a.width, QUAD_COLUMNS)), a.period = std::max(a.height + kernel / 2, Shape::ROWS);
-  a.quads = Shape::QUADS, a.pictures = int(batch);
-  const int64_t rows = batch * a.period, groups = blocks_for(a.channels, Shape::CHANNELS);
+int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, const Gpu& gpu) {
+  constexpr int START = 16 / Shape::ROWS, OF_SYSTEM = 1024;  // slots' worth of waiting; bytes of a block's shared memory
+  a.period = std::max(a.height + kernel / 2, Shape::GROUP), a.quads = Shape::QUADS, a.pictures = int(batch);
+  const int64_t rows = batch * a.period, groups = blocks_for(a.channels, Shape::CHANNELS), most = rows / (2 * kernel);
+  const int fit = gpu.processor_shared_bytes / (Shape::BYTES + OF_SYSTEM);
+  const int64_t resident = gpu.processors * std::min(Shape::RESIDENT, fit);
   const auto slots_of = [&](int64_t rows) { return (rows + kernel - 1 + Shape::ROWS - 1) / Shape::ROWS + START; };
-  const Pieces best = cut_strips(rows, a.strips, groups, 1, processors * Shape::RESIDENT, rows / (2 * kernel), slots_of);
-  a.rows = int(best.rows), a.units = best.blocks, a.pieces = int(best.blocks / groups / a.strips);
-  return best.cost * Shape::QUADS * Shape::RESIDENT;
+  const int strips = int(blocks_for(a.width, QUAD_COLUMNS)), left = a.width - (strips - 1) * QUAD_COLUMNS;
+  Pieces best = cut_strips(rows, strips, groups, 1, resident, most, slots_of);
+  if (Shape::PAIRS && batch % 2 == 0 && left <= PAIRED_COLUMNS) {
+    const Pieces pairs = cut_paired_strips(rows, strips - 1, groups, resident, most, slots_of);
+    if (pairs.cost < best.cost) best = pairs;
+  }
+  const bool paired = best.paired_rows > 0;
+  a.strips = paired ? strips - 1 : strips, a.units = best.blocks;
+  a.rows = int(best.rows), a.pieces = a.strips ? int(shares(rows, best.rows)) : 0;
+  a.paired_rows = int(best.paired_rows), a.paired_pieces = paired ? int(shares(rows / 2, best.paired_rows)) : 0;
+  return best.cost * Shape::ROWS;
 }
 
-// Quads of a block. With 16 of them copies are whole lines; with 8 fewer are idle where channels are no multiple of 64.
-template <int K, bool BACKWARD>
-constexpr int USUAL_QUADS = BACKWARD ? (K == 7 ? 4 : 16) : 8;
+// With 8 quads copies are half lines, with 4 quarters; the other blocks of a line drift away along the rows of a piece. With
+// 4 fewer are idle where channels are no multiple of 32, and two pictures may share a strip of 7 x 7.
+template <int K, class T>
+void share_out_backward(HalfConv<T>& a, int64_t batch, const Gpu& gpu) {
+  constexpr int64_t DRIFT = 16384;  // rows after which it takes twice as long
+  constexpr int EIGHTHS = K == 5 ? 7 : 8;  // of the time that the same work takes with 8
+  HalfConv<T> with_4 = a;
+  const int64_t cost = share_out_strips<HalfChannelsShape<K, true, 8>>(a, K, batch, gpu);
+  const int64_t cost_4 = share_out_strips<HalfChannelsShape<K, true, 4>>(with_4, K, batch, gpu);
+  if (8 * (cost_4 + cost_4 * std::max(with_4.rows, with_4.paired_rows) / DRIFT) < EIGHTHS * cost) a = with_4;
+}
 
 template <class T>
-void share_out_channels(HalfConv<T>& a, int kernel, int64_t batch, bool backward, int processors) {
-  const auto share_out = [&](auto shape) { return share_out_strips<decltype(shape)>(a, kernel, batch, processors); };
-  if (kernel == 7) {
-    backward ? share_out(HalfChannelsShape<7, true, USUAL_QUADS<7, true>>())
-             : share_out(HalfChannelsShape<7, false, USUAL_QUADS<7, false>>());
-  } else if (!backward) {
-    share_out(HalfChannelsShape<5, false, USUAL_QUADS<5, false>>());
-  } else {
-    HalfConv<T> other = a;
-    const int64_t with_16 = share_out(HalfChannelsShape<5, true, 16>());
-    std::swap(a, other);
-    if (4 * with_16 <= 5 * share_out(HalfChannelsShape<5, true, 8>())) a = other;  // the same work took 0.8 of the time
-  }
+void share_out_channels(HalfConv<T>& a, int kernel, int64_t batch, bool backward, const Gpu& gpu) {
+  if (backward)
+    kernel == 7 ? share_out_backward<7>(a, batch, gpu) : share_out_backward<5>(a, batch, gpu);
+  else if (kernel == 7)
+    share_out_strips<HalfChannelsShape<7, false, 8>>(a, kernel, batch, gpu);
+  else
+    share_out_strips<HalfChannelsShape<5, false, 8>>(a, kernel, batch, gpu);
 }
 
 template <class T, int K, int QUADS, bool BACKWARD>
@@ -162,9 +160,9 @@ void launch_channels(const HalfConv<T>& a, cudaStream_t stream) {
 
 template <class T, int K, bool BACKWARD>
 void launch_half_channels(const HalfConv<T>& a, cudaStream_t stream) {
-  if constexpr (K == 5 && BACKWARD)
-    if (a.quads == 8) return launch_channels<T, K, 8, BACKWARD>(a, stream);
-  launch_channels<T, K, USUAL_QUADS<K, BACKWARD>, BACKWARD>(a, stream);
+  if constexpr (BACKWARD)
+    if (a.quads == 4) return launch_channels<T, K, 4, BACKWARD>(a, stream);
+  launch_channels<T, K, 8, BACKWARD>(a, stream);
 }
 
 }  // namespace nerfkit

@@ -8,19 +8,28 @@
 
 namespace nerfkit {
 
-constexpr int QUAD_COLUMNS = 16;  // of a warp
+constexpr int QUAD_COLUMNS = 16;                  // of a warp
+constexpr int PAIRED_COLUMNS = QUAD_COLUMNS / 2;  // of each picture, where two share a strip
 
-// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][columns]. 16 lanes that have 4 or 8 quads of
-// some pixels meet all banks. Between rows are APART bytes more.
-template <int QUADS_, int COLUMNS_, int ROWS_, int APART = 0>
+// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][PLACES], a place a column. 16 lanes that have
+// 4 or 8 quads of some pixels meet all banks. Between rows are APART bytes more.
+template <int QUADS_, int COLUMNS_, int ROWS_, int PLACES = COLUMNS_, int APART = 0>
 struct HalfQuads {
   static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;
   static constexpr int BANKS = QUADS < 8 ? 8 : 4;
   // Of a quad's columns, in bytes; then of a row.
-  static constexpr int PITCH = 8 * (COLUMNS + (BANKS + BANKS / 2 - COLUMNS % BANKS) % BANKS);
+  static constexpr int PITCH = 8 * (PLACES + (BANKS + BANKS / 2 - PLACES % BANKS) % BANKS);
   static constexpr int ROW = PITCH * QUADS + APART, BYTES = ROW * ROWS;
   static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
+
+// The place of a pair of the window's columns, for results in column pair n. Where two pictures share the strip, columns that
+// both have stand at the usual place for the first one, and a strip's width on for the second.
+template <int K>
+__device__ __forceinline__ int place_of_pair(int pair, int n, bool paired) {
+  constexpr int SECOND = PAIRED_COLUMNS / 2, OF_FIRST = SECOND + K / 2;
+  return paired && n >= SECOND && pair < OF_FIRST ? pair + QUAD_COLUMNS / 2 : pair;
+}
 
 // Sums of result rows q and q + 1 that were begun i steps ago, q = 2 (s - i), in place (s - i) % PAIRS. A column n has columns
 // 2 n and 2 n + 1 of the results. Row g = 4 result row + 2 column + pair of channels has the pair's first channel, row g + 8
@@ -58,8 +67,9 @@ struct HalfResults {
 
   // Of this lane's row of matrices, in a row of the window. Of 5 taps the last matrix meets no tap and is the one before.
   template <class Rows>
-  static __device__ __forceinline__ unsigned offset(int quad) {
-    return quad * Rows::PITCH + (lane() % 8 + min(lane() / 8, PAIRS - 1)) * 16;
+  static __device__ __forceinline__ unsigned offset(int quad, bool paired) {
+    const int n = lane() % 8, pair = n + min(lane() / 8, PAIRS - 1);
+    return quad * Rows::PITCH + place_of_pair<K>(pair, n, paired) * 16;
   }
   // Of this lane's results; those of the second column of the sum are 16 bytes on.
   template <class Rows>
@@ -93,27 +103,25 @@ struct HalfResults {
 // Window (transposed) times x: the 16 values that a product adds are 8 pairs of columns in two rows. Rows of a sum are an
 // even shift, first or second column of the pair and channel, of the window; columns the same of x without a shift. Where
 // the channels are equal, it belongs to the tap shift + column of the window's pair - column of x's.
-// ROOM: for the registers of one more product, which sums up the columns that count to the bias.
-template <class T, int K, bool ROOM>
+// One more product sums up the columns that count to the bias.
+template <class T, int K>
 struct HalfTaps {
   static constexpr int SHIFTS = (K + 1) / 2, PRODUCTS = (SHIFTS + 1) / 2;
-  static_assert(PRODUCTS == 2 && (K / 2 == 2 || (K / 2 == 3 && ROOM)), "where the bias finds its columns");
+  static_assert(PRODUCTS == 2 && (K / 2 == 2 || K / 2 == 3), "where the bias finds its columns");
   static constexpr int TURN = (K + 1) / 2;  // steps after which places repeat
-  float sums[K][PRODUCTS][4], bias[ROOM ? 4 : 1];
+  float sums[K][PRODUCTS][4], bias[4];
   unsigned even[TURN][2], odd[TURN][2];  // rows 2 s and 2 s + 1 of x, in place s % TURN; 2 s + 1 and 2 s + 2
 
   __device__ __forceinline__ HalfTaps() : sums{}, bias{}, even{}, odd{} {}
 
-  // In pairs of columns. With ROOM the inner two are in one product, which then has the columns that count to the bias.
-  static __device__ __forceinline__ int shift(int product, int high) {
-    return !ROOM ? 2 * product + high : product ? 1 + high : 3 * high;
-  }
+  // In pairs of columns. The inner two are in one product, which then has the columns that count to the bias.
+  static __device__ __forceinline__ int shift(int product, int high) { return product ? 1 + high : 3 * high; }
 
   // Of this lane's row of matrices, of the window and of x.
   template <class Rows>
-  static __device__ __forceinline__ unsigned offset(int quad, int product) {
-    const int lane = threadIdx.x % 32;
-    return lane / 16 * Rows::ROW + quad * Rows::PITCH + (lane % 8 + shift(product, lane / 8 % 2)) * 16;
+  static __device__ __forceinline__ unsigned offset(int quad, int product, bool paired) {
+    const int lane = threadIdx.x % 32, n = lane % 8, pair = n + shift(product, lane / 8 % 2);
+    return lane / 16 * Rows::ROW + quad * Rows::PITCH + place_of_pair<K>(pair, n, paired) * 16;
   }
   template <class Rows>
   static __device__ __forceinline__ unsigned center_offset(int quad) {
@@ -137,17 +145,7 @@ struct HalfTaps {
 #pragma unroll
       for (int p = 0; p < PRODUCTS; ++p) add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
     }
-    if constexpr (ROOM) {
-      add_product(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
-    } else {
-      if (first) bias[0] += both(in[0][1]);
-      if (second) bias[0] += both(in[0][3]);
-    }
-  }
-
-  static __device__ __forceinline__ float both(unsigned pair) {
-    const auto& values = reinterpret_cast<const Vec<T, 2>&>(pair);
-    return float(values.v[0]) + float(values.v[1]);
+    add_product(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
   }
 
   static constexpr int SQUARE = 64, FLOATS = SQUARE + 4 * (K * K + 1);  // of shared memory that `write` takes
@@ -173,7 +171,6 @@ struct HalfTaps {
     // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
     float sum = bias[0];
     if constexpr (K / 2 == 3) sum = g < 4 ? bias[2] : sum;
-    for (int apart = 1; !ROOM && apart < 4; apart *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, apart);
     sum += __shfl_xor_sync(ALL_LANES, sum, 16);
     if (t == 0 && g < 4) taps[g * (K * K + 1) + K * K] = sum;
     __syncwarp();

@@ -67,11 +67,8 @@ __device__ __forceinline__ void store_wide(void* to, uint2 low, uint2 high) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y) : "memory");
 }
 
-// The same value, but if KEEP one that the compiler cannot work out again in place of keeping it. All lanes call it.
-template <bool KEEP = true>
-__device__ __forceinline__ unsigned kept(unsigned value) {
-  return KEEP ? __shfl_sync(ALL_LANES, value, threadIdx.x % 32) : value;
-}
+// The same value, but one that the compiler cannot work out again in place of keeping it. All lanes call it.
+__device__ __forceinline__ unsigned kept(unsigned value) { return __shfl_sync(ALL_LANES, value, threadIdx.x % 32); }
 
 template <class A>
 __device__ __forceinline__ A sum_lanes(A value, int lanes) {
@@ -91,7 +88,8 @@ __device__ __forceinline__ A sum_before(A value, int lane, int lanes) {
 }
 
 struct Gpu {
-  int major, processors, shared_bytes;
+  int major, processors;
+  int shared_bytes, processor_shared_bytes;  // that a block may have; of a multiprocessor
 };
 
 inline Gpu current_gpu() {
@@ -101,6 +99,7 @@ inline Gpu current_gpu() {
   cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, device);
   cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  cudaDeviceGetAttribute(&gpu.processor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   return gpu;
 }
 

@@ -82,6 +82,8 @@ BRANCHES = [
     ((90, 8, 2, 3), (5, 5), {"padding": 2}),
     ((3, 64, 23, 33), (5, 5), {"padding": 2}),
     ((2, 72, 60, 18), (7, 7), {"padding": 3}),
+    ((6, 24, 14, 40), (7, 7), {"padding": 3}),
+    ((3, 64, 23, 33), (7, 7), {"padding": 3}),
     ((3, 16, 5, 1), (3, 3), {"padding": 1}),
     ((1, 20, 6, 150), (3, 3), {"padding": 1}),
     ((3, 32, 9, 1), (3, 3), {"padding": 1, "stride": 2}),
@@ -134,11 +136,11 @@ def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1), (7, 1)])
-def test_blocks_that_walk_far(kernel, stride, dtype, layout, backend, device):
+@pytest.mark.parametrize("kernel, stride, width", [(3, 1, 120), (3, 2, 120), (5, 1, 120), (7, 1, 120), (7, 1, 56)])
+def test_blocks_that_walk_far(kernel, stride, width, dtype, layout, backend, device):
     """More work than a GPU holds at once: blocks then take several pictures, or many rows; and each gradient alone."""
     torch.manual_seed(0)
-    size = (64, 64, 12, 120) if device == "cuda" else (5, 32, 12, 40)
+    size = (64, 64, 12, width) if device == "cuda" else (5, 32, 12, 40)
     draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype)  # noqa: E731
     inputs = draw(*size).to(memory_format=layout), draw(size[1], 1, kernel, kernel), draw(size[1])
     grad = draw(*size[:2], *(-(-n // stride) for n in size[2:])).to(memory_format=layout)
