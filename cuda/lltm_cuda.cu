@@ -2,7 +2,7 @@
 // Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
 // warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
 // again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh). In plain arithmetic: few
-// rays of float32, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
+// rays, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
 // (lltm_rays.cuh).
 
 #include "lltm_few.cuh"
@@ -33,20 +33,21 @@ void with_size(int n, const F& f) {
 // ---- few rays ----
 
 // Whether all rays run at once, or nearly, a thread for every unit of each.
+template <class T>
 bool are_few(const LltmShape& s, const Gpu& gpu) {
   constexpr int LEAST_RAYS = few_block(16, 0) / 16;  // of a block, which has a row of sums for the bias
-  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
+  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS<T>) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
 }
 
-// False if there are too many, or not in float32.
+// False if there are too many.
 template <class T>
 bool forward_of_few(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (!are_few(a.shape, gpu)) return false;
+  if constexpr (sizeof(T) <= 4) {
+    if (!are_few<T>(a.shape, gpu)) return false;
     with_size(a.shape.n_state, [&](auto state) {
       with_size(a.shape.n_input, [&](auto input) {
         constexpr int H = state.value, I = input.value, BLOCK = few_block(H, I);
-        forward_few<H, I><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+        forward_few<T, H, I><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
       });
     });
     return true;
@@ -57,11 +58,11 @@ bool forward_of_few(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream)
 
 template <class T>
 bool backward_of_few(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t stream) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (!are_few(a.shape, gpu)) return false;
+  if constexpr (sizeof(T) <= 4) {
+    if (!are_few<T>(a.shape, gpu)) return false;
     with_size(a.shape.n_state, [&](auto state) {
       constexpr int H = state.value, BLOCK = few_block(H, 0);
-      backward_few<H><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+      backward_few<T, H><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
     });
     return true;
   } else {

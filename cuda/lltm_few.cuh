@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of at most 64 units (forward, 64 inputs too) along few rays, float32, in plain arithmetic: what counts is how
+// The LLTM of at most 64 units (forward, 64 inputs too) along few rays, in plain arithmetic of float32: what counts is how
 // long a step takes.
 // A unit has 2 or 4 lanes, and a block as many rays. Each lane has a part of the unit's weights in registers and multiplies it
 // for all rays; then the lanes exchange their sums, so that each has those of one ray, and is that ray's unit from there on.
@@ -15,11 +15,16 @@ namespace {
 
 constexpr int FEW_INPUTS = 8, FEW_SAMPLES = 4;  // buffers of steps that are on their way, forward and backward
 
-constexpr int FEW_THREADS = 512;  // of a processor, at once, a thread for every unit of every ray
+// Threads of a processor, at once, one for every unit of every ray. More rays of half types are faster on tensor cores.
+template <class T>
+constexpr int FEW_THREADS = sizeof(T) == 4 ? 512 : 256;
 // Threads of a block, for as many rays as a unit has lanes.
 constexpr int few_block(int n_state, int n_input) { return n_state * (n_state > 16 || n_input > 16 ? 4 : 2); }
 // Blocks of a processor; more than 32 inputs take too many registers for as many.
-constexpr int few_blocks(int block, int n_input) { return FEW_THREADS / block / (n_input > 32 ? 2 : 1); }
+template <class T>
+constexpr int few_blocks(int block, int n_input) {
+  return std::max(1, FEW_THREADS<T> / block / (n_input > 32 ? 2 : 1));
+}
 // From one ray to the next in shared memory: the units of a warp's lanes lie in different banks.
 constexpr int few_row(int n, int lanes) { return n % 32 == 32 / lanes ? n : n + 32 / lanes; }
 
@@ -76,8 +81,15 @@ __device__ __forceinline__ int longest_of_block(int length) {
   return length;
 }
 
-template <int H, int I>
-__global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I)) forward_few(const LltmArrays<float> a) {
+// A thread's values of every step are copied some steps ahead; those of half types, which are too short for such copies, are
+// read a step or two before they count, from L2: lines of the input are asked for ahead, and what the forward pass wrote for
+// few rays is there.
+template <class T>
+constexpr bool FEW_COPIES = sizeof(T) == 4;
+constexpr int FEW_LINES = 8;  // steps that a line is asked for ahead
+
+template <class T, int H, int I>
+__global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I), I)) forward_few(const LltmArrays<T> a) {
   constexpr int BLOCK = few_block(H, I), LANES = BLOCK / H, ROW = few_row(H, LANES), COPIES = (I + H - 1) / H;
   __shared__ __align__(16) float states[2][LANES * ROW], inputs[FEW_INPUTS][LANES * I];
   const int n_state = a.shape.n_state, n_input = a.shape.n_input;
@@ -86,7 +98,7 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I
   const bool real = unit < n_state, starts = real && own.ray >= 0;
   const int longest = longest_of_block<LANES>(own.length);
 
-  const float* from[COPIES];
+  const T* from[COPIES];
   int length_of[COPIES];  // 0 of a column that is not there
 #pragma unroll
   for (int i = 0; i < COPIES; ++i) {
@@ -95,36 +107,50 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I
     const int length = __shfl_sync(ALL_LANES, own.length, ray);
     from[i] = a.input + first * n_input + column, length_of[i] = column < n_input ? length : 0;
   }
+  T read[COPIES];
   auto start_input = [&](int step) {  // one after the other
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
       const int place = threadIdx.x + i * BLOCK;
-      if (place < LANES * I)
-        copy_async_or_zeros<4>(inputs[unsigned(step) % FEW_INPUTS] + place, from[i], step < length_of[i]);
+      if constexpr (FEW_COPIES<T>) {
+        if (place < LANES * I)
+          copy_async_or_zeros<4>(inputs[unsigned(step) % FEW_INPUTS] + place, from[i], step < length_of[i]);
+      } else {
+        read[i] = step < length_of[i] ? *from[i] : T(0.f);
+        if (step + FEW_LINES < length_of[i]) ask_for_line(from[i] + FEW_LINES * n_input);
+      }
       from[i] += n_input;
     }
-    end_copies();
+    if constexpr (FEW_COPIES<T>) end_copies();
   };
+  auto end_input = [&](int step) {  // of what was started last
+#pragma unroll
+    for (int i = 0; i < COPIES; ++i) {
+      const int place = threadIdx.x + i * BLOCK;
+      if (!FEW_COPIES<T> && place < LANES * I) inputs[unsigned(step) % FEW_INPUTS][place] = float(read[i]);
+    }
+  };
+  constexpr int AHEAD = FEW_COPIES<T> ? FEW_INPUTS - 1 : 2;  // steps
 #pragma unroll 1
-  for (int step = 0; step < FEW_INPUTS - 1; ++step) start_input(step);
+  for (int step = 0; step < AHEAD; ++step) start_input(step), end_input(step);
 
   float of_h[3][H / LANES], of_x[3][I / LANES], bias[3];
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
-    const float* row = a.weight + int64_t(gate * n_state + unit) * (n_state + n_input);
+    const T* row = a.weight + int64_t(gate * n_state + unit) * (n_state + n_input);
 #pragma unroll
     for (int k = 0; k < H / LANES; ++k) {
       const int column = column_of_part<LANES>(k, l);
-      of_h[gate][k] = real && column < n_state ? row[column] : 0.f;
+      of_h[gate][k] = real && column < n_state ? float(row[column]) : 0.f;
     }
 #pragma unroll
     for (int k = 0; k < I / LANES; ++k) {
       const int column = column_of_part<LANES>(k, l);
-      of_x[gate][k] = real && column < n_input ? row[n_state + column] : 0.f;
+      of_x[gate][k] = real && column < n_input ? float(row[n_state + column]) : 0.f;
     }
-    bias[gate] = real ? a.bias[gate * n_state + unit] : 0.f;
+    bias[gate] = real ? float(a.bias[gate * n_state + unit]) : 0.f;
   }
-  float h = starts ? a.h0[own.ray * n_state + unit] : 0.f, c = starts ? a.c0[own.ray * n_state + unit] : 0.f;
+  float h = starts ? float(a.h0[own.ray * n_state + unit]) : 0.f, c = starts ? float(a.c0[own.ray * n_state + unit]) : 0.f;
   states[0][l * ROW + unit] = h;
 
   float ahead[LANES][3];  // the next step's gates, as far as the input goes
@@ -135,21 +161,22 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I
       for (int gate = 0; gate < 3; ++gate) ahead[ray][gate] = 0.f;
     add_part(ahead, of_x, inputs[unsigned(step) % FEW_INPUTS], I, l);
   };
-  await_copies<FEW_INPUTS - 2>();
+  if constexpr (FEW_COPIES<T>) await_copies<FEW_INPUTS - 2>();
   await_block<BLOCK>();
   add_input(0);
   int64_t at = own.first * n_state + unit, gates_at = 3 * own.first * n_state + unit;  // of the step's sample
 #pragma unroll 1
   for (int step = 0; step < longest; ++step) {
-    await_copies<FEW_INPUTS - 3>();  // of the next step
-    await_block<BLOCK>();            // the state is there, and nothing is read any more of what is written below
+    if constexpr (FEW_COPIES<T>) await_copies<FEW_INPUTS - 3>();  // of the next step
+    await_block<BLOCK>();  // the state is there, and nothing is read any more of what is written below
+    if constexpr (!FEW_COPIES<T>) start_input(step + AHEAD);
     float sum[LANES][3];
 #pragma unroll
     for (int ray = 0; ray < LANES; ++ray)
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) sum[ray][gate] = ahead[ray][gate];
     add_part(sum, of_h, states[step % 2], ROW, l);
-    start_input(step + FEW_INPUTS - 1);
+    if constexpr (FEW_COPIES<T>) start_input(step + AHEAD);
     add_input(step + 1);
     share_out(sum, l);
     const Gates<float> gates = fast_activate<float>(sum[0][0] + bias[0], sum[0][1] + bias[1], sum[0][2] + bias[2]);
@@ -158,22 +185,24 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks(few_block(H, I), I
     c += active ? gates.g * gates.i : 0.f;
     h = active ? fast_tanh<float>(c) * gates.o : h;
     states[(step + 1) % 2][l * ROW + unit] = h;
-    if (active) a.h[at] = h;
+    if (active) a.h[at] = T(h);
     if (active && a.activated) {
-      a.c[at] = c, a.before[at] = before;
-      float* act = a.activated + gates_at;
-      act[0] = gates.i, act[n_state] = gates.o, act[2 * n_state] = gates.g;
+      a.c[at] = T(c), a.before[at] = T(before);
+      T* act = a.activated + gates_at;
+      act[0] = T(gates.i), act[n_state] = T(gates.o), act[2 * n_state] = T(gates.g);
     }
     at += n_state, gates_at += 3 * n_state;
+    end_input(step + AHEAD);
   }
-  if (starts) a.h_n[own.ray * n_state + unit] = h, a.c_n[own.ray * n_state + unit] = c;
+  if (starts) a.h_n[own.ray * n_state + unit] = T(h), a.c_n[own.ray * n_state + unit] = T(c);
 }
 
-template <int H>
-__global__ void __launch_bounds__(few_block(H, 0), few_blocks(few_block(H, 0), 0)) backward_few(const LltmGradients<float> a) {
+template <class T, int H>
+__global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0), 0)) backward_few(const LltmGradients<T> a) {
   constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, ROW = few_row(3 * H, LANES);
   constexpr int CHAINS = LANES == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
-  __shared__ __align__(16) float grads[2][LANES * ROW], samples[FEW_SAMPLES][5][BLOCK];  // of the gates; a thread's own
+  __shared__ __align__(16) float grads[2][LANES * ROW];                                // of the gates
+  __shared__ float samples[FEW_COPIES<T> ? FEW_SAMPLES : 1][5][FEW_COPIES<T> ? BLOCK : 1];  // a thread's own
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
   const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
   const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
@@ -182,16 +211,23 @@ __global__ void __launch_bounds__(few_block(H, 0), few_blocks(few_block(H, 0), 0
 
   const int64_t last = own.first + longest - 1;
   int64_t at = last * n_state + unit, gates_at = 3 * last * n_state + unit;  // of the sample that is asked for
+  T read[5];
   auto start_sample = [&](int step) {  // one after the other
     const bool active = real && step >= 0 && step < own.length;
-    const float *act = a.activated + gates_at, *from[5] = {act, act + n_state, act + 2 * n_state, a.c + at, a.h + at};
+    const T *act = a.activated + gates_at, *from[5] = {act, act + n_state, act + 2 * n_state, a.c + at, a.h + at};
     at -= n_state, gates_at -= 3 * n_state;
 #pragma unroll
-    for (int i = 0; i < 5; ++i) copy_async_or_zeros<4>(&samples[unsigned(step) % FEW_SAMPLES][i][threadIdx.x], from[i], active);
-    end_copies();
+    for (int i = 0; i < 5; ++i)
+      if constexpr (FEW_COPIES<T>) {
+        copy_async_or_zeros<4>(&samples[unsigned(step) % FEW_SAMPLES][i][threadIdx.x], from[i], active);
+      } else {
+        read[i] = active ? *from[i] : T(0.f);
+      }
+    if constexpr (FEW_COPIES<T>) end_copies();
   };
+  constexpr int AHEAD = FEW_COPIES<T> ? FEW_SAMPLES - 1 : 1;  // steps
 #pragma unroll 1
-  for (int i = 1; i < FEW_SAMPLES; ++i) start_sample(longest - i);
+  for (int i = 1; i <= AHEAD; ++i) start_sample(longest - i);
 
   float weight[3][1][H / LANES];  // from the gates to this unit
 #pragma unroll
@@ -199,17 +235,24 @@ __global__ void __launch_bounds__(few_block(H, 0), few_blocks(few_block(H, 0), 0
 #pragma unroll
     for (int k = 0; k < H / LANES; ++k) {
       const int of = column_of_part<LANES>(k, l);
-      weight[gate][0][k] = real && of < n_state ? a.weight[int64_t(gate * n_state + of) * columns + unit] : 0.f;
+      weight[gate][0][k] = real && of < n_state ? float(a.weight[int64_t(gate * n_state + of) * columns + unit]) : 0.f;
     }
-  float grad_h = starts ? a.h_n[own.ray * n_state + unit] : 0.f, grad_c = starts ? a.c_n[own.ray * n_state + unit] : 0.f;
+  float grad_h = starts ? float(a.h_n[own.ray * n_state + unit]) : 0.f;
+  float grad_c = starts ? float(a.c_n[own.ray * n_state + unit]) : 0.f;
   float bias[3] = {};
 #pragma unroll 1
   for (int step = longest - 1; step >= 0; --step) {
-    await_copies<FEW_SAMPLES - 2>();
-    const float(&sample)[5][BLOCK] = samples[unsigned(step) % FEW_SAMPLES];
-    const Gates<float> gates{sample[0][threadIdx.x], sample[1][threadIdx.x], sample[2][threadIdx.x]};
-    const float tanh_c = fast_tanh<float>(sample[3][threadIdx.x]), dh = grad_h + sample[4][threadIdx.x];
-    start_sample(step - FEW_SAMPLES + 1);
+    float sample[5];
+    if constexpr (FEW_COPIES<T>) await_copies<FEW_SAMPLES - 2>();
+#pragma unroll
+    for (int i = 0; i < 5; ++i)
+      if constexpr (FEW_COPIES<T>)
+        sample[i] = samples[unsigned(step) % FEW_SAMPLES][i][threadIdx.x];
+      else
+        sample[i] = float(read[i]);
+    const Gates<float> gates{sample[0], sample[1], sample[2]};
+    const float tanh_c = fast_tanh<float>(sample[3]), dh = grad_h + sample[4];
+    start_sample(step - AHEAD);
     const bool active = real && step < own.length;
     Gates<float> grad;
     const float dc = activate_bwd_at(gates, tanh_c, dh, grad_c, grad);
@@ -226,11 +269,11 @@ __global__ void __launch_bounds__(few_block(H, 0), few_blocks(few_block(H, 0), 0
 #pragma unroll
       for (int ray = 0; ray < LANES; ++ray) before[0][ray][0] += before[i][ray][0];
     share_out(before[0], l);
-    float* to = a.gates + gates_at + FEW_SAMPLES * 3 * n_state;  // so far ahead are samples asked for
-    if (active) to[0] = of[0], to[n_state] = of[1], to[2 * n_state] = of[2];
+    T* to = a.gates + gates_at + (AHEAD + 1) * 3 * n_state;  // so far ahead are samples asked for
+    if (active) to[0] = T(of[0]), to[n_state] = T(of[1]), to[2 * n_state] = T(of[2]);
     grad_h = active ? before[0][0][0] : grad_h;
   }
-  if (starts) a.h0[own.ray * n_state + unit] = grad_h, a.c0[own.ray * n_state + unit] = grad_c;
+  if (starts) a.h0[own.ray * n_state + unit] = T(grad_h), a.c0[own.ray * n_state + unit] = T(grad_c);
   float* bias_row = a.bias + int64_t(blockIdx.x) * 3 * n_state;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
