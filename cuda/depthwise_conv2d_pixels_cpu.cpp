@@ -31,14 +31,78 @@ CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs
   }
 }
 
+// The same for 3 x 3 taps, one apart: the weights stay in registers beside the sums, and an input is loaded once for all taps.
+// Products are added in the same order.
+template <class T, int S, int R, int P>
+CLONES void correlate_threes(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
+  constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
+  const int64_t pixel = in.offset[1];
+  for (int p = span.begin; p < span.end; p += P) {
+    const T* w = weight;
+    for (int64_t c = 0; c < channels; c += LANES, w += (K * K + 1) * LANES) {
+      const int64_t first = std::min(c, channels - LANES);
+      if (out.fetches) out.moved(first).template fetch<R, P>(p);
+      const T* from[ROWS];
+#pragma GCC unroll 8
+      for (int y = 0; y < ROWS; ++y) {
+        const int r = std::min(y / S, R - 1);  // has a pointer to it
+        from[y] = in.rows[S == 1 ? y : r * K + y - r * S] + in.shift + first + p * in.pack;
+      }
+      Pack<T> tap[K][K], sum[R][P];
+#pragma GCC unroll 3
+      for (int u = 0; u < K; ++u)
+#pragma GCC unroll 3
+        for (int v = 0; v < K; ++v) tap[u][v] = load(w + (u * K + v) * LANES);
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int i = 0; i < P; ++i) sum[r][i] = load(w + K * K * LANES);
+      int64_t at = 0;
+#pragma GCC unroll 24
+      for (int j = 0; j < COLUMNS; ++j, at += pixel)
+#pragma GCC unroll 8
+        for (int y = 0; y < ROWS; ++y) {
+          in_order();
+          const Pack<T> pack = load(from[y] + at);
+#pragma GCC unroll 3
+          for (int v = 0; v < K; ++v)
+#pragma GCC unroll 2
+            for (int r = 0; r < R; ++r) {
+              const int i = (j - v) / S, u = y - r * S;
+              if (j >= v && (j - v) % S == 0 && i < P && u >= 0 && u < K) sum[r][i] += tap[u][v] * pack;
+            }
+        }
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int i = 0; i < P; ++i) {
+          T* const to = out.values + first + r * out.row + (p + i) * out.pack;
+          out.past_caches ? stream(to, sum[r][i]) : store(to, sum[r][i]);
+        }
+    }
+  }
+}
+
+// Whether its columns are as they have to be for it, and the registers.
+template <class T, int S>
+bool takes_threes(const Inputs<T>& in) {
+  return has_wide_registers() && in.kernel_x == 3 && in.first == 0 && in.last == 3 && in.offset[2] == 2 * in.offset[1] &&
+         in.pack == S * in.offset[1];
+}
+
 // A span, P pixels at a time as far as there are so many; the last ones may overlap those before.
 template <class T, int K, int S, int R, int P = sizeof(T) == sizeof(float) ? 8 : 4>
 void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span, int64_t channels) {
   const int n = span.end - span.begin, whole = P > most_pixels<T>() ? 0 : n / P * P;
-  if (whole) correlate_pixels<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole}, channels);
+  const auto correlate_some = [&](const Span& some) {
+    if constexpr (K == 3 && R == TOGETHER && P > 1 && sizeof(T) == sizeof(float))
+      if (takes_threes<T, S>(in)) return correlate_threes<T, S, R, P>(in, weight, out, some, channels);
+    correlate_pixels<T, K, S, R, P>(in, weight, out, some, channels);
+  };
+  if (whole) correlate_some({span.begin, span.begin + whole});
   if constexpr (P > 1) {
     if (whole && n - whole > P / 2)
-      correlate_pixels<T, K, S, R, P>(in, weight, out, {span.end - P, span.end}, channels);
+      correlate_some({span.end - P, span.end});
     else if (whole < n)
       correlate_span<T, K, S, R, P / 2>(in, weight, out, {span.begin + whole, span.end}, channels);
   }
