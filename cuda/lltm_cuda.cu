@@ -39,6 +39,12 @@ bool are_few(const LltmShape& s, const Gpu& gpu) {
   return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS<T>) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
 }
 
+// Calls f(whether a block has a single ray, rays of a block of so many lanes to a unit).
+template <class F>
+void with_rays(const LltmShape& s, const Gpu& gpu, int lanes, const F& f) {
+  s.n_rays <= gpu.processors ? f(std::true_type(), 1) : f(std::false_type(), lanes);
+}
+
 // False if there are too many.
 template <class T>
 bool forward_of_few(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream) {
@@ -47,7 +53,9 @@ bool forward_of_few(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t stream)
     with_size(a.shape.n_state, [&](auto state) {
       with_size(a.shape.n_input, [&](auto input) {
         constexpr int H = state.value, I = input.value, BLOCK = few_block(H, I);
-        forward_few<T, H, I><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+        with_rays(a.shape, gpu, BLOCK / H, [&](auto alone, int rays) {
+          forward_few<T, H, I, alone.value><<<blocks_for(a.shape.n_rays, rays), BLOCK, 0, stream>>>(a);
+        });
       });
     });
     return true;
@@ -62,7 +70,9 @@ bool backward_of_few(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t str
     if (!are_few<T>(a.shape, gpu)) return false;
     with_size(a.shape.n_state, [&](auto state) {
       constexpr int H = state.value, BLOCK = few_block(H, 0);
-      backward_few<T, H><<<blocks_for(a.shape.n_rays, BLOCK / H), BLOCK, 0, stream>>>(a);
+      with_rays(a.shape, gpu, BLOCK / H, [&](auto alone, int rays) {
+        backward_few<T, H, alone.value><<<blocks_for(a.shape.n_rays, rays), BLOCK, 0, stream>>>(a);
+      });
     });
     return true;
   } else {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The LLTM of at most 64 units (forward, 64 inputs too) along few rays, in plain arithmetic of float32: what counts is how
 // long a step takes.
-// A unit has 2 or 4 lanes, and a block as many rays. Each lane has a part of the unit's weights in registers and multiplies it
-// for all rays; then the lanes exchange their sums, so that each has those of one ray, and is that ray's unit from there on.
+// A unit has 2 or 4 lanes, and a block as many rays, or one where that leaves no processor idle. Each lane has a part of the
+// unit's weights in registers and multiplies it for all rays; then the lanes exchange their sums, so that each has those of one
+// ray, and is that ray's unit from there on; of a single ray all are, and the first one writes.
 // H and I are the sizes, rounded up; what is added is zero and stays zero.
 
 #pragma once
@@ -18,7 +19,7 @@ constexpr int FEW_INPUTS = 8, FEW_SAMPLES = 4;  // buffers of steps that are on 
 // Threads of a processor, at once, one for every unit of every ray. More rays of half types are faster on tensor cores.
 template <class T>
 constexpr int FEW_THREADS = sizeof(T) == 4 ? 512 : 256;
-// Threads of a block, for as many rays as a unit has lanes.
+// Threads of a block.
 constexpr int few_block(int n_state, int n_input) { return n_state * (n_state > 16 || n_input > 16 ? 4 : 2); }
 // Blocks of a processor; more than 32 inputs take too many registers for as many.
 template <class T>
@@ -43,13 +44,13 @@ __device__ __forceinline__ int column_of_part(int k, int l) {
 }
 
 // Adds the products of a lane's part with every ray's values, `row` apart.
-template <int LANES, int GATES, int N>
-__device__ __forceinline__ void add_part(float (&sum)[LANES][GATES], const float (&weight)[GATES][N], const float* values,
+template <int LANES, int RAYS, int GATES, int N>
+__device__ __forceinline__ void add_part(float (&sum)[RAYS][GATES], const float (&weight)[GATES][N], const float* values,
                                          int row, int l) {
 #pragma unroll
   for (int k = 0; k < N; k += 4)
 #pragma unroll
-    for (int ray = 0; ray < LANES; ++ray) {
+    for (int ray = 0; ray < RAYS; ++ray) {
       const float4 v = *reinterpret_cast<const float4*>(values + ray * row + column_of_part<LANES>(k, l));
 #pragma unroll
       for (int gate = 0; gate < GATES; ++gate) {
@@ -59,11 +60,16 @@ __device__ __forceinline__ void add_part(float (&sum)[LANES][GATES], const float
     }
 }
 
-// Adds up over the lanes of a unit. Lane l has the sums of ray l in sum[0].
-template <int LANES, int GATES>
-__device__ __forceinline__ void share_out(float (&sum)[LANES][GATES], int l) {
+// Adds up over the lanes of a unit. Lane l has the sums of ray l in sum[0], or of the only one.
+template <int LANES, int RAYS, int GATES>
+__device__ __forceinline__ void share_out(float (&sum)[RAYS][GATES], int l) {
+  static_assert(RAYS == LANES || RAYS == 1);
 #pragma unroll
-  for (int half = LANES / 2; half; half /= 2)
+  for (int apart = 1; RAYS == 1 && apart < LANES; apart *= 2)
+#pragma unroll
+    for (int gate = 0; gate < GATES; ++gate) sum[0][gate] += __shfl_xor_sync(ALL_LANES, sum[0][gate], apart);
+#pragma unroll
+  for (int half = RAYS / 2; half; half /= 2)
 #pragma unroll
     for (int ray = 0; ray < half; ++ray)
 #pragma unroll
@@ -88,21 +94,22 @@ template <class T>
 constexpr bool FEW_COPIES = sizeof(T) == 4;
 constexpr int FEW_LINES = 8;  // steps that a line is asked for ahead
 
-template <class T, int H, int I>
+template <class T, int H, int I, bool ALONE>
 __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I), I)) forward_few(const LltmArrays<T> a) {
-  constexpr int BLOCK = few_block(H, I), LANES = BLOCK / H, ROW = few_row(H, LANES), COPIES = (I + H - 1) / H;
-  __shared__ __align__(16) float states[2][LANES * ROW], inputs[FEW_INPUTS][LANES * I];
+  constexpr int BLOCK = few_block(H, I), LANES = BLOCK / H, RAYS = ALONE ? 1 : LANES, ROW = few_row(H, LANES);
+  constexpr int COPIES = (RAYS * I + BLOCK - 1) / BLOCK;
+  __shared__ __align__(16) float states[2][RAYS * ROW], inputs[FEW_INPUTS][RAYS * I];
   const int n_state = a.shape.n_state, n_input = a.shape.n_input;
-  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
-  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
-  const bool real = unit < n_state, starts = real && own.ray >= 0;
+  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES, own_ray = l % RAYS;
+  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * RAYS + own_ray);
+  const bool real = unit < n_state, starts = real && own.ray >= 0, writes = l < RAYS;
   const int longest = longest_of_block<LANES>(own.length);
 
   const T* from[COPIES];
   int length_of[COPIES];  // 0 of a column that is not there
 #pragma unroll
   for (int i = 0; i < COPIES; ++i) {
-    const int place = threadIdx.x + i * BLOCK, column = place % I, ray = place / I % LANES;
+    const int place = threadIdx.x + i * BLOCK, column = place % I, ray = place / I % RAYS;
     const int64_t first = __shfl_sync(ALL_LANES, own.first, ray);
     const int length = __shfl_sync(ALL_LANES, own.length, ray);
     from[i] = a.input + first * n_input + column, length_of[i] = column < n_input ? length : 0;
@@ -113,7 +120,7 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     for (int i = 0; i < COPIES; ++i) {
       const int place = threadIdx.x + i * BLOCK;
       if constexpr (FEW_COPIES<T>) {
-        if (place < LANES * I)
+        if (place < RAYS * I)
           copy_async_or_zeros<4>(inputs[unsigned(step) % FEW_INPUTS] + place, from[i], step < length_of[i]);
       } else {
         read[i] = step < length_of[i] ? *from[i] : T(0.f);
@@ -127,7 +134,7 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
 #pragma unroll
     for (int i = 0; i < COPIES; ++i) {
       const int place = threadIdx.x + i * BLOCK;
-      if (!FEW_COPIES<T> && place < LANES * I) inputs[unsigned(step) % FEW_INPUTS][place] = float(read[i]);
+      if (!FEW_COPIES<T> && place < RAYS * I) inputs[unsigned(step) % FEW_INPUTS][place] = float(read[i]);
     }
   };
   constexpr int AHEAD = FEW_COPIES<T> ? FEW_INPUTS - 1 : 2;  // steps
@@ -151,15 +158,15 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     bias[gate] = real ? float(a.bias[gate * n_state + unit]) : 0.f;
   }
   float h = starts ? float(a.h0[own.ray * n_state + unit]) : 0.f, c = starts ? float(a.c0[own.ray * n_state + unit]) : 0.f;
-  states[0][l * ROW + unit] = h;
+  if (writes) states[0][own_ray * ROW + unit] = h;
 
-  float ahead[LANES][3];  // the next step's gates, as far as the input goes
+  float ahead[RAYS][3];  // the next step's gates, as far as the input goes
   auto add_input = [&](int step) {
 #pragma unroll
-    for (int ray = 0; ray < LANES; ++ray)
+    for (int ray = 0; ray < RAYS; ++ray)
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) ahead[ray][gate] = 0.f;
-    add_part(ahead, of_x, inputs[unsigned(step) % FEW_INPUTS], I, l);
+    add_part<LANES>(ahead, of_x, inputs[unsigned(step) % FEW_INPUTS], I, l);
   };
   if constexpr (FEW_COPIES<T>) await_copies<FEW_INPUTS - 2>();
   await_block<BLOCK>();
@@ -170,23 +177,23 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     if constexpr (FEW_COPIES<T>) await_copies<FEW_INPUTS - 3>();  // of the next step
     await_block<BLOCK>();  // the state is there, and nothing is read any more of what is written below
     if constexpr (!FEW_COPIES<T>) start_input(step + AHEAD);
-    float sum[LANES][3];
+    float sum[RAYS][3];
 #pragma unroll
-    for (int ray = 0; ray < LANES; ++ray)
+    for (int ray = 0; ray < RAYS; ++ray)
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) sum[ray][gate] = ahead[ray][gate];
-    add_part(sum, of_h, states[step % 2], ROW, l);
+    add_part<LANES>(sum, of_h, states[step % 2], ROW, l);
     if constexpr (FEW_COPIES<T>) start_input(step + AHEAD);
     add_input(step + 1);
-    share_out(sum, l);
+    share_out<LANES>(sum, l);
     const Gates<float> gates = fast_activate<float>(sum[0][0] + bias[0], sum[0][1] + bias[1], sum[0][2] + bias[2]);
     const bool active = real && step < own.length;
     const float before = h;
     c += active ? gates.g * gates.i : 0.f;
     h = active ? fast_tanh<float>(c) * gates.o : h;
-    states[(step + 1) % 2][l * ROW + unit] = h;
-    if (active) a.h[at] = T(h);
-    if (active && a.activated) {
+    if (writes) states[(step + 1) % 2][own_ray * ROW + unit] = h;
+    if (active && writes) a.h[at] = T(h);
+    if (active && writes && a.activated) {
       a.c[at] = T(c), a.before[at] = T(before);
       T* act = a.activated + gates_at;
       act[0] = T(gates.i), act[n_state] = T(gates.o), act[2 * n_state] = T(gates.g);
@@ -194,19 +201,19 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     at += n_state, gates_at += 3 * n_state;
     end_input(step + AHEAD);
   }
-  if (starts) a.h_n[own.ray * n_state + unit] = T(h), a.c_n[own.ray * n_state + unit] = T(c);
+  if (starts && writes) a.h_n[own.ray * n_state + unit] = T(h), a.c_n[own.ray * n_state + unit] = T(c);
 }
 
-template <class T, int H>
+template <class T, int H, bool ALONE>
 __global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0), 0)) backward_few(const LltmGradients<T> a) {
-  constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, ROW = few_row(3 * H, LANES);
-  constexpr int CHAINS = LANES == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
-  __shared__ __align__(16) float grads[2][LANES * ROW];                                // of the gates
+  constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, RAYS = ALONE ? 1 : LANES, ROW = few_row(3 * H, LANES);
+  constexpr int CHAINS = RAYS == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
+  __shared__ __align__(16) float grads[2][RAYS * ROW];                                // of the gates
   __shared__ float samples[FEW_COPIES<T> ? FEW_SAMPLES : 1][5][FEW_COPIES<T> ? BLOCK : 1];  // a thread's own
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
-  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES;
-  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * LANES + l);
-  const bool real = unit < n_state, starts = real && own.ray >= 0;
+  const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES, own_ray = l % RAYS;
+  const RowOfBlock own = row_at(a.shape, int64_t(blockIdx.x) * RAYS + own_ray);
+  const bool real = unit < n_state, starts = real && own.ray >= 0, writes = l < RAYS;
   const int longest = longest_of_block<LANES>(own.length);
 
   const int64_t last = own.first + longest - 1;
@@ -259,25 +266,28 @@ __global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0)
     grad_c = active ? dc : grad_c;
     const float of[3] = {active ? grad.i : 0.f, active ? grad.o : 0.f, active ? grad.g : 0.f};
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) bias[gate] += of[gate], grads[step % 2][l * ROW + gate * H + unit] = of[gate];
+    for (int gate = 0; gate < 3; ++gate) {
+      bias[gate] += of[gate];
+      if (writes) grads[step % 2][own_ray * ROW + gate * H + unit] = of[gate];
+    }
     await_block<BLOCK>();
-    float before[CHAINS][LANES][1] = {};  // gradient of the state before this step
+    float before[CHAINS][RAYS][1] = {};  // gradient of the state before this step
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) add_part(before[gate % CHAINS], weight[gate], grads[step % 2] + gate * H, ROW, l);
+    for (int gate = 0; gate < 3; ++gate) add_part<LANES>(before[gate % CHAINS], weight[gate], grads[step % 2] + gate * H, ROW, l);
 #pragma unroll
     for (int i = 1; i < CHAINS; ++i)
 #pragma unroll
-      for (int ray = 0; ray < LANES; ++ray) before[0][ray][0] += before[i][ray][0];
-    share_out(before[0], l);
+      for (int ray = 0; ray < RAYS; ++ray) before[0][ray][0] += before[i][ray][0];
+    share_out<LANES>(before[0], l);
     T* to = a.gates + gates_at + (AHEAD + 1) * 3 * n_state;  // so far ahead are samples asked for
-    if (active) to[0] = T(of[0]), to[n_state] = T(of[1]), to[2 * n_state] = T(of[2]);
+    if (active && writes) to[0] = T(of[0]), to[n_state] = T(of[1]), to[2 * n_state] = T(of[2]);
     grad_h = active ? before[0][0][0] : grad_h;
   }
-  if (starts) a.h0[own.ray * n_state + unit] = T(grad_h), a.c0[own.ray * n_state + unit] = T(grad_c);
+  if (starts && writes) a.h0[own.ray * n_state + unit] = T(grad_h), a.c0[own.ray * n_state + unit] = T(grad_c);
   float* bias_row = a.bias + int64_t(blockIdx.x) * 3 * n_state;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
-    const float sum = sum_lanes(bias[gate], LANES);
+    const float sum = sum_lanes(bias[gate], RAYS);
     if (l == 0 && real) bias_row[gate * n_state + unit] = sum;
   }
 }
