@@ -34,21 +34,22 @@ Pieces cut_strips(int64_t rows, int64_t strips, int64_t groups, int64_t of_block
   return best;
 }
 
-// The same with a block a piece, where pictures share one more strip, two by two, which has half the rows. A step of it takes
-// longer, by an eighth or so, for it copies more: its pieces have fewer rows.
+// The same with a block a piece, where pictures share one more strip, two by two, which has half the rows. A step of it copies
+// more and takes longer: its pieces have fewer rows.
 template <class StepsOf>
 Pieces cut_paired_strips(int64_t rows, int64_t strips, int64_t groups, int64_t resident, int64_t most, const StepsOf& steps_of) {
-  const int64_t half = rows / 2, weight = 9 * half, weights = 8 * strips * rows + weight;
+  const auto longer = [](int64_t steps) { return steps + steps / 8; };
+  const int64_t half = rows / 2, of_shared = longer(half), all = strips * rows + of_shared;
   Pieces best{0, 0, INT64_MAX};
   most = std::max(strips + 1, strips * most + most / 2);
   for (int64_t waves = 1, wanted = 0; waves <= MOST_WAVES && wanted < most; ++waves) {
     wanted = std::clamp(waves * resident / groups, strips + 1, most);
-    const int64_t of_pair = std::max<int64_t>(1, (wanted * weight + weights / 2) / weights);
-    const int64_t of_strip = strips ? std::max<int64_t>(1, (wanted - of_pair) / strips) : 0;
+    const int64_t shared = std::max<int64_t>(1, (wanted * of_shared + all / 2) / all);
+    const int64_t of_strip = strips ? std::max<int64_t>(1, (wanted - shared) / strips) : 0;
     const int64_t each = strips ? shares(rows, of_strip) : 0, pieces = strips ? strips * shares(rows, each) : 0;
     const int64_t paired = shares(half, std::max<int64_t>(1, wanted - strips * of_strip));
     const int64_t blocks = groups * (pieces + shares(half, paired));
-    const int64_t steps = std::max(strips ? steps_of(each) : 0, steps_of(paired) * 9 / 8);
+    const int64_t steps = std::max(strips ? steps_of(each) : 0, longer(steps_of(paired)));
     const int64_t cost = shares(blocks, resident) * steps;
     if (cost < best.cost) best = {each, blocks, cost, paired};
   }

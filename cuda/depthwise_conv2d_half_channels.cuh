@@ -112,7 +112,7 @@ int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, const Gpu& g
   a.period = std::max(a.height + kernel / 2, Shape::GROUP), a.quads = Shape::QUADS, a.pictures = int(batch);
   const int64_t rows = batch * a.period, groups = blocks_for(a.channels, Shape::CHANNELS), most = rows / (2 * kernel);
   const int fit = gpu.processor_shared_bytes / (Shape::BYTES + OF_SYSTEM);
-  const int64_t resident = gpu.processors * std::min(Shape::RESIDENT, fit);
+  const int64_t resident = gpu.processors * std::max(1, std::min(Shape::RESIDENT, fit));
   const auto slots_of = [&](int64_t rows) { return (rows + kernel - 1 + Shape::ROWS - 1) / Shape::ROWS + START; };
   const int strips = int(blocks_for(a.width, QUAD_COLUMNS)), left = a.width - (strips - 1) * QUAD_COLUMNS;
   Pieces best = cut_strips(rows, strips, groups, 1, resident, most, slots_of);
@@ -131,12 +131,12 @@ int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, const Gpu& g
 // 4 fewer are idle where channels are no multiple of 32, and two pictures may share a strip of 7 x 7.
 template <int K, class T>
 void share_out_backward(HalfConv<T>& a, int64_t batch, const Gpu& gpu) {
-  constexpr int64_t DRIFT = 16384;  // rows after which it takes twice as long
-  constexpr int EIGHTHS = K == 5 ? 7 : 8;  // of the time that the same work takes with 8
+  constexpr double DRIFT = 16384;                 // rows after which it takes twice as long with 4
+  constexpr double WITH_8 = K == 5 ? 7. / 8 : 1;  // of the time that the same work takes with 4
   HalfConv<T> with_4 = a;
-  const int64_t cost = share_out_strips<HalfChannelsShape<K, true, 8>>(a, K, batch, gpu);
-  const int64_t cost_4 = share_out_strips<HalfChannelsShape<K, true, 4>>(with_4, K, batch, gpu);
-  if (8 * (cost_4 + cost_4 * std::max(with_4.rows, with_4.paired_rows) / DRIFT) < EIGHTHS * cost) a = with_4;
+  const double cost = WITH_8 * share_out_strips<HalfChannelsShape<K, true, 8>>(a, K, batch, gpu);
+  const double cost_4 = share_out_strips<HalfChannelsShape<K, true, 4>>(with_4, K, batch, gpu);
+  if (cost_4 * (1 + std::max(with_4.rows, with_4.paired_rows) / DRIFT) < cost) a = with_4;
 }
 
 template <class T>

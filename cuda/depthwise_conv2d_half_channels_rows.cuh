@@ -34,7 +34,7 @@ struct HalfChannelsShape {
 
 // A strip goes on from picture to picture: rows of all pictures are counted as one column, with K / 2 or more rows of zeros
 // after each. So blocks have equal shares, whatever the pictures' number and height. Where at most 8 columns are left of a
-// row, two pictures share a strip, a picture and the one half of all further on: the last columns of both.
+// row, two pictures may share a strip, a picture and the one half of all further on: the last columns of both.
 struct HalfChannelsStrip {
   int part, x0, first, last, end, channel;  // of that column: rows of this piece; all rows
   bool paired;

@@ -31,7 +31,7 @@ CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs
   }
 }
 
-// The same for 3 x 3 taps, one apart: the weights stay in registers beside the sums, and an input is loaded once for all taps.
+// The same for 3 x 3 taps, one apart or as far as the outputs' inputs: the weights stay in registers beside the sums, and an input is loaded once for all taps.
 // Products are added in the same order.
 template <class T, int S, int R, int P>
 CLONES void correlate_threes(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {

@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     const int place = threadIdx.x + i * BLOCK, column = place % I, ray = place / I % RAYS;
     const int64_t first = __shfl_sync(ALL_LANES, own.first, ray);
     const int length = __shfl_sync(ALL_LANES, own.length, ray);
-    from[i] = a.input + first * n_input + column, length_of[i] = column < n_input ? length : 0;
+    from[i] = a.input + first * n_input + column, length_of[i] = column < n_input && place < RAYS * I ? length : 0;
   }
   T read[COPIES];
   auto start_input = [&](int step) {  // one after the other
@@ -138,6 +138,10 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
     }
   };
   constexpr int AHEAD = FEW_COPIES<T> ? FEW_INPUTS - 1 : 2;  // steps
+#pragma unroll
+  for (int i = 0; i < COPIES; ++i)
+    for (int step = AHEAD; !FEW_COPIES<T> && step < min(FEW_LINES, length_of[i]); ++step)
+      ask_for_line(from[i] + step * n_input);
 #pragma unroll 1
   for (int step = 0; step < AHEAD; ++step) start_input(step), end_input(step);
 
@@ -208,7 +212,7 @@ template <class T, int H, bool ALONE>
 __global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0), 0)) backward_few(const LltmGradients<T> a) {
   constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, RAYS = ALONE ? 1 : LANES, ROW = few_row(3 * H, LANES);
   constexpr int CHAINS = RAYS == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
-  __shared__ __align__(16) float grads[2][RAYS * ROW];                                // of the gates
+  __shared__ __align__(16) float grads[2][RAYS * ROW];                                      // of the gates
   __shared__ float samples[FEW_COPIES<T> ? FEW_SAMPLES : 1][5][FEW_COPIES<T> ? BLOCK : 1];  // a thread's own
   const int n_state = a.shape.n_state, columns = n_state + a.shape.n_input;
   const int l = threadIdx.x % LANES, unit = threadIdx.x / LANES, own_ray = l % RAYS;

@@ -30,7 +30,7 @@ def test_channels_last_gives_the_same():
 
 
 # Sizes on both sides of what kernels take at once: 16 or 24 channels, 1, 16 or 64 columns, 8 rows, tiles of 32, 256
-# parts of a sum; small planes of many channels or pictures.
+# parts of a sum; small planes of many channels or pictures; pictures that share a strip of 16 columns.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
@@ -82,8 +82,10 @@ BRANCHES = [
     ((90, 8, 2, 3), (5, 5), {"padding": 2}),
     ((3, 64, 23, 33), (5, 5), {"padding": 2}),
     ((2, 72, 60, 18), (7, 7), {"padding": 3}),
-    ((6, 24, 14, 40), (7, 7), {"padding": 3}),
-    ((3, 64, 23, 33), (7, 7), {"padding": 3}),
+    ((302, 8, 5, 18), (7, 7), {"padding": 3}),
+    ((155, 8, 5, 18), (7, 7), {"padding": 3}),
+    ((120, 8, 5, 18), (5, 5), {"padding": 2}),
+    ((4, 8, 1, 3), (7, 7), {"padding": 3}),
     ((3, 16, 5, 1), (3, 3), {"padding": 1}),
     ((1, 20, 6, 150), (3, 3), {"padding": 1}),
     ((3, 32, 9, 1), (3, 3), {"padding": 1, "stride": 2}),

@@ -118,7 +118,9 @@ def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
     [(16, 16), (16, 32), (16, 64), (13, 29), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64), (50, 47)],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize("n_rays", [40, 3000, 9000], ids=["few_rays", "some_rays", "more_rays_than_fit"])
+@pytest.mark.parametrize(
+    "n_rays", [40, 200, 3000, 9000], ids=["few_rays", "two_a_processor", "some_rays", "more_rays_than_fit"]
+)
 def test_a_state_of_up_to_64_units_on_a_gpu(n_state, n_input, dtype, n_rays):
     check_on_gpu(n_state, n_input, dtype, n_rays)
 
@@ -133,13 +135,15 @@ def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("n_state", [72, 300])
+@pytest.mark.parametrize(
+    "n_state, n_rays",
+    [(32, 40), (32, 300), (64, 40), (64, 300), (72, 40), (72, 2200), (300, 40), (300, 2200)],
+)
 @pytest.mark.parametrize(
     "dtype, limit", [(torch.float16, 1e-2), (torch.bfloat16, 8e-2), (torch.float32, 1e-4)],
     ids=["float16", "bfloat16", "float32"],
 )  # fmt: skip
-@pytest.mark.parametrize("n_rays", [40, 2200], ids=["few_rays", "more_rays_than_fit"])
-def test_wide_state_without_weight_gradient(n_state, dtype, limit, n_rays):
+def test_without_weight_gradient(n_state, n_rays, dtype, limit):
     """The library's products are not called, so that a race checker under which they fail sees the kernels."""
     torch.manual_seed(0)
     counts, width = torch.randint(0, 6, (n_rays,)), n_state + 5
