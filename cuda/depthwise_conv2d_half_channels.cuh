@@ -10,7 +10,6 @@
 #pragma once
 
 #include <type_traits>
-#include <utility>
 
 #include "depthwise_conv2d_cut_strips.h"
 #include "depthwise_conv2d_half_channels_rows.cuh"

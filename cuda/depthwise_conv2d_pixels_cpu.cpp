@@ -31,10 +31,10 @@ CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs
   }
 }
 
-// The same for 3 x 3 taps, one apart or as far as the outputs' inputs: the weights stay in registers beside the sums, and an input is loaded once for all taps.
-// Products are added in the same order.
+// The same for 3 x 3 taps, of a row one apart or as far as the inputs of neighbouring outputs: the weights stay in registers
+// beside the sums, and an input is loaded once for all taps. Products are added in the same order.
 template <class T, int S, int R, int P>
-CLONES void correlate_threes(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
+CLONES void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
   const int64_t pixel = in.offset[1];
   for (int p = span.begin; p < span.end; p += P) {
@@ -83,9 +83,9 @@ CLONES void correlate_threes(const Inputs<T>& in, const T* weight, const Outputs
   }
 }
 
-// Whether its columns are as they have to be for it, and the registers.
+// Whether taps and outputs are as far apart as correlate_3x3 has them, and registers suffice.
 template <class T, int S>
-bool takes_threes(const Inputs<T>& in) {
+bool takes_3x3(const Inputs<T>& in) {
   return has_wide_registers() && in.kernel_x == 3 && in.first == 0 && in.last == 3 && in.offset[2] == 2 * in.offset[1] &&
          in.pack == S * in.offset[1];
 }
@@ -96,7 +96,7 @@ void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out,
   const int n = span.end - span.begin, whole = P > most_pixels<T>() ? 0 : n / P * P;
   const auto correlate_some = [&](const Span& some) {
     if constexpr (K == 3 && R == TOGETHER && P > 1 && sizeof(T) == sizeof(float))
-      if (takes_threes<T, S>(in)) return correlate_threes<T, S, R, P>(in, weight, out, some, channels);
+      if (takes_3x3<T, S>(in)) return correlate_3x3<T, S, R, P>(in, weight, out, some, channels);
     correlate_pixels<T, K, S, R, P>(in, weight, out, some, channels);
   };
   if (whole) correlate_some({span.begin, span.begin + whole});

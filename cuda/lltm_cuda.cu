@@ -2,7 +2,7 @@
 // Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
 // warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
 // again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh). In plain arithmetic: few
-// rays, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
+// rays, one, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
 // (lltm_rays.cuh).
 
 #include "lltm_few.cuh"
@@ -39,7 +39,7 @@ bool are_few(const LltmShape& s, const Gpu& gpu) {
   return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS<T>) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
 }
 
-// Calls f(whether a block has a single ray, rays of a block of so many lanes to a unit).
+// Calls f(whether a block has a single ray, its rays): one if that leaves no processor idle, else as many as a unit has lanes.
 template <class F>
 void with_rays(const LltmShape& s, const Gpu& gpu, int lanes, const F& f) {
   s.n_rays <= gpu.processors ? f(std::true_type(), 1) : f(std::false_type(), lanes);

@@ -19,7 +19,7 @@ constexpr int FEW_INPUTS = 8, FEW_SAMPLES = 4;  // buffers of steps that are on 
 // Threads of a processor, at once, one for every unit of every ray. More rays of half types are faster on tensor cores.
 template <class T>
 constexpr int FEW_THREADS = sizeof(T) == 4 ? 512 : 256;
-// Threads of a block.
+// Threads of a block: the lanes of all its units.
 constexpr int few_block(int n_state, int n_input) { return n_state * (n_state > 16 || n_input > 16 ? 4 : 2); }
 // Blocks of a processor; more than 32 inputs take too many registers for as many.
 template <class T>
