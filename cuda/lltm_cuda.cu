@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
 // warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
-// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh). In plain arithmetic: few
+// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh), or 16 of few such rays
+// by several blocks that share out the units (lltm_cluster_forward.cuh, lltm_cluster_backward.cuh). In plain arithmetic: few
 // rays, one, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
 // (lltm_rays.cuh).
 
+#include "lltm_cluster_backward.cuh"
+#include "lltm_cluster_forward.cuh"
 #include "lltm_few.cuh"
 #include "lltm_narrow_backward.cuh"
 #include "lltm_narrow_forward.cuh"
@@ -149,6 +152,15 @@ bool rays_wait(const LltmShape& s, const Gpu& gpu) {
   return s.n_rays > int64_t(RAYS) * gpu.processors * std::max(1, WARPS_AT_ONCE / sixteens(s.n_state));
 }
 
+// The weight in order, in `room`.
+template <class T, int PAIRS, class Arrays>
+WideWeight order(const Arrays& a, void* room, int depths, int kept, cudaStream_t stream) {
+  const LltmShape& s = a.shape;
+  const int64_t quads = int64_t(sixteens(s.n_state)) * depths * Operands<T, PAIRS>::SIZE * 16 / int64_t(sizeof(Quad<T>));
+  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)room, quads, s.n_state, s.n_input);
+  return {(const uint4*)room, depths, kept};
+}
+
 // Blocks that take `rays`; `bytes`: of shared memory, besides the weight. False if the kernel needs more than there is.
 template <class T, int PAIRS, class Kernel, class Arrays>
 bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps, size_t bytes, const Gpu& gpu,
@@ -167,11 +179,37 @@ bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps
   int blocks = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, 32 * warps, shared);
   if (blocks == 0) return false;
-  const int64_t quads = depths * of_depth / int64_t(sizeof(Quad<T>));
-  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)room, quads, s.n_state, s.n_input);
+  const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
   const int64_t grid = std::min(std::min(tiles, int64_t(blocks) * gpu.processors), int64_t(BIAS_PARTS));
-  kernel<<<unsigned(grid), 32 * warps, shared, stream>>>(a, WideWeight{(const uint4*)room, depths, int(kept)}, int(tiles));
+  kernel<<<unsigned(grid), 32 * warps, shared, stream>>>(a, weight, int(tiles));
   return true;
+}
+
+// Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
+// bytes_of(share): of shared memory, besides the weight.
+template <class T, int PAIRS, class Arrays, class BytesOf>
+bool launch_clusters(void (*kernel)(Arrays, WideWeight, ClusterShare), const Arrays& a, void* room, const Gpu& gpu,
+                     cudaStream_t stream, const BytesOf& bytes_of) {
+  const LltmShape& s = a.shape;
+  const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
+  const int64_t clusters = (s.n_rays + RAYS - 1) / RAYS;
+  if (2 * clusters > gpu.processors || !has_clusters(kernel, gpu)) return false;
+  allow_shared(kernel, gpu);
+  for (int blocks = std::min(groups, MOST_OF_CLUSTER); blocks > 1; --blocks) {
+    const int most = (groups + blocks - 1) / blocks;
+    if (most > CLUSTER_WARPS) return false;
+    const ClusterShare share{most, std::min(CLUSTER_WARPS / most, GROUP_WARPS<PAIRS>)};
+    const int64_t bytes = bytes_of(share), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
+    const bool some_empty = (groups + most - 1) / most < blocks;  // but every block has to await what it is sent
+    if (some_empty || blocks * clusters > gpu.processors || bytes > gpu.shared_bytes) continue;
+    const int64_t kept = std::min<int64_t>((gpu.shared_bytes - bytes) / of_depth, depths);
+    ClusterLaunch launch(blocks, 32 * most * share.warps, size_t(bytes + kept * of_depth), stream);
+    if (launch.at_once(kernel) < clusters) continue;
+    const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
+    launch.run(kernel, clusters, a, weight, share);
+    return true;
+  }
+  return false;
 }
 
 template <int N>
@@ -187,6 +225,8 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
       const size_t bytes = forward_wide_bytes<T>(a.shape, rays);
       return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
+    const auto bytes_of = [&](const ClusterShare& share) { return forward_cluster_bytes<T>(a.shape, share); };
+    if (launch_clusters<T, 3>(forward_cluster<T>, a, room, gpu, stream, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
   }
 }
@@ -202,6 +242,8 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
       return warps <= BACKWARD_WARPS<tiles.value, groups.value> &&
              launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
+    const auto bytes_of = [&](const ClusterShare& share) { return backward_cluster_bytes<T>(a.shape, share); };
+    if (launch_clusters<T, 1>(backward_cluster<T>, a, room, gpu, stream, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
            run(Constant<1>(), Constant<4>());
   }

@@ -40,6 +40,20 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
   }
 }
 
+// The same by the widest copies that rows are aligned to.
+template <class T>
+__device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count,
+                                                 int step) {
+  const int bytes = n_input * int(sizeof(T));
+  if (bytes % 16 == 0)
+    copy_input<16>(to, row, input, n_input, rows, count, step);
+  else if (bytes % 4 == 0)
+    copy_input<4>(to, row, input, n_input, rows, count, step);
+  else
+    copy_input<2>(to, row, input, n_input, rows, count, step);
+  end_copies();
+}
+
 // TILES of 16 rays.
 template <class T, int TILES>
 __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
@@ -64,15 +78,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
     biases[i] = i % padded_h < n_state ? float(a.bias[i / padded_h * n_state + i % padded_h]) : 0.f;
 
   auto start_input = [&](int step) {
-    T* to = inputs + step % BUFFERS * BLOCK_RAYS * row_x;
-    const int bytes = n_input * int(sizeof(T));
-    if (bytes % 16 == 0)
-      copy_input<16>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
-    else if (bytes % 4 == 0)
-      copy_input<4>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
-    else
-      copy_input<2>(to, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
-    end_copies();
+    start_row_copies(inputs + step % BUFFERS * BLOCK_RAYS * row_x, row_x, a.input, n_input, rows, BLOCK_RAYS, step);
   };
   auto state_at = [&](int buffer, int row, int column) {
     return states + (buffer * BLOCK_RAYS + row) * row_h + column;

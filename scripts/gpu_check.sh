@@ -27,20 +27,23 @@ step() { # name, command...
 
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
 small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16) or rows_of_a_capacity)"
-small="($small) or (kernels_branch_on and cuda-cuda and (float32 or (bfloat16 and layout1))) or (16_units and few_rays) or (wide_state and few_rays and 72) or without_weight_gradient"
+small="($small) or (kernels_branch_on and cuda-cuda and (float32 or (bfloat16 and layout1))) or (16_units and few_rays) or without_weight_gradient"
+small="$small or (wide_state and few_rays and (72 or 3-300)) or 1500_rays-float32-3-72 or 1000_rays-float32-3-72"
 many="float32-16-16 or float32-32-32 or float32-64-32 or float32-50-47"
 small="$small or (64_units and float32 and (few_rays or (more_rays_than_fit and ($many))))"
 small="$small or (64_units and bfloat16 and few_rays and (32-32 or 64-16 or 50-47))"
 
 # initcheck has to see torch's kernels too, which write what ours read; it finds fault with torch's own sum over a large
 # array of zeros, which LLTM's bias takes, and with what cuBLAS writes for networks that the mlp kernel does not take.
-# Under racecheck cuBLAS fails at half products, which LLTM's weight and such networks take.
+# Under racecheck cuBLAS fails at half products, which LLTM's weight and such networks take. It takes the start of a cluster's
+# arrivals for a race with copies to other addresses behind a barrier, seen in half types.
 sanitize() { # tool
   local only=(--kernel-name kns=nerfkit) tests=$small
   case $1 in
     racecheck)
       tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not narrow)"
       tests="$tests and not (16_units or ((wide_state or 64_units) and not float32))"
+      tests="$tests and not (without_weight_gradient and (72-40 or 300-40) and not float32)"
       ;;
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac
