@@ -22,11 +22,7 @@ struct GradientsOfRow {
   WideSample<T> sample;  // of the next step
 
   __device__ __forceinline__ void start(const LltmGradients<T>& a, int64_t ray, int unit) {
-    const int n_state = a.shape.n_state;
-    const Quad<T> from_h = load_quad<false>(a.h_n + ray * n_state, unit, n_state, ray >= 0);
-    const Quad<T> from_c = load_quad<false>(a.c_n + ray * n_state, unit, n_state, ray >= 0);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) h[k] = float(from_h.v[k]), c[k] = float(from_c.v[k]);
+    load_state(a.h_n, a.c_n, ray, unit, a.shape.n_state, h, c);
   }
   // Gradients of the gates before activation, which go to `to` in all blocks and are added to `bias`; those of a ray that
   // has not begun, or of units that are not there, are zero.

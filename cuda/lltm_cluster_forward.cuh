@@ -18,35 +18,17 @@ size_t forward_cluster_bytes(const LltmShape& s, const ClusterShare& share) {
   return rows + floats * sizeof(float) + RAYS * sizeof(RowOfBlock) + 2 * sizeof(Arrivals);
 }
 
-// Four units' bias [3, groups, 16], which one warp of the group starts from.
-__device__ __forceinline__ void start_sums(float (&sum)[1][3][2][4], const float* biases, int of_gate, bool starts) {
-#pragma unroll
-  for (int gate = 0; gate < 3; ++gate) {
-    const float4 bias = *reinterpret_cast<const float4*>(biases + gate * of_gate);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[0][gate][0][2 * r] = starts ? bias.x : 0.f, sum[0][gate][0][2 * r + 1] = starts ? bias.y : 0.f;
-      sum[0][gate][1][2 * r] = starts ? bias.z : 0.f, sum[0][gate][1][2 * r + 1] = starts ? bias.w : 0.f;
-    }
-  }
-}
-
 template <class T>
 struct UnitsOfRow {
   float h[4], c[4];
 
   __device__ __forceinline__ void start(const LltmArrays<T>& a, int64_t ray, int unit) {
-    const int n_state = a.shape.n_state;
-    const Quad<T> from_h = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
-    const Quad<T> from_c = load_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
-#pragma unroll
-    for (int k = 0; k < 4; ++k) h[k] = float(from_h.v[k]), c[k] = float(from_c.v[k]);
+    load_state(a.h0, a.c0, ray, unit, a.shape.n_state, h, c);
   }
   // The step whose gates, before activation, are row r of `sum`. The state goes to `to` in all blocks, also of a ray that
   // has ended: so many bytes are waited for.
   __device__ __forceinline__ void step(const LltmArrays<T>& a, const float (&sum)[3][2][4], int r, bool active, int64_t n,
                                        int unit, T* to, Arrivals& arrivals) {
-    const int n_state = a.shape.n_state;
     float before[4], act[3][4];
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -58,13 +40,7 @@ struct UnitsOfRow {
       act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
     }
     send_units(to, h, arrivals);
-    if (!active) return;
-    store_units(a.h + n * n_state, unit, n_state, h);
-    if (!a.activated) return;
-    store_units(a.c + n * n_state, unit, n_state, c);
-    store_units(a.before + n * n_state, unit, n_state, before);
-#pragma unroll
-    for (int gate = 0; gate < 3; ++gate) store_units(a.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
+    if (active) store_step(a, n, unit, h, c, before, act);
   }
   __device__ __forceinline__ void end(const LltmArrays<T>& a, int64_t ray, int unit) const {
     const int n_state = a.shape.n_state;

@@ -54,6 +54,36 @@ __device__ __forceinline__ void start_row_copies(T* to, int row, const T* input,
   end_copies();
 }
 
+// A lane's sums start from its four units' bias, `of_gate` from gate to gate, or from zero.
+template <int TILES>
+__device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const float* biases, int of_gate,
+                                           bool from_bias = true) {
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) {
+    const float4 bias = *reinterpret_cast<const float4*>(biases + gate * of_gate);
+#pragma unroll
+    for (int r = 0; r < 2 * TILES; ++r) {
+      float(&of)[2][4] = sum[r / 2][gate];
+      const int at = r % 2 * 2;
+      of[0][at] = from_bias ? bias.x : 0.f, of[0][at + 1] = from_bias ? bias.y : 0.f;
+      of[1][at] = from_bias ? bias.z : 0.f, of[1][at + 1] = from_bias ? bias.w : 0.f;
+    }
+  }
+}
+
+// What four units of sample n are after a step, and what the backward pass needs.
+template <class T>
+__device__ __forceinline__ void store_step(const LltmArrays<T>& a, int64_t n, int unit, const float (&h)[4], const float (&c)[4],
+                                           const float (&before)[4], const float (&act)[3][4]) {
+  const int n_state = a.shape.n_state;
+  store_units(a.h + n * n_state, unit, n_state, h);
+  if (!a.activated) return;
+  store_units(a.c + n * n_state, unit, n_state, c);
+  store_units(a.before + n * n_state, unit, n_state, before);
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate) store_units(a.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
+}
+
 // TILES of 16 rays.
 template <class T, int TILES>
 __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
@@ -109,16 +139,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
       for (int group = warp; group < blocks_h; group += warps) {
         const int unit = 16 * group + 4 * t;
         float sum[TILES][3][2][4];
-#pragma unroll
-        for (int gate = 0; gate < 3; ++gate) {
-          const float4 start = *reinterpret_cast<const float4*>(biases + gate * padded_h + unit);
-#pragma unroll
-          for (int r = 0; r < 2 * TILES; ++r) {
-            const int at = r % 2 * 2;
-            sum[r / 2][gate][0][at] = start.x, sum[r / 2][gate][0][at + 1] = start.y;
-            sum[r / 2][gate][1][at] = start.z, sum[r / 2][gate][1][at + 1] = start.w;
-          }
-        }
+        start_sums(sum, biases + unit, padded_h);
         add_depths<T, 3, TILES>(sum, weight, kept, group, blocks_h, weight.depths, x, row_x);
         if (group == warp) {
           await_copies<0>();  // of the next step
@@ -148,12 +169,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
             act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
           }
           store(cell_at(r, group), c), store(state_at(now ^ 1, row, unit), h);
-          store_units(a.h + n * n_state, unit, n_state, h);
-          if (!a.activated) continue;
-          store_units(a.c + n * n_state, unit, n_state, c);
-          store_units(a.before + n * n_state, unit, n_state, before);
-#pragma unroll
-          for (int gate = 0; gate < 3; ++gate) store_units(a.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
+          store_step(a, n, unit, h, c, before, act);
         }
         __syncwarp();  // products take all lanes
       }

@@ -136,7 +136,8 @@ def test_a_state_of_up_to_64_units_on_a_gpu(n_state, n_input, dtype, n_rays):
     ids=["few_rays", "300_rays", "1000_rays", "1500_rays", "more_rays_than_fit"],
 )
 def test_a_wide_state_on_a_gpu(n_state, n_input, dtype, n_rays):
-    check_on_gpu(n_state, n_input, dtype, n_rays)
+    in_clusters = n_rays <= 1000
+    check_on_gpu(n_state, n_input, dtype, n_rays, farther=4 if in_clusters and dtype == torch.bfloat16 else 2)
 
 
 @pytest.mark.cuda
@@ -203,7 +204,7 @@ def test_what_does_not_fit_in_shared_memory_is_an_error(dtype, taken):
         lltm(x, torch.tensor([0, 2], device="cuda"), *rest)
 
 
-def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) -> None:
+def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int, farther: int = 2) -> None:
     """The same bits twice, and about as near to the exact result as the definition, which rounds at every step."""
     torch.manual_seed(0)
     counts = torch.randint(0, 6, (n_rays,))
@@ -236,12 +237,12 @@ def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) ->
         return [h[:-LONG], h_n[:-1], c_n[:-1], grad_input[:-LONG], grad_h0[:-1], grad_c0[:-1]]
 
     # In float32 tensor cores cut sums off where the definition rounds them. Along short rays that was up to 76 eps of
-    # the largest value, where the definition has 3; long rays amplify it, to 40 times the definition's. Half types are
-    # rounded alike; along the one long ray what rounding differs by grows, too.
-    of_float32, of_half = [(of_short_rays, 16, 64), (list, 100, 16)], [(of_short_rays, 2, 1), (list, 4, 1)]
+    # the largest value, where the definition has 3; long rays amplify it, to 40 times the definition's. What half types
+    # are rounded by grows along the one long ray, too: to 2.3 times the definition's where sums are in another order.
+    of_float32, of_half = [(of_short_rays, 16, 64), (list, 100, 16)], [(of_short_rays, 2, 1), (list, farther, 1)]
     limits = of_float32 if dtype == torch.float32 else of_half
-    for part, farther, room in limits:
-        far = [farther * error + room * torch.finfo(dtype).eps for error in errors(part(definition), part(exact))]
+    for part, times, room in limits:
+        far = [times * error + room * torch.finfo(dtype).eps for error in errors(part(definition), part(exact))]
         for results in (got, moved):
             pairs = zip(errors(part(results), part(exact)), far, strict=True)
             too_far = [(error, most) for error, most in pairs if error > most]
