@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the fused ops: nerfkit/_C.so for the CPU and nerfkit/_C_cuda.so for NVIDIA GPUs.
 
-Both use LibTorch's stable ABI and no Python C API: one build serves every torch from 2.10 on and every Python. torch
+On x86-64 the CPU's is built again for each of INSTRUCTION_SETS; nerfkit/ops/native.py loads the best that runs.
+All use LibTorch's stable ABI and no Python C API: one build serves every torch from 2.10 on and every Python. torch
 is never imported, only its headers are read, so that build isolation need not fetch another one. Variables:
 
     NERFKIT_NATIVE=auto|0|1   0: pure Python; 1: an error where auto would fall back to pure Python
@@ -17,6 +18,7 @@ import glob
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -34,6 +36,8 @@ from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
+# Libraries for the CPU, and the -march of each; _C runs everywhere.
+INSTRUCTION_SETS = {"_C": "", "_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"}
 ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 
@@ -188,7 +192,9 @@ def extensions() -> list[Extension]:
         return []
     sources = {suffix: sorted(glob.glob(f"cuda/*{suffix}")) for suffix in ("_cpu.cpp", "_bind.cpp", "_cuda.cu")}
     shared = ["cuda/schema.cpp", "cuda/build_info.cpp"]
-    found = [Extension("nerfkit._C", shared + sources["_bind.cpp"] + sources["_cpu.cpp"], optional=not must)]
+    cpu_sources = shared + sources["_bind.cpp"] + sources["_cpu.cpp"]
+    names = INSTRUCTION_SETS if platform.machine() in ("x86_64", "AMD64") else ["_C"]
+    found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in names]
     if cuda == "1" and not NVCC:
         sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
     if cuda == "1" or (cuda == "auto" and NVCC and TORCH.cuda):
@@ -230,23 +236,36 @@ class BuildLibraries(build_ext):
     def get_ext_filename(self, name: str) -> str:
         return os.path.join(*name.split(".")) + ".so"
 
+    def initialize_options(self) -> None:
+        super().initialize_options()
+        self.compiled: set[str] = set()  # objects, in this run
+
     def build_extension(self, extension: Extension) -> None:
-        folder = Path(self.build_temp) / extension.name
-        folder.mkdir(parents=True, exist_ok=True)
-        on_gpu = extension.name.endswith("_cuda")
-        objects = [str(folder / (Path(source).name + ".o")) for source in extension.sources]
+        name = extension.name.removeprefix("nerfkit.")
+        on_gpu = name == "_C_cuda"
+        objects = [self.object_of(source, name) for source in extension.sources]
         out = self.get_ext_fullpath(extension.name)
         Path(out).parent.mkdir(parents=True, exist_ok=True)
-        compile_commands = [self.compile_command(*pair, on_gpu) for pair in zip(extension.sources, objects)]  # noqa: B905
+        pairs = [pair for pair in zip(extension.sources, objects) if pair[1] not in self.compiled]  # noqa: B905
         try:
             with ThreadPoolExecutor(jobs()) as pool:
-                list(pool.map(run, compile_commands))
+                list(pool.map(run, [self.compile_command(*pair, name) for pair in pairs]))
+            self.compiled.update(objects)
             run([*CXX, "-shared", "-Wl,--exclude-libs,ALL", *objects, *self.libraries_to_link(on_gpu), "-o", out])
         except RuntimeError as error:
             say(error)
             raise CompileError(f"{extension.name} failed") from error
 
-    def compile_command(self, source: str, target: str, on_gpu: bool) -> list[str]:
+    def object_of(self, source: str, library: str) -> str:
+        """Where `source` is compiled to: what is the same in all libraries for the CPU, once."""
+        own = library == "_C_cuda" or source.endswith(("_cpu.cpp", "build_info.cpp"))
+        folder = Path(self.build_temp) / f"nerfkit.{library if own else '_C'}"
+        folder.mkdir(parents=True, exist_ok=True)
+        return str(folder / (Path(source).name + ".o"))
+
+    def compile_command(self, source: str, target: str, library: str) -> list[str]:
+        on_gpu = library == "_C_cuda"
+        march = "" if on_gpu else INSTRUCTION_SETS[library]
         if source.endswith(".cu"):
             host = "-fPIC,-fvisibility=hidden"
             host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
@@ -273,8 +292,10 @@ class BuildLibraries(build_ext):
         ]
         if on_gpu:
             flags += ["-DUSE_CUDA", f"-isystem{cuda_home(NVCC) / 'include'}"]
+        if march and source.endswith("_cpu.cpp"):
+            flags += [f"-march={march}"]
         if source.endswith("build_info.cpp"):
-            targets = " ".join(architectures()) if on_gpu else "default x86-64-v3 x86-64-v4"
+            targets = " ".join(architectures()) if on_gpu else march or platform.machine()
             flags += [f'-DBUILD_COMPILER="{compiler_name()}"', f'-DBUILD_TORCH="{TORCH.version}"']
             flags += [f'-DBUILD_TARGETS="{targets}"', f'-DBUILD_SCHEMA="{schema_hash()}"']
         return [*CXX, *flags, "-c", source, "-o", target]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For X_cpu.cpp: element types, threads, and code for several instruction sets in one binary.
+// For X_cpu.cpp: element types, packs of numbers, threads.
 
 #pragma once
 
@@ -19,17 +19,20 @@
 
 #include "launch.h"
 
-// The loader picks the newest variant that the processor has. Callees must be inlined to take part.
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
-#define CLONES __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
-#else
-#define CLONES
-#endif
-
 namespace nerfkit {
 
-// LANES numbers that are computed together; the compiler takes as many registers as the instruction set asks for.
-constexpr int LANES = 16;
+// setup.py compiles all for several instruction sets, each into a library of its own. LANES numbers are computed together,
+// float32 of one register: of wider vectors the compiler makes loads and stores.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
 template <class A>
 struct PackOf {
   typedef A type __attribute__((vector_size(LANES * sizeof(A)), aligned(alignof(A)), may_alias));
@@ -100,14 +103,17 @@ HD Pack<A> repeated(A number) {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// Whether a pack is one or two of 32 registers, and not more of 16: a larger tile fits then.
-inline bool has_wide_registers() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f");
-#else
-  return false;
-#endif
+// 0, 1, 2 ..
+template <class A>
+HD Pack<A> lane_numbers() {
+  A values[LANES];
+  for (int i = 0; i < LANES; ++i) values[i] = A(i);
+  return *reinterpret_cast<const Pack<A>*>(values);
 }
+
+// The packs that registers hold.
+template <class A>
+constexpr int MOST_PACKS = REGISTERS * sizeof(float) / sizeof(A);
 
 // Calls f with a value of the element type.
 template <class F>

@@ -23,7 +23,7 @@ std::vector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped
 }
 
 template <class T>
-CLONES void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv1dShape& s, int64_t begin,
+void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv1dShape& s, int64_t begin,
                       int64_t end) {  // rays
   using A = acc_t<T>;
   const int C = s.channels;
@@ -43,7 +43,7 @@ CLONES void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out,
 
 // Adds to sums [k + 1, C] for the rays begin .. end - 1; the last row is the bias.
 template <class T>
-CLONES void weight_sums(const T* grad_out, const T* x, acc_t<T>* sums, const Conv1dShape& s, int64_t begin, int64_t end) {
+void weight_sums(const T* grad_out, const T* x, acc_t<T>* sums, const Conv1dShape& s, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   const int C = s.channels;
   const int64_t reach = int64_t(s.kernel / 2) * s.dilation;

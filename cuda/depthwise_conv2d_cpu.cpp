@@ -9,7 +9,7 @@ namespace {
 
 // Weights of a unit, [n, unit], as packs [period, n, LANES].
 template <class A>
-CLONES const A* in_packs(const A* weight, int64_t n, int unit, std::vector<A>& packs) {
+const A* in_packs(const A* weight, int64_t n, int unit, std::vector<A>& packs) {
   A* to = packs.data();
   for (int p = 0; p < period_of(unit); ++p)
     for (int64_t k = 0; k < n; ++k, to += LANES)
@@ -66,7 +66,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
 
 // Packs of channels, to where planes have them.
 template <class T>
-CLONES void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
+void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
   T* to = out.values + tile.row * out.row + tile.column;
   for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
     transpose_out(from, to, out.channel, tile.columns);

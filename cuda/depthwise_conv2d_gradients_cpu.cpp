@@ -39,7 +39,7 @@ struct Below {
 // Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only the
 // taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
 template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
-CLONES void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t pixel, const T* weight, T* sums,
+void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t pixel, const T* weight, T* sums,
                        int begin, int end, bool past_caches) {
   using B = Block<S>;
   Pack<T> w[SUMS - 1], sum[SUMS];
@@ -208,7 +208,7 @@ bool gradients_together(DType dtype, const Conv2dShape& shape) {
   const auto fits = [&](const Axis& a) {
     return a.kernel == TAPS && a.dilation == 1 && a.padding == 1 && a.stride <= 2 && a.stride == s.x.stride;
   };
-  return dtype == DType::f32 && by_pixel<float>(s) && fits(s.y) && fits(s.x) && has_wide_registers();
+  return dtype == DType::f32 && by_pixel<float>(s) && fits(s.y) && fits(s.x);
 }
 
 int64_t gradients_scratch(const Conv2dShape& shape) {

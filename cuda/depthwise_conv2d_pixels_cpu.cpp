@@ -13,13 +13,11 @@ constexpr int64_t NEAR = 256 << 10;  // bytes of inputs that stay in a core's ow
 
 // Pixels of which R rows are summed at once: their sums and weights fit in the registers.
 template <class T>
-int most_pixels() {
-  return !has_wide_registers() ? 2 : sizeof(T) > sizeof(float) ? 4 : 8;
-}
+constexpr int MOST_PIXELS = MOST_PACKS<T> / 4;
 
 // P pixels at a time with all their channels; weight [units, kernel_y * kernel_x + 1, LANES].
 template <class T, int K, int S, int R, int P>
-CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
+void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
                              int64_t channels) {
   const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
   for (int p = span.begin; p < span.end; p += P) {
@@ -34,7 +32,7 @@ CLONES void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs
 // The same for 3 x 3 taps, of a row one apart or as far as the inputs of neighbouring outputs: the weights stay in registers
 // beside the sums, and an input is loaded once for all taps. Products are added in the same order.
 template <class T, int S, int R, int P>
-CLONES void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
+void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
   const int64_t pixel = in.offset[1];
   for (int p = span.begin; p < span.end; p += P) {
@@ -83,17 +81,17 @@ CLONES void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>
   }
 }
 
-// Whether taps and outputs are as far apart as correlate_3x3 has them, and registers suffice.
+// Whether taps and outputs are as far apart as correlate_3x3 has them.
 template <class T, int S>
 bool takes_3x3(const Inputs<T>& in) {
-  return has_wide_registers() && in.kernel_x == 3 && in.first == 0 && in.last == 3 && in.offset[2] == 2 * in.offset[1] &&
+  return in.kernel_x == 3 && in.first == 0 && in.last == 3 && in.offset[2] == 2 * in.offset[1] &&
          in.pack == S * in.offset[1];
 }
 
 // A span, P pixels at a time as far as there are so many; the last ones may overlap those before.
-template <class T, int K, int S, int R, int P = sizeof(T) == sizeof(float) ? 8 : 4>
+template <class T, int K, int S, int R, int P = MOST_PIXELS<T>>
 void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span, int64_t channels) {
-  const int n = span.end - span.begin, whole = P > most_pixels<T>() ? 0 : n / P * P;
+  const int n = span.end - span.begin, whole = n / P * P;
   const auto correlate_some = [&](const Span& some) {
     if constexpr (K == 3 && R == TOGETHER && P > 1 && sizeof(T) == sizeof(float))
       if (takes_3x3<T, S>(in)) return correlate_3x3<T, S, R, P>(in, weight, out, some, channels);

@@ -110,7 +110,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 }
 
 template <class T, int K, int S, int R, int P>
-CLONES void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
+void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
     correlate_group<T, K, S, R, P>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
@@ -119,7 +119,7 @@ CLONES void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> ou
 
 // `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
 template <class T>
-CLONES void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
+void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
                            int columns) {
   using A = acc_t<T>;
   constexpr int P = 4;
@@ -149,16 +149,14 @@ CLONES void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, c
 
 // Packs of R rows that are summed at once.
 template <class A, int R>
-int most_packs() {
-  return !has_wide_registers() || sizeof(A) > sizeof(float) ? 1 : R == 1 ? 8 : 2;
-}
+constexpr int PACKS_AT_ONCE = sizeof(A) > sizeof(float) ? 1 : R == 1 ? 8 : 2;
 
 // The packs of a span, P at once as far as there are so many.
-template <class T, int K, int S, int R, int P = R == 1 ? 8 : 2>
+template <class T, int K, int S, int R, int P = PACKS_AT_ONCE<acc_t<T>, R>>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
   const int n = span.end - span.begin, whole = n / P * P, left = n - whole;
   if constexpr (P > 1) {
-    if (P > most_packs<acc_t<T>, R>() || n < P || (n == P && span.back))
+    if (n < P || (n == P && span.back))
       return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
     correlate<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
     if (left > 1) correlate<T, K, S, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
@@ -204,7 +202,7 @@ template <class F>
 void rows_by_group(const Line& y, int rows, const F& f) {
   if (rows < 4) return f(Int<0>(), Int<1>(), Int<1>(), 0, rows);
   with_sharing(y, [&](auto k, auto s) {
-    const bool wide = rows >= 8 && has_wide_registers();
+    const bool wide = REGISTERS >= 32 && rows >= 8;
     const int left = rows % (wide ? 8 : 4);
     if (wide) f(k, s, Int<8>(), 0, rows / 8);
     if (wide && left > 4) f(k, s, Int<8>(), rows - 8, 1);

@@ -11,10 +11,10 @@ constexpr int64_t PARTS = 128;  // sums of the weight gradient: a number that do
 // Adds taps v .. v + V - 1 to sums [kernel_y * kernel_x + 1, LANES], for the packs begin .. end - 1 of R rows of grad.
 // Of another pack count only the first `lanes`, if any: what lies beyond may be infinite.
 template <class A, int K, int R, int V>
-CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, int begin, int end, int lanes) {
+void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, int begin, int end, int lanes) {
   constexpr int ROWS = K ? K : 1;
   constexpr int CHAINS = R < 4 || V > 1 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait
-  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const Pack<A> lane = lane_numbers<A>();
   const int64_t in_pack = in.pack, grad_pack = grad.pack, shift = in.shift;  // of both
   const bool fetches = v == 0 && in_pack > LANES;
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
@@ -59,8 +59,8 @@ CLONES void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
 
 // sums [rows, kernel_x + 1, LANES] of rows that each have a kernel of their own; the last of a row is the bias.
 template <class A>
-CLONES void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int rows, int columns) {
-  const Pack<A> lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int rows, int columns) {
+  const Pack<A> lane = lane_numbers<A>();
   const int whole = columns / LANES * LANES, taps = in.kernel_x;
   for (int r = 0; r < rows; ++r) {
     const A *from = in.rows[r], *g = grad.rows[r];
@@ -80,7 +80,7 @@ CLONES void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, 
 
 // Adds the packs begin .. end - 1 of some rows to a sum.
 template <class A>
-CLONES void add_rows(const Inputs<A>& grad, A* sum, int rows, int begin, int end) {
+void add_rows(const Inputs<A>& grad, A* sum, int rows, int begin, int end) {
   Pack<A> some[4] = {load(sum)};
   for (int r = 0; r < rows; ++r)
     for (int p = begin; p < end; ++p) some[p % 4] += load(grad.rows[r] + grad.shift + p * grad.pack);
@@ -91,9 +91,8 @@ template <class A, int K, int R>
 void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int begin, int end, int lanes) {
   constexpr int V = R == 4 && K == 5 ? 5 : (R == 8 && (K == 3 || K == 7)) || (R == 1 && K < 9) ? 3 : 1;
   int v = in.first;
-  if constexpr (sizeof(A) == sizeof(float) && V > 1)
-    for (; has_wide_registers() && v + V <= in.last; v += V)
-      correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
+  if constexpr (MOST_PACKS<A> >= 32 && V > 1)
+    for (; v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
   for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
 }
 
@@ -102,8 +101,8 @@ template <class F>
 void row_by_row(const Line& y, int rows, const F& f) {
   with_height(y.kernel, [&](auto k) {
     int i = 0;
-    if constexpr (k != 0 && k != 5)
-      for (; y.rolls() && i + 8 <= rows && has_wide_registers(); i += 8) f(k, Int<8>(), i);
+    if constexpr (REGISTERS >= 32 && k != 0 && k != 5)
+      for (; y.rolls() && i + 8 <= rows; i += 8) f(k, Int<8>(), i);
     if constexpr (k != 0)
       for (; y.rolls() && i + 4 <= rows; i += 4) f(k, Int<4>(), i);
     for (; i < rows; ++i) f(k, Int<1>(), i);

@@ -55,7 +55,7 @@ HD void mix(const Corners<P>& corners, int64_t i, const T* part, int f, T* out) 
 }
 
 template <class P, class T, int F>
-CLONES void forward(const P* points, const T* table, T* out, const GridLevels& levels, int64_t begin, int64_t end) {
+void forward(const P* points, const T* table, T* out, const GridLevels& levels, int64_t begin, int64_t end) {
   const int f = F ? F : levels.n_features;
   const int64_t row_out = int64_t(levels.n_levels) * f;
   Corners<P> corners;
@@ -74,7 +74,7 @@ CLONES void forward(const P* points, const T* table, T* out, const GridLevels& l
 }
 
 template <class P, class T, int F>
-CLONES void to_points(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
+void to_points(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
                       int64_t begin, int64_t end) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
@@ -105,7 +105,7 @@ CLONES void to_points(const T* grad_out, const P* points, const T* table, P* gra
 // Adds to the rows first .. last - 1 of one level: the additions of a row come in the order of the points, whatever the
 // number of threads.
 template <class P, class T, int F>
-CLONES void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
+void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
                     uint32_t first, uint32_t last, int64_t n_points) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;

@@ -9,16 +9,13 @@ namespace {
 
 constexpr int PARTS = 32;  // at most: each has sums of its own
 
+// As activate_bwd_at() of a single number: of gates before activation, from the gradients of h and c.
 template <class A>
-HD void cell_bwd(const A* gates, const A* h, const A* grad_h, A* grad_c, A* grad_gates) {
-#pragma omp simd
-  for (int j = 0; j < LANES; ++j) {
-    Gates<A> grad;
-    const Gates<A> gate{gates[j], gates[LANES + j], gates[2 * LANES + j]};
-    const A t = gate.o > 0 ? h[j] / gate.o : A(0);  // the hyperbolic tangent of c; h is zero too where o is
-    grad_c[j] = activate_bwd_at(gate, t, grad_h[j], grad_c[j], grad);
-    grad_gates[j] = grad.i, grad_gates[LANES + j] = grad.o, grad_gates[2 * LANES + j] = grad.g;
-  }
+HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> h, Pack<A> grad_h, Pack<A>& grad_c) {
+  const Pack<A> t = gate.o > 0 ? h / gate.o : Pack<A>{};  // the hyperbolic tangent of c; h is zero too where o is
+  grad_c += grad_h * gate.o * (1 - t * t);
+  const Pack<A> slope = gate.g > 0 ? repeated(A(1)) : gate.g + 1;
+  return {grad_c * gate.g * gate.i * (1 - gate.i), grad_h * t * gate.o * (1 - gate.o), grad_c * gate.i * slope};
 }
 
 template <class T>
@@ -86,7 +83,7 @@ class WalkBack {
       place_[rows_ + r] = place;
       units(r, place);
     }
-    multiply_({grad_gates_.data() + rows_ * 3 * H, 3 * H, 1, a_.panels, LANES, int64_t(3) * H * LANES, 3 * H, nullptr, 0,
+    multiply<A>({grad_gates_.data() + rows_ * 3 * H, 3 * H, 1, a_.panels, LANES, int64_t(3) * H * LANES, 3 * H, nullptr, 0,
                grad_h_.data(), padded(H)},
               slots.taken, padded(H) / LANES);
     rows_ += slots.taken;
@@ -96,12 +93,17 @@ class WalkBack {
   // Gradients of the block's input, and of the weight.
   HD void finish_block() {
     const int width = padded(H + I);
-    multiply_({grad_gates_.data(), 3 * H, 1, a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES, 3 * H,
+    multiply<A>({grad_gates_.data(), 3 * H, 1, a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES, 3 * H,
                nullptr, 0, grad_input_.data(), padded(I)},
               rows_, padded(I) / LANES);
     for (int r = 0; r < rows_; ++r) copy(grad_input_.data() + r * padded(I), a_.input_out + place_[r] * I, I);
+    for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
+      Pack<A> sum = load(sums_.bias.data() + j, n);
+      for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
+      store(sums_.bias.data() + j, sum, n);
+    });
     A* sums = sums_.weight.data();
-    multiply_({grad_gates_.data(), 1, 3 * H, in_.data(), width, LANES, rows_, sums, width, sums, width}, 3 * H,
+    multiply<A>({grad_gates_.data(), 1, 3 * H, in_.data(), width, LANES, rows_, sums, width, sums, width}, 3 * H,
               width / LANES);
     rows_ = 0;
   }
@@ -115,23 +117,22 @@ class WalkBack {
   }
 
   HD void units(int r, int64_t place) {
-    for_units(H, [&](int j, int n) __attribute__((always_inline)) {
-      A gates[3 * LANES], h[LANES], grads[3 * LANES], *grad_h = grad_h_.data() + r * padded(H) + j;
-      for (int gate = 0; gate < 3; ++gate) store(gates + gate * LANES, load(a_.activated + (3 * place + gate) * H + j, n));
-      store(h, load(a_.h_all + place * H + j, n));
-      store(grad_h, load(grad_h) + load(a_.h + place * H + j, n));
-      cell_bwd(gates, h, grad_h, grad_c_.data() + r * padded(H) + j, grads);
-      for (int gate = 0; gate < 3; ++gate) {
-        const Pack<A> grad = load(grads + gate * LANES);
-        A* bias = sums_.bias.data() + gate * H + j;
-        store(grad_gates_.data() + (rows_ + r) * 3 * H + gate * H + j, grad, n);
-        store(bias, load(bias, n) + grad, n);
-      }
+    const T *activated = a_.activated + 3 * place * H, *h = a_.h_all + place * H, *grad_out = a_.h + place * H;
+    A *grad_h = grad_h_.data() + r * padded(H), *grad_c = grad_c_.data() + r * padded(H);
+    A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      const PackGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
+      Pack<A> c = load(grad_c + j);
+      const auto grad = activate_bwd_all<A>(gate, load(h + j, n), load(grad_h + j) + load(grad_out + j, n), c);
+      store(grad_c + j, c);
+      store(grad_gates + j, grad.i, n);
+      store(grad_gates + H + j, grad.o, n);
+      store(grad_gates + 2 * H + j, grad.g, n);
     });
   }
 
   const Gradients<T>& a_;
-  const Multiply<A> multiply_ = multiply_here<A>();
   Sums<A>& sums_;
   const int H, I;
   std::vector<A> grad_h_, grad_c_, grad_gates_, in_, grad_input_;
@@ -141,7 +142,7 @@ class WalkBack {
 
 // The parts' sums in their order, rows begin .. end - 1 of the weight.
 template <class T>
-CLONES void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
+void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
   using A = acc_t<T>;
   std::vector<A> sum(padded(width));
   for (int64_t row = begin; row < end; ++row) {

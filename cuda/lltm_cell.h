@@ -29,12 +29,11 @@ HD float exponential(float x) {
   const float shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
   const float n = shifted - 12582912.f;
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
+  float p = 1.381458376e-3f;  // with these numbers nearest to exp(r) for |r| < log(2) / 2
+  p = p * r + 8.368723954e-3f;
+  p = p * r + 4.166838874e-2f;
+  p = p * r + 1.666652057e-1f;
+  p = p * r + 4.999999344e-1f;
   p = p * r + 1.f;
   union {
     float value;

@@ -7,39 +7,59 @@ namespace {
 
 constexpr int PARTS = 64;  // at most
 
-// As that of a single number. On numbers one by one the compiler would make cases of what the bounds give.
-HD Pack<float> exponentials(Pack<float> x) {
-  typedef uint32_t Bits __attribute__((vector_size(sizeof(x))));
-  x = x < -87.f ? -87.f : x;
-  x = x > 88.f ? 88.f : x;
-  const Pack<float> shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
-  const Pack<float> n = shifted - 12582912.f;
-  const Pack<float> r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  Pack<float> p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r + 1.f;
-  p = p * r + 1.f;
-  return (Pack<float>)((Bits)p + ((Bits)shifted << 23));  // times 2^n
-}
-HD Pack<float> hyperbolic_tangents(Pack<float> x) { return 1.f - 2.f / (exponentials(2.f * x) + 1.f); }
-HD Pack<double> hyperbolic_tangents(Pack<double> x) {
-  for (int j = 0; j < LANES; ++j) x[j] = hyperbolic_tangent(double(x[j]));
-  return x;
+// Rays whose units are computed side by side: what one has to wait for, another fills.
+constexpr int TOGETHER = REGISTERS / 16;
+
+#define EACH(k, n) _Pragma("GCC unroll 8") for (int k = 0; k < n; ++k)
+
+// As that of a single number, of N packs at every step: the processor looks ahead no further than one exponential.
+template <int N>
+HD void exponentials(Pack<float> (&x)[N]) {
+  typedef uint32_t Bits __attribute__((vector_size(sizeof(*x))));
+  Pack<float> shifted[N], r[N], p[N];
+  EACH(k, N) x[k] = x[k] < -87.f ? -87.f : x[k];
+  EACH(k, N) x[k] = x[k] > 88.f ? 88.f : x[k];
+  EACH(k, N) shifted[k] = x[k] * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
+  EACH(k, N) r[k] = x[k] - (shifted[k] - 12582912.f) * 0.693359375f;
+  EACH(k, N) r[k] = r[k] + (shifted[k] - 12582912.f) * 2.12194440e-4f;
+  EACH(k, N) p[k] = r[k] * 1.381458376e-3f + 8.368723954e-3f;
+  EACH(k, N) p[k] = p[k] * r[k] + 4.166838874e-2f;
+  EACH(k, N) p[k] = p[k] * r[k] + 1.666652057e-1f;
+  EACH(k, N) p[k] = p[k] * r[k] + 4.999999344e-1f;
+  EACH(k, N) p[k] = p[k] * r[k] + 1.f;
+  EACH(k, N) p[k] = p[k] * r[k] + 1.f;
+  EACH(k, N) x[k] = (Pack<float>)((Bits)p[k] + ((Bits)shifted[k] << 23));  // times 2^n
 }
 
-HD void activate_all(Pack<float>& i, Pack<float>& o, Pack<float>& g) {
-  i = 1.f / (1.f + exponentials(-i));
-  o = 1.f / (1.f + exponentials(-o));
-  g = g > 0.f ? g : exponentials(g) - 1.f;
+template <int N>
+HD void hyperbolic_tangents(Pack<float> (&x)[N]) {
+  EACH(k, N) x[k] = 2.f * x[k];
+  exponentials(x);
+  EACH(k, N) x[k] = 1.f - 2.f / (x[k] + 1.f);
 }
-HD void activate_all(Pack<double>& i, Pack<double>& o, Pack<double>& g) {
-  for (int j = 0; j < LANES; ++j) {
-    const Gates<double> gate = activate(double(i[j]), double(o[j]), double(g[j]));
-    i[j] = gate.i, o[j] = gate.o, g[j] = gate.g;
-  }
+template <int N>
+HD void hyperbolic_tangents(Pack<double> (&x)[N]) {
+  for (auto& pack : x)
+    for (int j = 0; j < LANES; ++j) pack[j] = hyperbolic_tangent(double(pack[j]));
+}
+
+// As activate() of a single number, of N rays.
+template <int N>
+HD void activate_all(PackGates<float> (&gate)[N]) {
+  Pack<float> x[3 * N];
+  EACH(k, N) x[k] = -gate[k].i, x[N + k] = -gate[k].o, x[2 * N + k] = gate[k].g;
+  exponentials(x);
+  EACH(k, N) gate[k].i = 1.f / (1.f + x[k]);
+  EACH(k, N) gate[k].o = 1.f / (1.f + x[N + k]);
+  EACH(k, N) gate[k].g = gate[k].g > 0.f ? gate[k].g : x[2 * N + k] - 1.f;
+}
+template <int N>
+HD void activate_all(PackGates<double> (&gates)[N]) {
+  for (auto& gate : gates)
+    for (int j = 0; j < LANES; ++j) {
+      const Gates<double> one = activate(double(gate.i[j]), double(gate.o[j]), double(gate.g[j]));
+      gate.i[j] = one.i, gate.o[j] = one.o, gate.g[j] = one.g;
+    }
 }
 
 template <class T>
@@ -88,9 +108,10 @@ class Walk {
       copy(a_.input + place * I, in_.data() + r * depth + H, I);
       foresee(place + 1);
     }
-    multiply_({in_.data(), depth, 1, a_.panels, LANES, int64_t(depth) * LANES, depth, a_.bias, 0, gates_.data(), columns},
+    multiply<A>({in_.data(), depth, 1, a_.panels, LANES, int64_t(depth) * LANES, depth, a_.bias, 0, gates_.data(), columns},
               slots.taken, columns / LANES);
-    for (int r = 0; r < slots.taken; ++r) units(r, slots.at[r].place++);
+    for (int r = 0; r < slots.taken; r += TOGETHER) units(r, slots);
+    for (int r = 0; r < slots.taken; ++r) ++slots.at[r].place;
   }
 
  private:
@@ -100,32 +121,44 @@ class Walk {
     if (a_.activated) prefetch<T, 1>(a_.activated, place, 3 * H);
   }
 
-  // In two passes: the processor has more packs under way where what one of them waits for is short.
-  HD void units(int r, int64_t place) {
-    A *gates = gates_.data() + 3 * r * padded(H), *c = c_.data() + r * padded(H);
-    T* activated = a_.activated ? a_.activated + 3 * place * H : nullptr;
+  // Of TOGETHER rays, the last of them twice where there are not so many. In two passes: the processor has more packs under
+  // way where what one of them waits for is short.
+  HD void units(int first, const Slots& slots) {
+    constexpr int N = TOGETHER;
+    A *gates[N], *c[N], *in[N];
+    T *activated[N], *h[N];
+    EACH(k, N) {
+      const int r = std::min(first + k, slots.taken - 1);
+      const int64_t place = slots.at[r].place;
+      gates[k] = gates_.data() + 3 * r * padded(H), c[k] = c_.data() + r * padded(H), in[k] = in_.data() + r * (H + I);
+      activated[k] = a_.activated + (a_.activated ? 3 * place * H : 0), h[k] = a_.h + place * H;
+    }
     const int H = this->H;
+    const bool keeps = a_.activated;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      Pack<A> i = load(gates + 3 * j), o = load(gates + 3 * j + LANES), g = load(gates + 3 * j + 2 * LANES);
-      activate_all(i, o, g);
-      store(gates + 3 * j, o);
-      store(c + j, load(c + j) + g * i);
-      if (!activated) return;
-      store(activated + j, i, n);
-      store(activated + H + j, o, n);
-      store(activated + 2 * H + j, g, n);
+      PackGates<A> gate[N];
+      Pack<A> c_old[N];  // read before any is written: two rays may be one
+      EACH(k, N) gate[k].i = load(gates[k] + 3 * j), gate[k].o = load(gates[k] + 3 * j + LANES);
+      EACH(k, N) gate[k].g = load(gates[k] + 3 * j + 2 * LANES), c_old[k] = load(c[k] + j);
+      activate_all(gate);
+      EACH(k, N) store(gates[k] + 3 * j, gate[k].o);
+      EACH(k, N) store(c[k] + j, c_old[k] + gate[k].g * gate[k].i);
+      if (!keeps) return;
+      EACH(k, N) store(activated[k] + j, gate[k].i, n);
+      EACH(k, N) store(activated[k] + H + j, gate[k].o, n);
+      EACH(k, N) store(activated[k] + 2 * H + j, gate[k].g, n);
     });
-    A* in = in_.data() + r * (H + I);
-    T* h = a_.h + place * H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      const Pack<A> h_new = hyperbolic_tangents(load(c + j)) * load(gates + 3 * j);
-      store(in + j, h_new, n);
-      store(h + j, h_new, n);
+      Pack<A> h_new[N];
+      EACH(k, N) h_new[k] = load(c[k] + j);
+      hyperbolic_tangents(h_new);
+      EACH(k, N) h_new[k] *= load(gates[k] + 3 * j);
+      EACH(k, N) store(in[k] + j, h_new[k], n);
+      EACH(k, N) store(h[k] + j, h_new[k], n);
     });
   }
 
   const Arrays<T>& a_;
-  const Multiply<A> multiply_ = multiply_here<A>();
   const int H, I;
   std::vector<A> in_, gates_, c_;
 };

@@ -7,8 +7,8 @@
 #include <numeric>
 #include <vector>
 
-#include "cpu.h"
 #include "lltm.h"
+#include "product_cpu.h"
 
 namespace nerfkit {
 namespace {
@@ -16,87 +16,11 @@ namespace {
 constexpr int GROUP = 8;
 constexpr int BLOCK = 32;  // rows of a few steps, which fill the first cache
 
-int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
-
-// A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
-template <class A, class F>
-std::vector<A> in_panels(int depth, int columns, const F& at) {
-  std::vector<A> panels(int64_t(depth) * columns);
-  for (int j = 0; j < columns; ++j)
-    for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
-  return panels;
-}
-
-// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES].
+// Input gate, output gate and candidate of LANES units.
 template <class A>
-struct Product {
-  const A* left;
-  int64_t left_row, left_column;  // steps from one to the next
-  const A* right;
-  int64_t right_row, right_pack;
-  int depth;
-  const A* start;  // null for zero
-  int64_t start_row;
-  A* out;
-  int64_t out_row;
+struct PackGates {
+  Pack<A> i, o, g;
 };
-
-template <int ROWS, int PACKS, class A>
-HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
-  const A *left = p.left + r * p.left_row, *right = p.right + q * p.right_pack;
-  const A* start = p.start + r * p.start_row + q * LANES;
-  Pack<A> sum[ROWS][PACKS];
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start ? load(start + i * p.start_row + j * LANES) : Pack<A>{};
-  for (int k = 0; k < p.depth; ++k) {
-    Pack<A> row[PACKS];
-#pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right_row + j * p.right_pack);
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 3
-      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left_row + k * p.left_column] * row[j];
-  }
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; ++i)
-#pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) store(p.out + (r + i) * p.out_row + (q + j) * LANES, sum[i][j]);
-}
-
-template <int ROWS, class A>
-HD void tiles(const Product<A>& p, int rows, int packs) {
-  for (int q = 0; q < packs;) {
-    const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
-    for (int r = 0; r < rows; r += ROWS)
-      if (n == 3)
-        tile<ROWS, 3>(p, r, q);
-      else if (n == 2)
-        tile<ROWS, 2>(p, r, q);
-      else
-        tile<ROWS, 1>(p, r, q);
-    q += n;
-  }
-}
-
-constexpr int FEW = 2;
-
-// ROWS is what the registers hold. Up to a multiple of it are read and written.
-template <class A, int ROWS>
-CLONES void multiply(const Product<A>& p, int rows, int packs) {
-  if (rows > FEW)
-    tiles<ROWS>(p, rows, packs);
-  else
-    tiles<FEW>(p, rows, packs);
-}
-
-template <class A>
-using Multiply = void (*)(const Product<A>&, int rows, int packs);
-template <class A>
-Multiply<A> multiply_here() {
-  return has_wide_registers() ? multiply<A, GROUP * sizeof(float) / sizeof(A)> : multiply<A, FEW>;
-}
 
 // f(j, n) for the units j .. j + n - 1; where n is LANES it is a constant, for loads and stores without a test.
 template <class F>
@@ -111,9 +35,11 @@ struct Part {
   int64_t begin, end;
 };
 
+constexpr int LEAST_RAYS = 4 * GROUP;  // of a part: while the longest of them ends, slots are empty
+
 // At most so many parts, and none that fills no block.
 int64_t parts_of(const LltmShape& s, int64_t most) {
-  return std::clamp<int64_t>(std::min(s.n_rays / GROUP, s.n_samples / BLOCK), 1, most);
+  return std::clamp<int64_t>(std::min(s.n_rays / LEAST_RAYS, s.n_samples / BLOCK), 1, most);
 }
 
 // f(part, its number)
@@ -176,7 +102,7 @@ class Slots {
 };
 
 template <class W>
-CLONES void walk_all(W& walk, Slots& slots) {
+void walk_all(W& walk, Slots& slots) {
   for (slots.refill(walk); slots.taken; slots.refill(walk)) walk.step(slots);
 }
 

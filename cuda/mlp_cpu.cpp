@@ -1,115 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // GROUP rows go through all layers together: a weight that was loaded serves all of them, and what lies between the
-// layers stays in the first cache.
+// layers stays in the nearest caches.
 
 #include "mlp.h"
 
+#include <algorithm>
 #include <vector>
 
-#include "cpu.h"
+#include "product_cpu.h"
 
 namespace nerfkit {
 namespace {
 
-constexpr int GROUP = 8;
-constexpr int64_t GRAIN = 16;  // groups that are worth a thread
-
-int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
-
-// PACKS packs of columns from j on: out [GROUP, columns] = start [columns] + in [GROUP, depth] matrix [depth, columns].
-template <int PACKS, class A>
-HD void product_of_packs(const A* in, const A* matrix, const A* start, A* out, int depth, int columns, int j) {
-  Pack<A> sum[GROUP][PACKS];
-#pragma GCC unroll 8
-  for (int r = 0; r < GROUP; ++r)
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) sum[r][p] = start ? load(start + j + p * LANES) : Pack<A>{};
-  for (int k = 0; k < depth; ++k) {
-    Pack<A> row[PACKS];
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) row[p] = load(matrix + int64_t(k) * columns + j + p * LANES);
-#pragma GCC unroll 8
-    for (int r = 0; r < GROUP; ++r)
-#pragma GCC unroll 2
-      for (int p = 0; p < PACKS; ++p) sum[r][p] += in[r * depth + k] * row[p];
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < GROUP; ++r)
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) store(out + r * columns + j + p * LANES, sum[r][p]);
-}
-
-// All columns, which are a multiple of LANES; two packs at a time where the registers hold them.
-template <class A>
-CLONES void product(const A* in, const A* matrix, const A* start, A* out, int depth, int columns, bool wide) {
-  int j = 0;
-  if (wide)
-    for (; j + 2 * LANES <= columns; j += 2 * LANES) product_of_packs<2>(in, matrix, start, out, depth, columns, j);
-  for (; j < columns; j += LANES) product_of_packs<1>(in, matrix, start, out, depth, columns, j);
-}
-
-// OUTS rows from o on and PACKS packs of columns from i on of `sums` [.., n_in] += transposed grad [GROUP, grad_stride]
-// times in [GROUP, n_in].
-template <int OUTS, int PACKS, class A>
-HD void add_packs_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int i, int n_in) {
-  Pack<A> sum[OUTS][PACKS];
-#pragma GCC unroll 4
-  for (int q = 0; q < OUTS; ++q)
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) sum[q][p] = load(sums + int64_t(o + q) * n_in + i + p * LANES);
-#pragma GCC unroll 1
-  for (int r = 0; r < GROUP; ++r) {
-    Pack<A> values[PACKS];
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) values[p] = load(in + r * n_in + i + p * LANES);
-#pragma GCC unroll 4
-    for (int q = 0; q < OUTS; ++q)
-#pragma GCC unroll 2
-      for (int p = 0; p < PACKS; ++p) sum[q][p] += grad[r * grad_stride + o + q] * values[p];
-  }
-#pragma GCC unroll 4
-  for (int q = 0; q < OUTS; ++q)
-#pragma GCC unroll 2
-    for (int p = 0; p < PACKS; ++p) store(sums + int64_t(o + q) * n_in + i + p * LANES, sum[q][p]);
-}
-
-// All columns of OUTS rows.
-template <int OUTS, class A>
-HD void add_rows_of_outer(const A* grad, int grad_stride, const A* in, A* sums, int o, int n_in, bool wide) {
-  int i = 0;
-  if (wide)
-    for (; i + 2 * LANES <= n_in; i += 2 * LANES) add_packs_of_outer<OUTS, 2>(grad, grad_stride, in, sums, o, i, n_in);
-  for (; i + LANES <= n_in; i += LANES) add_packs_of_outer<OUTS, 1>(grad, grad_stride, in, sums, o, i, n_in);
-  for (; i < n_in; ++i)
-    for (int q = 0; q < OUTS; ++q)
-      for (int r = 0; r < GROUP; ++r) sums[int64_t(o + q) * n_in + i] += grad[r * grad_stride + o + q] * in[r * n_in + i];
-}
-
-// The same for all n_out rows, and sums_bias [n_out] += the sums of grad.
-template <class A>
-CLONES void add_outer(const A* grad, int grad_stride, const A* in, A* sums, A* sums_bias, int n_out, int n_in, bool wide) {
-  int o = 0;
-  for (; o + 4 <= n_out; o += 4) add_rows_of_outer<4>(grad, grad_stride, in, sums, o, n_in, wide);
-  for (; o < n_out; ++o) add_rows_of_outer<1>(grad, grad_stride, in, sums, o, n_in, wide);
-  for (int r = 0; r < GROUP; ++r)
-    for (int k = 0; k < n_out; ++k) sums_bias[k] += grad[r * grad_stride + k];
-}
-
-// grad [GROUP, stride] is zero where what ReLU gave [GROUP, n] is.
-template <class A>
-CLONES void through_relu(const A* given, A* grad, int stride, int n) {
-  for (int r = 0; r < GROUP; ++r)
-#pragma omp simd
-    for (int i = 0; i < n; ++i) {
-      const A unchanged = grad[r * stride + i];
-      grad[r * stride + i] = given[r * n + i] == 0 ? A(0) : unchanged;
-    }
-}
+constexpr int GROUP = 4 * MOST_ROWS;
+constexpr int64_t GRAIN = 4;  // groups that are worth a thread
 
 template <class A>
 struct Layer {
-  int n_in, n_out, columns, columns_back;  // columns: n_out padded; columns_back: n_in padded
-  std::vector<A> matrix, start, matrix_back;  // [n_in, columns], [columns], [n_out, columns_back]
+  int n_in, n_out;
+  std::vector<A> panels, start, panels_back;  // [n_in, padded n_out], [padded n_out], [n_out, padded n_in]
 };
 
 template <class T>
@@ -117,90 +26,116 @@ std::vector<Layer<acc_t<T>>> layers_of(const T* parameters, const MlpShape& s) {
   using A = acc_t<T>;
   std::vector<Layer<A>> layers;
   for (int l = 0; l < s.n_layers; ++l) {
-    Layer<A> layer{s.width[l], s.width[l + 1], padded(s.width[l + 1]), padded(s.width[l]), {}, {}, {}};
-    layer.matrix.resize(int64_t(layer.n_in) * layer.columns);
-    layer.matrix_back.resize(int64_t(layer.n_out) * layer.columns_back);
-    layer.start.resize(layer.columns);
-    for (int o = 0; o < layer.n_out; ++o)
-      for (int i = 0; i < layer.n_in; ++i, ++parameters)
-        layer.matrix[int64_t(i) * layer.columns + o] = layer.matrix_back[int64_t(o) * layer.columns_back + i] = A(*parameters);
-    for (int o = 0; o < layer.n_out; ++o) layer.start[o] = A(*parameters++);
-    layers.push_back(std::move(layer));
+    const int n_in = s.width[l], n_out = s.width[l + 1];
+    const T *weight = parameters, *bias = weight + int64_t(n_in) * n_out;
+    const auto at = [&](int o, int i) { return o < n_out && i < n_in ? A(weight[int64_t(o) * n_in + i]) : A(0); };
+    layers.push_back({n_in, n_out, in_panels<A>(n_in, padded(n_out), [&](int i, int o) { return at(o, i); }),
+                      in_panels<A>(1, padded(n_out), [&](int, int o) { return o < n_out ? A(bias[o]) : A(0); }),
+                      in_panels<A>(n_out, padded(n_in), [&](int o, int i) { return at(o, i); })});
+    parameters = bias + n_out;
   }
   return layers;
 }
 
-// What a group has in front of each layer, [GROUP, n_in], and behind the last one, [GROUP, columns].
-template <class T>
-struct Activations {
-  using A = acc_t<T>;
-  std::vector<std::vector<A>> in;
-  std::vector<A> out;
-  const bool wide = has_wide_registers();
+// What a group has in front of each layer, and behind the last one: [GROUP, padded width], zeros beyond the width.
+template <class A>
+using Values = std::vector<std::vector<A>>;
 
-  explicit Activations(const std::vector<Layer<A>>& layers) {
-    size_t widest = 0;
-    for (const auto& layer : layers) {
-      in.emplace_back(size_t(GROUP) * layer.n_in);
-      widest = std::max(widest, size_t(GROUP) * layer.columns);
-    }
-    out.resize(widest);
-  }
-
-  // The first n_layers layers.
-  void compute(const std::vector<Layer<A>>& layers, size_t n_layers, const MlpInputs& inputs, const MlpShape& s,
-               int64_t first, int n) {
-    for (int r = 0; r < n; ++r)
-      for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
-        for (int i = 0; i < s.input_width[k]; ++i)
-          in[0][r * s.width[0] + column + i] = A(((const T*)inputs.rows[k])[(first + r) * s.input_width[k] + i]);
-    for (size_t l = 0; l < n_layers; ++l) {
-      const auto& layer = layers[l];
-      product(in[l].data(), layer.matrix.data(), layer.start.data(), out.data(), layer.n_in, layer.columns, wide);
-      if (l + 1 == layers.size()) return;
-      for (int r = 0; r < GROUP; ++r)
-        for (int o = 0; o < layer.n_out; ++o) {
-          const A x = out[r * layer.columns + o];
-          in[l + 1][r * layer.n_out + o] = x < 0 ? A(0) : x;
-        }
-    }
-  }
-};
-
-template <class F>
-void for_groups(int64_t n_rows, const F& f) {  // f(first group, last group)
-  parallel((n_rows + GROUP - 1) / GROUP, GRAIN, f);
+template <class A>
+Values<A> values_of(const MlpShape& s) {
+  Values<A> values;
+  for (int l = 0; l <= s.n_layers; ++l) values.emplace_back(size_t(GROUP) * padded(s.width[l]));
+  return values;
 }
 
-int rows_of(int64_t group, int64_t n_rows) { return int(std::min<int64_t>(GROUP, n_rows - group * GROUP)); }
-
+// The first n_layers layers, of the rows first .. first + n - 1.
 template <class T>
-void backward_group(const std::vector<Layer<acc_t<T>>>& layers, Activations<T>& at, std::vector<acc_t<T>> (&grad)[2],
-                    const T* grad_out, const MlpInputGradients& grad_inputs, acc_t<T>* sums, const MlpShape& s,
-                    int64_t first, int n) {
+void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const MlpInputs& inputs, const MlpShape& s,
+             int64_t first, int n, Values<acc_t<T>>& values) {
   using A = acc_t<T>;
-  int stride = layers.back().n_out;
-  for (int r = 0; r < GROUP; ++r)
-    for (int o = 0; o < stride; ++o) grad[0][r * stride + o] = r < n ? A(grad_out[(first + r) * stride + o]) : A(0);
-  acc_t<T>* end = sums + s.parameters();
+  const int width = padded(s.width[0]);
+  for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
+    for (int r = 0; r < n; ++r)
+      for (int i = 0; i < s.input_width[k]; ++i)
+        values[0][r * width + column + i] = A(((const T*)inputs.rows[k])[(first + r) * s.input_width[k] + i]);
+  for (size_t l = 0; l < n_layers; ++l) {
+    const auto& layer = layers[l];
+    const int in = padded(layer.n_in), out = padded(layer.n_out);
+    A* const to = values[l + 1].data();
+    multiply<A>({values[l].data(), in, 1, layer.panels.data(), LANES, int64_t(layer.n_in) * LANES, layer.n_in,
+                 layer.start.data(), 0, to, out},
+                n, out / LANES);
+    if (l + 1 == layers.size()) return;
+#pragma omp simd
+    for (int i = 0; i < n * out; ++i) to[i] = to[i] < 0 ? A(0) : to[i];
+  }
+}
+
+// Gradients of a layer's weight [n_out padded to MOST_ROWS, padded n_in] and bias [n_out]: sums over the rows of a part.
+template <class A>
+struct Sums {
+  std::vector<A> weight, bias;
+
+  explicit Sums(const Layer<A>& layer)
+      : weight(size_t(padded(layer.n_out, MOST_ROWS)) * padded(layer.n_in)), bias(layer.n_out) {}
+};
+
+// Adds what a group's `values` and the gradient [GROUP, padded n_out] of its last ones give to `sums`, layer by layer, and
+// leaves the gradient of the input there instead. `other` takes turns with it.
+template <class A>
+void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values, int n, std::vector<Sums<A>>& sums,
+                    std::vector<A>& grad, std::vector<A>& other) {
   for (size_t l = layers.size(); l-- > 0;) {
     const auto& layer = layers[l];
-    end -= int64_t(layer.n_in + 1) * layer.n_out;
-    add_outer(grad[0].data(), stride, at.in[l].data(), end, end + int64_t(layer.n_in) * layer.n_out, layer.n_out, layer.n_in,
-              at.wide);
-    for (int r = 1; r < GROUP; ++r)  // without what pads the rows
-      std::copy_n(grad[0].data() + r * stride, layer.n_out, grad[0].data() + r * layer.n_out);
-    product(grad[0].data(), layer.matrix_back.data(), (const A*)nullptr, grad[1].data(), layer.n_out, layer.columns_back,
-            at.wide);
-    std::swap(grad[0], grad[1]);
-    stride = layer.columns_back;
+    const int in = padded(layer.n_in), out = padded(layer.n_out);
+    A* const weight = sums[l].weight.data();
+    multiply<A>({grad.data(), 1, out, values[l].data(), in, LANES, n, weight, in, weight, in}, layer.n_out, in / LANES);
+    for (int r = 0; r < n; ++r)
+      for (int o = 0; o < layer.n_out; ++o) sums[l].bias[o] += grad[r * out + o];
+    multiply<A>({grad.data(), out, 1, layer.panels_back.data(), LANES, int64_t(layer.n_out) * LANES, layer.n_out, nullptr,
+                 0, other.data(), in},
+                n, in / LANES);
+    std::swap(grad, other);
     if (l == 0) break;
-    through_relu(at.in[l].data(), grad[0].data(), stride, layer.n_in);
+    A* const to = grad.data();
+    const A* given = values[l].data();  // by ReLU
+#pragma omp simd
+    for (int i = 0; i < n * in; ++i) to[i] = given[i] == 0 ? A(0) : to[i];
   }
-  for (int r = 0; r < n; ++r)
+}
+
+// The rows first .. last - 1 of a part; `sums` begin as zeros.
+template <class T>
+void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out, const MlpInputs& inputs,
+                   const MlpInputGradients& grad_inputs, const MlpShape& s, int64_t first, int64_t last,
+                   std::vector<Sums<acc_t<T>>>& sums) {
+  using A = acc_t<T>;
+  const int n_out = s.width[s.n_layers], out = padded(n_out), in = padded(s.width[0]);
+  const int widest = padded(*std::max_element(s.width, s.width + s.n_layers + 1));
+  auto values = values_of<A>(s);
+  std::vector<A> grad(size_t(GROUP) * widest), other(grad);
+  for (; first < last; first += GROUP) {
+    const int n = int(std::min<int64_t>(GROUP, last - first));
+    compute<T>(layers, layers.size() - 1, inputs, s, first, n, values);
+    for (int r = 0; r < n; ++r)
+      for (int o = 0; o < out; ++o) grad[r * out + o] = o < n_out ? A(grad_out[(first + r) * n_out + o]) : A(0);
+    backward_group(layers, values, n, sums, grad, other);
     for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
       if (T* to = (T*)grad_inputs.rows[k])
-        for (int i = 0; i < s.input_width[k]; ++i) to[(first + r) * s.input_width[k] + i] = T(grad[0][r * stride + column + i]);
+        for (int r = 0; r < n; ++r)
+          for (int i = 0; i < s.input_width[k]; ++i)
+            to[(first + r) * s.input_width[k] + i] = T(grad[r * in + column + i]);
+  }
+}
+
+// As the parameters are, in one row.
+template <class A>
+void write_sums(const std::vector<Layer<A>>& layers, const std::vector<Sums<A>>& sums, A* to) {
+  for (size_t l = 0; l < layers.size(); ++l) {
+    const int n_in = layers[l].n_in;
+    for (int o = 0; o < layers[l].n_out; ++o, to += n_in) std::copy_n(&sums[l].weight[int64_t(o) * padded(n_in)], n_in, to);
+    to = std::copy(sums[l].bias.begin(), sums[l].bias.end(), to);
+  }
 }
 
 }  // namespace
@@ -209,14 +144,14 @@ Status mlp(DType dtype, const MlpInputs& inputs, const void* parameters, void* o
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto layers = layers_of((const T*)parameters, s);
-    const int n_out = s.width[s.n_layers];
-    for_groups(s.n_rows, [&](int64_t begin, int64_t end) {
-      Activations<T> at(layers);
-      for (int64_t group = begin; group < end; ++group) {
-        const int n = rows_of(group, s.n_rows);
-        at.compute(layers, layers.size(), inputs, s, group * GROUP, n);
+    const int n_out = s.width[s.n_layers], stride = padded(n_out);
+    parallel((s.n_rows + GROUP - 1) / GROUP, GRAIN, [&](int64_t begin, int64_t end) {
+      auto values = values_of<acc_t<T>>(s);
+      for (int64_t first = begin * GROUP; first < std::min(s.n_rows, end * GROUP); first += GROUP) {
+        const int n = int(std::min<int64_t>(GROUP, s.n_rows - first));
+        compute<T>(layers, layers.size(), inputs, s, first, n, values);
         for (int r = 0; r < n; ++r)
-          for (int o = 0; o < n_out; ++o) ((T*)out)[(group * GROUP + r) * n_out + o] = T(at.out[r * layers.back().columns + o]);
+          for (int o = 0; o < n_out; ++o) ((T*)out)[(first + r) * n_out + o] = T(values.back()[r * stride + o]);
       }
     });
   });
@@ -229,20 +164,16 @@ Status mlp_bwd(DType dtype, const void* grad_out, const MlpInputs& inputs, const
     using T = decltype(element);
     using A = acc_t<T>;
     const auto layers = layers_of((const T*)parameters, s);
-    int widest = 0;
-    for (int l = 0; l <= s.n_layers; ++l) widest = std::max(widest, padded(s.width[l]));
     // The parts do not depend on the number of threads, nor do then the sums.
-    const int64_t groups = (s.n_rows + GROUP - 1) / GROUP, per_part = (groups + MLP_CPU_PARTS - 1) / MLP_CPU_PARTS;
+    const int64_t groups = (s.n_rows + GROUP - 1) / GROUP, rows = (groups + MLP_CPU_PARTS - 1) / MLP_CPU_PARTS * GROUP;
     parallel(MLP_CPU_PARTS, 1, [&](int64_t begin, int64_t end) {
-      Activations<T> at(layers);
-      std::vector<A> grad[2] = {std::vector<A>(size_t(GROUP) * widest), std::vector<A>(size_t(GROUP) * widest)};
-      for (int64_t part = begin; part < end; ++part)
-        for (int64_t group = part * per_part; group < std::min(groups, (part + 1) * per_part); ++group) {
-          const int n = rows_of(group, s.n_rows);
-          at.compute(layers, layers.size() - 1, inputs, s, group * GROUP, n);
-          backward_group<T>(layers, at, grad, (const T*)grad_out, grad_inputs, (A*)grad_parameters + part * s.parameters(), s,
-                            group * GROUP, n);
-        }
+      for (int64_t part = begin; part < end; ++part) {
+        const int64_t first = part * rows, last = std::min(s.n_rows, first + rows);
+        if (first >= last) break;
+        std::vector<Sums<A>> sums(layers.begin(), layers.end());
+        backward_part<T>(layers, (const T*)grad_out, inputs, grad_inputs, s, first, last, sums);
+        write_sums(layers, sums, (A*)grad_parameters + part * s.parameters());
+      }
     });
   });
   return 0;

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t GRAIN = 256;  // points that are worth a thread
 
 template <class T>
-CLONES void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, int64_t begin, int64_t end) {
+void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
@@ -34,7 +34,7 @@ HD void scale(const T* from, acc_t<T> weight, T* to, int64_t n, bool past_caches
 }
 
 template <class T>
-CLONES void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
+void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
                      int64_t f, bool past_caches, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {

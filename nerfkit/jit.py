@@ -8,6 +8,7 @@ torch. Nothing here runs at import of nerfkit.
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from nerfkit.ops import native
 
 SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
-FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
+BEST_LIBRARY, MARCH = native.libraries_for_cpu()[0]
+FLAGS = [f"-march={MARCH}"] if MARCH else []
+FLAGS += ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
 # cpp_extension turns off the conversions of half types, which setup.py's build has.
 HALF = ["HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"]
 CUDA_FLAGS = ["-O3", "--expt-relaxed-constexpr", "-DUSE_CUDA", *(f"-U__CUDA_NO_{name}__" for name in HALF)]
@@ -81,6 +84,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
 def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
     """Compile nerfkit's own ops from a checkout's cuda/ and put them beside the package, for the next start of Python.
 
+    Of the CPU's libraries, the one for this CPU's instructions.
     `cuda` is whether to build the GPU's library too; by default, if this torch is a CUDA build.
     """
     if not _in_checkout():
@@ -88,12 +92,13 @@ def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
     if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
         raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
     shared = sorted(SOURCES.glob("*_bind.cpp"))
-    libraries = {"_C": [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}
+    best = BEST_LIBRARY.removesuffix(".so")
+    libraries = {best: [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}
     if torch.version.cuda if cuda is None else cuda:
         libraries["_C_cuda"] = [*shared, *sorted(SOURCES.glob("*_cuda.cu"))]
     built = []
     for name, sources in libraries.items():
-        targets = _targets() if name == "_C_cuda" else "default x86-64-v3 x86-64-v4"
+        targets = _targets() if name == "_C_cuda" else MARCH or platform.machine()
         library = load(name, [_build_info(name, targets), *sources], cuda=name == "_C_cuda", verbose=verbose)
         target = Path(__file__).resolve().parent / f"{name}.so"
         shutil.copy(library, target.with_suffix(".new"))

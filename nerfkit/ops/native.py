@@ -16,6 +16,8 @@ from pathlib import Path
 import torch
 
 LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}
+# What torch calls a CPU's instructions: the library for it and its -march, best first, as in setup.py.
+INSTRUCTION_SETS = {"AVX512": ("_C_avx512.so", "x86-64-v4"), "AVX2": ("_C_avx2.so", "x86-64-v3")}
 HOW_TO_BUILD = {
     "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation {}",
     "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation {}",
@@ -35,8 +37,21 @@ class Library:
     reason: str
 
 
+def libraries_for_cpu() -> list[tuple[str, str]]:
+    """Names of the CPU libraries that run here and the -march of each, best first; ATEN_CPU_CAPABILITY limits them."""
+    names, best = list(INSTRUCTION_SETS), torch.backends.cpu.get_cpu_capability()
+    faster = names[names.index(best) :] if best in names else []
+    return [*(INSTRUCTION_SETS[name] for name in faster), (LIBRARIES["cpp"], "")]
+
+
+def _path(backend: str) -> Path:
+    """The best library of those that were built."""
+    names = [name for name, _ in libraries_for_cpu()] if backend == "cpp" else [LIBRARIES[backend]]
+    return next((_FOLDER / name for name in names if (_FOLDER / name).exists()), _FOLDER / LIBRARIES[backend])
+
+
 def _load(backend: str) -> Library:
-    path = _FOLDER / LIBRARIES[backend]
+    path = _path(backend)
     if os.environ.get("NERFKIT_DISABLE_NATIVE") == "1":
         return Library(backend, path, False, "NERFKIT_DISABLE_NATIVE=1")
     if not path.exists():

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of small matrices, for ops that have a few rows at a time.
+
+#pragma once
+
+#include <vector>
+
+#include "cpu.h"
+
+namespace nerfkit {
+namespace {
+
+inline int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
+
+// A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
+template <class A, class F>
+std::vector<A> in_panels(int depth, int columns, const F& at) {
+  std::vector<A> panels(int64_t(depth) * columns);
+  for (int j = 0; j < columns; ++j)
+    for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
+  return panels;
+}
+
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES].
+template <class A>
+struct Product {
+  const A* left;
+  int64_t left_row, left_column;  // steps from one to the next
+  const A* right;
+  int64_t right_row, right_pack;
+  int depth;
+  const A* start;  // null for zero
+  int64_t start_row;
+  A* out;
+  int64_t out_row;
+};
+
+template <int ROWS, int PACKS, class A>
+HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+  const A *left = p.left + r * p.left_row, *right = p.right + q * p.right_pack;
+  const A* start = p.start + r * p.start_row + q * LANES;
+  Pack<A> sum[ROWS][PACKS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start ? load(start + i * p.start_row + j * LANES) : Pack<A>{};
+  for (int k = 0; k < p.depth; ++k) {
+    Pack<A> row[PACKS];
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right_row + j * p.right_pack);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left_row + k * p.left_column] * row[j];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) store(p.out + (r + i) * p.out_row + (q + j) * LANES, sum[i][j]);
+}
+
+template <int ROWS, class A>
+HD void tiles(const Product<A>& p, int rows, int packs) {
+  for (int q = 0; q < packs;) {
+    const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
+    for (int r = 0; r < rows; r += ROWS)
+      if (n == 3)
+        tile<ROWS, 3>(p, r, q);
+      else if (n == 2)
+        tile<ROWS, 2>(p, r, q);
+      else
+        tile<ROWS, 1>(p, r, q);
+    q += n;
+  }
+}
+
+constexpr int FEW = 2, MOST_ROWS = 8;
+
+// As many rows at once as the registers hold, a divisor of MOST_ROWS. Up to a multiple of it are read and written.
+template <class A>
+__attribute__((noinline)) void multiply(const Product<A>& p, int rows, int packs) {
+  if (rows > FEW)
+    tiles<MOST_PACKS<A> / 4>(p, rows, packs);
+  else
+    tiles<FEW>(p, rows, packs);
+}
+
+}  // namespace
+}  // namespace nerfkit
