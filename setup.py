@@ -180,6 +180,20 @@ def why_pure_python() -> str | None:
     return None
 
 
+def libraries_for_cpus() -> list[str]:
+    """Those of INSTRUCTION_SETS that this machine's kind of CPU may have and the compiler knows."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ["_C"]
+    known = ["_C"]
+    for name, march in list(INSTRUCTION_SETS.items())[1:]:
+        check = [*CXX, f"-march={march}", "-E", "-x", "c++", os.devnull]
+        if subprocess.run(check, capture_output=True).returncode == 0:
+            known.append(name)
+        else:
+            say(f"no {name}.so, which CPUs with {march} would be faster with: {CXX[0]} does not know it")
+    return known
+
+
 def extensions() -> list[Extension]:
     """What to build here; nothing for pure Python, with the reason printed."""
     must = switch("NERFKIT_NATIVE") == "1"
@@ -193,8 +207,7 @@ def extensions() -> list[Extension]:
     sources = {suffix: sorted(glob.glob(f"cuda/*{suffix}")) for suffix in ("_cpu.cpp", "_bind.cpp", "_cuda.cu")}
     shared = ["cuda/schema.cpp", "cuda/build_info.cpp"]
     cpu_sources = shared + sources["_bind.cpp"] + sources["_cpu.cpp"]
-    names = INSTRUCTION_SETS if platform.machine() in ("x86_64", "AMD64") else ["_C"]
-    found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in names]
+    found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in libraries_for_cpus()]
     if cuda == "1" and not NVCC:
         sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
     if cuda == "1" or (cuda == "auto" and NVCC and TORCH.cuda):
@@ -239,6 +252,10 @@ class BuildLibraries(build_ext):
     def initialize_options(self) -> None:
         super().initialize_options()
         self.compiled: set[str] = set()  # objects, in this run
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.parallel = None  # libraries share objects, and each is compiled by several jobs anyway
 
     def build_extension(self, extension: Extension) -> None:
         name = extension.name.removeprefix("nerfkit.")

@@ -90,6 +90,10 @@ HD void stream(A* to, Pack<A> pack) {
 #endif
 }
 
+// Whether packs that are not written one behind the other fill lines all the same: else each takes a line's time.
+template <class A>
+constexpr bool PACKS_ARE_LINES = sizeof(Pack<A>) % 64 == 0;
+
 inline void end_streams() {
 #if defined(__x86_64__)
   _mm_sfence();

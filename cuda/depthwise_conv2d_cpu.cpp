@@ -46,13 +46,14 @@ void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* w
 // Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
 template <class T>
 void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
-                    const Tile& tile, const Pictures& s) {
+                    const Tile& tile, const Pictures& s, Ahead& ahead) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
   rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
     for (int i = begin; i < begin + groups * r; i += r) {
       const auto in = picture.inputs().below(i);
-      const auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
+      auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
+      to.fetches = true, to.ahead = &ahead;
       auto edge = [&](int j) {
         const int column = tile.column + j;
         correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
@@ -95,6 +96,7 @@ struct Correlation {
   const Tiles& tiles;
   const Pictures& s;
   InPlace<A> picture{y, x, tiles, s.channels};
+  Ahead ahead = {};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   std::vector<A> packs;
 
@@ -106,6 +108,26 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
+  // In place: what `next`, with its `out`, has that `tile` has not is asked for while all units of the tile are summed. Each
+  // takes some bytes of every pixel, of which the processor does not make out what comes next.
+  void foresee(const Plane<const T>& source, const Plane<T>& out, const Tile& tile, const Tile& next) {
+    const bool below = next.batch == tile.batch && next.column == tile.column;
+    const int begin = std::max(0, below ? y.start(tile.row + tile.rows - 1) + y.kernel : y.start(next.row));
+    const int rows = std::min(y.source, y.start(next.row + next.rows - 1) + y.kernel) - begin;
+    const int left = std::max(0, x.start(next.column));
+    const int columns = std::min(x.source, x.start(next.column + next.columns - 1) + x.kernel) - left;
+    auto lines = [](const auto& plane, int row, int rows, int column, int columns) -> Lines {
+      const auto* from = plane.values + row * plane.row + column * plane.column;
+      const int n = int((columns * plane.column * int64_t(sizeof(T)) + Lines::BYTES - 1) / Lines::BYTES);
+      return {(const char*)from, plane.row * int64_t(sizeof(T)), n, n > 0 ? rows : 0};
+    };
+    ahead.in = lines(source, begin, rows, left, columns);
+    ahead.out = lines(out, next.row, next.rows, next.column, next.columns);
+    const int calls = std::max(1, int(s.units() * tile.columns / PACKS_AT_ONCE<A, 8>));
+    auto step = [&](const Lines& some) { return (some.lines * std::max(0, some.rows) + calls - 1) / calls; };
+    ahead.in_step = step(ahead.in), ahead.out_step = step(ahead.out);
+  }
+
   // For a tile and its unit's weights, [taps + 1, unit]. No frame where the inputs are read where they are.
   template <class To>
   void correlate(const Plane<const T>& source, const Frame<A>* frame, const A* weight, const Tile& tile,
@@ -113,7 +135,7 @@ struct Correlation {
     if constexpr (std::is_same_v<T, A>)
       if (in_place<T>(s, x)) {
         picture.find(source, tile);
-        return correlate_tile(picture, weight, to.out, source, tile, s);
+        return correlate_tile(picture, weight, to.out, source, tile, s, ahead);
       }
     const auto in = inputs_of(*frame);
     if (s.rows) {
@@ -134,7 +156,9 @@ inline bool woven(const Pictures& s, const std::vector<Part>& xs) {
 template <class T>
 Tiles tiles_of(const Line& y, const std::vector<Part>& xs, const Pictures& s) {
   const Line& x = xs[0].line;  // none is longer
-  return Tiles(y, x, s, in_place<T>(s, x) || (woven(s, xs) && x.out > 8 * LANES));
+  Tiles tiles(y, x, s, in_place<T>(s, x) || (woven(s, xs) && x.out > 8 * LANES));
+  tiles.down_first = in_place<T>(s, x);
+  return tiles;
 }
 
 // All columns of a part of the rows.
@@ -215,10 +239,16 @@ struct Correlations {
   void some(int part, const Tiles& tiles, int64_t begin, int64_t end) const {
     const Line &y = ys[part].line, &x = xs[0].line;
     Rows<T> rows{y, xs, tiles, s};
+    const bool foresees = rows.reads && y.dilation == 1 && x.dilation == 1;
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       if (tile.rows <= 0) continue;
       const Plane<T> out(to, s, height, width, tile);
+      if (foresees && (i == begin || tile.unit == 0)) {
+        const int64_t index = std::min(i / tiles.series + 1, (end - 1) / tiles.series);
+        const Tile next = tiles.tile(0, index);
+        rows.columns[0].foresee({from, s, y.source, x.source, next}, {to, s, height, width, next}, tile, next);
+      }
       rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(), weights.begins.data() + part * xs.size(),
                      out.rows(ys[part].first, int(ys.size())), tile, width);
     }

@@ -150,7 +150,7 @@ struct Frame {
     width = ((apart ? x.kernel : stride) * phase * unit + LANES - 1) / LANES * LANES;
     size = rows_for(height) * width + 3 * LANES;
     values.reserve(size);
-    // What is copied begins where a line of the cache does, as do fewer loads and stores then meet two lines.
+    // What is copied begins at a multiple of a pack: fewer loads and stores then meet two lines of the cache.
     const int64_t lead = unit == LANES ? 0 : int64_t(x.lead) * unit;
     first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - lead) % LANES;
     for (int i = 0; i < pointers_of(y, height); ++i) {

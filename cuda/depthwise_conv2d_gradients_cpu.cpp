@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: nine weights and the sums of
-// their gradients stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
+// All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: the sums of the weights' gradients
+// stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
 // memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp. Rows of outputs that
 // are not there are zeros: a value of x that is not finite makes the taps that would lead to them NaN.
 
@@ -92,7 +92,7 @@ struct Gradients {
   const std::vector<T> zeros = std::vector<T>(std::max(line, out_line));
   const int64_t n_units = s.units(), read = s.batch * s.channels * (int64_t(height) * width + int64_t(s.y.size) * s.x.size);
   const bool fetches = read * int64_t(sizeof(T)) > CACHED;
-  const bool past_caches = grad_x && s.channels * sizeof(T) % 64 == 0 &&
+  const bool past_caches = PACKS_ARE_LINES<T> && grad_x && s.channels * sizeof(T) % 64 == 0 &&
                            goes_past_caches(grad_x, s.batch * s.y.size * line * int64_t(sizeof(T)));
 
   // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.

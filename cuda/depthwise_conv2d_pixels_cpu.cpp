@@ -30,7 +30,7 @@ void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& ou
 }
 
 // The same for 3 x 3 taps, of a row one apart or as far as the inputs of neighbouring outputs: the weights stay in registers
-// beside the sums, and an input is loaded once for all taps. Products are added in the same order.
+// beside the sums, as far as these hold them, and an input is loaded once for all taps. Products are added in the same order.
 template <class T, int S, int R, int P>
 void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
@@ -140,7 +140,7 @@ struct Walk {
   const int64_t read = s.batch * s.channels * ys[0].line.source * xs[0].line.source * sizeof(T);
   const int64_t written = s.batch * s.channels * height * width * sizeof(T);
   const bool fetches = read + written > CACHED;
-  const bool past_caches = s.channels * sizeof(T) % 64 == 0 && goes_past_caches(to, written);
+  const bool past_caches = PACKS_ARE_LINES<T> && s.channels * sizeof(T) % 64 == 0 && goes_past_caches(to, written);
 
   void run() const {
     for (size_t part = 0; part < ys.size(); ++part) {

@@ -8,6 +8,33 @@
 namespace nerfkit {
 namespace {
 
+// Lines of the cache that are asked for, some at a time, in the order of memory.
+struct Lines {
+  static constexpr int BYTES = 64;
+  const char* row;
+  int64_t apart;  // rows
+  int lines, rows, at = 0;
+
+  template <int WRITE>
+  HD void ask(int n) {
+    for (; n > 0 && rows > 0; --n) {
+      __builtin_prefetch(row + int64_t(at) * BYTES, WRITE, 2);
+      if (++at == lines) at = 0, row += apart, --rows;
+    }
+  }
+};
+
+// What the next tile reads and writes, asked for while this one is summed.
+struct Ahead {
+  Lines in, out;
+  int in_step, out_step;  // lines at a time
+
+  void ask() {
+    in.ask<0>(in_step);
+    out.ask<1>(out_step);
+  }
+};
+
 template <class T>
 struct Outputs {
   T* values;
@@ -17,12 +44,13 @@ struct Outputs {
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
   bool past_caches = false;
+  Ahead* ahead = nullptr;  // instead of `soon`
 
   HD Outputs moved(int64_t by) const {
-    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches};
+    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, ahead};
   }
   HD Outputs below(int n) const {
-    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack, past_caches};
+    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack, past_caches, ahead};
   }
   Outputs every(int period, int from) const {  // every period'th pack, from one on
     Outputs some = moved(from * LANES);
@@ -33,6 +61,7 @@ struct Outputs {
   template <int R, int P>
   __attribute__((noinline)) void fetch(int64_t p) const {
     in_order();  // the compiler drops calls that do nothing but fetch
+    if (ahead) return ahead->ask();
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8

@@ -163,6 +163,8 @@ class Walk {
   std::vector<A> in_, gates_, c_;
 };
 
+#undef EACH
+
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,

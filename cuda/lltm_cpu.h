@@ -35,11 +35,11 @@ struct Part {
   int64_t begin, end;
 };
 
-constexpr int LEAST_RAYS = 4 * GROUP;  // of a part: while the longest of them ends, slots are empty
+constexpr int LEAST_SAMPLES = 512;  // of a part: while its longest ray ends, slots are empty
 
-// At most so many parts, and none that fills no block.
+// At most so many parts.
 int64_t parts_of(const LltmShape& s, int64_t most) {
-  return std::clamp<int64_t>(std::min(s.n_rays / LEAST_RAYS, s.n_samples / BLOCK), 1, most);
+  return std::clamp<int64_t>(std::min(s.n_rays / GROUP, s.n_samples / LEAST_SAMPLES), 1, most);
 }
 
 // f(part, its number)

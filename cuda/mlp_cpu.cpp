@@ -113,7 +113,7 @@ void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out
   const int n_out = s.width[s.n_layers], out = padded(n_out), in = padded(s.width[0]);
   const int widest = padded(*std::max_element(s.width, s.width + s.n_layers + 1));
   auto values = values_of<A>(s);
-  std::vector<A> grad(size_t(GROUP) * widest), other(grad);
+  std::vector<A> grad(size_t(GROUP) * widest + MOST_ROWS), other(grad);  // of the last row, columns up to a multiple are read
   for (; first < last; first += GROUP) {
     const int n = int(std::min<int64_t>(GROUP, last - first));
     compute<T>(layers, layers.size() - 1, inputs, s, first, n, values);

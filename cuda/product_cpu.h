@@ -77,10 +77,13 @@ HD void tiles(const Product<A>& p, int rows, int packs) {
 constexpr int FEW = 2, MOST_ROWS = 8;
 
 // As many rows at once as the registers hold, a divisor of MOST_ROWS. Up to a multiple of it are read and written.
+// A call, so that a product shares no registers with what is around it.
 template <class A>
 __attribute__((noinline)) void multiply(const Product<A>& p, int rows, int packs) {
+  constexpr int ROWS = MOST_PACKS<A> / 4;
+  static_assert(MOST_ROWS % ROWS == 0 && MOST_ROWS % FEW == 0);
   if (rows > FEW)
-    tiles<MOST_PACKS<A> / 4>(p, rows, packs);
+    tiles<ROWS>(p, rows, packs);
   else
     tiles<FEW>(p, rows, packs);
 }

@@ -46,13 +46,15 @@ def _library(library: native.Library) -> list[str]:
     """What loaded, what it was built for and with; what to type where it is missing."""
     if not library.loaded:
         return [
-            f"{library.path.name:<9} not used: {library.reason}",
+            f"{library.path.name:<13} not used: {library.reason}",
             f"          {native.how_to_build(library.backend)}",
         ]
     info = native.build_info(library.backend)
     lines = [
-        f"{library.path.name:<9} loaded, for {info['targets']}; {info['compiler']}, headers of torch {info['torch']}"
+        f"{library.path.name:<13} loaded, for {info['targets']}; {info['compiler']}, headers of torch {info['torch']}"
     ]
+    if library.backend == "cpp" and (faster := native.faster_library()):
+        lines.append(f"          this CPU would be faster with {faster}. {native.how_to_build('cpp')}")
     if library.backend == "cuda" and torch.cuda.is_available():
         reasons = [native.why_not_on(index) for index in range(torch.cuda.device_count())]
         lines += [f"          NOT usable: {reason}. {native.how_to_build('cuda')}" for reason in reasons if reason]

@@ -20,8 +20,7 @@ from nerfkit.ops import native
 SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
 BEST_LIBRARY, MARCH = native.libraries_for_cpu()[0]
-FLAGS = [f"-march={MARCH}"] if MARCH else []
-FLAGS += ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
+FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
 # cpp_extension turns off the conversions of half types, which setup.py's build has.
 HALF = ["HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"]
 CUDA_FLAGS = ["-O3", "--expt-relaxed-constexpr", "-DUSE_CUDA", *(f"-U__CUDA_NO_{name}__" for name in HALF)]
@@ -61,11 +60,12 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
     if not shutil.which("ninja") and not _has_ninja():
         raise BuildError("ninja is not installed; type: pip install ninja")
     folder.mkdir(parents=True, exist_ok=True)
+    flags = ["-DUSE_CUDA"] if cuda else [f"-march={MARCH}"] if MARCH else []
     try:
         cpp_extension.load(
             name=name,
             sources=[str(source) for source in sources],
-            extra_cflags=[*FLAGS, *(["-DUSE_CUDA"] if cuda else [])],
+            extra_cflags=[*FLAGS, *flags],
             extra_cuda_cflags=CUDA_FLAGS,
             extra_include_paths=[str(SOURCES)] if _in_checkout() else [],
             build_directory=str(folder),

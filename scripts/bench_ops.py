@@ -236,6 +236,7 @@ def main(options: Options) -> None:
             "machine": machine,
             "torch": torch.__version__,
             "cpu_threads": torch.get_num_threads(),
+            "cpu_instructions": torch.backends.cpu.get_cpu_capability(),
             "copy_gb_s": round(bandwidth / 1e9, 1),
             "backends": {name: native.loaded(name) for name in native.LIBRARIES},
         }

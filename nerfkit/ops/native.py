@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}
+LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}  # _C.so is for any CPU; there may be faster ones beside it
 # What torch calls a CPU's instructions: the library for it and its -march, best first, as in setup.py.
 INSTRUCTION_SETS = {"AVX512": ("_C_avx512.so", "x86-64-v4"), "AVX2": ("_C_avx2.so", "x86-64-v3")}
 HOW_TO_BUILD = {
@@ -44,14 +44,19 @@ def libraries_for_cpu() -> list[tuple[str, str]]:
     return [*(INSTRUCTION_SETS[name] for name in faster), (LIBRARIES["cpp"], "")]
 
 
-def _path(backend: str) -> Path:
-    """The best library of those that were built."""
-    names = [name for name, _ in libraries_for_cpu()] if backend == "cpp" else [LIBRARIES[backend]]
-    return next((_FOLDER / name for name in names if (_FOLDER / name).exists()), _FOLDER / LIBRARIES[backend])
-
-
 def _load(backend: str) -> Library:
-    path = _path(backend)
+    """The best library that loads; if none does, the best one that was built."""
+    names = [name for name, _ in libraries_for_cpu()] if backend == "cpp" else [LIBRARIES[backend]]
+    built = [_FOLDER / name for name in names if (_FOLDER / name).exists()] or [_FOLDER / LIBRARIES[backend]]
+    tried = []
+    for path in built:
+        tried.append(_load_from(path, backend))
+        if tried[-1].loaded:
+            return tried[-1]
+    return tried[0]
+
+
+def _load_from(path: Path, backend: str) -> Library:
     if os.environ.get("NERFKIT_DISABLE_NATIVE") == "1":
         return Library(backend, path, False, "NERFKIT_DISABLE_NATIVE=1")
     if not path.exists():
@@ -89,6 +94,12 @@ _libraries = {backend: _load(backend) for backend in LIBRARIES}
 def libraries() -> tuple[Library, ...]:
     """State of every compiled library, in the order of LIBRARIES."""
     return tuple(_libraries.values())
+
+
+def faster_library() -> str | None:
+    """The library that this CPU would be faster with than with the one that loaded, if there is one."""
+    best = libraries_for_cpu()[0][0]
+    return best if loaded("cpp") and best != _libraries["cpp"].path.name else None
 
 
 def loaded(backend: str) -> bool:

@@ -3,8 +3,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nerfkit import nn
+from nerfkit import nn, ops
 from nerfkit.ops import mlp
+from nerfkit.ops.mlp import n_parameters
 from tests.ops.harness import checks_of
 
 TestMlp = checks_of("mlp")
@@ -32,6 +33,24 @@ def test_nan_of_a_row_stays_in_it():
     x = torch.randn(40, 16)
     x[17, 3] = float("nan")
     assert (~net(x).isfinite()).any(1).nonzero().flatten().tolist() == [17]
+
+
+@pytest.mark.parametrize("widths", [(1, 1), (3, 3), (2, 1, 4), (4, 9, 2), (7, 5, 8, 17)], ids=str)
+@pytest.mark.parametrize("n_rows", [1, 3, 32, 75])
+def test_narrow_layers(widths: tuple, n_rows: int):
+    """Kernels take some rows and columns at once: what is beyond the last ones counts for nothing."""
+    parameters = torch.randn(n_parameters(widths), requires_grad=True)
+    x = torch.randn(n_rows, widths[0], requires_grad=True)
+    grad = torch.randn(n_rows, widths[-1])
+
+    def results() -> tuple:
+        out = mlp(parameters, widths, x)
+        return out, *torch.autograd.grad(out, (parameters, x), grad)
+
+    with ops.backend("torch"):
+        wanted = results()
+    for got, want in zip(results(), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,6 @@ def test_doctor_names_a_stale_library(tmp_path: Path):
     command = [sys.executable, "-m", "nerfkit", "doctor"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert "_C.so     not used: _C.so was built from other sources than these; build it again\n" in done.stdout
+    assert "_C.so         not used: _C.so was built from other sources than these; build it again\n" in done.stdout
     assert "trilinear         torch  (cpp not built)" in done.stdout or "(cuda not built)" in done.stdout
     assert "verdict   training works" in done.stdout
