@@ -89,7 +89,10 @@ def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
         if work.check and part != "inference":
             error = difference(*(call_of(side, what) for side in work.sides()), work.tolerance)
         with torch.set_grad_enabled(part != "inference"):
-            times = [time_of(kind, side, what, timer) for side in work.sides()]
+            if timer.device == "cpu" and not kind:
+                times = timer.in_turns([call_of(side, what) for side in work.sides()])
+            else:
+                times = [time_of(kind, side, what, timer) for side in work.sides()]
         limit = limits.get(part, 0) / bandwidth * 1e3 or None
         yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit, error)
 

@@ -41,6 +41,22 @@ class Timer:
             calls[i % len(calls)]()
         return statistics.median(self._on_gpu(calls) if self.device == "cuda" else self._on_cpu(calls))
 
+    def in_turns(self, calls: Sequence[Callable[[], object]]) -> list[float]:
+        """Median of each call on a CPU. They take turns, for its clock may be another from one second to the next.
+
+        Each is called once before it is timed, and so finds in the caches what it left there, not what the others did.
+        """
+        times: list[list[float]] = [[] for _ in calls]
+        for turn in range(self.warmup + self.repeats):
+            for call, own in zip(calls, times, strict=True):
+                call()
+                start = time.perf_counter()
+                kept = call()
+                if turn >= self.warmup:
+                    own.append((time.perf_counter() - start) * 1e3)
+                del kept
+        return [statistics.median(own) for own in times]
+
     def wall(self, call: Callable[[], object], calls: int = 100) -> float:
         """Mean time of a call in a row of `calls`, fewer if they are long; launches and Python counted."""
         for _ in range(self.warmup):

@@ -78,3 +78,10 @@ def test_a_copy_by_threads_that_do_not_divide_it():
         assert copy_bandwidth(Timer("cpu", repeats=1, warmup=0), 2**20) > 0
     finally:
         torch.set_num_threads(threads)
+
+
+def test_calls_take_turns():
+    called = []
+    timer = Timer("cpu", repeats=2, warmup=1)
+    times = timer.in_turns([lambda: called.append("fused"), lambda: called.append("baseline")])
+    assert called == ["fused", "fused", "baseline", "baseline"] * 3 and len(times) == 2 and min(times) > 0
