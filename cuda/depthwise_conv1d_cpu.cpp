@@ -24,7 +24,7 @@ std::vector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped
 
 template <class T>
 void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv1dShape& s, int64_t begin,
-                      int64_t end) {  // rays
+               int64_t end) {  // rays
   using A = acc_t<T>;
   const int C = s.channels;
   const int64_t reach = int64_t(s.kernel / 2) * s.dilation;

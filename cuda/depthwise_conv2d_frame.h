@@ -77,7 +77,7 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
 // `rows` rows of places `step` apart from `place` on, rows of zeros where the source has none.
 template <class T>
 void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, int rows, acc_t<T>* to,
-                      int64_t width, const RowCopy& copy, int unit) {
+               int64_t width, const RowCopy& copy, int unit) {
   for (int r = 0; r < rows; ++r, to += width) {
     const int at = y.value_at(place + r * step);
     if (at < 0)

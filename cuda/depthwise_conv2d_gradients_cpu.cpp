@@ -40,7 +40,7 @@ struct Below {
 // taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
 template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
 void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t pixel, const T* weight, T* sums,
-                       int begin, int end, bool past_caches) {
+                int begin, int end, bool past_caches) {
   using B = Block<S>;
   Pack<T> w[SUMS - 1], sum[SUMS];
 #pragma GCC unroll 9
@@ -217,7 +217,7 @@ int64_t gradients_scratch(const Conv2dShape& shape) {
 }
 
 void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
-                           void* grad_bias, void* scratch, const Conv2dShape& shape) {
+                                void* grad_bias, void* scratch, const Conv2dShape& shape) {
   const Pictures s(shape);
   const PartWeights<float> weights((const float*)weight, (const float*)nullptr, s, forward_parts(s.y), forward_parts(s.x));
   const auto run = [&](auto stride) {

@@ -106,7 +106,7 @@ HD void alternate(const T* from, int64_t part, int64_t width, T* to, int64_t bel
 // The same of any number of parts, of pixels of `unit` numbers.
 template <class T>
 void weave(const T* from, int64_t part, int64_t width, T* to, int64_t below, int rows, int columns, int parts,
-                  int unit) {
+           int unit) {
   if (unit == 1 && parts == 2) return alternate<2>(from, part, width, to, below, rows, columns);
   if (unit == 1 && parts == 3) return alternate<3>(from, part, width, to, below, rows, columns);
   if (unit == 1 && parts == 4) return alternate<4>(from, part, width, to, below, rows, columns);

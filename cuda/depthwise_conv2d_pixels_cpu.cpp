@@ -18,7 +18,7 @@ constexpr int MOST_PIXELS = MOST_PACKS<T> / 4;
 // P pixels at a time with all their channels; weight [units, kernel_y * kernel_x + 1, LANES].
 template <class T, int K, int S, int R, int P>
 void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
-                             int64_t channels) {
+                      int64_t channels) {
   const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
   for (int p = span.begin; p < span.end; p += P) {
     const T* w = weight;

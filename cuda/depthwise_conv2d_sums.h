@@ -149,7 +149,7 @@ void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, cons
 // `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
 template <class T>
 void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
-                           int columns) {
+                    int columns) {
   using A = acc_t<T>;
   constexpr int P = 4;
   const int taps = in.kernel_x;

@@ -193,7 +193,7 @@ void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const 
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);
 void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
-                           void* grad_bias, void* scratch, const Conv2dShape&);
+                                void* grad_bias, void* scratch, const Conv2dShape&);
 void depthwise_conv2d_weights(DType, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
                               void* scratch, const Conv2dShape&);
 

@@ -75,7 +75,7 @@ void forward(const P* points, const T* table, T* out, const GridLevels& levels, 
 
 template <class P, class T, int F>
 void to_points(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
-                      int64_t begin, int64_t end) {
+               int64_t begin, int64_t end) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   for (int64_t n = begin; n < end; ++n) {
@@ -106,7 +106,7 @@ void to_points(const T* grad_out, const P* points, const T* table, P* grad_point
 // number of threads.
 template <class P, class T, int F>
 void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
-                    uint32_t first, uint32_t last, int64_t n_points) {
+             uint32_t first, uint32_t last, int64_t n_points) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   A* part = grad_table + levels.first_row[l] * f;

@@ -83,9 +83,12 @@ class WalkBack {
       place_[rows_ + r] = place;
       units(r, place);
     }
-    multiply<A>({grad_gates_.data() + rows_ * 3 * H, 3 * H, 1, a_.panels, LANES, int64_t(3) * H * LANES, 3 * H, nullptr, 0,
-               grad_h_.data(), padded(H)},
-              slots.taken, padded(H) / LANES);
+    multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
+                 {a_.panels, LANES, int64_t(3) * H * LANES},
+                 3 * H,
+                 {},
+                 {grad_h_.data(), padded(H)}},
+                slots.taken, padded(H) / LANES);
     rows_ += slots.taken;
     if (rows_ + GROUP > BLOCK) finish_block();
   }
@@ -93,9 +96,12 @@ class WalkBack {
   // Gradients of the block's input, and of the weight.
   HD void finish_block() {
     const int width = padded(H + I);
-    multiply<A>({grad_gates_.data(), 3 * H, 1, a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES, 3 * H,
-               nullptr, 0, grad_input_.data(), padded(I)},
-              rows_, padded(I) / LANES);
+    multiply<A>({{grad_gates_.data(), 3 * H, 1},
+                 {a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES},
+                 3 * H,
+                 {},
+                 {grad_input_.data(), padded(I)}},
+                rows_, padded(I) / LANES);
     for (int r = 0; r < rows_; ++r) copy(grad_input_.data() + r * padded(I), a_.input_out + place_[r] * I, I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> sum = load(sums_.bias.data() + j, n);
@@ -103,8 +109,8 @@ class WalkBack {
       store(sums_.bias.data() + j, sum, n);
     });
     A* sums = sums_.weight.data();
-    multiply<A>({grad_gates_.data(), 1, 3 * H, in_.data(), width, LANES, rows_, sums, width, sums, width}, 3 * H,
-              width / LANES);
+    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
+                width / LANES);
     rows_ = 0;
   }
 

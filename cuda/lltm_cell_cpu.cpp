@@ -25,7 +25,7 @@ void forward(const T* gates, const T* c, T* h, T* c_new, T* activated, int64_t n
 
 template <class T>
 void backward(const T* grad_h, const T* grad_c_new, const T* activated, const T* c_new, T* grad_gates, T* grad_c,
-                     int64_t n_state, int64_t begin, int64_t end) {
+              int64_t n_state, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t b = begin; b < end; ++b) {
     const T* a = activated + 3 * b * n_state;

@@ -108,8 +108,12 @@ class Walk {
       copy(a_.input + place * I, in_.data() + r * depth + H, I);
       foresee(place + 1);
     }
-    multiply<A>({in_.data(), depth, 1, a_.panels, LANES, int64_t(depth) * LANES, depth, a_.bias, 0, gates_.data(), columns},
-              slots.taken, columns / LANES);
+    multiply<A>({{in_.data(), depth, 1},
+                 {a_.panels, LANES, int64_t(depth) * LANES},
+                 depth,
+                 {a_.bias, 0},
+                 {gates_.data(), columns}},
+                slots.taken, columns / LANES);
     for (int r = 0; r < slots.taken; r += TOGETHER) units(r, slots);
     for (int r = 0; r < slots.taken; ++r) ++slots.at[r].place;
   }

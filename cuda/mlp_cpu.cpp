@@ -62,8 +62,11 @@ void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const 
     const auto& layer = layers[l];
     const int in = padded(layer.n_in), out = padded(layer.n_out);
     A* const to = values[l + 1].data();
-    multiply<A>({values[l].data(), in, 1, layer.panels.data(), LANES, int64_t(layer.n_in) * LANES, layer.n_in,
-                 layer.start.data(), 0, to, out},
+    multiply<A>({{values[l].data(), in, 1},
+                 {layer.panels.data(), LANES, int64_t(layer.n_in) * LANES},
+                 layer.n_in,
+                 {layer.start.data(), 0},
+                 {to, out}},
                 n, out / LANES);
     if (l + 1 == layers.size()) return;
 #pragma omp simd
@@ -89,11 +92,15 @@ void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values
     const auto& layer = layers[l];
     const int in = padded(layer.n_in), out = padded(layer.n_out);
     A* const weight = sums[l].weight.data();
-    multiply<A>({grad.data(), 1, out, values[l].data(), in, LANES, n, weight, in, weight, in}, layer.n_out, in / LANES);
+    multiply<A>({{grad.data(), 1, out}, {values[l].data(), in, LANES}, n, {weight, in}, {weight, in}}, layer.n_out,
+                in / LANES);
     for (int r = 0; r < n; ++r)
       for (int o = 0; o < layer.n_out; ++o) sums[l].bias[o] += grad[r * out + o];
-    multiply<A>({grad.data(), out, 1, layer.panels_back.data(), LANES, int64_t(layer.n_out) * LANES, layer.n_out, nullptr,
-                 0, other.data(), in},
+    multiply<A>({{grad.data(), out, 1},
+                 {layer.panels_back.data(), LANES, int64_t(layer.n_out) * LANES},
+                 layer.n_out,
+                 {},
+                 {other.data(), in}},
                 n, in / LANES);
     std::swap(grad, other);
     if (l == 0) break;

@@ -21,42 +21,51 @@ std::vector<A> in_panels(int depth, int columns, const F& at) {
   return panels;
 }
 
-// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES].
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES]; of each, how far it is from one
+// row, column or pack to the next.
 template <class A>
 struct Product {
-  const A* left;
-  int64_t left_row, left_column;  // steps from one to the next
-  const A* right;
-  int64_t right_row, right_pack;
+  struct {
+    const A* values;
+    int64_t row, column;
+  } left;
+  struct {
+    const A* values;
+    int64_t row, pack;
+  } right;
   int depth;
-  const A* start;  // null for zero
-  int64_t start_row;
-  A* out;
-  int64_t out_row;
+  struct {
+    const A* values;  // null for zeros
+    int64_t row;
+  } start;
+  struct {
+    A* values;
+    int64_t row;
+  } out;
 };
 
 template <int ROWS, int PACKS, class A>
 HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
-  const A *left = p.left + r * p.left_row, *right = p.right + q * p.right_pack;
-  const A* start = p.start + r * p.start_row + q * LANES;
+  const A *left = p.left.values + r * p.left.row, *right = p.right.values + q * p.right.pack;
+  const A* start = p.start.values + r * p.start.row + q * LANES;
   Pack<A> sum[ROWS][PACKS];
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start ? load(start + i * p.start_row + j * LANES) : Pack<A>{};
+    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start.values ? load(start + i * p.start.row + j * LANES) : Pack<A>{};
   for (int k = 0; k < p.depth; ++k) {
     Pack<A> row[PACKS];
 #pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right_row + j * p.right_pack);
+    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right.row + j * p.right.pack);
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left_row + k * p.left_column] * row[j];
+      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left.row + k * p.left.column] * row[j];
   }
 #pragma GCC unroll 8
   for (int i = 0; i < ROWS; ++i)
 #pragma GCC unroll 3
-    for (int j = 0; j < PACKS; ++j) store(p.out + (r + i) * p.out_row + (q + j) * LANES, sum[i][j]);
+    for (int j = 0; j < PACKS; ++j) store(p.out.values + (r + i) * p.out.row + (q + j) * LANES, sum[i][j]);
 }
 
 template <int ROWS, class A>

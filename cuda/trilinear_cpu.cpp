@@ -35,7 +35,7 @@ HD void scale(const T* from, acc_t<T> weight, T* to, int64_t n, bool past_caches
 
 template <class T>
 void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
-                     int64_t f, bool past_caches, int64_t begin, int64_t end) {
+              int64_t f, bool past_caches, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
