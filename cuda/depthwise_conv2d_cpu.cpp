@@ -46,14 +46,14 @@ void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* w
 // Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
 template <class T>
 void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
-                    const Tile& tile, const Pictures& s, Ahead& ahead) {
+                    const Tile& tile, const Pictures& s, Ahead* ahead) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
   rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
     for (int i = begin; i < begin + groups * r; i += r) {
       const auto in = picture.inputs().below(i);
       auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
-      to.fetches = true, to.ahead = &ahead;
+      if (ahead) to.fetches = true, to.ahead = ahead;
       auto edge = [&](int j) {
         const int column = tile.column + j;
         correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
@@ -96,6 +96,7 @@ struct Correlation {
   const Tiles& tiles;
   const Pictures& s;
   InPlace<A> picture{y, x, tiles, s.channels};
+  const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1;
   Ahead ahead = {};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   std::vector<A> packs;
@@ -108,8 +109,8 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // In place: what `next`, with its `out`, has that `tile` has not is asked for while all units of the tile are summed. Each
-  // takes some bytes of every pixel, of which the processor does not make out what comes next.
+  // In place, taps one apart: what `next`, with its `out`, has that `tile` has not is asked for while all units of the tile
+  // are summed. Each takes some bytes of every pixel, of which the processor does not make out what comes next.
   void foresee(const Plane<const T>& source, const Plane<T>& out, const Tile& tile, const Tile& next) {
     const bool below = next.batch == tile.batch && next.column == tile.column;
     const int begin = std::max(0, below ? y.start(tile.row + tile.rows - 1) + y.kernel : y.start(next.row));
@@ -135,7 +136,7 @@ struct Correlation {
     if constexpr (std::is_same_v<T, A>)
       if (in_place<T>(s, x)) {
         picture.find(source, tile);
-        return correlate_tile(picture, weight, to.out, source, tile, s, ahead);
+        return correlate_tile(picture, weight, to.out, source, tile, s, foresees ? &ahead : nullptr);
       }
     const auto in = inputs_of(*frame);
     if (s.rows) {
@@ -239,12 +240,11 @@ struct Correlations {
   void some(int part, const Tiles& tiles, int64_t begin, int64_t end) const {
     const Line &y = ys[part].line, &x = xs[0].line;
     Rows<T> rows{y, xs, tiles, s};
-    const bool foresees = rows.reads && y.dilation == 1 && x.dilation == 1;
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       if (tile.rows <= 0) continue;
       const Plane<T> out(to, s, height, width, tile);
-      if (foresees && (i == begin || tile.unit == 0)) {
+      if (rows.columns[0].foresees && (i == begin || tile.unit == 0)) {
         const int64_t index = std::min(i / tiles.series + 1, (end - 1) / tiles.series);
         const Tile next = tiles.tile(0, index);
         rows.columns[0].foresee({from, s, y.source, x.source, next}, {to, s, height, width, next}, tile, next);
