@@ -14,8 +14,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <new>
 #include <stdexcept>
 #include <type_traits>
+#include <vector>
 
 #include "launch.h"
 
@@ -118,6 +120,24 @@ HD Pack<A> lane_numbers() {
 // The packs that registers hold.
 template <class A>
 constexpr int MOST_PACKS = REGISTERS * sizeof(float) / sizeof(A);
+
+// A std::vector for packs: it begins with a line of the cache. One that lies across two lines takes as long as two.
+template <class A>
+struct LineAllocator {
+  using value_type = A;
+  LineAllocator() = default;
+  template <class B>
+  LineAllocator(const LineAllocator<B>&) {}
+  A* allocate(size_t n) { return static_cast<A*>(::operator new(n * sizeof(A), LINE)); }
+  void deallocate(A* array, size_t) { ::operator delete(array, LINE); }
+  friend bool operator==(const LineAllocator&, const LineAllocator&) { return true; }
+  friend bool operator!=(const LineAllocator&, const LineAllocator&) { return false; }
+
+ private:
+  static constexpr std::align_val_t LINE{64};
+};
+template <class A>
+using PackVector = std::vector<A, LineAllocator<A>>;
 
 // Calls f with a value of the element type.
 template <class F>

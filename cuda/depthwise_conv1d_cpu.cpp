@@ -14,8 +14,8 @@ constexpr int64_t PARTS = 64;  // sums of the weight gradient: a fixed number, w
 
 // weight [k, C]: channels side by side, as in the samples; flipped for the gradient of x.
 template <class T>
-std::vector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped) {
-  std::vector<acc_t<T>> out(int64_t(s.kernel) * s.channels);
+PackVector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped) {
+  PackVector<acc_t<T>> out(int64_t(s.kernel) * s.channels);
   for (int c = 0; c < s.channels; ++c)
     for (int u = 0; u < s.kernel; ++u)
       out[int64_t(flipped ? s.kernel - 1 - u : u) * s.channels + c] = acc_t<T>(weight[c * s.kernel + u]);

@@ -9,7 +9,7 @@ namespace {
 
 // Weights of a unit, [n, unit], as packs [period, n, LANES].
 template <class A>
-const A* in_packs(const A* weight, int64_t n, int unit, std::vector<A>& packs) {
+const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
   A* to = packs.data();
   for (int p = 0; p < period_of(unit); ++p)
     for (int64_t k = 0; k < n; ++k, to += LANES)
@@ -99,7 +99,7 @@ struct Correlation {
   const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1;
   Ahead ahead = {};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
-  std::vector<A> packs;
+  PackVector<A> packs;
 
   // What a part takes of a frame for several.
   Inputs<A> inputs_of(const Frame<A>& frame) {
@@ -174,8 +174,8 @@ struct Rows {
   const std::vector<Line> shared = reads ? std::vector<Line>() : shared_line(xs);
   std::vector<Frame<A>> frames;         // one for all parts, or one for each
   std::vector<Correlation<T>> columns;  // of the parts
-  std::vector<A> channels;              // [rows, columns, LANES]
-  std::vector<T> apart;                 // [parts, rows, columns]
+  PackVector<A> channels;              // [rows, columns, LANES]
+  PackVector<T> apart;                 // [parts, rows, columns]
 
   Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s) : y(y), xs(xs), tiles(tiles), s(s) {
     for (const Line& x : shared) frames.emplace_back(y, x, tiles, s.unit());

@@ -133,7 +133,7 @@ struct Frame {
   const int unit, row_step;  // numbers of a place; places from one row to the next
   bool apart;                // whether a tap has places of its own, as those between would be many more
   int64_t phase, width;
-  std::vector<A> values;
+  PackVector<A> values;
   A* first;  // of the places
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
@@ -206,7 +206,7 @@ struct Frame {
 template <class A>
 struct InPlace {
   const Line &y, &x;
-  std::vector<A> zeros;
+  PackVector<A> zeros;
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
   int64_t column;

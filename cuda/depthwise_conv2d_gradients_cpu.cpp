@@ -89,7 +89,7 @@ struct Gradients {
   const PartWeights<T>& weights;
   const int height = s.y.out_size, width = s.x.out_size;  // blocks, as many as outputs
   const int64_t line = int64_t(s.x.size) * s.channels, out_line = width * s.channels;
-  const std::vector<T> zeros = std::vector<T>(std::max(line, out_line));
+  const PackVector<T> zeros = PackVector<T>(std::max(line, out_line));
   const int64_t n_units = s.units(), read = s.batch * s.channels * (int64_t(height) * width + int64_t(s.y.size) * s.x.size);
   const bool fetches = read * int64_t(sizeof(T)) > CACHED;
   const bool past_caches = PACKS_ARE_LINES<T> && grad_x && s.channels * sizeof(T) % 64 == 0 &&
@@ -97,7 +97,7 @@ struct Gradients {
 
   // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.
   void add(int64_t first, int64_t last, int64_t unit, int64_t end_unit, T* sums) const {
-    std::vector<T> unused(grad_x && s.y.size % S ? line : 0);  // takes the gradient of a row that is not there
+    PackVector<T> unused(grad_x && s.y.size % S ? line : 0);  // takes the gradient of a row that is not there
     for (int64_t i = first; i < last; ++i) {
       const int64_t picture = i / height;
       const int row = int(i % height);

@@ -145,7 +145,7 @@ int64_t parts_of(const Tiles& tiles) { return std::min(PARTS, tiles.length); }
 
 // Sums [period, taps + 1, LANES] of a unit, or [rows, taps + 1, LANES], to those of its channels, [C, taps + 1].
 template <class A>
-void by_channel(const std::vector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
+void by_channel(const PackVector<A>& sums, A* to, const Tile& tile, int64_t n_sums, const Pictures& s) {
   const int unit = s.unit(), packs = s.rows ? tile.rows : period_of(unit);
   const int64_t first = s.rows ? tile.row : s.first_channel(tile.unit), n = s.rows ? tile.rows : unit;
   const int64_t taken = s.rows ? 0 : tile.unit * unit - first;  // channels that the unit before has, on another thread
@@ -180,7 +180,7 @@ struct WeightSums {
     Frame<A> in{all.y, all.x, all.tiles, all.s.unit()}, grad{all.grad_y, all.grad_x, all.tiles, all.s.unit()};
     InPlace<A> picture{all.y, all.x, all.tiles, all.s.channels};
     InPlace<A> grad_picture{all.grad_y, all.grad_x, all.tiles, all.s.channels};
-    std::vector<A> sums;
+    PackVector<A> sums;
 
     void add(const Tile& tile) {
       if (tile.rows <= 0) return;

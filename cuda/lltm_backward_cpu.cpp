@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a few steps gather in a block that stays in the first cache, for the products that give the gradients of
-// weight and input.
+// The rows of a few steps gather in a block that stays in the first cache, for the product that gives the gradient of the
+// weight.
 
 #include "lltm_cpu.h"
 
@@ -9,19 +9,10 @@ namespace {
 
 constexpr int PARTS = 32;  // at most: each has sums of its own
 
-// As activate_bwd_at() of a single number: of gates before activation, from the gradients of h and c.
-template <class A>
-HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> h, Pack<A> grad_h, Pack<A>& grad_c) {
-  const Pack<A> t = gate.o > 0 ? h / gate.o : Pack<A>{};  // the hyperbolic tangent of c; h is zero too where o is
-  grad_c += grad_h * gate.o * (1 - t * t);
-  const Pack<A> slope = gate.g > 0 ? repeated(A(1)) : gate.g + 1;
-  return {grad_c * gate.g * gate.i * (1 - gate.i), grad_h * t * gate.o * (1 - gate.o), grad_c * gate.i * slope};
-}
-
 template <class T>
 struct Gradients {
   const T *h, *h_n, *c_n;
-  const T *input, *h0, *h_all, *activated;
+  const T *input, *h0, *kept;
   T *input_out, *h0_out, *c0_out;
   const acc_t<T>* panels;  // columns as [padded H + padded I]
 };
@@ -29,7 +20,7 @@ struct Gradients {
 // Over the samples of a part.
 template <class A>
 struct Sums {
-  std::vector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
+  PackVector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
 };
 
 template <class T>
@@ -42,67 +33,66 @@ class WalkBack {
         sums_(sums),
         H(s.n_state),
         I(s.n_input),
-        grad_h_(GROUP * padded(H)),
+        columns_(padded(H) + padded(I)),
+        grad_in_(GROUP * columns_),
         grad_c_(GROUP * padded(H)),
         grad_gates_(BLOCK * 3 * H + GROUP),
-        in_(BLOCK * padded(H + I)),
-        grad_input_(BLOCK * padded(I)) {
+        in_(BLOCK * padded(H + I)) {
     sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
     sums.bias.resize(3 * H);
   }
 
   HD void begin(int64_t ray, int r) {
-    copy(a_.h_n + ray * H, grad_h_.data() + r * padded(H), H);
+    copy(a_.h_n + ray * H, grad_in_.data() + r * columns_, H);
     copy(a_.c_n + ray * H, grad_c_.data() + r * padded(H), H);
   }
   HD void end(int64_t ray, int r) {
-    copy(grad_h_.data() + r * padded(H), a_.h0_out + ray * H, H);
+    copy(grad_in_.data() + r * columns_, a_.h0_out + ray * H, H);
     copy(grad_c_.data() + r * padded(H), a_.c0_out + ray * H, H);
   }
   HD void move(int from, int to) {
-    copy(grad_h_.data() + from * padded(H), grad_h_.data() + to * padded(H), H);
+    copy(grad_in_.data() + from * columns_, grad_in_.data() + to * columns_, H);
     copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
   }
 
   HD void foresee(const Slot& slot) {
-    prefetch(a_.h_n, slot.ray, H);
-    prefetch(a_.c_n, slot.ray, H);
-    prefetch(a_.h0, slot.ray, H);
-    prefetch(a_.h_all, slot.place, H);
-    foresee(slot.place);
+    prefetch_row(a_.h_n, slot.ray, H);
+    prefetch_row(a_.c_n, slot.ray, H);
+    prefetch_row(a_.h0, slot.ray, H);
+    prefetch_row(a_.h, slot.place, H);
+    prefetch_row(a_.kept, slot.place, KEPT * H);
+    prefetch_row(a_.kept, slot.place - 1, KEPT * H);
+    prefetch_row(a_.input, slot.place, I);
   }
 
   HD void step(Slots& slots) {
     for (int r = 0; r < slots.taken; ++r) {
       Slot& slot = slots.at[r];
       const int64_t place = slot.place--;
-      foresee(slot.place);
+      prefetch_row(a_.input, slot.place, I);
       A* in = in_.data() + (rows_ + r) * padded(H + I);
-      copy(slot.place == slot.end ? a_.h0 + slot.ray * H : a_.h_all + slot.place * H, in, H);
+      if (slot.place == slot.end)
+        copy(a_.h0 + slot.ray * H, in, H);
+      else
+        state_behind(slot.place, in);
       copy(a_.input + place * I, in + H, I);
-      place_[rows_ + r] = place;
       units(r, place);
     }
     multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
                  {a_.panels, LANES, int64_t(3) * H * LANES},
                  3 * H,
                  {},
-                 {grad_h_.data(), padded(H)}},
-                slots.taken, padded(H) / LANES);
+                 {grad_in_.data(), columns_}},
+                slots.taken, columns_ / LANES);
+    for (int r = 0; r < slots.taken; ++r)
+      copy(grad_in_.data() + r * columns_ + padded(H), a_.input_out + (slots.at[r].place + 1) * I, I);
     rows_ += slots.taken;
     if (rows_ + GROUP > BLOCK) finish_block();
   }
 
-  // Gradients of the block's input, and of the weight.
+  // Gradients of the weight and the bias, of the rows in the block.
   HD void finish_block() {
     const int width = padded(H + I);
-    multiply<A>({{grad_gates_.data(), 3 * H, 1},
-                 {a_.panels + int64_t(padded(H)) * 3 * H, LANES, int64_t(3) * H * LANES},
-                 3 * H,
-                 {},
-                 {grad_input_.data(), padded(I)}},
-                rows_, padded(I) / LANES);
-    for (int r = 0; r < rows_; ++r) copy(grad_input_.data() + r * padded(I), a_.input_out + place_[r] * I, I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> sum = load(sums_.bias.data() + j, n);
       for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
@@ -115,34 +105,38 @@ class WalkBack {
   }
 
  private:
-  HD void foresee(int64_t place) {
-    prefetch(a_.h, place, H);
-    prefetch(a_.activated, place, 3 * H);
-    prefetch(a_.h_all, place - 1, H);
-    prefetch(a_.input, place, I);
+  HD void state_behind(int64_t place, A* to) {
+    const T* kept = a_.kept + KEPT * place * H;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      store(to + j, load(kept + 3 * H + j, n) * load(kept + H + j, n), n);
+    });
   }
 
+  // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without waiting.
   HD void units(int r, int64_t place) {
-    const T *activated = a_.activated + 3 * place * H, *h = a_.h_all + place * H, *grad_out = a_.h + place * H;
-    A *grad_h = grad_h_.data() + r * padded(H), *grad_c = grad_c_.data() + r * padded(H);
+    const T *kept = a_.kept + KEPT * place * H, *grad_out = a_.h + place * H;
+    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      const PackGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
+      const PackGates<A> gate{load(kept + j, n), load(kept + H + j, n), load(kept + 2 * H + j, n)};
       Pack<A> c = load(grad_c + j);
-      const auto grad = activate_bwd_all<A>(gate, load(h + j, n), load(grad_h + j) + load(grad_out + j, n), c);
+      const Pack<A> t = load(kept + 3 * H + j, n);
+      const auto grad = activate_bwd_all<A>(gate, t, load(grad_h + j) + load(grad_out + j, n), c);
       store(grad_c + j, c);
       store(grad_gates + j, grad.i, n);
       store(grad_gates + H + j, grad.o, n);
       store(grad_gates + 2 * H + j, grad.g, n);
+      prefetch(kept, j - 4 * H), prefetch(kept, j - 2 * H), prefetch(grad_out, j - H);
+      prefetch(kept, j - 7 * H), prefetch(kept, j - 5 * H);  // of the state
     });
   }
 
   const Gradients<T>& a_;
   Sums<A>& sums_;
-  const int H, I;
-  std::vector<A> grad_h_, grad_c_, grad_gates_, in_, grad_input_;
-  int64_t place_[BLOCK];
+  const int H, I, columns_;
+  PackVector<A> grad_in_, grad_c_, grad_gates_, in_;  // grad_in_ [GROUP, padded H + padded I]
   int rows_ = 0;  // of the block
 };
 
@@ -150,7 +144,7 @@ class WalkBack {
 template <class T>
 void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
   using A = acc_t<T>;
-  std::vector<A> sum(padded(width));
+  PackVector<A> sum(padded(width));
   for (int64_t row = begin; row < end; ++row) {
     std::fill(sum.begin(), sum.end(), A(0));
     for (const auto& part : parts)
@@ -163,7 +157,7 @@ void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t be
 }  // namespace
 
 Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
-                    const void* weight, const void* h0, const void* h, const void* activated, void* grad_input,
+                    const void* weight, const void* h0, const void* kept, void* grad_input,
                     void* grad_weight, void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
@@ -174,8 +168,8 @@ Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const
       return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
     });
     const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
-                              (const T*)h0,     (const T*)h,         (const T*)activated, (T*)grad_input,
-                              (T*)grad_h0,      (T*)grad_c0,         panels.data()};
+                              (const T*)h0,     (const T*)kept,      (T*)grad_input,     (T*)grad_h0,
+                              (T*)grad_c0,      panels.data()};
     std::vector<Sums<A>> sums(parts_of(s, PARTS));
     for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
       WalkBack<T> walk(arrays, s, sums[i]);

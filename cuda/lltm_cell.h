@@ -21,31 +21,9 @@ HD float hyperbolic_tangent(float x) { return tanhf(x); }
 HD double hyperbolic_tangent(double x) { return tanh(x); }
 HD float exponential_minus_1(float x) { return expm1f(x); }
 HD double exponential_minus_1(double x) { return expm1(x); }
-#else
-// exp in float, in operations that the compiler can vectorise; relative error 1e-7.
-HD float exponential(float x) {
-  x = x < -87.f ? -87.f : x;
-  x = x > 88.f ? 88.f : x;
-  const float shifted = x * 1.44269504f + 12582912.f;  // rounds to the nearest integer, in the lowest bits
-  const float n = shifted - 12582912.f;
-  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
-  float p = 1.381458376e-3f;  // with these numbers nearest to exp(r) for |r| < log(2) / 2
-  p = p * r + 8.368723954e-3f;
-  p = p * r + 4.166838874e-2f;
-  p = p * r + 1.666652057e-1f;
-  p = p * r + 4.999999344e-1f;
-  p = p * r + 1.f;
-  union {
-    float value;
-    uint32_t bits;
-  } power{p * r + 1.f}, lowest{shifted};
-  power.bits += lowest.bits << 23;  // times 2^n
-  return power.value;
-}
+#else  // of floats lltm_units_cpu.h has packs
 HD double exponential(double x) { return std::exp(x); }
-HD float hyperbolic_tangent(float x) { return 1.f - 2.f / (exponential(2.f * x) + 1.f); }
 HD double hyperbolic_tangent(double x) { return std::tanh(x); }
-HD float exponential_minus_1(float x) { return exponential(x) - 1.f; }
 HD double exponential_minus_1(double x) { return std::expm1(x); }
 #endif
 

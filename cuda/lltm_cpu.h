@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lltm.h"
+#include "lltm_units_cpu.h"
 #include "product_cpu.h"
 
 namespace nerfkit {
@@ -15,20 +16,6 @@ namespace {
 
 constexpr int GROUP = 8;
 constexpr int BLOCK = 32;  // rows of a few steps, which fill the first cache
-
-// Input gate, output gate and candidate of LANES units.
-template <class A>
-struct PackGates {
-  Pack<A> i, o, g;
-};
-
-// f(j, n) for the units j .. j + n - 1; where n is LANES it is a constant, for loads and stores without a test.
-template <class F>
-HD void for_units(int n_state, const F& f) {
-  int j = 0;
-  for (; j + LANES <= n_state; j += LANES) f(j, LANES);
-  if (j < n_state) f(j, n_state - j);
-}
 
 // Neighbouring rays that one thread walks. The number does not depend on that of threads, nor do then any sums.
 struct Part {
@@ -111,12 +98,25 @@ HD void copy(const T* from, A* to, int n) {
   for (int i = 0; i < n; ++i) to[i] = A(from[i]);
 }
 
-// The row [n] of a matrix, which may lie outside of it. The processor does not foresee where the next sample of each of
-// GROUP rays lies.
-template <class T, int WRITE = 0>
-HD void prefetch(const T* matrix, int64_t row, int n) {
-  const uintptr_t from = uintptr_t(matrix) + row * n * sizeof(T);
-  for (uintptr_t i = 0; i < n * sizeof(T); i += 64) __builtin_prefetch((const void*)(from + i), WRITE);
+// Fetch array[at] to the cache, which may lie outside of the array: the processor does not foresee where the next sample of
+// each of GROUP rays lies.
+template <class T>
+HD void prefetch(const T* array, int64_t at) {
+  __builtin_prefetch((const void*)(uintptr_t(array) + at * sizeof(T)));
+}
+template <class T>
+HD void prefetch_to_write(const T* array, int64_t at) {
+  __builtin_prefetch((const void*)(uintptr_t(array) + at * sizeof(T)), 1);
+}
+
+// All of a matrix's row [n].
+template <class T>
+HD void prefetch_row(const T* matrix, int64_t row, int n) {
+  for (int i = 0; i < n; i += 64 / sizeof(T)) prefetch(matrix, row * n + i);
+}
+template <class T>
+HD void prefetch_row_to_write(const T* matrix, int64_t row, int n) {
+  for (int i = 0; i < n; i += 64 / sizeof(T)) prefetch_to_write(matrix, row * n + i);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ constexpr int64_t GRAIN = 4;  // groups that are worth a thread
 template <class A>
 struct Layer {
   int n_in, n_out;
-  std::vector<A> panels, start, panels_back;  // [n_in, padded n_out], [padded n_out], [n_out, padded n_in]
+  PackVector<A> panels, start, panels_back;  // [n_in, padded n_out], [padded n_out], [n_out, padded n_in]
 };
 
 template <class T>
@@ -39,7 +39,7 @@ std::vector<Layer<acc_t<T>>> layers_of(const T* parameters, const MlpShape& s) {
 
 // What a group has in front of each layer, and behind the last one: [GROUP, padded width], zeros beyond the width.
 template <class A>
-using Values = std::vector<std::vector<A>>;
+using Values = std::vector<PackVector<A>>;
 
 template <class A>
 Values<A> values_of(const MlpShape& s) {
@@ -77,7 +77,7 @@ void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const 
 // Gradients of a layer's weight [n_out padded to MOST_ROWS, padded n_in] and bias [n_out]: sums over the rows of a part.
 template <class A>
 struct Sums {
-  std::vector<A> weight, bias;
+  PackVector<A> weight, bias;
 
   explicit Sums(const Layer<A>& layer)
       : weight(size_t(padded(layer.n_out, MOST_ROWS)) * padded(layer.n_in)), bias(layer.n_out) {}
@@ -87,7 +87,7 @@ struct Sums {
 // leaves the gradient of the input there instead. `other` takes turns with it.
 template <class A>
 void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values, int n, std::vector<Sums<A>>& sums,
-                    std::vector<A>& grad, std::vector<A>& other) {
+                    PackVector<A>& grad, PackVector<A>& other) {
   for (size_t l = layers.size(); l-- > 0;) {
     const auto& layer = layers[l];
     const int in = padded(layer.n_in), out = padded(layer.n_out);
@@ -120,7 +120,7 @@ void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out
   const int n_out = s.width[s.n_layers], out = padded(n_out), in = padded(s.width[0]);
   const int widest = padded(*std::max_element(s.width, s.width + s.n_layers + 1));
   auto values = values_of<A>(s);
-  std::vector<A> grad(size_t(GROUP) * widest + MOST_ROWS), other(grad);  // of the last row, columns up to a multiple are read
+  PackVector<A> grad(size_t(GROUP) * widest + MOST_ROWS), other(grad);  // of the last row, columns up to a multiple are read
   for (; first < last; first += GROUP) {
     const int n = int(std::min<int64_t>(GROUP, last - first));
     compute<T>(layers, layers.size() - 1, inputs, s, first, n, values);

@@ -14,8 +14,8 @@ inline int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
 
 // A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
 template <class A, class F>
-std::vector<A> in_panels(int depth, int columns, const F& at) {
-  std::vector<A> panels(int64_t(depth) * columns);
+PackVector<A> in_panels(int depth, int columns, const F& at) {
+  PackVector<A> panels(int64_t(depth) * columns);
   for (int j = 0; j < columns; ++j)
     for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
   return panels;

@@ -30,8 +30,8 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   m.def("_lltm_cell_small_bwd(Tensor grad_h, Tensor grad_c, Tensor input, Tensor h, Tensor weight, Tensor gates, "
         "Tensor c_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H] and on a GPU
-  // c [N, H] and the state in front of each sample [N, H].
+  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H], on a CPU
+  // followed by the hyperbolic tangent of c [N, 4H]; on a GPU also c [N, H] and the state in front of each sample [N, H].
   m.def("_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, bool save) "
         "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On a GPU -> gradients of the gates before activation, of h0 and c0, and parts [P, 3H] of that of the bias.
@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
         "Tensor slopes, Tensor before, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On a CPU -> gradients of input, weight, bias, h0 and c0.
   m.def("_lltm_cpu_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
-        "Tensor h0, Tensor h, Tensor gates) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "Tensor h0, Tensor kept) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // inputs lie side by side; parameters are weight and bias of each layer, one after the other; wanted: a flag an input.
   // -> gradients of the inputs and parts [P, n] of that of the parameters.

@@ -178,9 +178,8 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
 class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, gates, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
-        # Copies, for a caller may change the state in place.
-        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), h.clone(), gates)
+        h, h_n, c_n, kept, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
+        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), kept)  # a caller may change the state in place
         return h, h_n, c_n
 
     @staticmethod
@@ -261,6 +260,9 @@ class _NarrowLltmOnGpu(torch.autograd.Function):
         return input, None, weight, bias, h0, c0
 
 
+KEPT_ON_CPU = 4  # KEPT of cuda/lltm.h
+
+
 @native.fake("_lltm")
 def _(input, ray_offsets, weight, bias, h0, c0, order, save):
     n, n_state = input.shape[0], h0.shape[1]
@@ -268,7 +270,7 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
         input.new_empty(n, n_state),
         h0.new_empty(h0.shape),
         c0.new_empty(c0.shape),
-        input.new_empty((n, 3 * n_state) if save else 0),
+        input.new_empty((n, (KEPT_ON_CPU if input.is_cpu else 3) * n_state) if save else 0),
         *(input.new_empty((n, n_state) if save and not input.is_cpu else 0) for _ in range(2)),
     )
 
@@ -297,6 +299,6 @@ def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, slopes, before, or
 
 
 @native.fake("_lltm_cpu_bwd")
-def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, h, gates):
-    shapes = input.shape, weight.shape, gates.shape[1:], h0.shape, h0.shape
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, kept):
+    shapes = input.shape, weight.shape, weight.shape[:1], h0.shape, h0.shape
     return tuple(input.new_empty(shape) for shape in shapes)

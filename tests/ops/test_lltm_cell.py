@@ -2,7 +2,8 @@
 import pytest
 import torch
 
-from nerfkit.ops import lltm_cell
+from nerfkit import ops
+from nerfkit.ops import lltm, lltm_cell
 from tests.ops.harness import checks_of
 
 TestLltmCell = checks_of("lltm_cell")
@@ -22,6 +23,33 @@ def test_extreme_gates_stay_finite():
     outputs = lltm_cell(*inputs, weight, torch.zeros(6).double())
     gradients = torch.autograd.grad(sum(x.sum() for x in outputs), [*inputs, weight])
     assert all(x.isfinite().all() for x in (*outputs, *gradients))
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("op", ["lltm_cell", "lltm"])
+@pytest.mark.parametrize("swept", ["input gate", "output gate", "candidate", "cell"])
+def test_float32_over_the_whole_range(backend, op, swept):
+    if backend not in ops.available(op):
+        pytest.skip("no native op")
+    far = torch.tensor([-1e38, -1e20, -1e4, -0.0, 1e4, 1e20, 1e38, float("nan")])
+    values = torch.cat([torch.linspace(-110, 110, 20001), torch.linspace(-1, 1, 20001), far]).double()
+    n = len(values)
+    columns = {"input gate": 9.0, "output gate": 9.0, "candidate": 0.5, "cell": 0.1}
+    columns = {name: values if name == swept else torch.full((n,), value).double() for name, value in columns.items()}
+    cell = columns.pop("cell")[:, None]  # [n, 1]
+    gates = torch.stack(list(columns.values()), dim=1)  # [n, 3]
+    weight = torch.eye(3, 4).double().roll(1, dims=1)  # of the state nothing
+    tensors = gates, torch.zeros(n, 1), cell, weight, torch.zeros(3)
+
+    def run(backend: str, dtype: torch.dtype) -> torch.Tensor:
+        input, h, c, weight, bias = (x.to(dtype) for x in tensors)
+        with ops.backend(backend):
+            if op == "lltm_cell":
+                return torch.cat(lltm_cell(input, h, c, weight, bias)).double()
+            return torch.cat(lltm(input, torch.arange(n + 1), weight, bias, h, c)[1:]).double()
+
+    got, wanted = run(backend, torch.float32), run("torch", torch.float64).float().double()
+    torch.testing.assert_close(got, wanted, rtol=3e-7, atol=3e-7, equal_nan=True)
 
 
 @pytest.mark.parametrize(
