@@ -9,7 +9,8 @@
 
 scripts/counters.py tells what a kernel waits for.
 
-limit: the bytes that must move, each once, at the bandwidth that a plain copy reaches in the same run.
+limit: the bytes that must move, each once, at the bandwidth that a plain copy reaches in the same run. On a CPU: a copy
+of as many bytes or a product of matrices of as many multiply-adds, whichever takes longer, in turns with the op.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.ops import native  # noqa: E402
 from scripts.op_work import WORK, tutorials  # noqa: E402
-from scripts.timing import Timer, copy_bandwidth, graphed, sets_for  # noqa: E402
+from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for  # noqa: E402
 from scripts.work import Side, Work, size_of  # noqa: E402
 from scripts.work_of_sizes import sizes_work  # noqa: E402
 
@@ -82,7 +83,6 @@ def call_of(side: Side, part: str) -> Callable[[], object]:
 
 
 def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
-    limits = {"forward": work.forward_bytes, "backward": work.backward_bytes}
     for part in work.parts:
         kind, what = part.split() if " " in part else ("", "forward" if part == "inference" else part)
         error = None
@@ -90,11 +90,21 @@ def measure(work: Work, timer: Timer, bandwidth: float) -> Iterator[Result]:
             error = difference(*(call_of(side, what) for side in work.sides()), work.tolerance)
         with torch.set_grad_enabled(part != "inference"):
             if timer.device == "cpu" and not kind:
-                times = timer.in_turns([call_of(side, what) for side in work.sides()])
+                *times, limit = in_turns_with_limit(work, part, timer)
             else:
                 times = [time_of(kind, side, what, timer) for side in work.sides()]
-        limit = limits.get(part, 0) / bandwidth * 1e3 or None
-        yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit, error)
+                limit = work.least(part)[0] / bandwidth * 1e3 if part in ("forward", "backward") else 0
+        yield Result(work.op, work.case, part, times[0], work.baseline_name, times[1], limit or None, error)
+
+
+def in_turns_with_limit(work: Work, part: str, timer: Timer) -> tuple[float, float, float]:
+    """Of the fused op, of the baseline, and of a copy or a product that is as much work, 0 where that is unknown."""
+    n_bytes, multiply_adds = work.least(part)
+    calls = [call_of(side, "forward" if part == "inference" else part) for side in work.sides()]
+    calls += [copy_of(n_bytes)] if n_bytes else []
+    calls += [product_of(multiply_adds)] if multiply_adds else []
+    fused, baseline, *least = timer.in_turns(calls)
+    return fused, baseline, max(least, default=0.0)
 
 
 def run_once(work: Work) -> None:

@@ -129,6 +129,20 @@ def copy_bandwidth(timer: Timer, size: int | None = None) -> float:
         return 2 * 4 * size / (timer([lambda: list(pool.map(lambda part: np.copyto(*part), parts))]) * 1e-3)
 
 
+def copy_of(n_bytes: int) -> Callable[[], object]:
+    """Reads half of so many bytes and writes the other half, on a CPU by all threads."""
+    source = torch.zeros(n_bytes // 8)
+    target = torch.empty_like(source)
+    return lambda: torch.neg(source, out=target)  # target.copy_(source) may be the work of one thread
+
+
+def product_of(multiply_adds: int) -> Callable[[], object]:
+    """About so many multiply-adds as a product of matrices of a size that PyTorch is good at."""
+    left, right = torch.zeros(max(1, multiply_adds // 256**2), 256), torch.zeros(256, 256)
+    out = torch.empty_like(left)
+    return lambda: torch.mm(left, right, out=out)
+
+
 def graphed(call: Callable[[], object]) -> Callable[[], object]:
     """`call` recorded in a CUDA graph."""
     side = torch.cuda.Stream()

@@ -33,6 +33,14 @@ class Work:
     baseline_inputs: Inputs = field(default_factory=dict)  # where they differ; the gradients of all are taken
     check: bool = True
     tolerance: float = 2e-4  # of float32 results, of the largest value
+    products: int = 0  # multiply-adds forward; gradients of both factors are twice as many
+
+    def least(self, part: str) -> tuple[int, int]:
+        """The bytes that a part must move, and its multiply-adds."""
+        forward, backward = (self.forward_bytes, self.products), (self.backward_bytes, 2 * self.products)
+        parts = {"forward": forward, "backward": backward}
+        parts["both"] = forward[0] + backward[0], forward[1] + backward[1]
+        return parts.get(part, (0, 0))
 
     def sides(self) -> tuple[Side, Side]:
         """The fused op and the baseline."""

@@ -33,6 +33,7 @@ def trilinear_work(device: str, n: int = 65536, f: int = 256) -> Iterator[Work]:
             moved + more,
             wrt,
             ("forward", "backward") if len(wrt) == 1 else ("backward",),
+            products=n * f * 8,
         )
 
 
@@ -130,6 +131,7 @@ def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: in
                 picture + result,
                 2 * picture + result,
                 tuple(x),
+                products=x["x"].numel() // stride**2 * k * k,
                 tolerance=2e-3,  # PyTorch's sums over two million pixels of noise are off by a thousandth
             )
 
@@ -154,6 +156,7 @@ def depthwise_conv1d_work(device: str) -> Iterator[Work]:
             moved,
             moved * 3 // 2,
             tuple(x),
+            products=x["x"].numel() * 3,
         )
         counts = torch.randint(1, 128, (b // 2,), device=device)
         offsets = offsets_from_counts(counts)
@@ -175,6 +178,7 @@ def depthwise_conv1d_work(device: str) -> Iterator[Work]:
             moved,
             moved * 3 // 2,
             ("x", "weight", "bias"),
+            products=y["x"].numel() * 3,
         )
 
 
@@ -208,9 +212,11 @@ def run_lltm(x: Inputs) -> Tensor:
     return ops.lltm(x["input"], x["ray_offsets"], x["weight"], x["bias"], x["h0"], x["c0"])[0]
 
 
-def lltm_beside_definition(name: str, x: Inputs, moved: int = 0) -> Work:
-    wrt, parts = ("input", "weight", "bias"), ("forward", "both")
-    return Work("lltm", name, x, run_lltm, under("torch", run_lltm), "definition", moved, 2 * moved, wrt, parts)
+def lltm_beside_definition(name: str, x: Inputs) -> Work:
+    wrt, parts, moved = ("input", "weight", "bias"), ("forward", "both"), bytes_of_lltm(x)
+    products = x["input"].shape[0] * x["weight"].numel()
+    baseline = under("torch", run_lltm)
+    return Work("lltm", name, x, run_lltm, baseline, "definition", moved, 2 * moved, wrt, parts, products=products)
 
 
 def lltm_work(device: str) -> Iterator[Work]:
@@ -220,7 +226,7 @@ def lltm_work(device: str) -> Iterator[Work]:
                 yield lltm_beside_lstm(*size, dtype)
     else:
         x = lltm_inputs(dense_offsets(256, 64, device), 32, 64, torch.float32, device)
-        yield lltm_beside_definition("256 rays x 64, 32 -> 64, float32", x, bytes_of_lltm(x))
+        yield lltm_beside_definition("256 rays x 64, 32 -> 64, float32", x)
     yield lltm_along_rays(device, 40000 if device == "cuda" else 4000, 40, 16, 32)
     if device == "cuda":
         yield lltm_along_rays(device, 34000, 100, 32, 16)  # as in training
@@ -272,4 +278,5 @@ def mlp_work(device: str) -> Iterator[Work]:
         read = size_of(*(x[row] for row in rows))
         moved = read + n * widths[-1] * dtype.itemsize
         name = f"{n} rows, {'-'.join(map(str, widths))} {str(dtype)[6:]}"
-        yield Work("mlp", name, x, call, under("torch", call), "F.linear", moved, moved + read, tuple(x))
+        sizes, products = (moved, moved + read), n * n_parameters(widths)
+        yield Work("mlp", name, x, call, under("torch", call), "F.linear", *sizes, tuple(x), products=products)

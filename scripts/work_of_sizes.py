@@ -10,7 +10,7 @@ import torch
 from nerfkit import ops
 from nerfkit.ops.packed import dense_offsets
 from scripts.work import Work, rand, size_of, under, with_gradient
-from scripts.work_of_layers import bytes_of_lltm, conv2d_of, lltm_beside_definition, lltm_beside_lstm, lltm_inputs
+from scripts.work_of_layers import conv2d_of, lltm_beside_definition, lltm_beside_lstm, lltm_inputs
 
 # Size, kernel, stride, dilation.
 CONV2D = [
@@ -70,7 +70,7 @@ def lltm_of(rays: int, samples: int, i: int, h: int, dtype: torch.dtype, device:
     if device == "cuda":
         return lltm_beside_lstm(rays, samples, i, h, dtype)
     x = lltm_inputs(dense_offsets(rays, samples, device), i, h, dtype, device)
-    return lltm_beside_definition(f"{rays} rays x {samples}, {i} -> {h}, {str(dtype)[6:]}", x, bytes_of_lltm(x))
+    return lltm_beside_definition(f"{rays} rays x {samples}, {i} -> {h}, {str(dtype)[6:]}", x)
 
 
 def conv1d_of(b: int, c: int, length: int, k: int, dtype: torch.dtype, device: str) -> Work:

@@ -4,9 +4,9 @@
 import pytest
 import torch
 
-from scripts.bench_ops import difference
+from scripts.bench_ops import difference, in_turns_with_limit
 from scripts.timing import LONGEST_AHEAD, MOST_SETS, ROTATED_BYTES, Timer, copy_bandwidth, sets_for, turns_of
-from scripts.work import Side
+from scripts.work import Side, Work
 
 
 @pytest.mark.parametrize(
@@ -85,3 +85,12 @@ def test_calls_take_turns():
     timer = Timer("cpu", repeats=2, warmup=1)
     times = timer.in_turns([lambda: called.append("fused"), lambda: called.append("baseline")])
     assert called == ["fused", "fused", "baseline", "baseline"] * 3 and len(times) == 2 and min(times) > 0
+
+
+@pytest.mark.parametrize("n_bytes, products, limited", [(2**16, 0, True), (0, 2**20, True), (0, 0, False)])
+def test_a_limit_on_a_cpu_is_a_copy_or_a_product(n_bytes: int, products: int, limited: bool):
+    x = {"x": torch.ones(4)}
+    work = Work("op", "case", x, lambda x: x["x"], lambda x: x["x"], "same", n_bytes, 2 * n_bytes, products=products)
+    assert work.least("both") == (3 * n_bytes, 3 * products) and work.least("inference") == (0, 0)
+    fused, baseline, limit = in_turns_with_limit(work, "forward", Timer("cpu", repeats=2, warmup=0))
+    assert fused > 0 and baseline > 0 and (limit > 0) == limited
