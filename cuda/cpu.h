@@ -121,7 +121,6 @@ HD Pack<A> lane_numbers() {
 template <class A>
 constexpr int MOST_PACKS = REGISTERS * sizeof(float) / sizeof(A);
 
-// A std::vector for packs: it begins with a line of the cache. One that lies across two lines takes as long as two.
 template <class A>
 struct LineAllocator {
   using value_type = A;
@@ -136,6 +135,7 @@ struct LineAllocator {
  private:
   static constexpr std::align_val_t LINE{64};
 };
+// A std::vector for packs: it begins with a line of the cache. A pack that lies across two lines takes as long as two.
 template <class A>
 using PackVector = std::vector<A, LineAllocator<A>>;
 

@@ -12,7 +12,7 @@ constexpr int PARTS = 32;  // at most: each has sums of its own
 template <class T>
 struct Gradients {
   const T *h, *h_n, *c_n;
-  const T *input, *h0, *kept;
+  const T *input, *h0, *activated;
   T *input_out, *h0_out, *c0_out;
   const acc_t<T>* panels;  // columns as [padded H + padded I]
 };
@@ -60,8 +60,8 @@ class WalkBack {
     prefetch_row(a_.c_n, slot.ray, H);
     prefetch_row(a_.h0, slot.ray, H);
     prefetch_row(a_.h, slot.place, H);
-    prefetch_row(a_.kept, slot.place, KEPT * H);
-    prefetch_row(a_.kept, slot.place - 1, KEPT * H);
+    prefetch_row(a_.activated, slot.place, KEPT * H);
+    prefetch_row(a_.activated, slot.place - 1, KEPT * H);
     prefetch_row(a_.input, slot.place, I);
   }
 
@@ -106,30 +106,31 @@ class WalkBack {
 
  private:
   HD void state_behind(int64_t place, A* to) {
-    const T* kept = a_.kept + KEPT * place * H;
+    const T* activated = a_.activated + KEPT * place * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      store(to + j, load(kept + 3 * H + j, n) * load(kept + H + j, n), n);
+      store(to + j, load(activated + 3 * H + j, n) * load(activated + H + j, n), n);
     });
   }
 
-  // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without waiting.
+  // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without
+  // waiting.
   HD void units(int r, int64_t place) {
-    const T *kept = a_.kept + KEPT * place * H, *grad_out = a_.h + place * H;
+    const T *activated = a_.activated + KEPT * place * H, *grad_out = a_.h + place * H;
     A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
-      const PackGates<A> gate{load(kept + j, n), load(kept + H + j, n), load(kept + 2 * H + j, n)};
+      const PackGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
       Pack<A> c = load(grad_c + j);
-      const Pack<A> t = load(kept + 3 * H + j, n);
+      const Pack<A> t = load(activated + 3 * H + j, n);
       const auto grad = activate_bwd_all<A>(gate, t, load(grad_h + j) + load(grad_out + j, n), c);
       store(grad_c + j, c);
       store(grad_gates + j, grad.i, n);
       store(grad_gates + H + j, grad.o, n);
       store(grad_gates + 2 * H + j, grad.g, n);
-      prefetch(kept, j - 4 * H), prefetch(kept, j - 2 * H), prefetch(grad_out, j - H);
-      prefetch(kept, j - 7 * H), prefetch(kept, j - 5 * H);  // of the state
+      prefetch(activated, j - 4 * H), prefetch(activated, j - 2 * H), prefetch(grad_out, j - H);
+      prefetch(activated, j - 7 * H), prefetch(activated, j - 5 * H);  // of the state
     });
   }
 
@@ -157,8 +158,8 @@ void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t be
 }  // namespace
 
 Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
-                    const void* weight, const void* h0, const void* kept, void* grad_input,
-                    void* grad_weight, void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
+                    const void* weight, const void* h0, const void* activated, void* grad_input, void* grad_weight,
+                    void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
@@ -167,9 +168,8 @@ Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const
       const int column = j < padded(H) ? j : j - padded(H) + H;
       return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
     });
-    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
-                              (const T*)h0,     (const T*)kept,      (T*)grad_input,     (T*)grad_h0,
-                              (T*)grad_c0,      panels.data()};
+    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input, (const T*)h0,
+                              (const T*)activated, (T*)grad_input, (T*)grad_h0, (T*)grad_c0, panels.data()};
     std::vector<Sums<A>> sums(parts_of(s, PARTS));
     for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
       WalkBack<T> walk(arrays, s, sums[i]);

@@ -140,13 +140,13 @@ Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const T
 }
 #else
 Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
-                  const Tensor& offsets_in, const Tensor& weight_in, const Tensor& h0_in, const Tensor& kept_in) {
+                  const Tensor& offsets_in, const Tensor& weight_in, const Tensor& h0_in, const Tensor& activated_in) {
   const Tensor input = checked("input", input_in, input_in, {ANY, ANY});
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1;
   const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
   const int64_t state = h0.size(1), width = state + n_input;
-  const Tensor kept = checked("kept", kept_in, input, {n, KEPT * state});
+  const Tensor activated = checked("activated", activated_in, input, {n, KEPT * state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, width});
   const Tensor grad_h = checked("grad_h", grad_h_in, input, {n, state});
   const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, input, {rays, state});
@@ -155,7 +155,7 @@ Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tens
   Tensor grad_weight = empty(input, {3 * state, width}), grad_bias = empty(input, {3 * state});
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), nullptr};
   ran("lltm_cpu_bwd", lltm_cpu_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
-                                   data(h0), data(kept), out(grad_input), out(grad_weight), out(grad_bias),
+                                   data(h0), data(activated), out(grad_input), out(grad_weight), out(grad_bias),
                                    out(grad_h0), out(grad_c0), shape));
   return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
 }

@@ -13,7 +13,7 @@ constexpr int TOGETHER = REGISTERS / 16;
 template <class T>
 struct Arrays {
   const T *input, *h0, *c0;
-  T *h, *h_n, *c_n, *kept;
+  T *h, *h_n, *c_n, *activated;
   const acc_t<T>*panels, *bias;  // columns as [units / LANES, 3, LANES], those of the gates with GATE_SCALE
 };
 
@@ -48,7 +48,7 @@ class Walk {
     prefetch_row(a_.c0, slot.ray, H);
     prefetch_row(a_.input, slot.place, I);
     prefetch_row_to_write(a_.h, slot.place, H);
-    if (a_.kept) prefetch_row_to_write(a_.kept, slot.place, KEPT * H);
+    if (a_.activated) prefetch_row_to_write(a_.activated, slot.place, KEPT * H);
   }
 
   HD void step(Slots& slots) {
@@ -75,15 +75,15 @@ class Walk {
   HD void units(int first, const Slots& slots) {
     constexpr int N = TOGETHER;
     A *gates[N], *c[N], *in[N];
-    T *kept[N], *h[N];
+    T *activated[N], *h[N];
     EACH(k, N) {
       const int r = std::min(first + k, slots.taken - 1);
       const int64_t place = slots.at[r].place;
       gates[k] = gates_.data() + 3 * r * padded(H), c[k] = c_.data() + r * padded(H), in[k] = in_.data() + r * (H + I);
-      kept[k] = a_.kept + (a_.kept ? KEPT * place * H : 0), h[k] = a_.h + place * H;
+      activated[k] = a_.activated + (a_.activated ? KEPT * place * H : 0), h[k] = a_.h + place * H;
     }
     const int H = this->H;
-    const bool keeps = a_.kept;
+    const bool keeps = a_.activated;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
       PackGates<A> gate[N];
       Pack<A> c_old[N];  // read before any is written: two rays may be one
@@ -93,12 +93,12 @@ class Walk {
       EACH(k, N) store(gates[k] + 3 * j, gate[k].o);
       EACH(k, N) store(c[k] + j, c_old[k] + gate[k].g * gate[k].i);
       if (!keeps) return;
-      EACH(k, N) store(kept[k] + j, gate[k].i, n);
-      EACH(k, N) store(kept[k] + H + j, gate[k].o, n);
-      EACH(k, N) store(kept[k] + 2 * H + j, gate[k].g, n);
-      EACH(k, N) prefetch_to_write(kept[k], KEPT * H + j);
-      EACH(k, N) prefetch_to_write(kept[k], (KEPT + 1) * H + j);
-      EACH(k, N) prefetch_to_write(kept[k], (KEPT + 2) * H + j);
+      EACH(k, N) store(activated[k] + j, gate[k].i, n);
+      EACH(k, N) store(activated[k] + H + j, gate[k].o, n);
+      EACH(k, N) store(activated[k] + 2 * H + j, gate[k].g, n);
+      EACH(k, N) prefetch_to_write(activated[k], KEPT * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 1) * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 2) * H + j);
     });
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> t[N], h_new[N];
@@ -109,8 +109,8 @@ class Walk {
       EACH(k, N) store(h[k] + j, h_new[k], n);
       EACH(k, N) prefetch_to_write(h[k], H + j);
       if (!keeps) return;
-      EACH(k, N) store(kept[k] + 3 * H + j, t[k], n);
-      EACH(k, N) prefetch_to_write(kept[k], (KEPT + 3) * H + j);
+      EACH(k, N) store(activated[k] + 3 * H + j, t[k], n);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 3) * H + j);
     });
   }
 
@@ -122,7 +122,7 @@ class Walk {
 }  // namespace
 
 Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* kept, void*, void*, void*, const LltmShape& s, Stream) {
+            void* h_n, void* c_n, void* activated, void*, void*, void*, const LltmShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
@@ -135,8 +135,8 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     };
     const auto panels = in_panels<A>(depth, columns, [&](int k, int j) { return at(weight, depth, k, j); });
     const auto start = in_panels<A>(1, columns, [&](int k, int j) { return at(bias, 1, k, j); });
-    const Arrays<T> arrays{(const T*)input, (const T*)h0,  (const T*)c0,  (T*)h,       (T*)h_n,
-                           (T*)c_n,         (T*)kept, panels.data(), start.data()};
+    const Arrays<T> arrays{(const T*)input, (const T*)h0,   (const T*)c0,  (T*)h,       (T*)h_n,
+                           (T*)c_n,         (T*)activated, panels.data(), start.data()};
     for_parts(s, parts_of(s, PARTS), [&](const Part& part, int64_t) {
       Walk<T> walk(arrays, s);
       Slots slots(s, part, false);

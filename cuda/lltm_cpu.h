@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "lltm.h"
@@ -48,10 +48,11 @@ class Slots {
   int taken = 0;  // the first ones are
   Slot at[GROUP];
 
-  Slots(const LltmShape& s, const Part& part, bool backward) : s_(s), backward_(backward), rays_(part.end - part.begin) {
-    std::iota(rays_.begin(), rays_.end(), part.begin);
-    auto length = [&](int64_t ray) { return s.ray_offsets[ray + 1] - s.ray_offsets[ray]; };
-    std::stable_sort(rays_.begin(), rays_.end(), [&](int64_t a, int64_t b) { return length(a) > length(b); });
+  Slots(const LltmShape& s, const Part& part, bool backward) : s_(s), backward_(backward) {
+    rays_.reserve(part.end - part.begin);
+    for (int64_t ray = part.begin; ray < part.end; ++ray)
+      rays_.emplace_back(s.ray_offsets[ray] - s.ray_offsets[ray + 1], ray);
+    std::sort(rays_.begin(), rays_.end());
   }
 
   // Calls walk.end(slot) where a ray has ended, walk.begin(slot) where one begins, walk.move(from, to) where none is left.
@@ -63,10 +64,10 @@ class Slots {
       } else {
         if (r < taken) walk.end(at[r].ray, r);
         if (next_ < rays_.size()) {
-          at[r] = slot_of(rays_[next_++]);
+          at[r] = slot_of(rays_[next_++].second);
           taken = std::max(taken, r + 1);
           walk.begin(at[r].ray, r);
-          if (next_ + AHEAD < rays_.size()) walk.foresee(slot_of(rays_[next_ + AHEAD]));
+          if (next_ + AHEAD < rays_.size()) walk.foresee(slot_of(rays_[next_ + AHEAD].second));
         } else if (r >= taken) {
           return;
         } else if (r < --taken) {
@@ -84,7 +85,7 @@ class Slots {
 
   const LltmShape& s_;
   bool backward_;
-  std::vector<int64_t> rays_;
+  std::vector<std::pair<int64_t, int64_t>> rays_;  // -length, ray
   size_t next_ = 0;
 };
 
@@ -98,8 +99,8 @@ HD void copy(const T* from, A* to, int n) {
   for (int i = 0; i < n; ++i) to[i] = A(from[i]);
 }
 
-// Fetch array[at] to the cache, which may lie outside of the array: the processor does not foresee where the next sample of
-// each of GROUP rays lies.
+// Have array[at] brought to the cache, if there is such an element: where the next sample of each of GROUP rays lies, the
+// processor does not foresee.
 template <class T>
 HD void prefetch(const T* array, int64_t at) {
   __builtin_prefetch((const void*)(uintptr_t(array) + at * sizeof(T)));

@@ -21,13 +21,14 @@ struct PackGates {
 
 constexpr float LOG2E = 1.44269504f;
 
-// Before activation, input and output gate come times this: of floats a power of two, for the sigmoid, is all there is to do.
+// What input and output gate are multiplied by before activation: the sigmoid of a float is 1 / (1 + 2^x) of that.
 template <class A>
 constexpr A GATE_SCALE = std::is_same_v<A, float> ? -LOG2E : 1;
 
 #define EACH(k, n) _Pragma("GCC unroll 16") for (int k = 0; k < n; ++k)
 
-// 2^x of N packs, all of them at every step: the processor looks ahead no further than one. Relative error 1e-7.
+// 2^x of N packs. All take each step together, for the processor does not look ahead from the end of one to the next.
+// Relative error 1e-7; below -126 and above 127 as there, but with AVX-512, which has zero and infinity.
 template <int N>
 HD void powers_of_2(Pack<float> (&x)[N]) {
   Pack<float> whole[N], r[N], p[N];
@@ -46,7 +47,7 @@ HD void powers_of_2(Pack<float> (&x)[N]) {
   EACH(k, N) p[k] = p[k] * r[k] + 6.931471825e-1f;
   EACH(k, N) p[k] = p[k] * r[k] + 1.f;
 #if defined(__AVX512F__)
-  EACH(k, N) x[k] = _mm512_maskz_scalef_ps(-1, p[k], whole[k]);  // zero or infinite where it must
+  EACH(k, N) x[k] = _mm512_maskz_scalef_ps(-1, p[k], whole[k]);
 #else
   typedef int32_t Ints __attribute__((vector_size(sizeof(*x))));
   EACH(k, N) x[k] = (Pack<float>)((Ints)p[k] + (__builtin_convertvector(whole[k], Ints) << 23));

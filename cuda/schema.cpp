@@ -45,7 +45,7 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
         "Tensor slopes, Tensor before, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   // On a CPU -> gradients of input, weight, bias, h0 and c0.
   m.def("_lltm_cpu_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
-        "Tensor h0, Tensor kept) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+        "Tensor h0, Tensor activated) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // inputs lie side by side; parameters are weight and bias of each layer, one after the other; wanted: a flag an input.
   // -> gradients of the inputs and parts [P, n] of that of the parameters.

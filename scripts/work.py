@@ -33,7 +33,7 @@ class Work:
     baseline_inputs: Inputs = field(default_factory=dict)  # where they differ; the gradients of all are taken
     check: bool = True
     tolerance: float = 2e-4  # of float32 results, of the largest value
-    products: int = 0  # multiply-adds forward; gradients of both factors are twice as many
+    products: int = 0  # multiply-adds forward; `wrt` has both factors, so that backward has twice as many
 
     def least(self, part: str) -> tuple[int, int]:
         """The bytes that a part must move, and its multiply-adds."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -33,7 +34,6 @@ def trilinear_work(device: str, n: int = 65536, f: int = 256) -> Iterator[Work]:
             moved + more,
             wrt,
             ("forward", "backward") if len(wrt) == 1 else ("backward",),
-            products=n * f * 8,
         )
 
 
@@ -278,5 +278,5 @@ def mlp_work(device: str) -> Iterator[Work]:
         read = size_of(*(x[row] for row in rows))
         moved = read + n * widths[-1] * dtype.itemsize
         name = f"{n} rows, {'-'.join(map(str, widths))} {str(dtype)[6:]}"
-        sizes, products = (moved, moved + read), n * n_parameters(widths)
+        sizes, products = (moved, moved + read), n * sum(a * b for a, b in pairwise(widths))
         yield Work("mlp", name, x, call, under("torch", call), "F.linear", *sizes, tuple(x), products=products)

@@ -178,8 +178,9 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
 class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, kept, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
-        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), kept)  # a caller may change the state in place
+        h, h_n, c_n, activated, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
+        # A copy, for a caller may change the state in place.
+        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), activated)
         return h, h_n, c_n
 
     @staticmethod
@@ -299,6 +300,6 @@ def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, slopes, before, or
 
 
 @native.fake("_lltm_cpu_bwd")
-def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, kept):
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, activated):
     shapes = input.shape, weight.shape, weight.shape[:1], h0.shape, h0.shape
     return tuple(input.new_empty(shape) for shape in shapes)

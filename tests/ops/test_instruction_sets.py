@@ -105,7 +105,7 @@ def test_kernels_for_other_cpus(capability: str):
         [sys.executable, "-c", print_library], cwd=ROOT, env=environment, capture_output=True, text=True
     )
     assert loaded.stdout.strip() == library, loaded.stderr
-    parts = "cpp-cpu and (test_forward_is_the_naive_one or test_gradient) or cpp and whole_range"
+    parts = "cpp-cpu and (test_forward_is_the_naive_one or test_gradient) or cpp and (whole_range or packs_and)"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", parts]
     tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert tests.returncode == 0, tests.stdout[-4000:]

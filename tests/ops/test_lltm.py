@@ -42,6 +42,30 @@ def test_a_ray_can_be_cut_in_two(counts, seed, data, backend):
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("i, h", [(19, 21), (16, 32), (1, 40), (40, 7)])
+def test_packs_and_what_is_left_of_them(backend, i, h):
+    if backend not in ops.available("lltm"):
+        pytest.skip("no native op")
+    torch.manual_seed(0)
+    counts = torch.randint(0, 9, (30,))
+    counts[7] = LONG
+    r, n, offsets = len(counts), int(counts.sum()), offsets_from_counts(counts)
+    shapes = (n, i), (3 * h, h + i), (3 * h,), (r, h), (r, h)
+    tensors = [torch.randn(*shape).double() * scale for shape, scale in zip(shapes, (1, 0.3, 1, 1, 1), strict=True)]
+    grads = [torch.randn(*shape).double() for shape in ((n, h), (r, h), (r, h))]
+
+    def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        x, *rest = (tensor.to(dtype).requires_grad_() for tensor in tensors)
+        with ops.backend(backend):
+            outputs = lltm(x, offsets, *rest)
+        gradients = torch.autograd.grad(outputs, [x, *rest], [grad.to(dtype) for grad in grads])
+        return [result.detach().double() for result in (*outputs, *gradients)]
+
+    for got, wanted in zip(run(backend, torch.float32), run("torch", torch.float64), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
+
+
 def test_rays_do_not_see_one_another():
     x, offsets, *rest = problem([3, 4])
     changed = x.clone()
