@@ -28,7 +28,7 @@ constexpr A GATE_SCALE = std::is_same_v<A, float> ? -LOG2E : 1;
 #define EACH(k, n) _Pragma("GCC unroll 16") for (int k = 0; k < n; ++k)
 
 // 2^x of N packs. All take each step together, for the processor does not look ahead from the end of one to the next.
-// Relative error 1e-7; below -126 and above 127 as there, but with AVX-512, which has zero and infinity.
+// Relative error 1e-7 from -126 to 127; beyond, the number at that end, or with AVX-512 zero and infinity.
 template <int N>
 HD void powers_of_2(Pack<float> (&x)[N]) {
   Pack<float> whole[N], r[N], p[N];
