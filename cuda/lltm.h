@@ -35,9 +35,9 @@ inline int64_t values_of_ray(int64_t n_state, int64_t n_input) { return 2 * n_st
 inline int64_t values_of_ray_bwd(int64_t n_state) { return whole_quads(5 * n_state) + 4; }
 int64_t lltm_shared_bytes();
 
-constexpr int KEPT = 4;  // on a CPU, of each unit: input gate, output gate, candidate, hyperbolic tangent of c
-// For the backward pass are written, or null: activated [N, 3H] or, on a CPU, [N, KEPT H]; on a GPU c [N, H] and before
-// [N, H], the state in front of each sample.
+constexpr int KEPT_ON_CPU = 4;  // of each unit: input gate, output gate, candidate, hyperbolic tangent of c
+// For the backward pass are written, or null: activated [N, 3H], on a CPU [N, KEPT_ON_CPU * H]; on a GPU c [N, H] and
+// before [N, H], the state in front of each sample.
 Status lltm(DType, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
             void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape&, Stream);
 // On a GPU. Gradients of the gates before activation [N, 3H], of h0 and of c0; those of input and weight are products with these.

@@ -60,8 +60,8 @@ class WalkBack {
     prefetch_row(a_.c_n, slot.ray, H);
     prefetch_row(a_.h0, slot.ray, H);
     prefetch_row(a_.h, slot.place, H);
-    prefetch_row(a_.activated, slot.place, KEPT * H);
-    prefetch_row(a_.activated, slot.place - 1, KEPT * H);
+    prefetch_row(a_.activated, slot.place, KEPT_ON_CPU * H);
+    prefetch_row(a_.activated, slot.place - 1, KEPT_ON_CPU * H);
     prefetch_row(a_.input, slot.place, I);
   }
 
@@ -106,7 +106,7 @@ class WalkBack {
 
  private:
   HD void state_behind(int64_t place, A* to) {
-    const T* activated = a_.activated + KEPT * place * H;
+    const T* activated = a_.activated + KEPT_ON_CPU * place * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
       store(to + j, load(activated + 3 * H + j, n) * load(activated + H + j, n), n);
@@ -116,7 +116,7 @@ class WalkBack {
   // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without
   // waiting.
   HD void units(int r, int64_t place) {
-    const T *activated = a_.activated + KEPT * place * H, *grad_out = a_.h + place * H;
+    const T *activated = a_.activated + KEPT_ON_CPU * place * H, *grad_out = a_.h + place * H;
     A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;

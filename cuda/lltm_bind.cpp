@@ -42,7 +42,7 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
-  Tensor activated = save ? empty(input, {n, (input.is_cpu() ? KEPT : 3) * state}) : nothing(input);
+  Tensor activated = save ? empty(input, {n, (input.is_cpu() ? KEPT_ON_CPU : 3) * state}) : nothing(input);
   const bool save_states = save && !input.is_cpu();
   Tensor c = save_states ? empty(input, {n, state}) : nothing(input);
   Tensor before = save_states ? empty(input, {n, state}) : nothing(input);
@@ -146,7 +146,7 @@ Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tens
   const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1;
   const Tensor h0 = checked("h0", h0_in, input, {rays, ANY});
   const int64_t state = h0.size(1), width = state + n_input;
-  const Tensor activated = checked("activated", activated_in, input, {n, KEPT * state});
+  const Tensor activated = checked("activated", activated_in, input, {n, KEPT_ON_CPU * state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, width});
   const Tensor grad_h = checked("grad_h", grad_h_in, input, {n, state});
   const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, input, {rays, state});

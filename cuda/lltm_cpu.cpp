@@ -48,7 +48,7 @@ class Walk {
     prefetch_row(a_.c0, slot.ray, H);
     prefetch_row(a_.input, slot.place, I);
     prefetch_row_to_write(a_.h, slot.place, H);
-    if (a_.activated) prefetch_row_to_write(a_.activated, slot.place, KEPT * H);
+    if (a_.activated) prefetch_row_to_write(a_.activated, slot.place, KEPT_ON_CPU * H);
   }
 
   HD void step(Slots& slots) {
@@ -80,7 +80,7 @@ class Walk {
       const int r = std::min(first + k, slots.taken - 1);
       const int64_t place = slots.at[r].place;
       gates[k] = gates_.data() + 3 * r * padded(H), c[k] = c_.data() + r * padded(H), in[k] = in_.data() + r * (H + I);
-      activated[k] = a_.activated + (a_.activated ? KEPT * place * H : 0), h[k] = a_.h + place * H;
+      activated[k] = a_.activated + (a_.activated ? KEPT_ON_CPU * place * H : 0), h[k] = a_.h + place * H;
     }
     const int H = this->H;
     const bool keeps = a_.activated;
@@ -96,9 +96,9 @@ class Walk {
       EACH(k, N) store(activated[k] + j, gate[k].i, n);
       EACH(k, N) store(activated[k] + H + j, gate[k].o, n);
       EACH(k, N) store(activated[k] + 2 * H + j, gate[k].g, n);
-      EACH(k, N) prefetch_to_write(activated[k], KEPT * H + j);
-      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 1) * H + j);
-      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 2) * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], KEPT_ON_CPU * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT_ON_CPU + 1) * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT_ON_CPU + 2) * H + j);
     });
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> t[N], h_new[N];
@@ -110,7 +110,7 @@ class Walk {
       EACH(k, N) prefetch_to_write(h[k], H + j);
       if (!keeps) return;
       EACH(k, N) store(activated[k] + 3 * H + j, t[k], n);
-      EACH(k, N) prefetch_to_write(activated[k], (KEPT + 3) * H + j);
+      EACH(k, N) prefetch_to_write(activated[k], (KEPT_ON_CPU + 3) * H + j);
     });
   }
 

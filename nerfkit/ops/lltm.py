@@ -261,7 +261,7 @@ class _NarrowLltmOnGpu(torch.autograd.Function):
         return input, None, weight, bias, h0, c0
 
 
-KEPT_ON_CPU = 4  # KEPT of cuda/lltm.h
+KEPT_ON_CPU = 4  # of cuda/lltm.h
 
 
 @native.fake("_lltm")
