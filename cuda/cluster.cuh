@@ -63,22 +63,23 @@ __device__ __forceinline__ void await(Arrivals& arrivals, int phase) {
       : "memory");
 }
 
-// 8 or 16 bytes to the same place in every block, each of which counts them.
-__device__ __forceinline__ void send(unsigned to, const uint2& words, unsigned arrivals) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1,%2}, [%3];" ::"r"(to),
-               "r"(words.x), "r"(words.y), "r"(arrivals)
-               : "memory");
-}
+// 16 bytes to a place in another block, by its address there and that of its barrier, which counts them.
 __device__ __forceinline__ void send(unsigned to, const uint4& words, unsigned arrivals) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1,%2,%3,%4}, [%5];" ::"r"(to),
                "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(arrivals)
                : "memory");
 }
-template <class Words>
-__device__ __forceinline__ void send_to_all(void* place, const Words& words, Arrivals& arrivals) {
-  const unsigned to = shared_address(place), counter = shared_address(&arrivals);
-  for (int rank = 0; rank < blocks_of_cluster(); ++rank)
-    send(address_in_block(to, rank), words, address_in_block(counter, rank));
+
+// The words of four neighbouring lanes, which lie together from `place` of the first on, to all of `count` blocks: a lane
+// sends them to every fourth. All lanes call it.
+__device__ __forceinline__ void send_to_all(const void* place, unsigned word, const Arrivals& arrivals, int count) {
+  const int lane = threadIdx.x % 32, first = lane & ~3;
+  const unsigned to = shared_address(place) - 4 * (lane - first), counter = shared_address(&arrivals);
+  const auto of = [&](int k) { return __shfl_sync(ALL_LANES, word, first + k); };
+  const uint4 words = make_uint4(of(0), of(1), of(2), of(3));
+#pragma unroll
+  for (int rank = lane - first; rank < MOST_OF_CLUSTER; rank += 4)
+    if (rank < count) send(address_in_block(to, rank), words, address_in_block(counter, rank));
 }
 
 // ---- launches ----

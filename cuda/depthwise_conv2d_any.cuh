@@ -39,10 +39,10 @@ struct AnyConv {
   AnyAxis rows, columns;
   Conv2dShape::Strides from, to;                 // of in; of out and x
   int from_row, from_column, to_row, to_column;  // in bytes
-  int channels, lane_bits, across;               // 2 ^ lane_bits channels are a block's; blocks across the channels
+  int channels, lanes, across;                   // of all pictures; of a block; blocks across the channels
   unsigned shared, tiles;                        // blocks that share the tiles of a channel
   int width, height;                             // tiles beside and below each other
-  Divisor by_across, by_width, by_height;
+  Divisor by_across, by_lanes, by_width, by_height;
 };
 
 // STEP is stride / g along the rows, 0 for one that is known at run time only; EXACT: the kernel is KH x KW.
@@ -76,13 +76,13 @@ struct Chunk {
 
 // Which channels and tiles are a block's.
 struct AnyBlock {
-  int part, group, lane;  // group: the first of its channels; lane: this thread's, from there
-  unsigned threads;       // that share a channel
+  int part, group, lane;   // group: the first of its channels; lane: this thread's, from there
+  unsigned item, threads;  // this thread's place among those that share a channel; how many
 
   template <class T>
   __device__ __forceinline__ explicit AnyBlock(const AnyConv<T>& a) {
-    part = int(a.by_across(blockIdx.x)), group = int(blockIdx.x - part * a.across) << a.lane_bits;
-    lane = threadIdx.x & ((1 << a.lane_bits) - 1), threads = THREADS_2D >> a.lane_bits;
+    part = int(a.by_across(blockIdx.x)), group = int(blockIdx.x - part * a.across) * a.lanes;
+    item = a.by_lanes(threadIdx.x), lane = int(threadIdx.x - item * a.lanes), threads = a.by_lanes(THREADS_2D);
   }
 };
 
@@ -94,8 +94,8 @@ struct AnyTile {
 
   template <class T>
   __device__ __forceinline__ AnyTile(const AnyConv<T>& a, const AnyBlock& block, unsigned first) {
-    const unsigned at = first + (threadIdx.x >> a.lane_bits);
-    channel = block.group + block.lane, real = channel < a.channels && at < a.tiles;
+    const unsigned at = first + block.item;
+    channel = block.group + block.lane, real = channel < a.channels && at < a.tiles && block.item < block.threads;
     const unsigned line = a.by_width(at), picture = a.by_height(line), tile = line - picture * a.height;
     const unsigned beside = at - line * a.width;
     row = int(a.rows.by_classes(tile)), row_class = int(tile) - row * a.rows.classes, batch = picture;
@@ -103,8 +103,10 @@ struct AnyTile {
   }
 };
 
+constexpr int MOST_LANES = 64;  // channels of a block
+
 template <int TAPS>
-constexpr int WEIGHTS_OF_BLOCK = 32 * (TAPS | 1);  // an odd distance, for the banks
+constexpr int WEIGHTS_OF_BLOCK = MOST_LANES * (TAPS | 1);  // an odd distance, for the banks
 
 // The weights of a chunk, through shared memory: channels last, a lane's lie far from those of its neighbours.
 template <class Form, class T>
@@ -113,7 +115,7 @@ __device__ __forceinline__ void read_taps(const AnyConv<T>& a, const AnyBlock& b
   constexpr int KW = Form::KW, TAPS = Form::TAPS, PITCH = TAPS | 1;
   __syncthreads();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < TAPS << a.lane_bits; i += THREADS_2D) {
+  for (int i = threadIdx.x; i < TAPS * a.lanes; i += THREADS_2D) {
     const int lane = i / TAPS, u = i % TAPS / KW, v = i % TAPS % KW;
     const bool inside = block.group + lane < a.channels && u < chunk.height && v < chunk.width;
     const int64_t row = int64_t(block.group + lane) * a.rows.kernel + chunk.u + u;
@@ -179,6 +181,23 @@ inline int64_t any_tiles(AnyAxis& a, bool backward, int classes, int of_tile, in
   return int64_t(classes) * blocks_for(of_class, of_tile);
 }
 
+// Neighbouring channels that a block takes. Backward lanes of a channel add up their sums, so that they are a power of two;
+// forward as many as leave the fewest threads without work, of equal ones the most.
+inline int any_lanes(int channels, bool backward) {
+  if (backward) {
+    int lanes = 32;
+    while (lanes > 1 && lanes / 2 >= channels) lanes /= 2;
+    return lanes;
+  }
+  int best = 1;
+  double most = 0;
+  for (int lanes = std::min(channels, MOST_LANES); lanes >= std::min(channels, MOST_LANES / 4); --lanes) {
+    const double busy = double(channels) / blocks_for(channels, lanes) * (THREADS_2D / lanes);
+    if (busy > most) most = busy, best = lanes;
+  }
+  return best;
+}
+
 // Sets all but the pointers; false if there is nothing to do, or too much. `bytes` are those of an element.
 template <class Form, class T>
 bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward) {
@@ -193,9 +212,8 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   a.from_row = int(a.from.row * bytes), a.from_column = int(a.from.column * bytes);
   a.to_row = int(a.to.row * bytes), a.to_column = int(a.to.column * bytes);
   a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
-  a.channels = int(s.channels), a.lane_bits = s.channels_last ? 5 : 0;
-  while (a.lane_bits && s.channels <= 1 << (a.lane_bits - 1)) --a.lane_bits;
-  a.across = int(blocks_for(s.channels, 1 << a.lane_bits)), a.by_across = Divisor::of(a.across);
+  a.channels = int(s.channels), a.lanes = s.channels_last ? any_lanes(a.channels, backward) : 1;
+  a.across = int(blocks_for(s.channels, a.lanes)), a.by_across = Divisor::of(a.across), a.by_lanes = Divisor::of(a.lanes);
   const bool pairs = backward && Form::COLUMNS > 1;
   const int64_t height = any_tiles(a.rows, backward, backward && Form::STEP ? a.rows.dilation : backward ? 1 : a.rows.apart,
                                    Form::rows(backward, bytes), backward ? Form::STEP : 1);
@@ -204,7 +222,7 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   const int64_t tiles = s.batch * height * width;
   if (height > INT32_MAX / 2 || width > INT32_MAX / 2 || tiles >= INT32_MAX / 2) return false;
   a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles);
-  a.shared = blocks_for(tiles, THREADS_2D >> a.lane_bits);
+  a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
   a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height);
   return int64_t(a.shared) * a.across < INT32_MAX;
 }

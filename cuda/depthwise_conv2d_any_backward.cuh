@@ -41,7 +41,7 @@ template <class Form, class T>
 __device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk,
                                             acc_t<T> (&sums)[Form::TAPS + 1], WarpSums<acc_t<T>, Form::TAPS + 1>& of_warp) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = 1 << a.lane_bits;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = a.lanes;
   const bool anchor = unsigned(a.rows.anchor - chunk.u) < unsigned(chunk.height) &&
                       unsigned(a.columns.anchor - chunk.v) < unsigned(chunk.width);
   __syncthreads();  // the memory may still be read

@@ -72,13 +72,13 @@ bool launch_tiles(Walk<T> a, const Conv2dShape& s, bool vectors, cudaStream_t st
   if (blocks > INT32_MAX || shared > INT32_MAX / THREADS_2D / (BACKWARD ? MOST_TILES : 1)) return false;
   // Where blocks are few, what counts is the way from a thread's first load to its last store.
   if constexpr (KH > 1 && !BACKWARD && R != FEW_ROWS)
-    if (!s.channels_last && blocks < 4 * current_gpu().processors)
+    if (blocks < 4 * current_gpu().processors)
       return launch_tiles<T, KH, KW, FEW_ROWS, BACKWARD>(a, s, vectors, stream);
   a.across = int(across), a.shared = int(shared), a.lanes = lanes_of(s);
   auto kernel = tile<T, KH, KW, R, Order::columns, BACKWARD>;
   if constexpr (KH == 1 || sizeof(T) == 2)  // what float32 could take as vectors walks
     if (vectors) kernel = tile<T, KH, KW, R, Order::vectors, BACKWARD>;
-  if constexpr (KH > 1 && (BACKWARD || R != FEW_ROWS))
+  if constexpr (KH > 1)
     if (s.channels_last) kernel = tile<T, KH, KW, R, Order::channels, BACKWARD>;
   kernel<<<unsigned(blocks), THREADS_2D, 0, stream>>>(a);
   return true;
@@ -273,26 +273,34 @@ bool convolve_quads(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
   if constexpr (sizeof(T) <= 4) {
     QuadConv<T> a{from.in, from.weight, from.bias, from.out};
     const size_t bytes = QUAD * sizeof(T);
-    if (!takes_quads(s, sizeof(T)) || !aligned(a.in, bytes) || !aligned(a.out, bytes) || !share_out_quads(a, s)) return false;
+    if (!takes_quads(s, sizeof(T)) || !aligned(a.in, bytes) || !aligned(a.out, bytes)) return false;
     switch (s.x.kernel) {
-      case 2: launch_quads<T, 2, 0>(a, stream); break;
-      case 3: by_two(s) ? launch_quads<T, 3, 2>(a, stream) : launch_quads<T, 3, 0>(a, stream); break;
-      case 5: launch_quads<T, 5, 2>(a, stream); break;
+      case 2: return launch_quads<T, 2, 0>(a, s, stream);
+      case 3: return by_two(s) ? launch_quads<T, 3, 2>(a, s, stream) : launch_quads<T, 3, 0>(a, s, stream);
+      case 5: return launch_quads<T, 5, 2>(a, s, stream);
+      case 7: return launch_quads<T, 7, 2>(a, s, stream);
     }
-    return true;
   }
   return false;
 }
 
-// Calls f with the form of a thread's work.
-template <class F>
+// Calls f with the form of a thread's work, for elements of BYTES.
+template <int BYTES, class F>
 auto with_any_form(const Conv2dShape& s, const F& f) {
   if (s.y.kernel == 1) return f(AnyForm<1, 8, 0, false>());
   const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation), step_x = s.x.stride / std::gcd(s.x.stride, s.x.dilation);
   const int side = s.y.kernel == s.x.kernel && (step == 1 || step == step_x) ? s.x.kernel : 0;
-  if (side == 3 && step == 1) return f(AnyForm<3, 3, 1, true>());
-  if (side == 3 && step == 2) return f(AnyForm<3, 3, 2, true>());
-  if (side == 5 && step == 2) return f(AnyForm<5, 5, 2, true>());
+  if (step == 2 && side == 2) return f(AnyForm<2, 2, 2, true>());
+  if (step == 2 && side == 3) return f(AnyForm<3, 3, 2, true>());
+  if (step == 2 && side == 4) return f(AnyForm<4, 4, 2, true>());
+  if (step == 2 && side == 5) return f(AnyForm<5, 5, 2, true>());
+  if (step == 1 && side == 3) return f(AnyForm<3, 3, 1, true>());
+  if (step > 2 && side == 3) return f(AnyForm<3, 3, 0, true>());
+  if constexpr (BYTES < 8) {  // with 8 there are too few registers
+    if (step == 2 && side == 6) return f(AnyForm<6, 6, 2, true>());
+    if (step == 2 && side == 7) return f(AnyForm<7, 7, 2, true>());
+    if (step == 1 && side == 7) return f(AnyForm<7, 7, 1, true>());
+  }
   if (step == 1) return f(AnyForm<5, 5, 1, false>());
   if (step == 2) return f(AnyForm<5, 5, 2, false>());
   return f(AnyForm<5, 5, 0, false>());
@@ -301,22 +309,23 @@ auto with_any_form(const Conv2dShape& s, const F& f) {
 template <class T>
 bool convolve_any(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
   const AnyConv<T> a{from.in, from.weight, from.bias, from.out};
-  return with_any_form(s, [&](auto form) { return launch_any_forward<T, decltype(form)>(a, s, stream); });
+  return with_any_form<sizeof(T)>(s, [&](auto form) { return launch_any_forward<T, decltype(form)>(a, s, stream); });
 }
 
 // The number of parts, none if this is too large.
 template <class T>
 int64_t convolve_any_bwd(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stream) {
   const AnyConv<T> a{from.in, from.weight, nullptr, from.out, from.x, from.partials};
-  return with_any_form(s, [&](auto form) { return launch_any_backward<T, decltype(form)>(a, s, stream); });
+  return with_any_form<sizeof(T)>(s, [&](auto form) { return launch_any_backward<T, decltype(form)>(a, s, stream); });
 }
 
 // Sums of the weight's gradient that a channel has.
 int64_t any_parts(const Conv2dShape& s, int bytes) {
-  return with_any_form(s, [&](auto form) {
+  const auto parts = [&](auto form) {
     AnyConv<float> a{};
     return share_out<decltype(form)>(a, s, bytes, true) ? int64_t(any_parts(a)) : 0;
-  });
+  };
+  return bytes < 8 ? with_any_form<4>(s, parts) : with_any_form<8>(s, parts);
 }
 
 // Sums of the weight's gradient that a channel has; at least one.

@@ -53,11 +53,11 @@ __device__ __forceinline__ unsigned columns_inside(int first, int width) {
   return bits;
 }
 
-// N neighbours from `from` on, zeros where `inside` has no bit.
+// N neighbours from `from` on, `column` apart, zeros where `inside` has no bit.
 template <class T, int N>
-__device__ __forceinline__ void load_inside(const T* from, unsigned inside, T (&to)[N]) {
+__device__ __forceinline__ void load_inside(const T* from, unsigned inside, int column, T (&to)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) to[i] = inside >> i & 1 ? from[i] : T(0.f);
+  for (int i = 0; i < N; ++i) to[i] = inside >> i & 1 ? from[int64_t(i) * column] : T(0.f);
 }
 
 template <class T, bool VECTORS>
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   constexpr int N = V + KW - 1, TAPS = KH * KW;
   constexpr bool VECTORS = ORDER == Order::vectors, CHANNELS = ORDER == Order::channels;
   // Some lanes of a warp are at an edge, others are not: one way for all, but where that costs registers.
-  constexpr bool MASKS = ORDER == Order::columns && !(BACKWARD && KW > 3);
+  constexpr bool MASKS = (ORDER == Order::columns && !(BACKWARD && KW > 3)) || (CHANNELS && !BACKWARD);
   if (BACKWARD) invite_next_kernel();
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across;
   const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
     const auto read = [&](const T* picture, int y, bool real, int before, auto& to) {
       const auto row = [&] { return picture + base + y * a.strides.row; };
       if constexpr (MASKS) {
-        load_inside(row() + x0 - before, real ? inside >> (KW / 2 - before) : 0, to);
+        load_inside(row() + int64_t(x0 - before) * column, real ? inside >> (KW / 2 - before) : 0, column, to);
       } else {
         constexpr int COUNT = std::extent_v<std::remove_reference_t<decltype(to)>>;
         if (real) return load_row<T, COUNT, VECTORS>(row(), x0 - before, a.width, column, to);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3 and 5 x 5: the convolution. A thread takes 4
+// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3, 5 x 5 and 7 x 7: the convolution. A thread takes 4
 // neighbouring channels of some outputs of a row, so that what it reads and writes at once are 8 or 16 bytes, and its
 // inputs are converted once for all taps of a row. Neighbouring threads take neighbouring channels, as many as there are,
 // then the row below: the rows that both read come from the cache.
@@ -11,7 +11,7 @@
 namespace nerfkit {
 
 constexpr int QUAD = 4;          // channels of a thread
-constexpr int QUAD_OUTPUTS = 4;  // of a thread, neighbours in a row
+constexpr int QUAD_OUTPUTS = 4;  // of a thread, neighbours in a row, where there are many
 constexpr int MOST_QUADS = 16;   // of a block
 constexpr int QUAD_PITCH = (MOST_QUADS + 1) * QUAD;  // of a tap's weights, in different banks than those of the next
 
@@ -45,13 +45,14 @@ struct alignas(16) QuadTaps {
 };
 
 // Blocks that a multiprocessor is to hold at a time: a row of inputs then fits into registers.
-template <class T>
-constexpr int RESIDENT_QUADS = sizeof(T) == 4 ? 5 : std::is_same_v<T, __half> ? 7 : 6;
+template <class T, int K>
+constexpr int RESIDENT_QUADS = sizeof(T) == 4 ? 5 : std::is_same_v<T, __half> && K < 7 ? 7 : 6;
 
-// STRIDE: along the row, so that neighbours share inputs; 0 if it is known at run time only, and they share none.
-template <class T, int K, int STRIDE>
-__global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T>) quads_forward(const QuadConv<T> a) {
-  constexpr int N = STRIDE ? (QUAD_OUTPUTS - 1) * STRIDE + K : QUAD_OUTPUTS * K;  // inputs of a row
+// OUTPUTS: of a thread, neighbours in a row. STRIDE: along the row, so that neighbours share inputs; 0 if it is known at run
+// time only, and they share none.
+template <class T, int K, int STRIDE, int OUTPUTS>
+__global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T, K>) quads_forward(const QuadConv<T> a) {
+  constexpr int N = STRIDE ? (OUTPUTS - 1) * STRIDE + K : OUTPUTS * K;  // inputs of a row
   using Words = Vec<unsigned, QUAD * sizeof(T) / 4>;
   __shared__ QuadTaps<K> taps;
   const int part = int(a.by_groups(blockIdx.x)), first = int(blockIdx.x - part * a.groups) * a.quads * QUAD;
@@ -61,7 +62,7 @@ __global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T>) quads_forward(c
   const unsigned tile = unsigned(part) * a.items + item;
   if (item >= a.items || channel >= channels || tile >= a.tiles) return;
   const unsigned line = a.by_height(tile), picture = a.by_width(line);
-  const int y = int(tile - line * a.rows.out_size), x = int(line - picture * a.width) * QUAD_OUTPUTS;
+  const int y = int(tile - line * a.rows.out_size), x = int(line - picture * a.width) * OUTPUTS;
   const int top = y * a.rows.stride - a.rows.padding, left = x * a.columns.stride - a.columns.padding;
   const auto place = [&](int i) { return STRIDE ? i : i / K * a.columns.stride + i % K * a.columns.dilation; };
   unsigned inside = 0;  // a bit for each of the inputs
@@ -72,9 +73,9 @@ __global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T>) quads_forward(c
   const int64_t next = STRIDE ? a.from.column : a.from.column * a.columns.dilation;
   const int64_t other = a.from.column * (a.columns.stride - (K - 1) * a.columns.dilation);
   const T* in = a.in + picture * a.from.batch + left * a.from.column + first + channel;
-  float sum[QUAD_OUTPUTS][QUAD];
+  float sum[OUTPUTS][QUAD];
 #pragma unroll
-  for (int q = 0; q < QUAD_OUTPUTS; ++q) load(&taps.of[K * K][channel], sum[q]);
+  for (int q = 0; q < OUTPUTS; ++q) load(&taps.of[K * K][channel], sum[q]);
 #pragma unroll
   for (int u = 0; u < K; ++u) {
     const int row = top + u * a.rows.dilation;
@@ -91,7 +92,7 @@ __global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T>) quads_forward(c
       float weight[QUAD];
       load(&taps.of[u * K + v][channel], weight);
 #pragma unroll
-      for (int q = 0; q < QUAD_OUTPUTS; ++q) {
+      for (int q = 0; q < OUTPUTS; ++q) {
         const auto& own = reinterpret_cast<const Vec<T, QUAD>&>(values[STRIDE ? q * STRIDE + v : q * K + v]);
 #pragma unroll
         for (int c = 0; c < QUAD; ++c) sum[q][c] += weight[c] * float(own.v[c]);
@@ -100,7 +101,7 @@ __global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T>) quads_forward(c
   }
   T* out = a.out + picture * a.to.batch + y * a.to.row + x * a.to.column + first + channel;
 #pragma unroll
-  for (int q = 0; q < QUAD_OUTPUTS; ++q)
+  for (int q = 0; q < OUTPUTS; ++q)
     if (x + q < a.columns.out_size) store<T, QUAD>(out + q * a.to.column, sum[q]);
 }
 
@@ -110,18 +111,18 @@ inline bool by_two(const Conv2dShape& s) { return s.x.stride == 2 && s.x.dilatio
 // Whether this is for threads of 4 channels; `bytes` are those of an element.
 inline bool takes_quads(const Conv2dShape& s, int bytes) {
   const int k = s.x.kernel;
-  const bool taken = k == 2 || k == 3 || (k == 5 && by_two(s));
+  const bool taken = k == 2 || k == 3 || ((k == 5 || k == 7) && by_two(s));
   return taken && s.y.kernel == k && s.x.stride > 1 && s.channels_last && s.channels % QUAD == 0 && any_fits(s, bytes);
 }
 
 // False if there is nothing to do, or too much.
 template <class T>
-bool share_out_quads(QuadConv<T>& a, const Conv2dShape& s) {
+bool share_out_quads(QuadConv<T>& a, const Conv2dShape& s, int outputs) {
   a.rows = s.y, a.columns = s.x, a.channels = int(s.channels);
   a.from = s.strides(s.y.size, s.x.size), a.to = s.strides(s.y.out_size, s.x.out_size);
   const int quads = a.channels / QUAD;
   a.groups = int(blocks_for(quads, MOST_QUADS)), a.quads = int(blocks_for(quads, a.groups)), a.items = THREADS_2D / a.quads;
-  a.width = int(blocks_for(s.x.out_size, QUAD_OUTPUTS));
+  a.width = int(blocks_for(s.x.out_size, outputs));
   const int64_t tiles = s.batch * a.width * s.y.out_size, blocks = (tiles + a.items - 1) / a.items * a.groups;
   if (tiles == 0 || tiles >= INT32_MAX / 2 || blocks > INT32_MAX) return false;
   a.tiles = unsigned(tiles);
@@ -130,9 +131,15 @@ bool share_out_quads(QuadConv<T>& a, const Conv2dShape& s) {
   return true;
 }
 
-template <class T, int K, int STRIDE>
-void launch_quads(const QuadConv<T>& a, cudaStream_t stream) {
-  quads_forward<T, K, STRIDE><<<blocks_for(a.tiles, a.items) * a.groups, THREADS_2D, 0, stream>>>(a);
+// False if there is nothing to do, or too much.
+template <class T, int K, int STRIDE, int OUTPUTS = QUAD_OUTPUTS>
+bool launch_quads(QuadConv<T> a, const Conv2dShape& s, cudaStream_t stream) {
+  if (!share_out_quads(a, s, OUTPUTS)) return false;
+  const unsigned blocks = blocks_for(a.tiles, a.items) * a.groups;
+  if constexpr (OUTPUTS > 1)  // where blocks are few, what counts is how long a thread takes
+    if (blocks < 2u * current_gpu().processors) return launch_quads<T, K, STRIDE, 1>(a, s, stream);
+  quads_forward<T, K, STRIDE, OUTPUTS><<<blocks, THREADS_2D, 0, stream>>>(a);
+  return true;
 }
 
 }  // namespace nerfkit

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The LLTM of many units along few rays: a cluster of blocks walks 16 rays, and all clusters run at once. A block has some
-// groups of 16 units and keeps their weights in shared memory, as far as they fit; warps share out the depths of a group's
-// products and add up, and one or two of them do the units. What comes of a step is sent to all blocks, whose next products
-// wait until all of its bytes are there. There are two buffers of it. A block sends to one of them only after it has got
-// everything of the other, which others sent after reading the first.
+// groups of 16 units and keeps their weights in shared memory, as far as they fit. The warps of a group share out the depths
+// of its products, write their sums to shared memory, and then share out its units: a thread takes a word, 4 bytes of a
+// ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of its bytes are
+// there. There are two buffers of it: a block sends to one of them only after it has got everything of the other, which
+// others sent after reading the first. For the sums one buffer is enough: a warp writes there after it has got what all
+// threads of its block sent, and they sent after reading it.
 // The weight is ordered as for lltm_wide.cuh.
 
 #pragma once
+
+#include <type_traits>
 
 #include "cluster.cuh"
 #include "lltm_wide.cuh"
@@ -14,80 +18,126 @@
 namespace nerfkit {
 namespace {
 
-constexpr int CLUSTER_WARPS = 8;  // of a block, at most
-// Warps of a group, at most: on the way forward more take longer to add up than they save.
-template <int PAIRS>
-constexpr int GROUP_WARPS = PAIRS == 3 ? 4 : CLUSTER_WARPS;
+// Warps of a block, at most, where a group has WARPS, as registers allow.
+template <int WARPS>
+constexpr int CLUSTER_WARPS = WARPS == 8 || WARPS == 1 ? 8 : 12;
+constexpr int GROUP_SUMS = RAYS * 16;  // of a pair of accumulators, [RAYS, 16 units]
 
-// How a cluster's blocks share out the groups: what any of them has at most, and the warps of a group.
-struct ClusterShare {
-  int groups, warps;
+template <class T>
+constexpr int WORD = 4 / int(sizeof(T));  // units of a word
+
+template <class T>
+struct alignas(4) Word {
+  T v[WORD<T>];
+};
+
+// Which words of a group's units are a thread's, of the WARPS that the group has: the same units of COUNT rays.
+template <class T, int WARPS>
+struct OwnWords {
+  static constexpr int OF_ROW = 16 / WORD<T>, ROWS = 32 * WARPS / OF_ROW;  // rows from one of its words to the next
+  static constexpr int COUNT = std::max(1, RAYS / ROWS);
+  int row, unit;  // of the first; the unit in the group
+
+  __device__ __forceinline__ OwnWords() {
+    const int thread = threadIdx.x % (32 * WARPS);
+    row = thread / OF_ROW, unit = thread % OF_ROW * WORD<T>;
+  }
+  __device__ __forceinline__ bool any() const { return ROWS <= RAYS || row < RAYS; }
 };
 
 // A warp's place: its group in the block, which may not be there in a cluster's last one, and its part of the depths.
+template <int WARPS>
 struct WarpOfCluster {
-  int group, part, parts;
+  int group, part;
   bool real;
 
+  __device__ __forceinline__ WarpOfCluster(int first_group, int groups)
+      : group(threadIdx.x / 32 / WARPS), part(threadIdx.x / 32 % WARPS), real(first_group + group < groups) {}
   // Of n blocks of 16 depths, begin .. end - 1 are its own.
-  __device__ __forceinline__ int begin(int n) const { return n * part / parts; }
-  __device__ __forceinline__ int end(int n) const { return n * (part + 1) / parts; }
-  // Whether it does the units for row r, g or g + 8, of every lane's two.
-  __device__ __forceinline__ bool has_row(int r) const { return parts == 1 || part == r; }
+  __device__ __forceinline__ int begin(int n) const { return n * part / WARPS; }
+  __device__ __forceinline__ int end(int n) const { return n * (part + 1) / WARPS; }
 };
 
-__device__ __forceinline__ WarpOfCluster warp_of_cluster(const ClusterShare& share, int first_group, int groups) {
-  const int warp = threadIdx.x / 32, group = warp / share.warps;
-  return {group, warp % share.warps, share.warps, first_group + group < groups};
-}
+// Sums of a group, [WARPS, PAIRS, RAYS, 16].
+template <int PAIRS, int WARPS>
+constexpr int SUMS_OF_GROUP = WARPS * PAIRS * GROUP_SUMS;
 
-__device__ __forceinline__ void await_warps_of_group(const WarpOfCluster& w) {
-  if (w.parts > 1) wait_for_group(w.group, 32 * w.parts);
-}
-
-// Sums of warps, [groups, parts, 2, PAIRS, 32].
+// A warp's part of them.
 template <int PAIRS>
-int sums_of(const ClusterShare& share) {
-  return share.groups * share.warps * 2 * PAIRS * 32;
+__device__ __forceinline__ void write_sums(const float (&sum)[1][PAIRS][2][4], float* sums, int part) {
+  const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+  for (int pair = 0; pair < PAIRS; ++pair)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float(&of)[2][4] = sum[0][pair];
+      float4* const to = reinterpret_cast<float4*>(sums + (part * PAIRS + pair) * GROUP_SUMS + (g + 8 * r) * 16 + 4 * t);
+      *to = make_float4(of[0][2 * r], of[0][2 * r + 1], of[1][2 * r], of[1][2 * r + 1]);
+    }
 }
 
-// Adds up over the warps of a group: row r of `sum` is then complete in the warp that has it.
-template <int PAIRS>
-__device__ __forceinline__ void add_up(float (&sum)[1][PAIRS][2][4], float4* sums, const WarpOfCluster& w) {
-  if (w.parts == 1) return;
-  const int lane = threadIdx.x % 32;
-  auto place = [&](int part, int r, int pair) -> float4& {
-    return sums[(((w.group * w.parts + part) * 2 + r) * PAIRS + pair) * 32 + lane];
-  };
+// Those of units unit .. of a row, added up in the order of the warps.
+template <int PAIRS, int WARPS, int N>
+__device__ __forceinline__ void add_sums(float (&total)[PAIRS][N], const float* sums, int row, int unit) {
+  constexpr int TOGETHER = std::min(WARPS, 4);  // on their way, as registers allow
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    if (!w.has_row(r))
+  for (int first = 0; first < WARPS; first += TOGETHER) {
+    Vec<float, N> parts[TOGETHER][PAIRS];
 #pragma unroll
-      for (int pair = 0; pair < PAIRS; ++pair) {
-        const float(&of)[2][4] = sum[0][pair];
-        place(w.part, r, pair) = make_float4(of[0][2 * r], of[0][2 * r + 1], of[1][2 * r], of[1][2 * r + 1]);
-      }
-  await_warps_of_group(w);
+    for (int i = 0; i < TOGETHER * PAIRS; ++i) {
+      const float* from = sums + (first * PAIRS + i) * GROUP_SUMS + row * 16 + unit;
+      parts[i / PAIRS][i % PAIRS] = *reinterpret_cast<const Vec<float, N>*>(from);
+    }
 #pragma unroll
-  for (int r = 0; r < 2; ++r)
-    for (int part = 0; w.has_row(r) && part < w.parts; ++part)
-      if (part != w.part)
+    for (int i = 0; i < TOGETHER * PAIRS; ++i)
 #pragma unroll
-        for (int pair = 0; pair < PAIRS; ++pair) {
-          const float4 other = place(part, r, pair);
-          float(&of)[2][4] = sum[0][pair];
-          of[0][2 * r] += other.x, of[0][2 * r + 1] += other.y, of[1][2 * r] += other.z, of[1][2 * r + 1] += other.w;
-        }
+      for (int k = 0; k < N; ++k) total[i % PAIRS][k] += parts[i / PAIRS][i % PAIRS].v[k];
+  }
 }
+
+// ---- words ----
 
 template <class T>
-__device__ __forceinline__ void send_units(T* to, const float (&values)[4], Arrivals& arrivals) {
-  if constexpr (sizeof(T) == 2) {
-    send_to_all(to, make_uint2(pack<T>(values[0], values[1]), pack<T>(values[2], values[3])), arrivals);
+__device__ __forceinline__ unsigned word_of(const float (&values)[WORD<T>]) {
+  if constexpr (sizeof(T) == 2)
+    return pack<T>(values[0], values[1]);
+  else
+    return __float_as_uint(values[0]);
+}
+
+// Of a row of n_state units; of those that are not there, anything. FULL: all of them are, and the word is aligned.
+template <bool FULL, class T>
+__device__ __forceinline__ Word<T> load_word(const T* row, int unit, int n_state) {
+  if constexpr (FULL) return *reinterpret_cast<const Word<T>*>(row + unit);
+  Word<T> out;
+#pragma unroll
+  for (int k = 0; k < WORD<T>; ++k) out.v[k] = row[unit + k < n_state ? unit + k : 0];
+  return out;
+}
+
+// The same as numbers; zero where ray or unit are not there.
+template <class T>
+__device__ __forceinline__ void load_own(const T* all, int64_t ray, int unit, int n_state, float (&to)[WORD<T>]) {
+#pragma unroll
+  for (int k = 0; k < WORD<T>; ++k) to[k] = ray >= 0 && unit + k < n_state ? float(all[ray * n_state + unit + k]) : 0.f;
+}
+
+// Those units that are there, which no one reads soon.
+template <bool FULL, class T>
+__device__ __forceinline__ void store_word(T* row, int unit, int n_state, const float (&values)[WORD<T>]) {
+  if constexpr (FULL) {
+    __stcs(reinterpret_cast<unsigned*>(row + unit), word_of<T>(values));
   } else {
-    auto word = [&](int k) { return __float_as_uint(values[k]); };
-    send_to_all(to, make_uint4(word(0), word(1), word(2), word(3)), arrivals);
+#pragma unroll
+    for (int k = 0; k < WORD<T>; ++k)
+      if (unit + k < n_state) row[unit + k] = T(values[k]);
   }
+}
+
+// Calls f with whether a thread's words are full.
+template <class T, class F>
+__device__ __forceinline__ void with_full(int unit, int n_state, const F& f) {
+  n_state % WORD<T> == 0 && unit < n_state ? f(std::true_type()) : f(std::false_type());
 }
 
 }  // namespace

@@ -185,35 +185,62 @@ bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps
   return true;
 }
 
+template <int N>
+using Constant = std::integral_constant<int, N>;
+
 // Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
-// bytes_of(share): of shared memory, besides the weight.
-template <class T, int PAIRS, class Arrays, class BytesOf>
-bool launch_clusters(void (*kernel)(Arrays, WideWeight, ClusterShare), const Arrays& a, void* room, const Gpu& gpu,
-                     cudaStream_t stream, const BytesOf& bytes_of) {
+// `of` tells for a number of warps: kernel(warps), and bytes(warps, groups), of shared memory besides the weight.
+template <class T, int PAIRS, class Arrays, class Of>
+bool launch_clusters(const Of& of, const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream) {
   const LltmShape& s = a.shape;
   const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
   const int64_t clusters = (s.n_rays + RAYS - 1) / RAYS;
-  if (2 * clusters > gpu.processors || !has_clusters(kernel, gpu)) return false;
-  allow_shared(kernel, gpu);
+  if (2 * clusters > gpu.processors || !has_clusters(of.kernel(Constant<2>()), gpu)) return false;
+  // Blocks that share out the groups, each of which gets so many warps.
+  auto launched = [&](int blocks, auto warps) {
+    const int most = (groups + blocks - 1) / blocks;
+    const auto kernel = of.kernel(warps);
+    const int64_t bytes = of.bytes(warps, most), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
+    if (bytes > gpu.shared_bytes) return false;
+    const int64_t kept = std::min<int64_t>((gpu.shared_bytes - bytes) / of_depth, depths);
+    allow_shared(kernel, gpu);
+    ClusterLaunch launch(blocks, 32 * most * warps, size_t(bytes + kept * of_depth), stream);
+    if (launch.at_once(kernel) < clusters) return false;
+    const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
+    launch.run(kernel, clusters, a, weight, most);
+    return true;
+  };
   for (int blocks = std::min(groups, MOST_OF_CLUSTER); blocks > 1; --blocks) {
     const int most = (groups + blocks - 1) / blocks;
-    if (most > CLUSTER_WARPS) return false;
-    const ClusterShare share{most, std::min(CLUSTER_WARPS / most, GROUP_WARPS<PAIRS>)};
-    const int64_t bytes = bytes_of(share), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
     const bool some_empty = (groups + most - 1) / most < blocks;  // but every block has to await what it is sent
-    if (some_empty || blocks * clusters > gpu.processors || bytes > gpu.shared_bytes) continue;
-    const int64_t kept = std::min<int64_t>((gpu.shared_bytes - bytes) / of_depth, depths);
-    ClusterLaunch launch(blocks, 32 * most * share.warps, size_t(bytes + kept * of_depth), stream);
-    if (launch.at_once(kernel) < clusters) continue;
-    const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
-    launch.run(kernel, clusters, a, weight, share);
-    return true;
+    if (some_empty || blocks * clusters > gpu.processors) continue;
+    const auto fits = [&](auto warps) { return most * warps <= CLUSTER_WARPS<warps.value>; };
+    const bool done = fits(Constant<8>())   ? launched(blocks, Constant<8>())
+                      : fits(Constant<4>()) ? launched(blocks, Constant<4>())
+                      : fits(Constant<2>()) ? launched(blocks, Constant<2>())
+                                            : fits(Constant<1>()) && launched(blocks, Constant<1>());
+    if (done) return true;
   }
   return false;
 }
 
-template <int N>
-using Constant = std::integral_constant<int, N>;
+template <class T>
+struct ForwardClusters {
+  const LltmShape& shape;
+  template <int WARPS>
+  static auto kernel(Constant<WARPS>) { return forward_cluster<T, WARPS>; }
+  template <int WARPS>
+  int64_t bytes(Constant<WARPS>, int groups) const { return forward_cluster_bytes<T, WARPS>(shape, groups); }
+};
+
+template <class T>
+struct BackwardClusters {
+  const LltmShape& shape;
+  template <int WARPS>
+  static auto kernel(Constant<WARPS>) { return backward_cluster<T, WARPS>; }
+  template <int WARPS>
+  int64_t bytes(Constant<WARPS>, int groups) const { return backward_cluster_bytes<T, WARPS>(shape, groups); }
+};
 
 template <class T>
 bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cudaStream_t stream) {
@@ -225,8 +252,7 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
       const size_t bytes = forward_wide_bytes<T>(a.shape, rays);
       return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    const auto bytes_of = [&](const ClusterShare& share) { return forward_cluster_bytes<T>(a.shape, share); };
-    if (launch_clusters<T, 3>(forward_cluster<T>, a, room, gpu, stream, bytes_of)) return true;
+    if (launch_clusters<T, 3>(ForwardClusters<T>{a.shape}, a, room, gpu, stream)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
   }
 }
@@ -242,8 +268,7 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
       return warps <= BACKWARD_WARPS<tiles.value, groups.value> &&
              launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    const auto bytes_of = [&](const ClusterShare& share) { return backward_cluster_bytes<T>(a.shape, share); };
-    if (launch_clusters<T, 1>(backward_cluster<T>, a, room, gpu, stream, bytes_of)) return true;
+    if (launch_clusters<T, 1>(BackwardClusters<T>{a.shape}, a, room, gpu, stream)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
            run(Constant<1>(), Constant<4>());
   }

@@ -77,11 +77,11 @@ struct Tile<float> {
   struct Rows {
     unsigned high[4], low[4];
   };
+  // The nearest number of 11 bits, and what is left, of which products take the first 11. (cvt.rna.tf32 is five instructions.)
   static __device__ __forceinline__ void split(float value, unsigned& high, unsigned& low) {
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(high) : "f"(value));
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(low) : "f"(value - __uint_as_float(high)));
-#endif
+    constexpr unsigned LAST = 1u << 13;  // of the bits that products take
+    high = (__float_as_uint(value) + LAST / 2) & ~(LAST - 1);
+    low = __float_as_uint(value - __uint_as_float(high));
   }
   // half: which 8 of 16 columns, those of accumulator 0 or 1
   template <class F>
