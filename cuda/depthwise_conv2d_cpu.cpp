@@ -263,6 +263,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
+    if constexpr (std::is_same_v<T, float>)
+      if (by_pairs<T>(p)) return depthwise_conv2d_pairs((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
     Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
                     forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
   });
@@ -271,6 +273,11 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
+  if (dtype == DType::f32 && by_pairs<float>(Pictures(s))) {
+    depthwise_conv2d_pairs_gradients((const float*)grad_out, (const float*)x, (const float*)weight, (float*)grad_x,
+                                     (float*)grad_weight, (float*)grad_bias, (float*)scratch, s);
+    return 0;
+  }
   if (grad_weight && gradients_together(dtype, s)) {
     depthwise_conv2d_gradients(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
     return 0;

@@ -102,6 +102,13 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
+// Whether planes are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).
+template <class T>
+bool by_pairs(const Pictures& s) {
+  const auto fits = [](const Axis& a) { return a.kernel == 3 && a.stride == 2 && a.padding == 1 && a.dilation == 1; };
+  return std::is_same_v<T, float> && !s.channels_last && !s.rows && fits(s.y) && fits(s.x) && s.x.out_size >= LANES;
+}
+
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
@@ -189,6 +196,12 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
 void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
                              bool backward);
+// Where by_pairs(). Gradients may be null: of x; of the weight and the bias together, with a scratch of
+// depthwise_conv2d_pairs_scratch() numbers.
+void depthwise_conv2d_pairs(const float* x, const float* weight, const float* bias, float* out, const Conv2dShape&);
+void depthwise_conv2d_pairs_gradients(const float* grad_out, const float* x, const float* weight, float* grad_x,
+                                      float* grad_weight, float* grad_bias, float* scratch, const Conv2dShape&);
+int64_t depthwise_conv2d_pairs_scratch(const Conv2dShape&);
 // Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);
