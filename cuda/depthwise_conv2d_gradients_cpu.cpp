@@ -30,16 +30,17 @@ struct BlockRows {
   T* grad_x[S];
 };
 
-// What is fetched meanwhile: the rows below.
+// What is fetched meanwhile: the rows below. A store waits longer for its line than a load.
 template <class T, int S>
 struct Below {
   const T *grad, *x[S];
+  T* grad_x[S];
 };
 
 // Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only the
 // taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
 template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
-void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t pixel, const T* weight, T* sums,
+void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t pixel, const T* weight, T* sums,
                 int begin, int end, bool past_caches) {
   using B = Block<S>;
   Pack<T> w[SUMS - 1], sum[SUMS];
@@ -49,13 +50,13 @@ void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t p
   for (int k = 0; k < SUMS; ++k) sum[k] = load(sums + k * LANES);
   for (int j = begin; j < end; ++j) {
     const int64_t at = j * pixel;
-    if (below) __builtin_prefetch(below->grad + at);
+    __builtin_prefetch(below.grad + at);
 #pragma GCC unroll 2
     for (int a = 0; a < S; ++a)
 #pragma GCC unroll 2
       for (int b = 0; b < WIDE; ++b) {
         const int64_t place = S * at + b * pixel;
-        if (below) __builtin_prefetch(below->x[a] + place);
+        __builtin_prefetch(below.x[a] + place);
         const Pack<T> x = load(rows.x[a] + place);
         Pack<T> result = {};
 #pragma GCC unroll 3
@@ -72,7 +73,12 @@ void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>* below, int64_t p
             }
         if constexpr (TO_X) {
           T* const to = rows.grad_x[a] + place;
-          past_caches ? stream(to, result) : store(to, result);
+          if (past_caches) {
+            stream(to, result);
+          } else {
+            __builtin_prefetch(below.grad_x[a] + place, 1);
+            store(to, result);
+          }
         }
       }
   }
@@ -90,8 +96,7 @@ struct Gradients {
   const int height = s.y.out_size, width = s.x.out_size;  // blocks, as many as outputs
   const int64_t line = int64_t(s.x.size) * s.channels, out_line = width * s.channels;
   const PackVector<T> zeros = PackVector<T>(std::max(line, out_line));
-  const int64_t n_units = s.units(), read = s.batch * s.channels * (int64_t(height) * width + int64_t(s.y.size) * s.x.size);
-  const bool fetches = read * int64_t(sizeof(T)) > CACHED;
+  const int64_t n_units = s.units();
   const bool past_caches = PACKS_ARE_LINES<T> && grad_x && s.channels * sizeof(T) % 64 == 0 &&
                            goes_past_caches(grad_x, s.batch * s.y.size * line * int64_t(sizeof(T)));
 
@@ -113,7 +118,8 @@ struct Gradients {
         const int64_t place = (picture * s.y.size + at) * line;
         rows.x[a] = at < s.y.size ? x + place : zeros.data();
         rows.grad_x[a] = !grad_x ? nullptr : at < s.y.size ? grad_x + place : unused.data();
-        below.x[a] = x + (picture * s.y.size + std::min(at + S, s.y.size - 1)) * line;
+        const int64_t next = (picture * s.y.size + std::min(at + S, s.y.size - 1)) * line;
+        below.x[a] = x + next, below.grad_x[a] = grad_x ? grad_x + next : nullptr;
       }
       add_row(rows, below, unit, end_unit, sums);
     }
@@ -133,7 +139,7 @@ struct Gradients {
         T* to = sums + unit * SUMS * LANES;
         auto blocks = [&](auto v0, auto v1, auto wide, int begin, int end) {
           const auto add = grad_x ? add_blocks<T, S, v0, v1, wide, true> : add_blocks<T, S, v0, v1, wide, false>;
-          add(of, fetches ? &soon : nullptr, s.channels, weight, to, begin, end, past_caches);
+          add(of, soon, s.channels, weight, to, begin, end, past_caches);
         };
         if constexpr (S == 1) {
           if (width == 1) {
@@ -162,7 +168,7 @@ struct Gradients {
   }
   static Below<T, S> moved(Below<T, S> below, int64_t by) {
     below.grad += by;
-    for (auto& row : below.x) row += by;
+    for (int a = 0; a < S; ++a) below.x[a] += by, below.grad_x[a] += below.grad_x[a] ? by : 0;
     return below;
   }
 
