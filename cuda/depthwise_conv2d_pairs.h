@@ -17,7 +17,8 @@ struct Pairs {
   Pack<float> even, odd;
 
   HD explicit Pairs(const float* from) : Pairs(load(from), load(from + LANES)) {}
-  HD Pairs(Pack<float> low, Pack<float> high) : even(shuffled<Even, float>(low, high)), odd(shuffled<Odd, float>(low, high)) {}
+  HD Pairs(Pack<float> low, Pack<float> high)
+      : even(shuffled<Even, float>(low, high)), odd(shuffled<Odd, float>(low, high)) {}
   // The last ones of a row: zero for a number that is missing.
   HD static Pairs last(const float* from, bool missing) {
     if (!missing) return Pairs(from);

@@ -59,7 +59,9 @@ struct Walk {
       for (; at + LANES < width; at += LANES) {
         Met met;
 #pragma GCC unroll 2
-        for (int a = 0; a < 2; ++a) met.grad[a][0] = load(blocks.grad[a] + at), met.grad[a][1] = load(blocks.grad[a] + at + 1);
+        for (int a = 0; a < 2; ++a)
+#pragma GCC unroll 2
+          for (int b = 0; b < 2; ++b) met.grad[a][b] = load(blocks.grad[a] + at + b);
         if constexpr (TO_WEIGHT) sums[SUMS - 1] += met.grad[0][0];
         line<0>(blocks, at, met, w, sums);
         line<1>(blocks, at, met, w, sums);
