@@ -108,11 +108,14 @@ __device__ __forceinline__ unsigned word_of(const float (&values)[WORD<T>]) {
 // Of a row of n_state units; of those that are not there, anything. FULL: all of them are, and the word is aligned.
 template <bool FULL, class T>
 __device__ __forceinline__ Word<T> load_word(const T* row, int unit, int n_state) {
-  if constexpr (FULL) return *reinterpret_cast<const Word<T>*>(row + unit);
-  Word<T> out;
+  if constexpr (FULL) {
+    return *reinterpret_cast<const Word<T>*>(row + unit);
+  } else {
+    Word<T> out;
 #pragma unroll
-  for (int k = 0; k < WORD<T>; ++k) out.v[k] = row[unit + k < n_state ? unit + k : 0];
-  return out;
+    for (int k = 0; k < WORD<T>; ++k) out.v[k] = row[unit + k < n_state ? unit + k : 0];
+    return out;
+  }
 }
 
 // The same as numbers; zero where ray or unit are not there.

@@ -39,6 +39,7 @@ def test_an_old_compiler_builds_what_it_can(tmp_path: Path, monkeypatch, capsys)
     monkeypatch.setattr(setuptools, "setup", lambda **_: None)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
     monkeypatch.setenv("NERFKIT_NATIVE", "0")
+    monkeypatch.setenv("NERFKIT_CUDA", "0")
     compiler = tmp_path / "g++"
     compiler.write_text('#!/bin/sh\n[ "$1" != -march=x86-64-v4 ]\n')
     compiler.chmod(0o755)
