@@ -54,7 +54,7 @@ struct AnyForm {
   static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
   static constexpr int rows(bool backward, int bytes) {  // of outputs that a thread takes, backward of inputs
     if (STEP == 0) return KH > 1 ? 2 : backward ? 4 : 8;
-    return KH > 3 && (backward ? bytes == 8 : STEP == 2) ? 4 : 8;
+    return (KH > 3 && (backward ? bytes == 8 : STEP == 2)) || (KH == 7 && STEP == 1 && backward) ? 4 : 8;
   }
 };
 

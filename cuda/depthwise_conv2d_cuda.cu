@@ -4,7 +4,7 @@
 // row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; float32 of 7 that of
 // depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not well
 // (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
-// depthwise_conv2d_lane_tiles.cuh. Few taps a stride apart, channels last and forward, go to depthwise_conv2d_quads.cuh, any
+// depthwise_conv2d_lane_tiles.cuh. Usual kernels a stride apart, channels last and forward, go to depthwise_conv2d_quads.cuh, any
 // other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are
 // too large for all of these to depthwise_conv2d_values.cuh.
 

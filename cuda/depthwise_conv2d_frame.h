@@ -5,7 +5,6 @@
 #pragma once
 
 #include "depthwise_conv2d_tiles.h"
-#include "even_odd_cpu.h"
 #include "transpose_cpu.h"
 
 namespace nerfkit {
@@ -48,23 +47,6 @@ HD void deal(const T* __restrict from, acc_t<T>* __restrict to, const RowCopy& c
   for (int r = 0; r < n % S; ++r) to[at[r] + n / S] = acc_t<T>(from[n / S * S + r]);
 }
 
-// One of two values to each of two arrays. The last packs overlap those before.
-template <class T>
-HD void deal_packs(const T* from, acc_t<T>* to, const RowCopy& copy) {
-  using A = acc_t<T>;
-  const int n = copy.last - copy.first, pairs = n / 2;
-  if (pairs < LANES) return deal<2>(from, to, copy);
-  A *const first = to + copy.position(copy.first), *const second = to + copy.position(copy.first + 1);
-  from += copy.first;
-  for (int at = 0; at < pairs; at += LANES) {
-    const int i = std::min(at, pairs - LANES);
-    const Pack<A> low = load(from + 2 * i), high = load(from + 2 * i + LANES);
-    store(first + i, shuffled<Even, A>(low, high));
-    store(second + i, shuffled<Odd, A>(low, high));
-  }
-  if (n % 2) first[pairs] = A(from[n - 1]);
-}
-
 template <class T>
 HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
@@ -77,7 +59,7 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
   if (unit == 1 && copy.stride == 2)
-    deal_packs(from, to, copy);
+    deal<2>(from, to, copy);
   else if (unit == 1 && copy.stride == 3)
     deal<3>(from, to, copy);
   else if (unit == 1 && copy.stride == 4)

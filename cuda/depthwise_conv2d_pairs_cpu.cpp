@@ -20,12 +20,12 @@ struct Rows {
   HD void sum(int at, const Pack<float> (&tap)[INPUTS][TAPS], const Pack<float>* weight) const {
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      Pack<float> sum = weight[TAPS * TAPS];
+      Pack<float> total = weight[TAPS * TAPS];
 #pragma GCC unroll 3
       for (int v = 0; v < TAPS; ++v)
 #pragma GCC unroll 3
-        for (int u = 0; u < TAPS; ++u) sum += weight[u * TAPS + v] * tap[2 * r + u][v];
-      store(out[r] + at, sum);
+        for (int u = 0; u < TAPS; ++u) total += weight[u * TAPS + v] * tap[2 * r + u][v];
+      store(out[r] + at, total);
     }
   }
 
@@ -33,7 +33,7 @@ struct Rows {
   void correlate(int size, int out_size, const Pack<float>* weight) const {
     Pack<float> tap[INPUTS][TAPS], odd[INPUTS] = {};  // of the outputs before
     int at = 0;
-    for (; 2 * (at + LANES) <= size; at += LANES) {
+    for (; at <= size / 2 - LANES; at += LANES) {
 #pragma GCC unroll 9
       for (int y = 0; y < INPUTS; ++y) {
         const Pairs pairs(x[y] + 2 * at);

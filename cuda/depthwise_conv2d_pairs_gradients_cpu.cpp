@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // All gradients of depthwise_conv2d_pairs.h in one walk. Each output has a block of 2 x 2 of x, whose gradients come from
-// that output, the one to the right and the two below. Rows of outputs that are not there are zeros: a value of x that is
-// not finite makes the taps that would lead to them NaN.
+// that output, the one to the right and the two below. Rows and columns that are not there are zeros: a value of x or of the
+// output's gradient that is not finite makes NaN of taps that lead past an edge.
 
 #include "depthwise_conv2d_pairs.h"
 
@@ -112,7 +112,7 @@ struct Walk {
       for (int b = 0; b < 2; ++b) counted.grad[a][b] = counts ? met.grad[a][b] : none;
     }
     if constexpr (TO_WEIGHT) sums[SUMS - 1] += counted.grad[0][0];
-    const auto line = [&](auto a) __attribute__((always_inline)) {
+    const auto last_of = [&](auto a) __attribute__((always_inline)) {
       Pairs pairs = TO_WEIGHT ? Pairs::last(blocks.x[a] + 2 * at, missing) : Pairs(none, none);
       pairs.even = counts ? pairs.even : none, pairs.odd = counts ? pairs.odd : none;
       const auto even = pixel<a, 0, TO_X, TO_WEIGHT>(met, counted, pairs.even, w, sums);
@@ -124,8 +124,8 @@ struct Walk {
         missing ? store(to + LANES - 1, shuffled<Before, float>(low, high)) : store(to + LANES, high);
       }
     };
-    line(Int<0>());
-    line(Int<1>());
+    last_of(Int<0>());
+    last_of(Int<1>());
   }
 
   // scratch [batch, parts, channels, SUMS]
@@ -164,7 +164,10 @@ void add_parts(const float* scratch, float* grad_weight, float* grad_bias, const
 
 void depthwise_conv2d_pairs_gradients(const float* grad_out, const float* x, const float* weight, float* grad_x,
                                       float* grad_weight, float* grad_bias, float* scratch, const Conv2dShape& s) {
-  if (!grad_weight) return Walk<true, false>{grad_out, x, weight, grad_x, s}.run(nullptr);
+  if (!grad_weight) {
+    if (grad_x) Walk<true, false>{grad_out, x, weight, grad_x, s}.run(nullptr);
+    return;
+  }
   grad_x ? Walk<true, true>{grad_out, x, weight, grad_x, s}.run(scratch)
          : Walk<false, true>{grad_out, x, weight, nullptr, s}.run(scratch);
   add_parts(scratch, grad_weight, grad_bias, s);

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "depthwise_conv2d_tiles.h"
-#include "even_odd_cpu.h"
 
 namespace nerfkit {
 namespace {
@@ -104,27 +103,11 @@ HD void alternate(const T* from, int64_t part, int64_t width, T* to, int64_t bel
   }
 }
 
-// The same of two parts. The last packs overlap those before.
-template <class T>
-HD void alternate_packs(const T* from, int64_t part, int64_t width, T* to, int64_t below, int rows, int columns) {
-  const int pairs = columns / 2;
-  if (!std::is_same_v<T, acc_t<T>> || pairs < LANES) return alternate<2>(from, part, width, to, below, rows, columns);
-  for (int r = 0; r < rows; ++r, from += width, to += below) {
-    for (int at = 0; at < pairs; at += LANES) {
-      const int i = std::min(at, pairs - LANES);
-      const auto even = load(from + i), odd = load(from + part + i);
-      store(to + 2 * i, shuffled<First, acc_t<T>>(even, odd));
-      store(to + 2 * i + LANES, shuffled<Second, acc_t<T>>(even, odd));
-    }
-    if (columns % 2) to[columns - 1] = from[pairs];
-  }
-}
-
 // The same of any number of parts, of pixels of `unit` numbers.
 template <class T>
 void weave(const T* from, int64_t part, int64_t width, T* to, int64_t below, int rows, int columns, int parts,
            int unit) {
-  if (unit == 1 && parts == 2) return alternate_packs(from, part, width, to, below, rows, columns);
+  if (unit == 1 && parts == 2) return alternate<2>(from, part, width, to, below, rows, columns);
   if (unit == 1 && parts == 3) return alternate<3>(from, part, width, to, below, rows, columns);
   if (unit == 1 && parts == 4) return alternate<4>(from, part, width, to, below, rows, columns);
   for (int r = 0; r < rows; ++r, from += width, to += below)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3, 5 x 5 and 7 x 7: the convolution. A thread takes 4
+// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3, 5 x 5, 7 x 7: the convolution. A thread takes 4
 // neighbouring channels of some outputs of a row, so that what it reads and writes at once are 8 or 16 bytes, and its
 // inputs are converted once for all taps of a row. Neighbouring threads take neighbouring channels, as many as there are,
 // then the row below: the rows that both read come from the cache.

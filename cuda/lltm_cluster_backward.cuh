@@ -34,14 +34,16 @@ struct GradientWords {
   }
   // All loads are on their way together.
   template <bool FULL>
-  __device__ __forceinline__ void load(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int step, int unit) {
+  __device__ __forceinline__ void load(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int step,
+                                       int unit) {
     const int n_state = a.shape.n_state;
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
       const RowOfBlock row = rows[own.row + j * Own::ROWS];
       const int64_t at = (step < row.length ? row.first + step : 0) * n_state;
 #pragma unroll
-      for (int gate = 0; gate < 3; ++gate) act[j][gate] = load_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state);
+      for (int gate = 0; gate < 3; ++gate)
+        act[j][gate] = load_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state);
       cell[j] = load_word<FULL>(a.c + at, unit, n_state), grad_h[j] = load_word<FULL>(a.h + at, unit, n_state);
     }
   }
@@ -75,8 +77,8 @@ struct GradientWords {
 
 // Adds up over the threads of a group that have a unit, in the order of their rows, to [3, H].
 template <class T, int WARPS>
-__device__ __forceinline__ void add_bias(const float (&bias)[3][WORD<T>], const OwnWords<T, WARPS>& own, float* sums, float* to,
-                                         int first_unit, int n_state, int group) {
+__device__ __forceinline__ void add_bias(const float (&bias)[3][WORD<T>], const OwnWords<T, WARPS>& own, float* sums,
+                                         float* to, int first_unit, int n_state, int group) {
   constexpr int ROWS = std::min(OwnWords<T, WARPS>::ROWS, RAYS);
   static_assert(ROWS * 48 <= SUMS_OF_GROUP<1, WARPS>);
   wait_for_group(group, 32 * WARPS);  // whose sums are read
@@ -111,6 +113,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
 
   if (threadIdx.x < 2) start_arrivals(arrivals[threadIdx.x]);
   find_rows(rows, RAYS, a.shape, tile);
+  __syncthreads();  // racecheck knows of no barrier of a cluster
   weight.ordered += int64_t(first) * weight.depths * Operands<T, 1>::SIZE;
   keep_first<Operands<T, 1>>(kept, weight, max(0, min(groups, blocks_h - first)));
   sync_cluster();
@@ -138,7 +141,8 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
         words.step(j, active, unit, n_state, grad);
         T* const of_row = to + (own.row + j * own.ROWS) * row_g + unit;
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate) send_to_all(of_row + gate * padded_h, word_of<T>(grad[gate]), arrivals[now], blocks);
+        for (int gate = 0; gate < 3; ++gate)
+          send_to_all(of_row + gate * padded_h, word_of<T>(grad[gate]), arrivals[now], blocks);
         T* const gates = a.gates + 3 * (row.first + step) * n_state;
         if (active)
           with_full<T>(unit, n_state, [&](auto full) {

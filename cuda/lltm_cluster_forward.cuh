@@ -38,7 +38,8 @@ struct StateWords {
   }
   // The step of row j whose gates, before activation and bias, are `sum`. Its state, also of a ray that has ended, for so
   // many bytes are waited for.
-  __device__ __forceinline__ unsigned step(const float (&sum)[3][N], int j, bool active, float (&before)[N], float (&act)[3][N]) {
+  __device__ __forceinline__ unsigned step(const float (&sum)[3][N], int j, bool active, float (&before)[N],
+                                           float (&act)[3][N]) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
       const Gates<float> gates = fast_activate<T>(sum[0][k] + bias[0][k], sum[1][k] + bias[1][k], sum[2][k] + bias[2][k]);
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
 
   if (threadIdx.x < 2) start_arrivals(arrivals[threadIdx.x]);
   find_rows(rows, RAYS, a.shape, blockIdx.x / blocks_of_cluster());
+  __syncthreads();  // racecheck knows of no barrier of a cluster
   weight.ordered += int64_t(first) * weight.depths * Operands<T, 3>::SIZE;
   keep_first<Operands<T, 3>>(kept, weight, max(0, min(groups, blocks_h - first)));
   for (int i = threadIdx.x; i < int(reinterpret_cast<T*>(sums) - states); i += blockDim.x) states[i] = T(0.f);
@@ -146,7 +148,8 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
         const unsigned word = words.step(gates, j, active, before, act);
         send_to_all(states + ((now ^ 1) * RAYS + row) * row_h + unit, word, arrivals[now ^ 1], blocks);
         const int64_t n = of.first + step;
-        if (active) with_full<T>(unit, n_state, [&](auto full) { words.template store<full.value>(a, j, n, unit, before, act); });
+        if (active)
+          with_full<T>(unit, n_state, [&](auto full) { words.template store<full.value>(a, j, n, unit, before, act); });
       }
     }
     start_input(step + BUFFERS);

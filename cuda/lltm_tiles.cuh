@@ -77,7 +77,8 @@ struct Tile<float> {
   struct Rows {
     unsigned high[4], low[4];
   };
-  // The nearest number of 11 bits, and what is left, of which products take the first 11. (cvt.rna.tf32 is five instructions.)
+  // The nearest number of 11 bits, and what is left, of which products take the first 11, as all GPUs so far do without being
+  // asked. (cvt.rna.tf32 is five instructions.)
   static __device__ __forceinline__ void split(float value, unsigned& high, unsigned& low) {
     constexpr unsigned LAST = 1u << 13;  // of the bits that products take
     high = (__float_as_uint(value) + LAST / 2) & ~(LAST - 1);

@@ -150,16 +150,6 @@ __device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], con
 
 // ---- units ----
 
-// Units unit .. unit + 3 of a ray's h and c, or of their gradients; zero where it or they are not there.
-template <class T>
-__device__ __forceinline__ void load_state(const T* all_h, const T* all_c, int64_t ray, int unit, int n_state, float (&h)[4],
-                                           float (&c)[4]) {
-  const Quad<T> from_h = load_quad<false>(all_h + ray * n_state, unit, n_state, ray >= 0);
-  const Quad<T> from_c = load_quad<false>(all_c + ray * n_state, unit, n_state, ray >= 0);
-#pragma unroll
-  for (int k = 0; k < 4; ++k) h[k] = float(from_h.v[k]), c[k] = float(from_c.v[k]);
-}
-
 // Those of units unit .. unit + 3 that are there, which no one reads soon.
 template <class T>
 __device__ __forceinline__ void store_units(T* row, int unit, int n_state, const float (&values)[4]) {

@@ -54,10 +54,9 @@ __device__ __forceinline__ void start_row_copies(T* to, int row, const T* input,
   end_copies();
 }
 
-// A lane's sums start from its four units' bias, `of_gate` from gate to gate, or from zero.
+// A lane's sums start from its four units' bias, `of_gate` from gate to gate.
 template <int TILES>
-__device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const float* biases, int of_gate,
-                                           bool from_bias = true) {
+__device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const float* biases, int of_gate) {
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
     const float4 bias = *reinterpret_cast<const float4*>(biases + gate * of_gate);
@@ -65,8 +64,8 @@ __device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const f
     for (int r = 0; r < 2 * TILES; ++r) {
       float(&of)[2][4] = sum[r / 2][gate];
       const int at = r % 2 * 2;
-      of[0][at] = from_bias ? bias.x : 0.f, of[0][at + 1] = from_bias ? bias.y : 0.f;
-      of[1][at] = from_bias ? bias.z : 0.f, of[1][at + 1] = from_bias ? bias.w : 0.f;
+      of[0][at] = bias.x, of[0][at + 1] = bias.y;
+      of[1][at] = bias.z, of[1][at + 1] = bias.w;
     }
   }
 }

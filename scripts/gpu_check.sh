@@ -28,7 +28,8 @@ step() { # name, command...
 # Forward and backward of every kernel: the small cases, and a few drawn ones for the kernels of larger sizes.
 small="cuda-cuda and (layouts or opcheck or (forward and (float32 or float16)) or (equals and not bfloat16) or rows_of_a_capacity)"
 small="($small) or (kernels_branch_on and cuda-cuda and (float32 or (bfloat16 and layout1))) or (16_units and few_rays) or without_weight_gradient"
-small="$small or (wide_state and few_rays and (72 or 3-300)) or 1500_rays-float32-3-72 or 1000_rays-float32-3-72"
+small="$small or (wide_state and few_rays and (72 or 3-300)) or 1500_rays-float32-3-72"
+small="$small or (1000_rays and float32 and (3-72 or 3-128 or 3-256))"
 many="float32-16-16 or float32-32-32 or float32-64-32 or float32-50-47"
 small="$small or (64_units and float32 and (few_rays or (more_rays_than_fit and ($many))))"
 small="$small or (64_units and bfloat16 and few_rays and (32-32 or 64-16 or 50-47))"

@@ -151,7 +151,7 @@ def test_a_state_of_up_to_64_units_on_a_gpu(n_state, n_input, dtype, n_rays):
 
 @pytest.mark.cuda
 # On an H200: clusters of 5 to 8, of 3 to 5 and of 2 blocks, blocks by themselves, and those that take 32 rays.
-@pytest.mark.parametrize("n_state", [72, 96, 128, 256, 300])
+@pytest.mark.parametrize("n_state", [72, 75, 96, 128, 256, 300])
 @pytest.mark.parametrize("n_input", [3, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d)[6:])
 @pytest.mark.parametrize(
