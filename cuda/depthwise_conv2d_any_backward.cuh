@@ -71,6 +71,9 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
   constexpr int R = Form::rows(true, sizeof(T)), Q = Form::COLUMNS;
   constexpr int BEFORE = STEP ? (KH - 1) / std::max(STEP, 1) : 0, LEFT = (KW - 1) / Q;  // outputs of smaller places
   constexpr int ROWS = STEP ? BEFORE + R / std::max(STEP, 1) : R * KH, N = LEFT + 1;    // of gradients; of a row
+#if __CUDA_ARCH__ < 800
+  if constexpr (KH == 7 && STEP == 1) return;  // registers would spill: it is not launched there
+#endif
   invite_next_kernel();
   __shared__ WarpSums<A, Form::TAPS + 1> of_warp;
   A* shared = &of_warp[0][0][0];

@@ -299,7 +299,7 @@ auto with_any_form(const Conv2dShape& s, const F& f) {
   if constexpr (BYTES < 8) {  // with 8 there are too few registers
     if (step == 2 && side == 6) return f(AnyForm<6, 6, 2, true>());
     if (step == 2 && side == 7) return f(AnyForm<7, 7, 2, true>());
-    if (step == 1 && side == 7) return f(AnyForm<7, 7, 1, true>());
+    if (step == 1 && side == 7 && current_gpu().major >= 8) return f(AnyForm<7, 7, 1, true>());
   }
   if (step == 1) return f(AnyForm<5, 5, 1, false>());
   if (step == 2) return f(AnyForm<5, 5, 2, false>());
