@@ -143,5 +143,32 @@ __device__ __forceinline__ void with_full(int unit, int n_state, const F& f) {
   n_state % WORD<T> == 0 && unit < n_state ? f(std::true_type()) : f(std::false_type());
 }
 
+// A thread's words of h and c, or of their gradients, along its rays.
+template <class T, int WARPS>
+struct StateWords {
+  using Own = OwnWords<T, WARPS>;
+  static constexpr int N = WORD<T>, COUNT = Own::COUNT;
+  float h[COUNT][N], c[COUNT][N];
+
+  __device__ __forceinline__ StateWords(const T* all_h, const T* all_c, const RowOfBlock* rows, const Own& own, int unit,
+                                        int n_state) {
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) {
+      const int64_t ray = rows[own.any() ? own.row + j * Own::ROWS : 0].ray;
+      load_own(all_h, ray, unit, n_state, h[j]), load_own(all_c, ray, unit, n_state, c[j]);
+    }
+  }
+  __device__ __forceinline__ void end(T* all_h, T* all_c, const RowOfBlock* rows, const Own& own, int unit,
+                                      int n_state) const {
+#pragma unroll
+    for (int j = 0; j < COUNT; ++j) {
+      const int64_t ray = rows[own.row + j * Own::ROWS].ray;
+      if (ray < 0) continue;
+      store_word<false>(all_h + ray * n_state, unit, n_state, h[j]);
+      store_word<false>(all_c + ray * n_state, unit, n_state, c[j]);
+    }
+  }
+};
+
 }  // namespace
 }  // namespace nerfkit

@@ -18,20 +18,16 @@ size_t backward_cluster_bytes(const LltmShape& s, int groups) {
 
 // A thread's words of the gradient of the state, and of what it is computed from.
 template <class T, int WARPS>
-struct GradientWords {
+struct BackwardWords : StateWords<T, WARPS> {
+  using State = StateWords<T, WARPS>;
+  using State::c, State::h;
   using Own = OwnWords<T, WARPS>;
-  static constexpr int N = WORD<T>, COUNT = Own::COUNT;
-  float h[COUNT][1][N], c[COUNT][N], bias[3][N] = {};
+  static constexpr int N = State::N, COUNT = State::COUNT;
+  float bias[3][N] = {};
   Word<T> act[COUNT][3], cell[COUNT], grad_h[COUNT];  // of the next step
 
-  __device__ __forceinline__ GradientWords(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int unit) {
-    const int n_state = a.shape.n_state;
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.any() ? own.row + j * Own::ROWS : 0].ray;
-      load_own(a.h_n, ray, unit, n_state, h[j][0]), load_own(a.c_n, ray, unit, n_state, c[j]);
-    }
-  }
+  __device__ __forceinline__ BackwardWords(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int unit)
+      : State(a.h_n, a.c_n, rows, own, unit, a.shape.n_state) {}
   // All loads are on their way together.
   template <bool FULL>
   __device__ __forceinline__ void load(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int step,
@@ -55,22 +51,12 @@ struct GradientWords {
       const bool real = active && unit + k < n_state;
       const Gates<float> gates{float(act[j][0].v[k]), float(act[j][1].v[k]), float(act[j][2].v[k])};
       Gates<float> of;
-      const float tanh_c = fast_tanh<T>(float(cell[j].v[k])), dh = h[j][0][k] + float(grad_h[j].v[k]);
+      const float tanh_c = fast_tanh<T>(float(cell[j].v[k])), dh = h[j][k] + float(grad_h[j].v[k]);
       const float before = activate_bwd_at(gates, tanh_c, dh, c[j][k], of);
       grad[0][k] = real ? of.i : 0.f, grad[1][k] = real ? of.o : 0.f, grad[2][k] = real ? of.g : 0.f;
       c[j][k] = real ? before : c[j][k];
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate) bias[gate][k] += grad[gate][k];
-    }
-  }
-  __device__ __forceinline__ void end(const LltmGradients<T>& a, const RowOfBlock* rows, const Own& own, int unit) const {
-    const int n_state = a.shape.n_state;
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.row + j * Own::ROWS].ray;
-      if (ray < 0) continue;
-      store_word<false>(a.h0 + ray * n_state, unit, n_state, h[j][0]);
-      store_word<false>(a.c0 + ray * n_state, unit, n_state, c[j]);
     }
   }
 };
@@ -121,7 +107,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   const int longest = longest_of(rows, RAYS);
   const OwnWords<T, WARPS> own;
   const int unit = 16 * (first + w.group) + own.unit, from = w.begin(weight.depths), behind = w.end(weight.depths);
-  GradientWords<T, WARPS> words(a, rows, own, unit);
+  BackwardWords<T, WARPS> words(a, rows, own, unit);
   const int blocks = blocks_of_cluster();
   float* const own_sums = sums + w.group * SUMS_OF_GROUP<1, WARPS>;
   auto load_samples = [&](int step) {
@@ -165,11 +151,11 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
         add_sums<1, WARPS>(total, own_sums, own.row + j * own.ROWS, own.unit);
 #pragma unroll
         for (int k = 0; k < WORD<T>; ++k)
-          if (step < rows[own.row + j * own.ROWS].length) words.h[j][0][k] = total[0][k];
+          if (step < rows[own.row + j * own.ROWS].length) words.h[j][k] = total[0][k];
       }
     }
   }
-  if (own.any()) words.end(a, rows, own, unit);
+  if (own.any()) words.end(a.h0, a.c0, rows, own, unit, n_state);
   add_bias<T, WARPS>(words.bias, own, own_sums, a.bias + int64_t(tile) * 3 * n_state, unit - own.unit, n_state, w.group);
 #endif
 }

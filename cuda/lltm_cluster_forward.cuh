@@ -20,18 +20,16 @@ size_t forward_cluster_bytes(const LltmShape& s, int groups) {
 
 // A thread's words of the state, and what becomes of them.
 template <class T, int WARPS>
-struct StateWords {
-  using Own = OwnWords<T, WARPS>;
-  static constexpr int N = WORD<T>, COUNT = Own::COUNT;
-  float h[COUNT][N], c[COUNT][N], bias[3][N];
+struct ForwardWords : StateWords<T, WARPS> {
+  using State = StateWords<T, WARPS>;
+  using State::c, State::h;
+  static constexpr int N = State::N;
+  float bias[3][N];
 
-  __device__ __forceinline__ StateWords(const LltmArrays<T>& a, const RowOfBlock* rows, const Own& own, int unit) {
+  __device__ __forceinline__ ForwardWords(const LltmArrays<T>& a, const RowOfBlock* rows, const OwnWords<T, WARPS>& own,
+                                          int unit)
+      : State(a.h0, a.c0, rows, own, unit, a.shape.n_state) {
     const int n_state = a.shape.n_state;
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.any() ? own.row + j * Own::ROWS : 0].ray;
-      load_own(a.h0, ray, unit, n_state, h[j]), load_own(a.c0, ray, unit, n_state, c[j]);
-    }
 #pragma unroll
     for (int i = 0; i < 3 * N; ++i)
       bias[i / N][i % N] = unit + i % N < n_state ? float(a.bias[i / N * n_state + unit + i % N]) : 0.f;
@@ -61,16 +59,6 @@ struct StateWords {
     store_word<FULL>(a.before + at, unit, n_state, before);
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) store_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state, act[gate]);
-  }
-  __device__ __forceinline__ void end(const LltmArrays<T>& a, const RowOfBlock* rows, const Own& own, int unit) const {
-    const int n_state = a.shape.n_state;
-#pragma unroll
-    for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.row + j * Own::ROWS].ray;
-      if (ray < 0) continue;
-      store_word<false>(a.h_n + ray * n_state, unit, n_state, h[j]);
-      store_word<false>(a.c_n + ray * n_state, unit, n_state, c[j]);
-    }
   }
 };
 
@@ -111,7 +99,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   }
   const OwnWords<T, WARPS> own;
   const int unit = 16 * (first + w.group) + own.unit;
-  StateWords<T, WARPS> words(a, rows, own, unit);
+  ForwardWords<T, WARPS> words(a, rows, own, unit);
   const int blocks = blocks_of_cluster();
   float* const own_sums = sums + w.group * SUMS_OF_GROUP<3, WARPS>;
   const int from_x = w.begin(blocks_x), end_x = w.end(blocks_x), from_h = w.begin(blocks_h), end_h = w.end(blocks_h);
@@ -157,7 +145,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
     add_input(step + 1);
   }
   if (longest > 0) await(arrivals[longest % 2], (longest - 1) / 2 % 2);  // none leaves while it is sent to
-  if (w.real && own.any()) words.end(a, rows, own, unit);
+  if (w.real && own.any()) words.end(a.h_n, a.c_n, rows, own, unit, n_state);
 #endif
 }
 

@@ -189,18 +189,19 @@ template <int N>
 using Constant = std::integral_constant<int, N>;
 
 // Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
-// `of` tells for a number of warps: kernel(warps), and bytes(warps, groups), of shared memory besides the weight.
-template <class T, int PAIRS, class Arrays, class Of>
-bool launch_clusters(const Of& of, const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream) {
+// kernel_of(warps), and bytes_of(warps, groups) of shared memory besides the weight.
+template <class T, int PAIRS, class Arrays, class KernelOf, class BytesOf>
+bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream, const KernelOf& kernel_of,
+                     const BytesOf& bytes_of) {
   const LltmShape& s = a.shape;
   const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
   const int64_t clusters = (s.n_rays + RAYS - 1) / RAYS;
-  if (2 * clusters > gpu.processors || !has_clusters(of.kernel(Constant<2>()), gpu)) return false;
+  if (2 * clusters > gpu.processors || !has_clusters(kernel_of(Constant<2>()), gpu)) return false;
   // Blocks that share out the groups, each of which gets so many warps.
   auto launched = [&](int blocks, auto warps) {
     const int most = (groups + blocks - 1) / blocks;
-    const auto kernel = of.kernel(warps);
-    const int64_t bytes = of.bytes(warps, most), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
+    const auto kernel = kernel_of(warps);
+    const int64_t bytes = bytes_of(warps, most), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
     if (bytes > gpu.shared_bytes) return false;
     const int64_t kept = std::min<int64_t>((gpu.shared_bytes - bytes) / of_depth, depths);
     allow_shared(kernel, gpu);
@@ -225,24 +226,6 @@ bool launch_clusters(const Of& of, const Arrays& a, void* room, const Gpu& gpu, 
 }
 
 template <class T>
-struct ForwardClusters {
-  const LltmShape& shape;
-  template <int WARPS>
-  static auto kernel(Constant<WARPS>) { return forward_cluster<T, WARPS>; }
-  template <int WARPS>
-  int64_t bytes(Constant<WARPS>, int groups) const { return forward_cluster_bytes<T, WARPS>(shape, groups); }
-};
-
-template <class T>
-struct BackwardClusters {
-  const LltmShape& shape;
-  template <int WARPS>
-  static auto kernel(Constant<WARPS>) { return backward_cluster<T, WARPS>; }
-  template <int WARPS>
-  int64_t bytes(Constant<WARPS>, int groups) const { return backward_cluster_bytes<T, WARPS>(shape, groups); }
-};
-
-template <class T>
 bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cudaStream_t stream) {
   if constexpr (sizeof(T) == 8) {
     return false;
@@ -252,7 +235,11 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
       const size_t bytes = forward_wide_bytes<T>(a.shape, rays);
       return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    if (launch_clusters<T, 3>(ForwardClusters<T>{a.shape}, a, room, gpu, stream)) return true;
+    const auto kernel_of = [](auto warps) { return forward_cluster<T, decltype(warps)::value>; };
+    const auto bytes_of = [&](auto warps, int groups) -> int64_t {
+      return forward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups);
+    };
+    if (launch_clusters<T, 3>(a, room, gpu, stream, kernel_of, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
   }
 }
@@ -268,7 +255,11 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
       return warps <= BACKWARD_WARPS<tiles.value, groups.value> &&
              launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    if (launch_clusters<T, 1>(BackwardClusters<T>{a.shape}, a, room, gpu, stream)) return true;
+    const auto kernel_of = [](auto warps) { return backward_cluster<T, decltype(warps)::value>; };
+    const auto bytes_of = [&](auto warps, int groups) -> int64_t {
+      return backward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups);
+    };
+    if (launch_clusters<T, 1>(a, room, gpu, stream, kernel_of, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
            run(Constant<1>(), Constant<4>());
   }
