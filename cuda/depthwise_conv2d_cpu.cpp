@@ -259,12 +259,14 @@ struct Correlations {
 
 Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape& s,
                         Stream) {
+  if (by_pairs(dtype, Pictures(s))) {
+    depthwise_conv2d_pairs((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s);
+    return 0;
+  }
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
-    if constexpr (std::is_same_v<T, float>)
-      if (by_pairs<T>(p)) return depthwise_conv2d_pairs((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
     Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
                     forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
   });
@@ -273,7 +275,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
-  if (dtype == DType::f32 && by_pairs<float>(Pictures(s))) {
+  if (by_pairs(dtype, Pictures(s))) {
     depthwise_conv2d_pairs_gradients((const float*)grad_out, (const float*)x, (const float*)weight, (float*)grad_x,
                                      (float*)grad_weight, (float*)grad_bias, (float*)scratch, s);
     return 0;

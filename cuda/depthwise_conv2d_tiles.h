@@ -102,11 +102,10 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether planes are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).
-template <class T>
-bool by_pairs(const Pictures& s) {
+// Whether planes of float32 are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).
+inline bool by_pairs(DType dtype, const Pictures& s) {
   const auto fits = [](const Axis& a) { return a.kernel == 3 && a.stride == 2 && a.padding == 1 && a.dilation == 1; };
-  return std::is_same_v<T, float> && !s.channels_last && !s.rows && fits(s.y) && fits(s.x) && s.x.out_size >= LANES;
+  return dtype == DType::f32 && !s.channels_last && !s.rows && fits(s.y) && fits(s.x) && s.x.out_size >= LANES;
 }
 
 // Whether planes become packs of channels on their way into a frame.
