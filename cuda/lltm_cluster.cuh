@@ -4,8 +4,7 @@
 // of its products, write their sums to shared memory, and then share out its units: a thread takes a word, 4 bytes of a
 // ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of its bytes are
 // there. There are two buffers of it: a block sends to one of them only after it has got everything of the other, which
-// others sent after reading the first. For the sums one buffer is enough: a warp writes there after it has got what all
-// threads of its block sent, and they sent after reading it.
+// others sent after reading the first. The sums have one: the warps of a group meet after reading them.
 // The weight is ordered as for lltm_wide.cuh.
 
 #pragma once

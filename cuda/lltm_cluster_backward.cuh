@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(sums + groups * SUMS_OF_GROUP<1, WARPS>);
   Arrivals* arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);  // of either buffer of gradients
 
-  if (threadIdx.x < 2) start_arrivals(arrivals[threadIdx.x]);
+  start_arrivals(arrivals, 2);
   find_rows(rows, RAYS, a.shape, tile);
   __syncthreads();  // racecheck knows of no barrier of a cluster
   weight.ordered += int64_t(first) * weight.depths * Operands<T, 1>::SIZE;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       }
       if (step > 0) load_samples(step - 1);  // arrives while this step is computed
     }
-    __syncwarp();  // products take all lanes
+    wait_for_group(w.group, 32 * WARPS);  // the sums are read
     await(arrivals[now], turn / 2 % 2);
     float before[1][1][2][4] = {};  // gradient of the state before this step
     add_depths<T, 1, 1>(before, weight, kept, w.group, from, behind, to + g * row_g + 16 * from + 4 * t, row_g);

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(sums + groups * SUMS_OF_GROUP<3, WARPS>);
   Arrivals* arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);  // of either buffer of states
 
-  if (threadIdx.x < 2) start_arrivals(arrivals[threadIdx.x]);
+  start_arrivals(arrivals, 2);
   find_rows(rows, RAYS, a.shape, blockIdx.x / blocks_of_cluster());
   __syncthreads();  // racecheck knows of no barrier of a cluster
   weight.ordered += int64_t(first) * weight.depths * Operands<T, 3>::SIZE;
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       }
     }
     start_input(step + BUFFERS);
-    __syncwarp();  // products take all lanes
+    wait_for_group(w.group, 32 * WARPS);  // the sums are read
     add_input(step + 1);
   }
   if (longest > 0) await(arrivals[longest % 2], (longest - 1) / 2 % 2);  // none leaves while it is sent to

@@ -36,20 +36,19 @@ small="$small or (64_units and bfloat16 and few_rays and (32-32 or 64-16 or 50-4
 
 # initcheck has to see torch's kernels too, which write what ours read; it finds fault with torch's own sum over a large
 # array of zeros, which LLTM's bias takes, and with what cuBLAS writes for networks that the mlp kernel does not take.
-# Under racecheck cuBLAS fails at half products, which LLTM's weight and such networks take. It takes the start of a cluster's
-# arrivals for a race with copies to other addresses behind a barrier, seen in half types.
-sanitize() { # tool
+# Under racecheck cuBLAS fails at half products, which LLTM's weight and such networks take, and 300 units of 1 to 40 samples
+# take five minutes: without a gradient of the weight they run along fewer rays.
+sanitize() { # tool, share of the tests
   local only=(--kernel-name kns=nerfkit) tests=$small
   case $1 in
     racecheck)
       tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not narrow)"
-      tests="$tests and not (16_units or ((wide_state or 64_units) and not float32))"
-      tests="$tests and not (without_weight_gradient and (72-40 or 300-40) and not float32)"
+      tests="$tests and not (16_units or ((wide_state or 64_units) and not float32) or (wide_state and 3-300))"
       ;;
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;
   esac
-  PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
-    "$python" -m pytest -x tests/ops -k "$tests" >"$out/$1.log" 2>&1
+  SHARE=$2/$shares PYTORCH_NO_CUDA_MEMORY_CACHING=1 EXAMPLES=3 "$sanitizer" --tool "$1" --error-exitcode 9 "${only[@]}" \
+    "$python" -m pytest -x tests/ops -k "$tests" >"$out/$1-$2.log" 2>&1
 }
 
 wanted() { [[ $part == *,$1,* ]]; }
@@ -82,14 +81,19 @@ if wanted sanitizer; then
     summary+=("FAILED  sanitizer: compute-sanitizer was not found")
     failed=1
   else
-    tools=(memcheck racecheck initcheck) processes=()
+    tools=(racecheck memcheck initcheck) shares=5
+    rm -f "${tools[@]/#/$out/}"-*.log
+    export -f sanitize
+    export sanitizer python out small shares
+    for share in $(seq $shares); do printf '%s\n' "${tools[@]/%/ $share}"; done |
+      xargs -P "${JOBS:-8}" -L 1 bash -c 'sanitize "$@" || echo "$@"' _ >"$out/sanitizer.log"
     for tool in "${tools[@]}"; do
-      sanitize "$tool" &
-      processes+=($!)
-    done
-    for i in "${!tools[@]}"; do
-      wait "${processes[i]}" && verdict="ok     " || { verdict="FAILED " && failed=1; }
-      summary+=("$verdict ${tools[i]}: $(grep -E 'ERROR SUMMARY|RACECHECK SUMMARY' "$out/${tools[i]}.log" | tail -n 1)")
+      passed=$(grep -hoE '[0-9]+ passed' "$out/$tool"-*.log | awk '{n += $1} END {print n + 0}') verdict="ok     "
+      for share in $(grep "^$tool " "$out/sanitizer.log" | cut -d ' ' -f 2); do
+        verdict="FAILED " failed=1
+        grep -E '^=========|^(FAILED|ERROR)' "$out/$tool-$share.log" | head -n 20
+      done
+      summary+=("$verdict $tool: $passed tests passed in $shares shares; logs are $out/$tool-*.log")
     done
   fi
 fi

@@ -26,6 +26,15 @@ def pytest_report_header() -> str:
     return f"torch {torch.__version__}, GPU: {gpu}, backends: {built}"
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """SHARE=k/n leaves the k-th of every n tests that are selected, so that n processes can share them."""
+    if "SHARE" in os.environ:
+        k, n = map(int, os.environ["SHARE"].split("/"))
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % n != k - 1])
+        items[:] = items[k - 1 :: n]
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         if os.environ.get("REQUIRE_CUDA") == "1":
