@@ -66,13 +66,13 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
-// Bytes of an array that most processors' caches do not keep until it is read: it is written past them. A line of it would
-// else be read first.
-constexpr int64_t STREAMED = 64 << 20;
+// Bytes that a call reads and writes, of which most processors' caches keep little until its results are read: these are
+// written past them. A line of them would else be read first.
+constexpr int64_t STREAMED = 48 << 20;
 
-inline bool goes_past_caches(const void* array, int64_t n_bytes) {
+inline bool goes_past_caches(const void* results, int64_t moved) {
 #if defined(__x86_64__)
-  return n_bytes >= STREAMED && uintptr_t(array) % 64 == 0;
+  return moved >= STREAMED && uintptr_t(results) % 64 == 0;
 #else
   return false;
 #endif

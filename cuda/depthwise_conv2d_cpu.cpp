@@ -27,8 +27,7 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   const int64_t row = tile.row + i * step, below = step * out.row, soon_below = step * source.row;
   T* to = out.values + row * out.row + tile.column * out.column;
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
-  const int64_t numbers = s.batch * s.channels * (int64_t(s.y.size) * s.x.size + int64_t(s.y.out_size) * s.x.out_size);
-  const bool fetches = source.unit && numbers * int64_t(sizeof(T)) > CACHED;
+  const bool fetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
   if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES};
   return {to, below, out.column, LANES, fetches, soon, soon_below, source.column};
 }
@@ -96,7 +95,7 @@ struct Correlation {
   const Tiles& tiles;
   const Pictures& s;
   InPlace<A> picture{y, x, tiles, s.channels};
-  const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1;
+  const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1 && s.bytes<T>() > CACHED;
   Ahead ahead = {};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   PackVector<A> packs;

@@ -14,6 +14,9 @@ constexpr int64_t NEAR = 256 << 10;  // bytes of inputs that stay in a core's ow
 // Pixels of which R rows are summed at once: their sums and weights fit in the registers.
 template <class T>
 constexpr int MOST_PIXELS = MOST_PACKS<T> / 4;
+// Of 3 x 3 taps, which wait for memory, fewer: lines then come nearly in the order that the processor foresees.
+template <class T, int K, int S>
+constexpr int PIXELS = K == 3 ? std::min(S == 1 ? 4 : 2, MOST_PIXELS<T>) : MOST_PIXELS<T>;
 
 // P pixels at a time with all their channels; weight [units, kernel_y * kernel_x + 1, LANES].
 template <class T, int K, int S, int R, int P>
@@ -89,7 +92,7 @@ bool takes_3x3(const Inputs<T>& in) {
 }
 
 // A span, P pixels at a time as far as there are so many; the last ones may overlap those before.
-template <class T, int K, int S, int R, int P = MOST_PIXELS<T>>
+template <class T, int K, int S, int R, int P = PIXELS<T, K, S>>
 void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span, int64_t channels) {
   const int n = span.end - span.begin, whole = n / P * P;
   const auto correlate_some = [&](const Span& some) {
@@ -137,10 +140,8 @@ struct Walk {
   const std::vector<Part> ys, xs;
   const PartWeights<T>& weights;
   const int height, width;  // of the outputs
-  const int64_t read = s.batch * s.channels * ys[0].line.source * xs[0].line.source * sizeof(T);
-  const int64_t written = s.batch * s.channels * height * width * sizeof(T);
-  const bool fetches = read + written > CACHED;
-  const bool past_caches = PACKS_ARE_LINES<T> && s.channels * sizeof(T) % 64 == 0 && goes_past_caches(to, written);
+  const bool fetches = s.y.stride == 1 && s.x.stride == 1 && s.bytes<T>() > CACHED;
+  const bool past_caches = PACKS_ARE_LINES<T> && s.channels * sizeof(T) % 64 == 0 && goes_past_caches(to, s.bytes<T>());
 
   void run() const {
     for (size_t part = 0; part < ys.size(); ++part) {

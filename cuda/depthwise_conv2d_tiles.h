@@ -18,8 +18,8 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
-// Bytes of a picture and its outputs that a processor's last cache keeps. Below, fetching ahead costs more than it saves.
-constexpr int64_t CACHED = 24 << 20;
+// Bytes of inputs and outputs that a last cache keeps. Below, fetching ahead costs more than it saves.
+constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20;
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
@@ -74,6 +74,11 @@ struct Pictures : Conv2dShape {
   // Numbers of a pixel that lie side by side where they are summed.
   int unit() const { return lanes_are_channels() ? LANES : channels_last ? std::max(1, int(channels)) : 1; }
   int64_t units() const { return (channels + unit() - 1) / unit(); }
+  // Bytes of inputs and outputs together.
+  template <class T>
+  int64_t bytes() const {
+    return batch * channels * (int64_t(y.size) * x.size + int64_t(y.out_size) * x.out_size) * int64_t(sizeof(T));
+  }
   // The last unit overlaps the one before: of outputs, what both write is the same.
   int64_t first_channel(int64_t which) const { return std::min(which * unit(), channels - unit()); }
 };
@@ -111,6 +116,12 @@ inline bool by_pairs(DType dtype, const Pictures& s) {
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
+// At most `most` of n numbers, in parts as equal as multiples of `unit` are: threads get equal shares.
+inline int even_part(int64_t n, int most, int unit) {
+  const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most), part = std::max<int64_t>(1, (n + parts - 1) / parts);
+  return int(std::min<int64_t>(most, (part + unit - 1) / unit * unit));
+}
+
 // Tiles that share kernels make a series.
 struct Tiles {
   const Line &y, &x;
@@ -119,15 +130,24 @@ struct Tiles {
   bool rows, down_first = false;  // down_first: the next tile is below
 
   Tiles(const Line& y, const Line& x, const Pictures& s, bool few)
-      : y(y), x(x), width(ACROSS * LANES / s.unit()), apart(std::max(1, std::min(y.step(), y.out))), rows(s.rows) {
+      : y(y),
+        x(x),
+        width(even_part(x.out, ACROSS * LANES / s.unit(), s.lanes_are_channels() ? 2 : LANES)),
+        apart(std::max(1, std::min(y.step(), y.out))),
+        rows(s.rows) {
     const int most = !y.dense() ? 1 : few || transposed(s) ? FEW_DOWN : DOWN, each = (y.out + apart - 1) / apart;
     height = std::max(1, std::min(most, each));
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width;
     series = rows ? down : s.units(), length = s.batch * across * (rows ? 1 : down);
   }
-  // Of all channels: `most` rows of at most `width` pixels.
-  Tiles(const Line& y, const Line& x, int64_t batch, int most, int width)
-      : y(y), x(x), width(width), apart(std::max(1, std::min(y.step(), y.out))), rows(false), down_first(true) {
+  // Of all channels: `most` rows of at most `wide` pixels.
+  Tiles(const Line& y, const Line& x, int64_t batch, int most, int wide)
+      : y(y),
+        x(x),
+        width(even_part(x.out, wide, LANES / 2)),
+        apart(std::max(1, std::min(y.step(), y.out))),
+        rows(false),
+        down_first(true) {
     const int each = (y.out + apart - 1) / apart;
     height = std::max(1, std::min(most, each));
     down = (each + height - 1) / height * apart, across = (x.out + width - 1) / width, series = 1;
