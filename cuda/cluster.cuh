@@ -42,8 +42,8 @@ struct alignas(8) Arrivals {
   uint64_t state;
 };
 
-// By all threads; seen by the other blocks after sync_cluster(). In a loop, since racecheck takes a condition that became a
-// predicate for none, and so finds threads here that write elsewhere.
+// By all threads; seen by the other blocks after sync_cluster(). A loop instead of a condition: racecheck ignores predicates,
+// and takes all threads for those that begin a barrier.
 __device__ __forceinline__ void start_arrivals(Arrivals* arrivals, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x)
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(arrivals + i)) : "memory");

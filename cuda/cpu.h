@@ -66,9 +66,9 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
-// Bytes that a call reads and writes, of which most processors' caches keep little until its results are read: these are
-// written past them. A line of them would else be read first.
-constexpr int64_t STREAMED = 48 << 20;
+// Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are then
+// written past the caches, which would else read each line first.
+constexpr int64_t STREAMED = 40 << 20;
 
 inline bool goes_past_caches(const void* results, int64_t moved) {
 #if defined(__x86_64__)

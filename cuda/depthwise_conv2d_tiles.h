@@ -18,7 +18,7 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
-// Bytes of inputs and outputs that a last cache keeps. Below, fetching ahead costs more than it saves.
+// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes.
 constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20;
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
@@ -116,7 +116,8 @@ inline bool by_pairs(DType dtype, const Pictures& s) {
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
-// At most `most` of n numbers, in parts as equal as multiples of `unit` are: threads get equal shares.
+// At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once: threads then
+// get equal shares.
 inline int even_part(int64_t n, int most, int unit) {
   const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most), part = std::max<int64_t>(1, (n + parts - 1) / parts);
   return int(std::min<int64_t>(most, (part + unit - 1) / unit * unit));

@@ -28,9 +28,13 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """SHARE=k/n leaves the k-th of every n tests that are selected, so that n processes can share them."""
-    if "SHARE" in os.environ:
-        k, n = map(int, os.environ["SHARE"].split("/"))
+    """TEST_SHARE=k/n leaves the k-th of every n tests that are selected, so that n processes can share them."""
+    share = os.environ.get("TEST_SHARE")
+    if share:
+        k, _, n = share.partition("/")
+        if not (k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+            raise pytest.UsageError(f"TEST_SHARE must be k/n with 1 <= k <= n, got {share!r}")
+        k, n = int(k), int(n)
         config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % n != k - 1])
         items[:] = items[k - 1 :: n]
 

@@ -202,6 +202,23 @@ def test_pictures_that_no_cache_keeps(stride, channels, dtype):
         assert float((got - exact).detach().abs().max()) <= 3e-5 * float(exact.detach().abs().max())
 
 
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+@pytest.mark.parametrize("kernel", [5, 7])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_is_asked_for_ahead(layout, kernel):
+    """More than 24 MB of inputs and outputs: lines of the next tile are asked for, in rows that are cut in several."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 32, 330, 331).to(memory_format=layout)
+    inputs = [v.requires_grad_() for v in (x, torch.randn(32, 1, kernel, kernel), torch.randn(32))]
+    wanted = F.conv2d(*inputs, padding=kernel // 2, groups=32)
+    grad = torch.randn_like(wanted)
+    with ops.backend("cpp"):
+        out = depthwise_conv2d(*inputs, padding=kernel // 2)
+    gradients = [torch.autograd.grad(result, inputs, grad) for result in (out, wanted)]
+    for got, exact in [(out, wanted), *zip(*gradients, strict=True)]:
+        assert float((got - exact).detach().abs().max()) <= 3e-5 * float(exact.detach().abs().max())
+
+
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("kernel", [5, 7])
