@@ -52,7 +52,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
     for (int i = begin; i < begin + groups * r; i += r) {
       const auto in = picture.inputs().below(i);
       auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
-      if (ahead) to.fetches = true, to.ahead = ahead;
+      to.ahead = ahead;
       auto edge = [&](int j) {
         const int column = tile.column + j;
         correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});

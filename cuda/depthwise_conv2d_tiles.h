@@ -107,6 +107,12 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
+// Whether results, channels last, are written past the caches by a call that moves so many bytes.
+template <class T>
+bool pixels_go_past_caches(const T* results, const Pictures& s, int64_t moved) {
+  return PACKS_ARE_LINES<T> && s.channels * sizeof(T) % 64 == 0 && goes_past_caches(results, moved);
+}
+
 // Whether planes of float32 are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).
 inline bool by_pairs(DType dtype, const Pictures& s) {
   const auto fits = [](const Axis& a) { return a.kernel == 3 && a.stride == 2 && a.padding == 1 && a.dilation == 1; };
