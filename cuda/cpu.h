@@ -68,7 +68,7 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
 
 // Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are then
 // written past the caches, which would else read each line first.
-constexpr int64_t STREAMED = 40 << 20;
+constexpr int64_t STREAMED = 32 << 20;
 
 inline bool goes_past_caches(const void* results, int64_t moved) {
 #if defined(__x86_64__)

@@ -20,6 +20,11 @@ const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
   return packs.data();
 }
 
+template <class T>
+bool goes_past_caches(const Plane<T>& out, const Pictures& s) {
+  return packs_go_past_caches(out.values, s.lanes_are_channels() ? out.column : out.row, s.bytes<T>());
+}
+
 // Outputs of a tile, from its row i on; its rows are `step` apart.
 template <class T>
 Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const Tile& tile, int i, int step,
@@ -28,8 +33,9 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   T* to = out.values + row * out.row + tile.column * out.column;
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
   const bool fetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
-  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES};
-  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column};
+  const bool past_caches = source.unit && goes_past_caches(out, s);
+  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES, past_caches};
+  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column, past_caches};
 }
 
 template <class T>
@@ -122,7 +128,7 @@ struct Correlation {
       return {(const char*)from, plane.row * int64_t(sizeof(T)), n, n > 0 ? rows : 0};
     };
     ahead.in = lines(source, begin, rows, left, columns);
-    ahead.out = lines(out, next.row, next.rows, next.column, next.columns);
+    ahead.out = lines(out, next.row, goes_past_caches(out, s) ? 0 : next.rows, next.column, next.columns);
     const int calls = std::max(1, int(s.units() * tile.columns / PACKS_AT_ONCE<A, 8>));
     auto step = [&](const Lines& some) { return (some.lines * std::max(0, some.rows) + calls - 1) / calls; };
     ahead.in_step = step(ahead.in), ahead.out_step = step(ahead.out);
@@ -251,6 +257,7 @@ struct Correlations {
       rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(), weights.begins.data() + part * xs.size(),
                      out.rows(ys[part].first, int(ys.size())), tile, width);
     }
+    end_streams();
   }
 };
 

@@ -98,7 +98,7 @@ struct Gradients {
   const PackVector<T> zeros = PackVector<T>(std::max(line, out_line));
   const int64_t n_units = s.units();
   const int64_t n_bytes = s.bytes<T>() + s.batch * s.y.size * line * int64_t(sizeof(T));
-  const bool past_caches = grad_x && pixels_go_past_caches(grad_x, s, n_bytes);
+  const bool past_caches = grad_x && packs_go_past_caches(grad_x, s.channels, n_bytes);
 
   // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.
   void add(int64_t first, int64_t last, int64_t unit, int64_t end_unit, T* sums) const {

@@ -142,7 +142,7 @@ struct Walk {
   const int height, width;  // of the outputs
   // With a stride rows come faster than they are asked for; the processor does better by itself.
   const bool fetches = s.y.stride == 1 && s.x.stride == 1 && s.bytes<T>() > CACHED;
-  const bool past_caches = pixels_go_past_caches(to, s, s.bytes<T>());
+  const bool past_caches = packs_go_past_caches(to, s.channels, s.bytes<T>());
 
   void run() const {
     for (size_t part = 0; part < ys.size(); ++part) {

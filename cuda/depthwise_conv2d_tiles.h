@@ -107,10 +107,12 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether results, channels last, are written past the caches by a call that moves so many bytes.
+// Whether results are written past the caches by a call that moves so many bytes; `apart`: from one row of packs to the next.
 template <class T>
-bool pixels_go_past_caches(const T* results, const Pictures& s, int64_t moved) {
-  return PACKS_ARE_LINES<T> && s.channels * sizeof(T) % 64 == 0 && goes_past_caches(results, moved);
+bool packs_go_past_caches(const T* results, int64_t apart, int64_t moved) {
+  if constexpr (std::is_same_v<T, acc_t<T>>)
+    return PACKS_ARE_LINES<T> && apart % LANES == 0 && goes_past_caches(results, moved);
+  return false;
 }
 
 // Whether planes of float32 are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).

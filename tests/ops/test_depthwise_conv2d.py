@@ -183,17 +183,18 @@ def test_blocks_that_walk_far(kernel, stride, width, dtype, layout, backend, dev
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
 @pytest.mark.parametrize("channels, dtype", [(64, torch.float32), (65, torch.float32), (32, torch.float64)])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_pictures_that_no_cache_keeps(stride, channels, dtype):
-    """More than 64 MB, channels last: written past the caches where pixels are whole lines of them."""
+@pytest.mark.parametrize("layout, width", [(torch.channels_last, 513), (torch.contiguous_format, 528)])
+@pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1)])
+def test_pictures_that_no_cache_keeps(kernel, stride, layout, width, channels, dtype):
+    """More than 32 MB: written past the caches where pixels or rows are whole lines of them."""
     torch.manual_seed(0)
-    x = torch.randn(1, channels, 514, 513, dtype=dtype).to(memory_format=torch.channels_last)
-    inputs = [x, torch.randn(channels, 1, 3, 3, dtype=dtype), torch.randn(channels, dtype=dtype)]
+    x = torch.randn(1, channels, 300, width, dtype=dtype).to(memory_format=layout)
+    inputs = [x, torch.randn(channels, 1, kernel, kernel, dtype=dtype), torch.randn(channels, dtype=dtype)]
     inputs = [v.requires_grad_() for v in inputs]
-    wanted = F.conv2d(*inputs, padding=1, stride=stride, groups=channels)
+    wanted = F.conv2d(*inputs, padding=kernel // 2, stride=stride, groups=channels)
     grad = torch.randn_like(wanted)
     with ops.backend("cpp"):
-        out = depthwise_conv2d(*inputs, padding=1, stride=stride)
+        out = depthwise_conv2d(*inputs, padding=kernel // 2, stride=stride)
     pairs = [(out, wanted)]
     for wrt in (inputs[:1], inputs):
         both = [torch.autograd.grad(result, wrt, grad, retain_graph=True) for result in (out, wanted)]
