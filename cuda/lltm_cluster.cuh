@@ -4,7 +4,8 @@
 // of its products, write their sums to shared memory, and then share out its units: a thread takes a word, 4 bytes of a
 // ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of its bytes are
 // there. There are two buffers of it: a block sends to one of them only after it has got everything of the other, which
-// others sent after reading the first. The sums have one: the warps of a group meet after reading them.
+// others sent after reading the first. The sums have two, too: a warp writes to one of them after the warps of its group met
+// over the other, and that was after they read the first.
 // The weight is ordered as for lltm_wide.cuh.
 
 #pragma once
@@ -57,9 +58,17 @@ struct WarpOfCluster {
   __device__ __forceinline__ int end(int n) const { return n * (part + 1) / WARPS; }
 };
 
-// Sums of a group, [WARPS, PAIRS, RAYS, 16].
+// Sums of a group at a step, [WARPS, PAIRS, RAYS, 16].
 template <int PAIRS, int WARPS>
-constexpr int SUMS_OF_GROUP = WARPS * PAIRS * GROUP_SUMS;
+constexpr int SUMS_OF_STEP = WARPS * PAIRS * GROUP_SUMS;
+
+// Buffers of them, which take turns. A warp that is a group by itself needs no other's leave to write again.
+template <int WARPS>
+constexpr int SUM_BUFFERS = WARPS > 1 ? 2 : 1;
+
+// All of a group, [SUM_BUFFERS, SUMS_OF_STEP].
+template <int PAIRS, int WARPS>
+constexpr int SUMS_OF_GROUP = SUM_BUFFERS<WARPS> * SUMS_OF_STEP<PAIRS, WARPS>;
 
 // A warp's part of them.
 template <int PAIRS>

@@ -66,7 +66,7 @@ template <class T, int WARPS>
 __device__ __forceinline__ void add_bias(const float (&bias)[3][WORD<T>], const OwnWords<T, WARPS>& own, float* sums,
                                          float* to, int first_unit, int n_state, int group) {
   constexpr int ROWS = std::min(OwnWords<T, WARPS>::ROWS, RAYS);
-  static_assert(ROWS * 48 <= SUMS_OF_GROUP<1, WARPS>);
+  static_assert(ROWS * 48 <= SUMS_OF_STEP<1, WARPS>);
   wait_for_group(group, 32 * WARPS);  // whose sums are read
   if (own.any())
 #pragma unroll
@@ -117,6 +117,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   for (int step = longest - 1, turn = 0; step >= 0; --step, ++turn) {
     const int now = turn % 2;
     T* const to = grads + now * RAYS * row_g;
+    float* const sums_now = own_sums + turn % SUM_BUFFERS<WARPS> * SUMS_OF_STEP<1, WARPS>;
     if (threadIdx.x == 0) expect(arrivals[now], bytes);
     if (own.any()) {
 #pragma unroll
@@ -138,17 +139,17 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       }
       if (step > 0) load_samples(step - 1);  // arrives while this step is computed
     }
-    wait_for_group(w.group, 32 * WARPS);  // the sums are read
+    __syncwarp();  // products take all lanes
     await(arrivals[now], turn / 2 % 2);
     float before[1][1][2][4] = {};  // gradient of the state before this step
     add_depths<T, 1, 1>(before, weight, kept, w.group, from, behind, to + g * row_g + 16 * from + 4 * t, row_g);
-    write_sums<1>(before, own_sums, w.part);
+    write_sums<1>(before, sums_now, w.part);
     wait_for_group(w.group, 32 * WARPS);
     if (own.any()) {
 #pragma unroll
       for (int j = 0; j < own.COUNT; ++j) {
         float total[1][WORD<T>] = {};
-        add_sums<1, WARPS>(total, own_sums, own.row + j * own.ROWS, own.unit);
+        add_sums<1, WARPS>(total, sums_now, own.row + j * own.ROWS, own.unit);
 #pragma unroll
         for (int k = 0; k < WORD<T>; ++k)
           if (step < rows[own.row + j * own.ROWS].length) words.h[j][k] = total[0][k];

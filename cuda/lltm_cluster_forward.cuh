@@ -118,10 +118,11 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
     const int now = step % 2;
     if (threadIdx.x == 0) expect(arrivals[now ^ 1], bytes);  // what this step gives
     if (step > 0) await(arrivals[now], (step - 1) / 2 % 2);
+    float* const sums_now = own_sums + step % SUM_BUFFERS<WARPS> * SUMS_OF_STEP<3, WARPS>;
     const T* h = states + (now * RAYS + g) * row_h + 16 * from_h + 4 * t;
     if (w.real) {
       add_depths<T, 3, 1>(sum, weight, kept, w.group, from_h, end_h, h, row_h);
-      write_sums<3>(sum, own_sums, w.part);
+      write_sums<3>(sum, sums_now, w.part);
     }
     await_copies<BUFFERS - 2>();  // of the next step
     __syncthreads();              // the sums are there, and this step's input is read
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
         const RowOfBlock of = rows[row];
         const bool active = step < of.length;
         float gates[3][WORD<T>] = {}, before[WORD<T>], act[3][WORD<T>];
-        add_sums<3, WARPS>(gates, own_sums, row, own.unit);
+        add_sums<3, WARPS>(gates, sums_now, row, own.unit);
         const unsigned word = words.step(gates, j, active, before, act);
         send_to_all(states + ((now ^ 1) * RAYS + row) * row_h + unit, word, arrivals[now ^ 1], blocks);
         const int64_t n = of.first + step;
@@ -141,7 +142,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       }
     }
     start_input(step + BUFFERS);
-    wait_for_group(w.group, 32 * WARPS);  // the sums are read
+    __syncwarp();  // products take all lanes
     add_input(step + 1);
   }
   if (longest > 0) await(arrivals[longest % 2], (longest - 1) / 2 % 2);  // none leaves while it is sent to
