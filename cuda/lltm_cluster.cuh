@@ -103,6 +103,45 @@ __device__ __forceinline__ void add_sums(float (&total)[PAIRS][N], const float* 
   }
 }
 
+// ---- shared memory ----
+
+// Of a block. What the pass has there of its own, `values`, lies between the weight and the sums.
+template <class T, int PAIRS, int WARPS>
+struct BlockOfCluster {
+  using Own = Operands<T, PAIRS>;
+  int groups;
+  uint4* kept;  // [groups, weight.kept, SIZE]
+  T* values;
+  float* sums;         // [groups, SUMS_OF_GROUP]
+  RowOfBlock* rows;    // [RAYS]
+  Arrivals* arrivals;  // [2], of what comes at every second step
+
+  // Bytes besides the weight.
+  static size_t bytes(int n_values, int groups) {
+    const size_t sums = groups * SUMS_OF_GROUP<PAIRS, WARPS> * sizeof(float);
+    return n_values * sizeof(T) + sums + RAYS * sizeof(RowOfBlock) + 2 * sizeof(Arrivals);
+  }
+  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int n_values, const WideWeight& weight, int groups)
+      : groups(groups), kept(reinterpret_cast<uint4*>(shared)) {
+    values = reinterpret_cast<T*>(kept + groups * weight.kept * Own::SIZE);
+    sums = reinterpret_cast<float*>(values + n_values);
+    rows = reinterpret_cast<RowOfBlock*>(sums + groups * SUMS_OF_GROUP<PAIRS, WARPS>);
+    arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);
+  }
+  __device__ __forceinline__ float* sums_of(int group, int step) const {
+    return sums + group * SUMS_OF_GROUP<PAIRS, WARPS> + step % SUM_BUFFERS<WARPS> * SUMS_OF_STEP<PAIRS, WARPS>;
+  }
+  // Once, by all threads of all blocks. The weight becomes that of its groups.
+  __device__ __forceinline__ void begin(WideWeight& weight, const LltmShape& s, int first_group) const {
+    start_arrivals(arrivals, 2);
+    find_rows(rows, RAYS, s, blockIdx.x / blocks_of_cluster());
+    __syncthreads();  // racecheck knows of no barrier of a cluster
+    weight.ordered += int64_t(first_group) * weight.depths * Own::SIZE;
+    keep_first<Own>(kept, weight, max(0, min(groups, sixteens(s.n_state) - first_group)));
+    sync_cluster();
+  }
+};
+
 // ---- words ----
 
 template <class T>
@@ -156,21 +195,23 @@ template <class T, int WARPS>
 struct StateWords {
   using Own = OwnWords<T, WARPS>;
   static constexpr int N = WORD<T>, COUNT = Own::COUNT;
+  const Own own;
+  const int n_state, unit;  // unit: the first of a word, of all
   float h[COUNT][N], c[COUNT][N];
 
-  __device__ __forceinline__ StateWords(const T* all_h, const T* all_c, const RowOfBlock* rows, const Own& own, int unit,
-                                        int n_state) {
+  __device__ __forceinline__ StateWords(const T* all_h, const T* all_c, const RowOfBlock* rows, int first_unit, int n_state)
+      : n_state(n_state), unit(first_unit + own.unit) {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.any() ? own.row + j * Own::ROWS : 0].ray;
+      const int64_t ray = rows[own.any() ? row(j) : 0].ray;
       load_own(all_h, ray, unit, n_state, h[j]), load_own(all_c, ray, unit, n_state, c[j]);
     }
   }
-  __device__ __forceinline__ void end(T* all_h, T* all_c, const RowOfBlock* rows, const Own& own, int unit,
-                                      int n_state) const {
+  __device__ __forceinline__ int row(int j) const { return own.row + j * Own::ROWS; }
+  __device__ __forceinline__ void end(T* all_h, T* all_c, const RowOfBlock* rows) const {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const int64_t ray = rows[own.row + j * Own::ROWS].ray;
+      const int64_t ray = rows[row(j)].ray;
       if (ray < 0) continue;
       store_word<false>(all_h + ray * n_state, unit, n_state, h[j]);
       store_word<false>(all_c + ray * n_state, unit, n_state, c[j]);
