@@ -5,7 +5,8 @@
 // ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of its bytes are
 // there. There are two buffers of it: a block sends to one of them only after it has got everything of the other, which
 // others sent after reading the first. The sums have two, too: a warp writes to one of them after the warps of its group met
-// over the other, and that was after they read the first.
+// over the other, and that was after they read the first. Where the weight needs the room there is one of sums, and the warps
+// meet after reading it.
 // The weight is ordered as for lltm_wide.cuh.
 
 #pragma once
@@ -58,17 +59,9 @@ struct WarpOfCluster {
   __device__ __forceinline__ int end(int n) const { return n * (part + 1) / WARPS; }
 };
 
-// Sums of a group at a step, [WARPS, PAIRS, RAYS, 16].
+// Sums of a group, [WARPS, PAIRS, RAYS, 16].
 template <int PAIRS, int WARPS>
-constexpr int SUMS_OF_STEP = WARPS * PAIRS * GROUP_SUMS;
-
-// Buffers of them, which take turns. A warp that is a group by itself needs no other's leave to write again.
-template <int WARPS>
-constexpr int SUM_BUFFERS = WARPS > 1 ? 2 : 1;
-
-// All of a group, [SUM_BUFFERS, SUMS_OF_STEP].
-template <int PAIRS, int WARPS>
-constexpr int SUMS_OF_GROUP = SUM_BUFFERS<WARPS> * SUMS_OF_STEP<PAIRS, WARPS>;
+constexpr int SUMS_OF_GROUP = WARPS * PAIRS * GROUP_SUMS;
 
 // A warp's part of them.
 template <int PAIRS>
@@ -109,27 +102,36 @@ __device__ __forceinline__ void add_sums(float (&total)[PAIRS][N], const float* 
 template <class T, int PAIRS, int WARPS>
 struct BlockOfCluster {
   using Own = Operands<T, PAIRS>;
-  int groups;
-  uint4* kept;  // [groups, weight.kept, SIZE]
+  static constexpr int SUMS = SUMS_OF_GROUP<PAIRS, WARPS>;
+  int groups, sum_buffers;  // 1 or 2 buffers
+  uint4* kept;              // [groups, weight.kept, SIZE]
   T* values;
-  float* sums;         // [groups, SUMS_OF_GROUP]
+  float* sums;         // [sum_buffers, groups, SUMS]
   RowOfBlock* rows;    // [RAYS]
   Arrivals* arrivals;  // [2], of what comes at every second step
 
   // Bytes besides the weight.
-  static size_t bytes(int n_values, int groups) {
-    const size_t sums = groups * SUMS_OF_GROUP<PAIRS, WARPS> * sizeof(float);
+  static size_t bytes(int n_values, int groups, int sum_buffers) {
+    const size_t sums = sum_buffers * groups * SUMS * sizeof(float);
     return n_values * sizeof(T) + sums + RAYS * sizeof(RowOfBlock) + 2 * sizeof(Arrivals);
   }
-  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int n_values, const WideWeight& weight, int groups)
-      : groups(groups), kept(reinterpret_cast<uint4*>(shared)) {
+  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int n_values, const WideWeight& weight, int groups,
+                                            int sum_buffers)
+      : groups(groups), sum_buffers(sum_buffers), kept(reinterpret_cast<uint4*>(shared)) {
     values = reinterpret_cast<T*>(kept + groups * weight.kept * Own::SIZE);
     sums = reinterpret_cast<float*>(values + n_values);
-    rows = reinterpret_cast<RowOfBlock*>(sums + groups * SUMS_OF_GROUP<PAIRS, WARPS>);
+    rows = reinterpret_cast<RowOfBlock*>(sums + sum_buffers * groups * SUMS);
     arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);
   }
   __device__ __forceinline__ float* sums_of(int group, int step) const {
-    return sums + group * SUMS_OF_GROUP<PAIRS, WARPS> + step % SUM_BUFFERS<WARPS> * SUMS_OF_STEP<PAIRS, WARPS>;
+    return sums + ((step & (sum_buffers - 1)) * groups + group) * SUMS;
+  }
+  // Until a warp may write sums of the next step. Products, which come first, take all lanes.
+  __device__ __forceinline__ void await_sums(int group) const {
+    if (WARPS > 1 && sum_buffers == 1)
+      wait_for_group(group, 32 * WARPS);  // they are read
+    else
+      __syncwarp();
   }
   // Once, by all threads of all blocks. The weight becomes that of its groups.
   __device__ __forceinline__ void begin(WideWeight& weight, const LltmShape& s, int first_group) const {

@@ -17,15 +17,16 @@ struct BackwardBlock : BlockOfCluster<T, 1, WARPS> {
   T* grads;  // [2, RAYS, row_g]
 
   HD static int count(const LltmShape& s) { return RAYS * 2 * row_of(3 * sixteens(s.n_state)); }
-  __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups)
-      : Base(shared, count(s), weight, groups), row_g(row_of(3 * sixteens(s.n_state))), grads(Base::values) {}
+  __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
+                                           int sum_buffers)
+      : Base(shared, count(s), weight, groups, sum_buffers), row_g(row_of(3 * sixteens(s.n_state))), grads(Base::values) {}
   __device__ __forceinline__ T* grad(int turn, int row) const { return grads + (turn % 2 * RAYS + row) * row_g; }
 };
 
-// Bytes of shared memory besides the weight, of a block with that many groups.
+// Bytes of shared memory besides the weight, of a block with that many groups and buffers of sums.
 template <class T, int WARPS>
-size_t backward_cluster_bytes(const LltmShape& s, int groups) {
-  return BackwardBlock<T, WARPS>::bytes(BackwardBlock<T, WARPS>::count(s), groups);
+size_t backward_cluster_bytes(const LltmShape& s, int groups, int sum_buffers) {
+  return BackwardBlock<T, WARPS>::bytes(BackwardBlock<T, WARPS>::count(s), groups, sum_buffers);
 }
 
 // A thread's words of the gradient of the state, and of what it is computed from.
@@ -107,7 +108,7 @@ struct BackwardWords : StateWords<T, WARPS> {
   // Adds `bias` up over the threads of a group that have a unit, in the order of their rows, to [3, H].
   __device__ __forceinline__ void end_bias(float* sums, float* to, int group) const {
     constexpr int ROWS = std::min(State::Own::ROWS, RAYS);
-    static_assert(ROWS * 48 <= SUMS_OF_STEP<1, WARPS>);
+    static_assert(ROWS * 48 <= SUMS_OF_GROUP<1, WARPS>);
     wait_for_group(group, 32 * WARPS);  // whose sums are read
     if (own.any())
 #pragma unroll
@@ -124,14 +125,14 @@ struct BackwardWords : StateWords<T, WARPS> {
 
 template <class T, int WARPS>
 __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
-    backward_cluster(const LltmGradients<T> a, WideWeight weight, const int groups) {
+    backward_cluster(const LltmGradients<T> a, WideWeight weight, const int groups, const int sum_buffers) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char shared[];
   const int n_state = a.shape.n_state, blocks_h = sixteens(n_state), blocks = blocks_of_cluster();
   const int first = groups * rank_in_cluster(), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int bytes = RAYS * 3 * 16 * blocks_h * int(sizeof(T));  // that come at every step
   const WarpOfCluster<WARPS> w(first, blocks_h);
-  const BackwardBlock<T, WARPS> block(shared, a.shape, weight, groups);
+  const BackwardBlock<T, WARPS> block(shared, a.shape, weight, groups, sum_buffers);
 
   block.begin(weight, a.shape, first);
   if (!w.real) return;  // others of its block stay until the last bytes have come
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       words.take_step(a, block, step, turn, blocks);
       if (step > 0) words.load(a, block.rows, step - 1);  // arrives while this step is computed
     }
-    __syncwarp();  // products take all lanes
+    block.await_sums(w.group);
     await(block.arrivals[turn % 2], turn / 2 % 2);
     float before[1][1][2][4] = {};  // gradient of the state before this step
     const T* grads = block.grad(turn, g) + 16 * from + 4 * t;

@@ -21,8 +21,9 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
   HD static int count(const LltmShape& s) {
     return RAYS * (2 * row_of(sixteens(s.n_state)) + BUFFERS * row_of(sixteens(s.n_input)));
   }
-  __device__ __forceinline__ ForwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups)
-      : Base(shared, count(s), weight, groups),
+  __device__ __forceinline__ ForwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
+                                          int sum_buffers)
+      : Base(shared, count(s), weight, groups, sum_buffers),
         n_state(s.n_state),
         n_input(s.n_input),
         row_h(row_of(sixteens(n_state))),
@@ -50,10 +51,10 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
   }
 };
 
-// Bytes of shared memory besides the weight, of a block with that many groups.
+// Bytes of shared memory besides the weight, of a block with that many groups and buffers of sums.
 template <class T, int WARPS>
-size_t forward_cluster_bytes(const LltmShape& s, int groups) {
-  return ForwardBlock<T, WARPS>::bytes(ForwardBlock<T, WARPS>::count(s), groups);
+size_t forward_cluster_bytes(const LltmShape& s, int groups, int sum_buffers) {
+  return ForwardBlock<T, WARPS>::bytes(ForwardBlock<T, WARPS>::count(s), groups, sum_buffers);
 }
 
 // A thread's words of the state, and what becomes of them.
@@ -114,14 +115,14 @@ struct ForwardWords : StateWords<T, WARPS> {
 
 template <class T, int WARPS>
 __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
-    forward_cluster(const LltmArrays<T> a, WideWeight weight, const int groups) {
+    forward_cluster(const LltmArrays<T> a, WideWeight weight, const int groups, const int sum_buffers) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char shared[];
   const int blocks_h = sixteens(a.shape.n_state), blocks_x = sixteens(a.shape.n_input), blocks = blocks_of_cluster();
   const int first = groups * rank_in_cluster(), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int bytes = RAYS * 16 * blocks_h * int(sizeof(T));  // that come at every step
   const WarpOfCluster<WARPS> w(first, blocks_h);
-  const ForwardBlock<T, WARPS> block(shared, a.shape, weight, groups);
+  const ForwardBlock<T, WARPS> block(shared, a.shape, weight, groups, sum_buffers);
 
   block.clear_values();
   block.begin(weight, a.shape, first);
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
     __syncthreads();              // the sums are there, and this step's input is read
     if (w.real && words.own.any()) words.take_step(a, block, sums, step, blocks);
     block.start_input(a.input, step + BUFFERS);
-    __syncwarp();  // products take all lanes
+    block.await_sums(w.group);
     add_input(step + 1);
   }
   if (longest > 0) await(block.arrivals[longest % 2], (longest - 1) / 2 % 2);  // none leaves while it is sent to

@@ -189,7 +189,7 @@ template <int N>
 using Constant = std::integral_constant<int, N>;
 
 // Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
-// kernel_of(warps), and bytes_of(warps, groups) of shared memory besides the weight.
+// kernel_of(warps), and bytes_of(warps, groups, buffers of sums) of shared memory besides the weight.
 template <class T, int PAIRS, class Arrays, class KernelOf, class BytesOf>
 bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream, const KernelOf& kernel_of,
                      const BytesOf& bytes_of) {
@@ -201,14 +201,16 @@ bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t s
   auto launched = [&](int blocks, auto warps) {
     const int most = (groups + blocks - 1) / blocks;
     const auto kernel = kernel_of(warps);
-    const int64_t bytes = bytes_of(warps, most), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
-    if (bytes > gpu.shared_bytes) return false;
-    const int64_t kept = std::min<int64_t>((gpu.shared_bytes - bytes) / of_depth, depths);
+    const int64_t least = bytes_of(warps, most, 1), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
+    if (least > gpu.shared_bytes) return false;
+    const int64_t kept = std::min<int64_t>((gpu.shared_bytes - least) / of_depth, depths);
+    // A second buffer of sums, if there are several warps to wait for each other, and it takes no room of the weight.
+    const int sum_buffers = warps > 1 && bytes_of(warps, most, 2) + kept * of_depth <= gpu.shared_bytes ? 2 : 1;
     allow_shared(kernel, gpu);
-    ClusterLaunch launch(blocks, 32 * most * warps, size_t(bytes + kept * of_depth), stream);
+    ClusterLaunch launch(blocks, 32 * most * warps, size_t(bytes_of(warps, most, sum_buffers) + kept * of_depth), stream);
     if (launch.at_once(kernel) < clusters) return false;
     const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
-    launch.run(kernel, clusters, a, weight, most);
+    launch.run(kernel, clusters, a, weight, most, sum_buffers);
     return true;
   };
   for (int blocks = std::min(groups, MOST_OF_CLUSTER); blocks > 1; --blocks) {
@@ -236,8 +238,8 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
       return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
     const auto kernel_of = [](auto warps) { return forward_cluster<T, decltype(warps)::value>; };
-    const auto bytes_of = [&](auto warps, int groups) -> int64_t {
-      return forward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups);
+    const auto bytes_of = [&](auto warps, int groups, int sum_buffers) -> int64_t {
+      return forward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups, sum_buffers);
     };
     if (launch_clusters<T, 3>(a, room, gpu, stream, kernel_of, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>())) || run(Constant<1>());
@@ -256,8 +258,8 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
              launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
     const auto kernel_of = [](auto warps) { return backward_cluster<T, decltype(warps)::value>; };
-    const auto bytes_of = [&](auto warps, int groups) -> int64_t {
-      return backward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups);
+    const auto bytes_of = [&](auto warps, int groups, int sum_buffers) -> int64_t {
+      return backward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups, sum_buffers);
     };
     if (launch_clusters<T, 1>(a, room, gpu, stream, kernel_of, bytes_of)) return true;
     return (rays_wait(a.shape, gpu) && run(Constant<2>(), Constant<1>())) || run(Constant<1>(), Constant<1>()) ||
