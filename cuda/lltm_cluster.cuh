@@ -103,7 +103,8 @@ template <class T, int PAIRS, int WARPS>
 struct BlockOfCluster {
   using Own = Operands<T, PAIRS>;
   static constexpr int SUMS = SUMS_OF_GROUP<PAIRS, WARPS>;
-  int groups, sum_buffers;  // 1 or 2 buffers
+  int groups;
+  unsigned sum_buffers;  // 1 or 2, a constant of the kernel
   uint4* kept;              // [groups, weight.kept, SIZE]
   T* values;
   float* sums;         // [sum_buffers, groups, SUMS]
@@ -123,9 +124,10 @@ struct BlockOfCluster {
     rows = reinterpret_cast<RowOfBlock*>(sums + sum_buffers * groups * SUMS);
     arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);
   }
-  __device__ __forceinline__ float* sums_of(int group, int step) const {
-    return sums + ((step & (sum_buffers - 1)) * groups + group) * SUMS;
+  __device__ __forceinline__ float* sums_of(int group, unsigned step) const {
+    return sums + (step % sum_buffers * groups + group) * SUMS;
   }
+  __device__ __forceinline__ Arrivals& arrival(unsigned step) const { return arrivals[step % 2]; }
   // Until a warp may write sums of the next step. Products, which come first, take all lanes.
   __device__ __forceinline__ void await_sums(int group) const {
     if (WARPS > 1 && sum_buffers == 1)

@@ -20,7 +20,7 @@ struct BackwardBlock : BlockOfCluster<T, 1, WARPS> {
   __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
                                            int sum_buffers)
       : Base(shared, count(s), weight, groups, sum_buffers), row_g(row_of(3 * sixteens(s.n_state))), grads(Base::values) {}
-  __device__ __forceinline__ T* grad(int turn, int row) const { return grads + (turn % 2 * RAYS + row) * row_g; }
+  __device__ __forceinline__ T* grad(unsigned turn, int row) const { return grads + (turn % 2 * RAYS + row) * row_g; }
 };
 
 // Bytes of shared memory besides the weight, of a block with that many groups and buffers of sums.
@@ -74,7 +74,7 @@ struct BackwardWords : StateWords<T, WARPS> {
     }
   }
   // The step of all its rows; `blocks` get the gradients.
-  __device__ __forceinline__ void take_step(const LltmGradients<T>& a, const Block& block, int step, int turn, int blocks) {
+  __device__ __forceinline__ void take_step(const LltmGradients<T>& a, const Block& block, int step, unsigned turn, int blocks) {
     const int padded_h = 16 * sixteens(n_state);
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
@@ -85,7 +85,7 @@ struct BackwardWords : StateWords<T, WARPS> {
       T* const to = block.grad(turn, State::row(j)) + unit;
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate)
-        send_to_all(to + gate * padded_h, word_of<T>(grad[gate]), block.arrivals[turn % 2], blocks);
+        send_to_all(to + gate * padded_h, word_of<T>(grad[gate]), block.arrival(turn), blocks);
       T* const gates = a.gates + 3 * (row.first + step) * n_state;
       if (active)
         with_full<T>(unit, n_state, [&](auto full) {
@@ -123,31 +123,32 @@ struct BackwardWords : StateWords<T, WARPS> {
   }
 };
 
-template <class T, int WARPS>
+template <class T, int WARPS, int SUM_BUFFERS>
 __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
-    backward_cluster(const LltmGradients<T> a, WideWeight weight, const int groups, const int sum_buffers) {
+    backward_cluster(const LltmGradients<T> a, WideWeight weight, const int groups) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char shared[];
   const int n_state = a.shape.n_state, blocks_h = sixteens(n_state), blocks = blocks_of_cluster();
   const int first = groups * rank_in_cluster(), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int bytes = RAYS * 3 * 16 * blocks_h * int(sizeof(T));  // that come at every step
   const WarpOfCluster<WARPS> w(first, blocks_h);
-  const BackwardBlock<T, WARPS> block(shared, a.shape, weight, groups, sum_buffers);
+  const BackwardBlock<T, WARPS> block(shared, a.shape, weight, groups, SUM_BUFFERS);
 
   block.begin(weight, a.shape, first);
   if (!w.real) return;  // others of its block stay until the last bytes have come
   const int longest = longest_of(block.rows, RAYS), from = w.begin(weight.depths), behind = w.end(weight.depths);
   BackwardWords<T, WARPS> words(a, block.rows, 16 * (first + w.group));
   if (longest > 0 && words.own.any()) words.load(a, block.rows, longest - 1);
-  for (int step = longest - 1, turn = 0; step >= 0; --step, ++turn) {
+  unsigned turn = 0;
+  for (int step = longest - 1; step >= 0; --step, ++turn) {
     float* const sums = block.sums_of(w.group, turn);
-    if (threadIdx.x == 0) expect(block.arrivals[turn % 2], bytes);
+    if (threadIdx.x == 0) expect(block.arrival(turn), bytes);
     if (words.own.any()) {
       words.take_step(a, block, step, turn, blocks);
       if (step > 0) words.load(a, block.rows, step - 1);  // arrives while this step is computed
     }
     block.await_sums(w.group);
-    await(block.arrivals[turn % 2], turn / 2 % 2);
+    await(block.arrival(turn), turn / 2 % 2);
     float before[1][1][2][4] = {};  // gradient of the state before this step
     const T* grads = block.grad(turn, g) + 16 * from + 4 * t;
     add_depths<T, 1, 1>(before, weight, block.kept, w.group, from, behind, grads, block.row_g);

@@ -31,8 +31,8 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
         states(Base::values),
         inputs(states + 2 * RAYS * row_h) {}
   // A row of the state before a step.
-  __device__ __forceinline__ T* state(int step, int row) const { return states + (step % 2 * RAYS + row) * row_h; }
-  __device__ __forceinline__ T* input(int step, int row) const { return inputs + (step % BUFFERS * RAYS + row) * row_x; }
+  __device__ __forceinline__ T* state(unsigned step, int row) const { return states + (step % 2 * RAYS + row) * row_h; }
+  __device__ __forceinline__ T* input(unsigned step, int row) const { return inputs + (step % BUFFERS * RAYS + row) * row_x; }
 
   // By all threads.
   __device__ __forceinline__ void clear_values() const {
@@ -107,22 +107,22 @@ struct ForwardWords : StateWords<T, WARPS> {
       float gates[3][N] = {}, before[N], act[3][N];
       add_sums<3, WARPS>(gates, sums, row, own.unit);
       const unsigned word = step_of_row(gates, j, active, before, act);
-      send_to_all(block.state(step + 1, row) + unit, word, block.arrivals[(step + 1) % 2], blocks);
+      send_to_all(block.state(step + 1, row) + unit, word, block.arrival(step + 1), blocks);
       if (active) with_full<T>(unit, n_state, [&](auto full) { store<full.value>(a, j, of.first + step, before, act); });
     }
   }
 };
 
-template <class T, int WARPS>
+template <class T, int WARPS, int SUM_BUFFERS>
 __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
-    forward_cluster(const LltmArrays<T> a, WideWeight weight, const int groups, const int sum_buffers) {
+    forward_cluster(const LltmArrays<T> a, WideWeight weight, const int groups) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ __align__(16) unsigned char shared[];
   const int blocks_h = sixteens(a.shape.n_state), blocks_x = sixteens(a.shape.n_input), blocks = blocks_of_cluster();
   const int first = groups * rank_in_cluster(), g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
   const int bytes = RAYS * 16 * blocks_h * int(sizeof(T));  // that come at every step
   const WarpOfCluster<WARPS> w(first, blocks_h);
-  const ForwardBlock<T, WARPS> block(shared, a.shape, weight, groups, sum_buffers);
+  const ForwardBlock<T, WARPS> block(shared, a.shape, weight, groups, SUM_BUFFERS);
 
   block.clear_values();
   block.begin(weight, a.shape, first);
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
   add_input(0);
   for (int step = 0; step < longest; ++step) {
     float* const sums = block.sums_of(w.group, step);
-    if (threadIdx.x == 0) expect(block.arrivals[(step + 1) % 2], bytes);  // what this step gives
-    if (step > 0) await(block.arrivals[step % 2], (step - 1) / 2 % 2);
+    if (threadIdx.x == 0) expect(block.arrival(step + 1), bytes);  // what this step gives
+    if (step > 0) await(block.arrival(step), unsigned(step - 1) / 2 % 2);
     if (w.real) {
       const T* h = block.state(step, g) + 16 * from_h + 4 * t;
       add_depths<T, 3, 1>(sum, weight, block.kept, w.group, from_h, end_h, h, block.row_h);
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
     block.await_sums(w.group);
     add_input(step + 1);
   }
-  if (longest > 0) await(block.arrivals[longest % 2], (longest - 1) / 2 % 2);  // none leaves while it is sent to
+  if (longest > 0) await(block.arrival(longest), unsigned(longest - 1) / 2 % 2);  // none leaves while it is sent to
   if (w.real && words.own.any()) words.end(a.h_n, a.c_n, block.rows);
 #endif
 }

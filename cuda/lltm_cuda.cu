@@ -189,28 +189,30 @@ template <int N>
 using Constant = std::integral_constant<int, N>;
 
 // Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
-// kernel_of(warps), and bytes_of(warps, groups, buffers of sums) of shared memory besides the weight.
+// kernel_of(warps, buffers of sums), and bytes_of(warps, groups, buffers of sums) of shared memory besides the weight.
 template <class T, int PAIRS, class Arrays, class KernelOf, class BytesOf>
 bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream, const KernelOf& kernel_of,
                      const BytesOf& bytes_of) {
   const LltmShape& s = a.shape;
   const int groups = sixteens(s.n_state), depths = PAIRS == 3 ? groups + sixteens(s.n_input) : 3 * groups;
   const int64_t clusters = (s.n_rays + RAYS - 1) / RAYS;
-  if (2 * clusters > gpu.processors || !has_clusters(kernel_of(Constant<2>()), gpu)) return false;
+  if (2 * clusters > gpu.processors || !has_clusters(kernel_of(Constant<2>(), Constant<1>()), gpu)) return false;
   // Blocks that share out the groups, each of which gets so many warps.
   auto launched = [&](int blocks, auto warps) {
+    constexpr Constant<1> ONE;
+    constexpr Constant<(warps > 1 ? 2 : 1)> TWO;  // a warp by itself waits for no other
     const int most = (groups + blocks - 1) / blocks;
-    const auto kernel = kernel_of(warps);
-    const int64_t least = bytes_of(warps, most, 1), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
+    const int64_t least = bytes_of(warps, most, ONE), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
     if (least > gpu.shared_bytes) return false;
     const int64_t kept = std::min<int64_t>((gpu.shared_bytes - least) / of_depth, depths);
-    // A second buffer of sums, if there are several warps to wait for each other, and it takes no room of the weight.
-    const int sum_buffers = warps > 1 && bytes_of(warps, most, 2) + kept * of_depth <= gpu.shared_bytes ? 2 : 1;
+    const bool has_room = bytes_of(warps, most, TWO) + kept * of_depth <= gpu.shared_bytes;  // that the weight does not take
+    const auto kernel = has_room ? kernel_of(warps, TWO) : kernel_of(warps, ONE);
+    const int64_t shared = bytes_of(warps, most, has_room ? int(TWO) : int(ONE)) + kept * of_depth;
     allow_shared(kernel, gpu);
-    ClusterLaunch launch(blocks, 32 * most * warps, size_t(bytes_of(warps, most, sum_buffers) + kept * of_depth), stream);
+    ClusterLaunch launch(blocks, 32 * most * warps, size_t(shared), stream);
     if (launch.at_once(kernel) < clusters) return false;
     const WideWeight weight = order<T, PAIRS>(a, room, depths, int(kept), stream);
-    launch.run(kernel, clusters, a, weight, most, sum_buffers);
+    launch.run(kernel, clusters, a, weight, most);
     return true;
   };
   for (int blocks = std::min(groups, MOST_OF_CLUSTER); blocks > 1; --blocks) {
@@ -237,7 +239,9 @@ bool forward_with_blocks(const LltmArrays<T>& a, void* room, const Gpu& gpu, cud
       const size_t bytes = forward_wide_bytes<T>(a.shape, rays);
       return launch_wide<T, 3>(forward_wide<T, tiles.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    const auto kernel_of = [](auto warps) { return forward_cluster<T, decltype(warps)::value>; };
+    const auto kernel_of = [](auto warps, auto sum_buffers) {
+      return forward_cluster<T, decltype(warps)::value, decltype(sum_buffers)::value>;
+    };
     const auto bytes_of = [&](auto warps, int groups, int sum_buffers) -> int64_t {
       return forward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups, sum_buffers);
     };
@@ -257,7 +261,9 @@ bool backward_with_blocks(const LltmGradients<T>& a, void* room, const Gpu& gpu,
       return warps <= BACKWARD_WARPS<tiles.value, groups.value> &&
              launch_wide<T, 1>(backward_wide<T, tiles.value, groups.value>, a, room, rays, warps, bytes, gpu, stream);
     };
-    const auto kernel_of = [](auto warps) { return backward_cluster<T, decltype(warps)::value>; };
+    const auto kernel_of = [](auto warps, auto sum_buffers) {
+      return backward_cluster<T, decltype(warps)::value, decltype(sum_buffers)::value>;
+    };
     const auto bytes_of = [&](auto warps, int groups, int sum_buffers) -> int64_t {
       return backward_cluster_bytes<T, decltype(warps)::value>(a.shape, groups, sum_buffers);
     };
