@@ -4,7 +4,7 @@
 #pragma once
 
 #if defined(__x86_64__)
-#include <xmmintrin.h>
+#include <immintrin.h>
 #endif
 
 #include <torch/csrc/stable/c/shim.h>
@@ -78,23 +78,54 @@ inline bool goes_past_caches(const void* results, int64_t moved) {
 #endif
 }
 
-// As store(), past the caches, to where 16 bytes begin: best a line of them. A thread that did it ends with end_streams().
+#if defined(__AVX512F__)
+using Register = __m512;
+HD void stream_register(float* to, Register numbers) { _mm512_stream_ps(to, numbers); }
+#elif defined(__AVX2__)
+using Register = __m256;
+HD void stream_register(float* to, Register numbers) { _mm256_stream_ps(to, numbers); }
+#elif defined(__x86_64__)
+using Register = __m128;
+HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers); }
+#endif
+
+// As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part of a
+// line takes a line's time. A thread that did it ends with end_streams().
 template <class A>
 HD void stream(A* to, Pack<A> pack) {
 #if defined(__x86_64__)
-  constexpr int PARTS = sizeof(pack) / sizeof(__m128);
-  __m128 parts[PARTS];
+  constexpr int PARTS = sizeof(pack) / sizeof(Register);
+  Register parts[PARTS];
   __builtin_memcpy(parts, &pack, sizeof(pack));
-#pragma GCC unroll 8
-  for (int i = 0; i < PARTS; ++i) _mm_stream_ps(reinterpret_cast<float*>(to) + 4 * i, parts[i]);
+#pragma GCC unroll 2
+  for (int i = 0; i < PARTS; ++i) stream_register(reinterpret_cast<float*>(to) + i * LANES, parts[i]);
 #else
   store(to, pack);
 #endif
 }
 
-// Whether packs that are not written one behind the other fill lines all the same: else each takes a line's time.
 template <class A>
-constexpr bool PACKS_ARE_LINES = sizeof(Pack<A>) % 64 == 0;
+constexpr int PACKS_OF_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
+
+// The packs of a line of the cache that come one by one: past the caches with the last of them.
+template <class A>
+struct HeldLine {
+  static constexpr int LAST = PACKS_OF_LINE<A> - 1;
+  Pack<A> packs[LAST + 1] = {};
+
+  // Pack `which` of a line, that belongs at `to`.
+  HD void put(A* to, Pack<A> pack, int which) {
+    if constexpr (LAST > 0) {
+      if (which < LAST) {
+        packs[which] = pack;
+        return;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < LAST; ++i) stream(to + (i - LAST) * LANES, packs[i]);
+    }
+    stream(to, pack);
+  }
+};
 
 inline void end_streams() {
 #if defined(__x86_64__)

@@ -20,9 +20,12 @@ const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
   return packs.data();
 }
 
+// Whether outputs of a tile, whose rows begin at `to` and are so far apart, are written past the caches.
 template <class T>
-bool goes_past_caches(const Plane<T>& out, const Pictures& s) {
-  return packs_go_past_caches(out.values, s.lanes_are_channels() ? out.column : out.row, s.bytes<T>());
+bool tile_goes_past_caches(const T* to, int64_t below, const Plane<T>& out, const Tile& tile, const Pictures& s) {
+  const bool packs_follow = !s.lanes_are_channels() && period_of(s.unit()) == 1;
+  const int64_t numbers = s.lanes_are_channels() ? out.column : int64_t(tile.columns) * s.unit();
+  return rows_go_past_caches(to, std::gcd(below, numbers), packs_follow ? PACKS_AT_ONCE<acc_t<T>, 8> : 1, s.bytes<T>());
 }
 
 // Outputs of a tile, from its row i on; its rows are `step` apart.
@@ -33,7 +36,7 @@ Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const T
   T* to = out.values + row * out.row + tile.column * out.column;
   const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
   const bool fetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
-  const bool past_caches = source.unit && goes_past_caches(out, s);
+  const bool past_caches = source.unit && tile_goes_past_caches(to, below, out, tile, s);
   if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES, past_caches};
   return {to, below, out.column, LANES, fetches, soon, soon_below, source.column, past_caches};
 }
@@ -128,7 +131,9 @@ struct Correlation {
       return {(const char*)from, plane.row * int64_t(sizeof(T)), n, n > 0 ? rows : 0};
     };
     ahead.in = lines(source, begin, rows, left, columns);
-    ahead.out = lines(out, next.row, goes_past_caches(out, s) ? 0 : next.rows, next.column, next.columns);
+    const T* to = out.values + next.row * out.row + next.column * out.column;
+    const bool past_caches = tile_goes_past_caches(to, y.step() * out.row, out, next, s);
+    ahead.out = lines(out, next.row, past_caches ? 0 : next.rows, next.column, next.columns);
     const int calls = std::max(1, int(s.units() * tile.columns / PACKS_AT_ONCE<A, 8>));
     auto step = [&](const Lines& some) { return (some.lines * std::max(0, some.rows) + calls - 1) / calls; };
     ahead.in_step = step(ahead.in), ahead.out_step = step(ahead.out);

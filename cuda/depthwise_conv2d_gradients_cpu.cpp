@@ -37,11 +37,18 @@ struct Below {
   T* grad_x[S];
 };
 
+// Of a stretch of x, past the caches; packs of the same pixels come a stretch later.
+template <class T, int S>
+struct PixelLines {
+  HeldLine<T> of[S][STRETCH];
+  int which = 0;  // pack of them
+};
+
 // Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only the
 // taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
 template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
 void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t pixel, const T* weight, T* sums,
-                int begin, int end, bool past_caches) {
+                int begin, int end, PixelLines<T, S>* lines) {
   using B = Block<S>;
   Pack<T> w[SUMS - 1], sum[SUMS];
 #pragma GCC unroll 9
@@ -73,8 +80,8 @@ void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t p
             }
         if constexpr (TO_X) {
           T* const to = rows.grad_x[a] + place;
-          if (past_caches) {
-            stream(to, result);
+          if (lines) {
+            lines->of[a][(S * j + b) % STRETCH].put(to, result, lines->which);
           } else {
             __builtin_prefetch(below.grad_x[a] + place, 1);
             store(to, result);
@@ -98,10 +105,11 @@ struct Gradients {
   const PackVector<T> zeros = PackVector<T>(std::max(line, out_line));
   const int64_t n_units = s.units();
   const int64_t n_bytes = s.bytes<T>() + s.batch * s.y.size * line * int64_t(sizeof(T));
-  const bool past_caches = grad_x && packs_go_past_caches(grad_x, s.channels, n_bytes);
+  const bool past_caches = grad_x && rows_go_past_caches(grad_x, s.channels, PACKS_OF_LINE<T>, n_bytes);
 
   // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.
   void add(int64_t first, int64_t last, int64_t unit, int64_t end_unit, T* sums) const {
+    PixelLines<T, S> lines;
     PackVector<T> unused(grad_x && s.y.size % S ? line : 0);  // takes the gradient of a row that is not there
     for (int64_t i = first; i < last; ++i) {
       const int64_t picture = i / height;
@@ -121,12 +129,13 @@ struct Gradients {
         const int64_t next = (picture * s.y.size + std::min(at + S, s.y.size - 1)) * line;
         below.x[a] = x + next, below.grad_x[a] = grad_x ? grad_x + next : nullptr;
       }
-      add_row(rows, below, unit, end_unit, sums);
+      add_row(rows, below, unit, end_unit, sums, lines);
     }
     if (past_caches) end_streams();
   }
 
-  void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t first_unit, int64_t end_unit, T* sums) const {
+  void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t first_unit, int64_t end_unit, T* sums,
+               PixelLines<T, S>& lines) const {
     constexpr int BLOCKS = STRETCH / S;
     for (int begin = 0; begin < width; begin += BLOCKS) {
       const int end = std::min(width, begin + BLOCKS), first = std::max(begin, -B::FIRST);
@@ -135,11 +144,12 @@ struct Gradients {
         const int64_t channel = s.first_channel(unit);
         const auto of = moved(rows, channel);
         const auto soon = moved(below, channel);
+        lines.which = int(unit % PACKS_OF_LINE<T>);
         const T* weight = weights.values.data() + unit * SUMS * LANES;
         T* to = sums + unit * SUMS * LANES;
         auto blocks = [&](auto v0, auto v1, auto wide, int begin, int end) {
           const auto add = grad_x ? add_blocks<T, S, v0, v1, wide, true> : add_blocks<T, S, v0, v1, wide, false>;
-          add(of, soon, s.channels, weight, to, begin, end, past_caches);
+          add(of, soon, s.channels, weight, to, begin, end, past_caches ? &lines : nullptr);
         };
         if constexpr (S == 1) {
           if (width == 1) {

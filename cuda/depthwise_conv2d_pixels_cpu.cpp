@@ -38,6 +38,7 @@ template <class T, int S, int R, int P>
 void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
   const int64_t pixel = in.offset[1];
+  HeldLine<T> lines[R][P];
   for (int p = span.begin; p < span.end; p += P) {
     const T* w = weight;
     for (int64_t c = 0; c < channels; c += LANES, w += (K * K + 1) * LANES) {
@@ -78,7 +79,7 @@ void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, 
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
           T* const to = out.values + first + r * out.row + (p + i) * out.pack;
-          out.past_caches ? stream(to, sum[r][i]) : store(to, sum[r][i]);
+          out.past_caches ? lines[r][i].put(to, sum[r][i], first / LANES % PACKS_OF_LINE<T>) : store(to, sum[r][i]);
         }
     }
   }
@@ -142,7 +143,13 @@ struct Walk {
   const int height, width;  // of the outputs
   // With a stride rows come faster than they are asked for; the processor does better by itself.
   const bool fetches = s.y.stride == 1 && s.x.stride == 1 && s.bytes<T>() > CACHED;
-  const bool past_caches = packs_go_past_caches(to, s.channels, s.bytes<T>());
+  const bool past_caches = rows_go_past_caches(to, s.channels, holds_lines() ? PACKS_OF_LINE<T> : 1, s.bytes<T>());
+
+  // Whether correlate_3x3 takes all but the edges.
+  bool holds_lines() const {
+    const Line &y = ys[0].line, &x = xs[0].line;
+    return y.kernel == 3 && x.kernel == 3 && y.stride == x.stride && y.stride <= 2 && y.dilation == 1 && x.dilation == 1;
+  }
 
   void run() const {
     for (size_t part = 0; part < ys.size(); ++part) {

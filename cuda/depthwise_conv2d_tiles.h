@@ -107,11 +107,12 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether results are written past the caches by a call that moves so many bytes; `apart`: from one row of packs to the next.
+// Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and lines,
+// `apart` numbers from one to the next, and of the packs so many are written together.
 template <class T>
-bool packs_go_past_caches(const T* results, int64_t apart, int64_t moved) {
+bool rows_go_past_caches(const T* results, int64_t apart, int together, int64_t moved) {
   if constexpr (std::is_same_v<T, acc_t<T>>)
-    return PACKS_ARE_LINES<T> && apart % LANES == 0 && goes_past_caches(results, moved);
+    return together >= PACKS_OF_LINE<T> && apart % (PACKS_OF_LINE<T> * LANES) == 0 && goes_past_caches(results, moved);
   return false;
 }
 
@@ -124,9 +125,10 @@ inline bool by_pairs(DType dtype, const Pictures& s) {
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
-// At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once: threads then
-// get equal shares.
+// At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once or make a line
+// of the cache: threads then get equal shares.
 inline int even_part(int64_t n, int most, int unit) {
+  most = std::max(unit, most / unit * unit);
   const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most), part = std::max<int64_t>(1, (n + parts - 1) / parts);
   return int(std::min<int64_t>(most, (part + unit - 1) / unit * unit));
 }
@@ -141,7 +143,7 @@ struct Tiles {
   Tiles(const Line& y, const Line& x, const Pictures& s, bool few)
       : y(y),
         x(x),
-        width(even_part(x.out, ACROSS * LANES / s.unit(), s.lanes_are_channels() ? 2 : LANES)),
+        width(even_part(x.out, ACROSS * LANES / s.unit(), s.lanes_are_channels() ? 2 : 64 / int(sizeof(float)))),
         apart(std::max(1, std::min(y.step(), y.out))),
         rows(s.rows) {
     const int most = !y.dense() ? 1 : few || transposed(s) ? FEW_DOWN : DOWN, each = (y.out + apart - 1) / apart;

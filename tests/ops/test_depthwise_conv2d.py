@@ -187,8 +187,32 @@ def test_blocks_that_walk_far(kernel, stride, width, dtype, layout, backend, dev
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1)])
 def test_pictures_that_no_cache_keeps(kernel, stride, layout, width, channels, dtype):
     """More than 32 MB: written past the caches where pixels or rows are whole lines of them."""
+    check_beside_library((1, channels, 300, width), kernel, stride, layout, dtype)
+
+
+# More than 32 MB, too: rows that are whole lines, cut in tiles that are not; rows of gradients that are so two or eight
+# at a time; rows of lines of which none is a pack of float64.
+ODD_LINES = [
+    ((16, 3, 336, 336), 3, 1, torch.channels_last, torch.float32),
+    ((8, 5, 400, 304), 5, 1, torch.channels_last, torch.float32),
+    ((300, 15, 251, 8), 3, (2, 1), torch.contiguous_format, torch.float32),
+    ((200, 10, 241, 18), 3, (8, 1), torch.contiguous_format, torch.float32),
+    ((100, 2, 1200, 24), 3, 1, torch.contiguous_format, torch.float64),
+    ((4, 24, 300, 100), 3, 1, torch.channels_last, torch.float64),
+]
+
+
+@pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
+@pytest.mark.parametrize("shape, kernel, stride, layout, dtype", ODD_LINES)
+def test_lines_that_no_cache_keeps(shape, kernel, stride, layout, dtype):
+    check_beside_library(shape, kernel, stride, layout, dtype)
+
+
+def check_beside_library(shape, kernel, stride, layout, dtype):
+    """The outputs, and the gradients of x alone and of all inputs, beside those of F.conv2d."""
     torch.manual_seed(0)
-    x = torch.randn(1, channels, 300, width, dtype=dtype).to(memory_format=layout)
+    channels = shape[1]
+    x = torch.randn(shape, dtype=dtype).to(memory_format=layout)
     inputs = [x, torch.randn(channels, 1, kernel, kernel, dtype=dtype), torch.randn(channels, dtype=dtype)]
     inputs = [v.requires_grad_() for v in inputs]
     wanted = F.conv2d(*inputs, padding=kernel // 2, stride=stride, groups=channels)
