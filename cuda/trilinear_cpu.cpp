@@ -8,46 +8,54 @@ namespace {
 
 constexpr int64_t GRAIN = 256;  // points that are worth a thread
 
-// Numbers of a corner that are read before those of the next: the processor foresees one row better than eight.
-constexpr int RUN = 256;
+// Features of which a corner is read to its end before the next: the processor foresees one row better than eight. Of fewer
+// there is little to foresee, of more the sums would leave the first cache.
+constexpr int64_t LEAST_ROW = 32, MOST_ROW = 2048;
 
-// out [RUN], of corners that are f numbers apart.
-HD void interpolate_run(const float* corners, const float (&w)[8], float* out, int64_t f) {
-  constexpr int PACKS = RUN / LANES;
-  Pack<float> sum[PACKS] = {};
-  for (int k = 0; k < 8; ++k, corners += f)
-#pragma GCC unroll 64
-    for (int i = 0; i < PACKS; ++i) sum[i] += w[k] * load(corners + i * LANES);
-#pragma GCC unroll 64
-  for (int i = 0; i < PACKS; ++i) store(out + i * LANES, sum[i]);
+// to = weight * from
+template <class From, class T>
+HD void scale(const From* from, acc_t<T> weight, T* to, int64_t n, bool past_caches) {
+  int64_t i = 0;
+  if constexpr (std::is_same_v<T, acc_t<T>>)
+    for (; past_caches && i + LANES <= n; i += LANES) stream(to + i, weight * load(from + i));
+  for (; i < n; ++i) to[i] = T(weight * acc_t<T>(from[i]));
+}
+
+// sum += weight * from. A call: else the compiler makes one loop of those of all corners.
+template <class T>
+__attribute__((noinline)) void add_scaled(const T* from, acc_t<T> weight, acc_t<T>* sum, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) sum[i] += weight * acc_t<T>(from[i]);
+}
+
+// corners [8, f], out [f]
+template <class T>
+void interpolate_row(const T* corners, const acc_t<T> (&w)[8], T* out, int64_t f, bool past_caches) {
+  using A = acc_t<T>;
+  A sum[MOST_ROW];
+  std::fill(sum, sum + f, A(0));
+  for (int k = 0; k < 8; ++k) add_scaled(corners + k * f, w[k], sum, f);
+  scale(sum, A(1), out, f, past_caches);
 }
 
 template <class T>
-void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, int64_t begin, int64_t end) {
+void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, bool past_caches, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
     unit_position(points + 3 * n, u);
     corner_weights(u, w);
-    const T* corner = feats + 8 * n * f;
-    int64_t j = 0;
-    if constexpr (std::is_same_v<T, float>)  // converted, or of two registers, packs take longer than they save
-      for (; j + RUN <= f; j += RUN) interpolate_run(corner + j, w, out + n * f + j, f);
-    for (; j < f; ++j) {
+    const T* corners = feats + 8 * n * f;
+    if (f >= LEAST_ROW && f <= MOST_ROW) {
+      interpolate_row(corners, w, out + n * f, f, past_caches);
+      continue;
+    }
+    for (int64_t j = 0; j < f; ++j) {
       A sum = 0;
-      for (int k = 0; k < 8; ++k) sum += w[k] * A(corner[k * f + j]);
+      for (int k = 0; k < 8; ++k) sum += w[k] * A(corners[k * f + j]);
       out[n * f + j] = T(sum);
     }
   }
-}
-
-// to = weight * from
-template <class T>
-HD void scale(const T* from, acc_t<T> weight, T* to, int64_t n, bool past_caches) {
-  int64_t i = 0;
-  if constexpr (std::is_same_v<T, acc_t<T>>)
-    for (; past_caches && i + LANES <= n; i += LANES) stream(to + i, weight * load(from + i));
-  for (; i < n; ++i) to[i] = T(weight * acc_t<T>(from[i]));
+  if (past_caches) end_streams();
 }
 
 template <class T>
@@ -82,8 +90,10 @@ void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad
 Status trilinear(DType dtype, const void* feats, const void* points, void* out, TrilinearSize size, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
+    const int64_t row = size.n_features * sizeof(T);
+    const bool past_caches = row % 64 == 0 && goes_past_caches(out, size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
-      forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, begin, end);
+      forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, past_caches, begin, end);
     });
   });
   return 0;

@@ -125,7 +125,7 @@ def grid_encode(draw) -> Case:
 
 @st.composite
 def trilinear(draw) -> Case:
-    n, features = draw(Int(1, 200)), draw(st.one_of(Int(1, 70), st.sampled_from([128, 256])))
+    n, features = draw(Int(1, 200)), draw(st.one_of(Int(1, 70), st.sampled_from([128, 300, 2048, 2049])))
     return Case(
         "trilinear", "drawn", lambda: (normal(n, 8, features), torch.rand(n, 3).double() * 2 - 1), (0, 1), (1,)
     ), {}

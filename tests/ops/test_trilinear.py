@@ -34,8 +34,8 @@ def test_a_corner_gives_its_feature():
 @pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
 @pytest.mark.parametrize("features", [16, 33])
 def test_gradients_that_no_cache_keeps(features):
-    """More than 64 MB: written past the caches where the features of a corner are whole lines of them."""
-    n = 2**26 // (8 * features * 4) + 1
+    """More than 32 MB: written past the caches where the features of a corner are whole lines of them."""
+    n = 2**25 // (8 * features * 4) + 1
     feats, points = torch.randn(n, 8, features).requires_grad_(), (torch.rand(n, 3) * 2 - 1).requires_grad_()
     grad = torch.randn(n, features)
     results = []
@@ -44,6 +44,18 @@ def test_gradients_that_no_cache_keeps(features):
             results.append(torch.autograd.grad(trilinear(feats, points), (feats, points), grad))
     for got, wanted in zip(*results, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.parametrize("features", [48, 50])
+def test_results_that_no_cache_keeps(features):
+    """More than 32 MB of results alone."""
+    n = 2**25 // (features * 4) + 1
+    feats, points = torch.randn(n, 8, features), torch.rand(n, 3) * 2 - 1
+    with ops.backend("cpp"):
+        got = trilinear(feats, points)
+    with ops.backend("torch"):
+        torch.testing.assert_close(got, trilinear(feats, points), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
