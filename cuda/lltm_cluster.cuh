@@ -101,25 +101,25 @@ __device__ __forceinline__ void add_sums(float (&total)[PAIRS][N], const float* 
 // Of a block. What the pass has there of its own, `values`, lies between the weight and the sums.
 template <class T, int PAIRS, int WARPS>
 struct BlockOfCluster {
-  using Own = Operands<T, PAIRS>;
+  using Depth = Operands<T, PAIRS>;
   static constexpr int SUMS = SUMS_OF_GROUP<PAIRS, WARPS>;
   int groups;
   unsigned sum_buffers;  // 1 or 2, a constant of the kernel
-  uint4* kept;              // [groups, weight.kept, SIZE]
+  uint4* kept;           // [groups, weight.kept, SIZE]
   T* values;
   float* sums;         // [sum_buffers, groups, SUMS]
   RowOfBlock* rows;    // [RAYS]
   Arrivals* arrivals;  // [2], of what comes at every second step
 
   // Bytes besides the weight.
-  static size_t bytes(int n_values, int groups, int sum_buffers) {
+  static size_t bytes(int64_t n_values, int groups, int sum_buffers) {
     const size_t sums = sum_buffers * groups * SUMS * sizeof(float);
     return n_values * sizeof(T) + sums + RAYS * sizeof(RowOfBlock) + 2 * sizeof(Arrivals);
   }
-  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int n_values, const WideWeight& weight, int groups,
+  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int64_t n_values, const WideWeight& weight, int groups,
                                             int sum_buffers)
       : groups(groups), sum_buffers(sum_buffers), kept(reinterpret_cast<uint4*>(shared)) {
-    values = reinterpret_cast<T*>(kept + groups * weight.kept * Own::SIZE);
+    values = reinterpret_cast<T*>(kept + groups * weight.kept * Depth::SIZE);
     sums = reinterpret_cast<float*>(values + n_values);
     rows = reinterpret_cast<RowOfBlock*>(sums + sum_buffers * groups * SUMS);
     arrivals = reinterpret_cast<Arrivals*>(rows + RAYS);
@@ -128,20 +128,20 @@ struct BlockOfCluster {
     return sums + (step % sum_buffers * groups + group) * SUMS;
   }
   __device__ __forceinline__ Arrivals& arrival(unsigned step) const { return arrivals[step % 2]; }
-  // Until a warp may write sums of the next step. Products, which come first, take all lanes.
+  // Until a warp may write sums of the next step: with two buffers, at once. Products, which come first, take all lanes.
   __device__ __forceinline__ void await_sums(int group) const {
     if (WARPS > 1 && sum_buffers == 1)
       wait_for_group(group, 32 * WARPS);  // they are read
     else
       __syncwarp();
   }
-  // Once, by all threads of all blocks. The weight becomes that of its groups.
+  // Once, by all threads of all blocks; none sends before all have come here. The weight becomes that of its groups.
   __device__ __forceinline__ void begin(WideWeight& weight, const LltmShape& s, int first_group) const {
     start_arrivals(arrivals, 2);
     find_rows(rows, RAYS, s, blockIdx.x / blocks_of_cluster());
     __syncthreads();  // racecheck knows of no barrier of a cluster
-    weight.ordered += int64_t(first_group) * weight.depths * Own::SIZE;
-    keep_first<Own>(kept, weight, max(0, min(groups, sixteens(s.n_state) - first_group)));
+    weight.ordered += int64_t(first_group) * weight.depths * Depth::SIZE;
+    keep_first<Depth>(kept, weight, max(0, min(groups, sixteens(s.n_state) - first_group)));
     sync_cluster();
   }
 };

@@ -16,7 +16,7 @@ struct BackwardBlock : BlockOfCluster<T, 1, WARPS> {
   int row_g;
   T* grads;  // [2, RAYS, row_g]
 
-  HD static int count(const LltmShape& s) { return RAYS * 2 * row_of(3 * sixteens(s.n_state)); }
+  HD static int64_t count(const LltmShape& s) { return int64_t(RAYS) * 2 * row_of(3 * sixteens(s.n_state)); }
   __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
                                            int sum_buffers)
       : Base(shared, count(s), weight, groups, sum_buffers), row_g(row_of(3 * sixteens(s.n_state))), grads(Base::values) {}
@@ -46,8 +46,8 @@ struct BackwardWords : StateWords<T, WARPS> {
   __device__ __forceinline__ void load_words(const LltmGradients<T>& a, const RowOfBlock* rows, int step) {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const RowOfBlock row = rows[State::row(j)];
-      const int64_t at = (step < row.length ? row.first + step : 0) * n_state;
+      const RowOfBlock of = rows[State::row(j)];
+      const int64_t at = (step < of.length ? of.first + step : 0) * n_state;
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate)
         act[j][gate] = load_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state);
@@ -74,19 +74,21 @@ struct BackwardWords : StateWords<T, WARPS> {
     }
   }
   // The step of all its rows; `blocks` get the gradients.
-  __device__ __forceinline__ void take_step(const LltmGradients<T>& a, const Block& block, int step, unsigned turn, int blocks) {
+  __device__ __forceinline__ void take_step(const LltmGradients<T>& a, const Block& block, int step, unsigned turn,
+                                            int blocks) {
     const int padded_h = 16 * sixteens(n_state);
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {
-      const RowOfBlock row = block.rows[State::row(j)];
-      const bool active = step < row.length;
+      const int row = State::row(j);
+      const RowOfBlock of = block.rows[row];
+      const bool active = step < of.length;
       float grad[3][N];
       step_of_row(j, active, grad);
-      T* const to = block.grad(turn, State::row(j)) + unit;
+      T* const to = block.grad(turn, row) + unit;
 #pragma unroll
       for (int gate = 0; gate < 3; ++gate)
         send_to_all(to + gate * padded_h, word_of<T>(grad[gate]), block.arrival(turn), blocks);
-      T* const gates = a.gates + 3 * (row.first + step) * n_state;
+      T* const gates = a.gates + 3 * (of.first + step) * n_state;
       if (active)
         with_full<T>(unit, n_state, [&](auto full) {
 #pragma unroll

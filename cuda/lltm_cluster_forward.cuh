@@ -18,8 +18,8 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
   int n_state, n_input, row_h, row_x;
   T *states, *inputs;  // [2, RAYS, row_h], [BUFFERS, RAYS, row_x]
 
-  HD static int count(const LltmShape& s) {
-    return RAYS * (2 * row_of(sixteens(s.n_state)) + BUFFERS * row_of(sixteens(s.n_input)));
+  HD static int64_t count(const LltmShape& s) {
+    return int64_t(RAYS) * (2 * row_of(sixteens(s.n_state)) + BUFFERS * row_of(sixteens(s.n_input)));
   }
   __device__ __forceinline__ ForwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
                                           int sum_buffers)
@@ -34,7 +34,7 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
   __device__ __forceinline__ T* state(unsigned step, int row) const { return states + (step % 2 * RAYS + row) * row_h; }
   __device__ __forceinline__ T* input(unsigned step, int row) const { return inputs + (step % BUFFERS * RAYS + row) * row_x; }
 
-  // By all threads.
+  // By all threads, before begin(): what is sent comes after it.
   __device__ __forceinline__ void clear_values() const {
     for (int i = threadIdx.x; i < RAYS * (2 * row_h + BUFFERS * row_x); i += blockDim.x) states[i] = T(0.f);
   }

@@ -200,14 +200,14 @@ bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t s
   // Blocks that share out the groups, each of which gets so many warps.
   auto launched = [&](int blocks, auto warps) {
     constexpr Constant<1> ONE;
-    constexpr Constant<(warps > 1 ? 2 : 1)> TWO;  // a warp by itself waits for no other
+    constexpr Constant<(warps > 1 ? 2 : 1)> MORE;  // buffers; a warp by itself waits for no other
     const int most = (groups + blocks - 1) / blocks;
     const int64_t least = bytes_of(warps, most, ONE), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
     if (least > gpu.shared_bytes) return false;
     const int64_t kept = std::min<int64_t>((gpu.shared_bytes - least) / of_depth, depths);
-    const bool has_room = bytes_of(warps, most, TWO) + kept * of_depth <= gpu.shared_bytes;  // that the weight does not take
-    const auto kernel = has_room ? kernel_of(warps, TWO) : kernel_of(warps, ONE);
-    const int64_t shared = bytes_of(warps, most, has_room ? int(TWO) : int(ONE)) + kept * of_depth;
+    const bool has_room = bytes_of(warps, most, MORE) + kept * of_depth <= gpu.shared_bytes;  // that the weight does not take
+    const auto kernel = has_room ? kernel_of(warps, MORE) : kernel_of(warps, ONE);
+    const int64_t shared = bytes_of(warps, most, has_room ? int(MORE) : int(ONE)) + kept * of_depth;
     allow_shared(kernel, gpu);
     ClusterLaunch launch(blocks, 32 * most * warps, size_t(shared), stream);
     if (launch.at_once(kernel) < clusters) return false;
