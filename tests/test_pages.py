@@ -18,7 +18,7 @@ def test_the_modules_page_runs():
     assert names["features"].shape == (1000, 16)
 
 
-@pytest.mark.parametrize("name", ["h200", "h200_tutorials", "cpu", "cpu_xeon", "cpu_avx2"])
+@pytest.mark.parametrize("name", ["h200", "h200_tutorials", "cpu", "cpu_avx2", "cpu_zen5", "cpu_xeon"])
 def test_the_benchmark_page_shows_what_was_measured(name: str):
     page = Path("docs/benchmarks.md").read_text()
     assert markdown(json.loads(Path(f"docs/benchmarks/{name}.json").read_text())).strip() in page
