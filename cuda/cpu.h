@@ -111,7 +111,7 @@ constexpr int PACKS_OF_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
 template <class A>
 struct HeldLine {
   static constexpr int LAST = PACKS_OF_LINE<A> - 1;
-  Pack<A> packs[LAST + 1] = {};
+  Pack<A> packs[std::max(1, LAST)] = {};
 
   // Pack `which` of a line, that belongs at `to`.
   HD void put(A* to, Pack<A> pack, int which) {

@@ -145,10 +145,12 @@ struct Walk {
   const bool fetches = s.y.stride == 1 && s.x.stride == 1 && s.bytes<T>() > CACHED;
   const bool past_caches = rows_go_past_caches(to, s.channels, holds_lines() ? PACKS_OF_LINE<T> : 1, s.bytes<T>());
 
-  // Whether correlate_3x3 takes all but the edges.
+  // Whether correlate_3x3, which holds the packs of a line until it is whole, takes all but the edges.
   bool holds_lines() const {
     const Line &y = ys[0].line, &x = xs[0].line;
-    return y.kernel == 3 && x.kernel == 3 && y.stride == x.stride && y.stride <= 2 && y.dilation == 1 && x.dilation == 1;
+    const bool one_part = ys.size() == 1 && xs.size() == 1, taps = y.kernel == 3 && x.kernel == 3;
+    const bool near = y.stride == x.stride && y.stride <= 2 && y.dilation == 1 && x.dilation == 1;
+    return std::is_same_v<T, float> && one_part && taps && near && y.out >= TOGETHER;
   }
 
   void run() const {

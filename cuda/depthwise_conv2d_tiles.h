@@ -128,7 +128,7 @@ inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.
 // At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once or make a line
 // of the cache: threads then get equal shares.
 inline int even_part(int64_t n, int most, int unit) {
-  most = std::max(unit, most / unit * unit);
+  if (n > most) most = std::max(unit, most / unit * unit);
   const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most), part = std::max<int64_t>(1, (n + parts - 1) / parts);
   return int(std::min<int64_t>(most, (part + unit - 1) / unit * unit));
 }

@@ -91,6 +91,7 @@ Status trilinear(DType dtype, const void* feats, const void* points, void* out, 
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
+    // The results alone: of all that moves they are a ninth, and may be kept until they are read.
     const bool past_caches = row % 64 == 0 && goes_past_caches(out, size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, past_caches, begin, end);

@@ -191,12 +191,15 @@ def test_pictures_that_no_cache_keeps(kernel, stride, layout, width, channels, d
 
 
 # More than 32 MB, too: rows that are whole lines, cut in tiles that are not; rows of gradients that are so two or eight
-# at a time; rows of lines of which none is a pack of float64.
+# at a time; a row of gradients without outputs; 5 taps in parts of 3; rows of lines of which none is a pack of float64.
 ODD_LINES = [
     ((16, 3, 336, 336), 3, 1, torch.channels_last, torch.float32),
     ((8, 5, 400, 304), 5, 1, torch.channels_last, torch.float32),
     ((300, 15, 251, 8), 3, (2, 1), torch.contiguous_format, torch.float32),
     ((200, 10, 241, 18), 3, (8, 1), torch.contiguous_format, torch.float32),
+    ((300, 7, 241, 18), 3, (8, 1), torch.contiguous_format, torch.float32),
+    ((1, 64, 301, 512), 3, 2, torch.channels_last, torch.float32),
+    ((1, 64, 300, 512), 5, 2, torch.channels_last, torch.float32),
     ((100, 2, 1200, 24), 3, 1, torch.contiguous_format, torch.float64),
     ((4, 24, 300, 100), 3, 1, torch.channels_last, torch.float64),
 ]

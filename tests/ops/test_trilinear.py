@@ -47,11 +47,11 @@ def test_gradients_that_no_cache_keeps(features):
 
 
 @pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
-@pytest.mark.parametrize("features", [48, 50])
-def test_results_that_no_cache_keeps(features):
+@pytest.mark.parametrize("features, dtype", [(48, torch.float32), (50, torch.float32), (40, torch.float64)])
+def test_results_that_no_cache_keeps(features, dtype):
     """More than 32 MB of results alone."""
-    n = 2**25 // (features * 4) + 1
-    feats, points = torch.randn(n, 8, features), torch.rand(n, 3) * 2 - 1
+    n = 2**25 // (features * dtype.itemsize) + 1
+    feats, points = torch.randn(n, 8, features, dtype=dtype), torch.rand(n, 3, dtype=dtype) * 2 - 1
     with ops.backend("cpp"):
         got = trilinear(feats, points)
     with ops.backend("torch"):
