@@ -278,6 +278,7 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
+    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, x, weight, bias, out, s, false);
     Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
                     forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
   });
@@ -301,6 +302,7 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
+    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, grad_out, weight, nullptr, grad_x, s, true);
     Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
                     backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}.run();
   });

@@ -44,17 +44,20 @@ struct Outputs {
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
   bool past_caches = false;
-  Ahead* ahead = nullptr;  // instead of `soon`
+  Ahead* ahead = nullptr;       // instead of `soon`
+  int64_t later = SOON * pack;  // from outputs to those that are fetched
 
   HD Outputs moved(int64_t by) const {
-    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, ahead};
+    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, ahead, later};
   }
   HD Outputs below(int n) const {
-    return {values + n * row, row, pack, lanes, fetches, soon + n * soon_row, soon_row, soon_pack, past_caches, ahead};
+    Outputs some = moved(n * row);
+    some.soon += n * (soon_row - row);
+    return some;
   }
   Outputs every(int period, int from) const {  // every period'th pack, from one on
     Outputs some = moved(from * LANES);
-    some.pack *= period, some.soon_pack *= period;
+    some.pack *= period, some.soon_pack *= period, some.later *= period;
     return some;
   }
   // For P packs of R rows. A call, so that the sums share no registers with addresses.
@@ -67,21 +70,34 @@ struct Outputs {
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {
         __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
-        if (!past_caches) __builtin_prefetch(values + r * row + (p + i + SOON) * pack, 1);
+        if (!past_caches) __builtin_prefetch(values + r * row + (p + i) * pack + later, 1);
       }
   }
 };
 
 // What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
-// before by `back` numbers.
+// before by `back` numbers. At an edge tap 0 of the first pack takes the values from `start` on, of which there are `source`.
 struct Span {
   int begin, end, groups = 1;
-  int64_t back = 0;
+  int64_t back = 0, start = 0, source = 0;
 };
 
+// What loads a pack for a tap that is `at` numbers behind the first one of the first pack.
+template <bool EDGE>
+HD auto reader(const Span& span, int64_t at) {
+  if constexpr (EDGE) {
+    const int64_t place = span.start + at;
+    const Lanes lanes(int(std::max<int64_t>(0, -place)), int(std::min<int64_t>(LANES, span.source - place)));
+    return [=](const auto* from) __attribute__((always_inline)) { return load_only(from, lanes); };
+  } else {
+    return [](const auto* from) __attribute__((always_inline)) { return load(from); };
+  }
+}
+
 // P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the next
-// an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
-template <class T, int K, int S, int R, int P>
+// an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias. EDGE: beside
+// the source are zeros.
+template <class T, int K, int S, int R, int P, bool EDGE = false>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
@@ -97,6 +113,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
     const int64_t back = p + P == span.end ? span.back : 0;
     for (int v = first; v < last; ++v) {
       const int64_t at = in.shift + p * in_pack - back + offset[v];
+      const auto read = reader<EDGE>(span, at);
       Pack<A> w[K ? K : 1];
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
@@ -106,7 +123,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
-          const Pack<A> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
+          const Pack<A> pack = read(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
@@ -118,7 +135,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-          for (int i = 0; i < P; ++i) sum[r][i] += tap * load(rows[r * in.step + u] + at + i * in_pack);
+          for (int i = 0; i < P; ++i) sum[r][i] += tap * read(rows[r * in.step + u] + at + i * in_pack);
       }
     }
     const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
@@ -138,10 +155,10 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
   }
 }
 
-template <class T, int K, int S, int R, int P>
+template <class T, int K, int S, int R, int P, bool EDGE = false>
 void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
-    correlate_group<T, K, S, R, P>(in, weight, out, span);
+    correlate_group<T, K, S, R, P, EDGE>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
   }
 }
@@ -225,19 +242,23 @@ void with_sharing(const Line& y, const F& f) {
   }
 }
 
-// Calls f(K, S, R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps
-// the one before.
+// Calls f(R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps the one
+// before.
+template <class F>
+void by_group(int rows, const F& f) {
+  const bool wide = REGISTERS >= 32 && rows >= 8;
+  const int left = rows % (wide ? 8 : 4);
+  if (wide) f(Int<8>(), 0, rows / 8);
+  if (wide && left > 4) f(Int<8>(), rows - 8, 1);
+  if (!wide) f(Int<4>(), 0, rows / 4);
+  if (left && (!wide || left <= 4)) f(Int<4>(), rows - 4, 1);
+}
+
+// Calls f(K, S, R, i, groups).
 template <class F>
 void rows_by_group(const Line& y, int rows, const F& f) {
   if (rows < 4) return f(Int<0>(), Int<1>(), Int<1>(), 0, rows);
-  with_sharing(y, [&](auto k, auto s) {
-    const bool wide = REGISTERS >= 32 && rows >= 8;
-    const int left = rows % (wide ? 8 : 4);
-    if (wide) f(k, s, Int<8>(), 0, rows / 8);
-    if (wide && left > 4) f(k, s, Int<8>(), rows - 8, 1);
-    if (!wide) f(k, s, Int<4>(), 0, rows / 4);
-    if (left && (!wide || left <= 4)) f(k, s, Int<4>(), rows - 4, 1);
-  });
+  with_sharing(y, [&](auto k, auto s) { by_group(rows, [&](auto r, int i, int groups) { f(k, s, r, i, groups); }); });
 }
 
 }  // namespace

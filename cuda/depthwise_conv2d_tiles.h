@@ -18,8 +18,8 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
-// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes.
-constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20;
+// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes; those by_plane().
+constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20, CACHED_BY_PLANE = 6 << 20;
 constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
@@ -105,6 +105,13 @@ template <class T>
 bool by_pixel(const Pictures& s) {
   const bool few = s.y.stride > 1 || s.x.stride > 1 || (s.y.kernel <= 3 && s.x.kernel <= 3);
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
+}
+
+// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp).
+template <class T>
+bool by_plane(const Pictures& s) {
+  const bool near = s.y.stride == 1 && s.x.stride == 1 && s.y.dilation == 1;
+  return LOADS_SOME && near && !s.channels_last && !s.rows && !s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and lines,
@@ -225,6 +232,9 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
 void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
+                             bool backward);
+// Where by_plane(), likewise.
+void depthwise_conv2d_planes(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
                              bool backward);
 // Where by_pairs(). Gradients may be null: of x; of the weight and the bias together, with a scratch of
 // depthwise_conv2d_pairs_scratch() numbers.

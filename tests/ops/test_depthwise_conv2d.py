@@ -111,6 +111,13 @@ BRANCHES = [
     ((1, 33, 184, 186), (3, 3), {"padding": 1}),
     ((1, 33, 184, 186), (5, 5), {"padding": 2}),
     ((1, 33, 184, 186), (7, 7), {"padding": 3}),
+    ((2, 3, 9, 16), (3, 3), {"padding": 1}),
+    ((1, 2, 70, 17), (5, 5), {"padding": 2}),
+    ((1, 24, 97, 40), (5, 5), {"padding": 2}),
+    ((2, 5, 8, 64), (7, 7), {"padding": 0}),
+    ((1, 6, 12, 31), (4, 6), {"padding": (3, 5)}),
+    ((1, 3, 35, 50), (3, 3), {"padding": (1, 20)}),
+    ((1, 4, 33, 41), (3, 11), {"padding": (1, 20), "dilation": (1, 4)}),
 ]
 
 
@@ -200,6 +207,8 @@ ODD_LINES = [
     ((300, 7, 241, 18), 3, (8, 1), torch.contiguous_format, torch.float32),
     ((1, 64, 301, 512), 3, 2, torch.channels_last, torch.float32),
     ((1, 64, 300, 512), 5, 2, torch.channels_last, torch.float32),
+    ((1, 3, 1440, 1000), 3, 1, torch.contiguous_format, torch.float32),
+    ((1, 3, 1440, 1008), 5, 1, torch.contiguous_format, torch.float32),
     ((100, 2, 1200, 24), 3, 1, torch.contiguous_format, torch.float64),
     ((4, 24, 300, 100), 3, 1, torch.channels_last, torch.float64),
 ]
@@ -245,6 +254,20 @@ def test_what_is_asked_for_ahead(layout, kernel):
     gradients = [torch.autograd.grad(result, inputs, grad) for result in (out, wanted)]
     for got, exact in [(out, wanted), *zip(*gradients, strict=True)]:
         assert float((got - exact).detach().abs().max()) <= 3e-5 * float(exact.detach().abs().max())
+
+
+@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("width", [9, 33, 64])
+def test_what_lies_beside_a_picture_does_not_count(width, layout, backend, device):
+    n = 20 * 11 * width
+    room = torch.full((3 * n,), float("nan"), device=device)
+    last = layout == torch.channels_last
+    x = room[n : 2 * n].view(1, 11, width, 20).permute(0, 3, 1, 2) if last else room[n : 2 * n].view(1, 20, 11, width)
+    x.fill_(1.0)
+    with ops.backend(backend):
+        out = depthwise_conv2d(x, torch.ones(20, 1, 3, 3, device=device), padding=1)
+    assert out.min() == 4 and out.max() == 9
 
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
