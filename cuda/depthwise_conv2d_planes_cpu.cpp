@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planes, without a stride: no frame. Outputs are summed in the order in which they lie in memory; what the packs at the
-// edges would take from beyond a row is not read.
+// Planes of float32 and float64, without a stride and with rows of taps one apart: no frame. Outputs are summed in the order
+// in which they lie in memory; what the packs at the edges would take from beyond a row is not read (AVX-512 and AVX2).
 
 #include "depthwise_conv2d_parts.h"
 #include "depthwise_conv2d_sums.h"
@@ -8,15 +8,19 @@
 namespace nerfkit {
 namespace {
 
+constexpr int64_t STRIPS = 256;  // what is dealt out to threads, if there are as many
+constexpr int LOW = 8;           // rows of a strip at least: as many are summed at once
+
 template <class T>
-struct Planes {
+struct PlanesInPlace {
   const T* from;
   T* to;
   const Pictures& s;
   const Line y, x;
   const PartWeights<T>& weights;
   const int64_t n_taps = int64_t(y.kernel) * x.kernel;
-  const int packs = (x.out + LANES - 1) / LANES, over = packs > 1 ? packs * LANES - x.out : 0;
+  const int packs = int((int64_t(x.out) + LANES - 1) / LANES);
+  const int over = packs > 1 ? int(int64_t(packs) * LANES - x.out) : 0;
   const bool fetches = s.bytes<T>() > CACHED_BY_PLANE;
   const bool past_caches = rows_go_past_caches(to, x.out, PACKS_AT_ONCE<T, 8>, s.bytes<T>());
   const PackVector<T> zeros = PackVector<T>(x.source);
@@ -24,15 +28,17 @@ struct Planes {
 
   void run() {
     for (int v = 0; v < x.kernel; ++v) offset[v] = int64_t(v) * x.dilation;
-    const int strips = std::max(1, y.out / DOWN);
-    parallel(s.batch * s.channels * strips, 1, [&](int64_t begin, int64_t end) {
+    const int64_t planes = s.batch * s.channels, groups = std::max(1, y.out / LOW);
+    const int64_t strips = std::min(groups, STRIPS / std::max<int64_t>(1, planes) + 1);
+    const auto begin_of = [&](int64_t strip) { return strip < strips ? int(groups * strip / strips) * LOW : y.out; };
+    parallel(planes * strips, 1, [&](int64_t begin, int64_t end) {
       PackVector<T> weight((n_taps + 1) * LANES);
-      std::vector<const T*> rows(y.kernel + 2 * DOWN);
+      std::vector<const T*> rows;
       for (int64_t i = begin; i < end; ++i) {
-        const int64_t plane = i / strips, strip = i % strips, row = y.out * strip / strips;
+        const int64_t plane = i / strips, strip = i % strips;
         const T* taps = weights.values.data() + plane % s.channels * (n_taps + 1);
         for (int64_t k = 0; k <= n_taps; ++k) store(weight.data() + k * LANES, repeated(taps[k]));
-        sum_strip(plane, int(row), int(y.out * (strip + 1) / strips - row), weight.data(), rows);
+        sum_strip(plane, begin_of(strip), begin_of(strip + 1) - begin_of(strip), weight.data(), rows);
       }
       if (past_caches) end_streams();
     });
@@ -55,20 +61,22 @@ struct Planes {
         sum_rows<k, r>(inputs.below(first + group * r), weight, out.below(group * r));
     };
     if (height < 4) return sum(Int<0>(), Int<1>(), 0, height);
-    with_height(y.kernel, [&](auto k) { by_group(height, [&](auto r, int first, int groups) { sum(k, r, first, groups); }); });
+    with_height(y.kernel, [&](auto k) {
+      by_group(height, [&](auto r, int first, int groups) { sum(k, r, first, groups); });
+    });
   }
 
   // R rows.
   template <int K, int R>
   void sum_rows(const Inputs<T>& in, const T* weight, const Outputs<T>& out) const {
-    constexpr int LINE = PACKS_OF_LINE<T>;  // packs between the edges are whole lines
+    const int line = past_caches ? PACKS_OF_LINE<T> : 1;  // packs: what goes past the caches are whole lines
     const auto [first, last] = x.whole(0, x.out);
-    const int begin = std::min(packs, (first + LINE * LANES - 1) / (LINE * LANES) * LINE);
-    const bool to_end = last == x.out && last - LANES >= first && !(past_caches && packs % LINE);
-    const int end = to_end ? packs : std::max(begin, last / (LINE * LANES) * LINE);
+    const int begin = int(std::min<int64_t>(packs, (int64_t(first) + line * LANES - 1) / (line * LANES) * line));
+    const bool to_end = last == x.out && last - LANES >= first;
+    const int end = to_end ? packs : std::max(begin, last / (line * LANES) * line);
     auto edge = [&](int p) {
       auto to = out;
-      to.past_caches = past_caches && LINE == 1;
+      to.past_caches = past_caches && line == 1;
       correlate<T, K, 1, R, 1, true>(in, weight, to, {p, p + 1, 1, p + 1 == packs ? over : 0, -x.lead, x.source});
     };
     for (int p = 0; p < begin; ++p) edge(p);
@@ -89,7 +97,7 @@ void depthwise_conv2d_planes(DType dtype, const void* from, const void* weight, 
       const auto xs = backward ? backward_parts(s.x) : forward_parts(s.x);
       if (ys.empty() || xs.empty()) return;
       const PartWeights<T> weights((const T*)weight, (const T*)bias, s, ys, xs);
-      Planes<T>{(const T*)from, (T*)to, s, ys[0].line, xs[0].line, weights}.run();
+      PlanesInPlace<T>{(const T*)from, (T*)to, s, ys[0].line, xs[0].line, weights}.run();
     }
   });
 }

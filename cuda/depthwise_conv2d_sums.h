@@ -76,7 +76,8 @@ struct Outputs {
 };
 
 // What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
-// before by `back` numbers. At an edge tap 0 of the first pack takes the values from `start` on, of which there are `source`.
+// before by `back` numbers. At an edge tap 0 of pack 0 takes a row's values from `start` on, which may be before the first of
+// `source`.
 struct Span {
   int begin, end, groups = 1;
   int64_t back = 0, start = 0, source = 0;
@@ -99,6 +100,7 @@ HD auto reader(const Span& span, int64_t at) {
 // the source are zeros.
 template <class T, int K, int S, int R, int P, bool EDGE = false>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
+  static_assert(!EDGE || P == 1);
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
   const A* const* rows = in.rows;

@@ -107,11 +107,14 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp).
+// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp): not where rows lie so far apart that all that are
+// read together would share one set of the first cache.
 template <class T>
 bool by_plane(const Pictures& s) {
   const bool near = s.y.stride == 1 && s.x.stride == 1 && s.y.dilation == 1;
-  return LOADS_SOME && near && !s.channels_last && !s.rows && !s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
+  const auto spread = [](const Axis& x) { return x.size * sizeof(T) % 4096 && x.out_size * sizeof(T) % 4096; };
+  const bool planes = !s.channels_last && !s.rows && !s.lanes_are_channels();
+  return LOADS_SOME && near && planes && (s.y.kernel <= 3 || spread(s.x)) && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and lines,

@@ -118,6 +118,11 @@ BRANCHES = [
     ((1, 6, 12, 31), (4, 6), {"padding": (3, 5)}),
     ((1, 3, 35, 50), (3, 3), {"padding": (1, 20)}),
     ((1, 4, 33, 41), (3, 11), {"padding": (1, 20), "dilation": (1, 4)}),
+    ((2, 3, 2, 40), (3, 3), {"padding": 1}),
+    ((1, 3, 1, 33), (3, 5), {"padding": (1, 2)}),
+    ((1, 2, 3, 9), (5, 3), {"padding": (2, 1)}),
+    ((1, 1, 11, 1024), (5, 5), {"padding": 2}),
+    ((1, 2, 19, 1023), (7, 7), {"padding": 3}),
 ]
 
 
@@ -197,8 +202,9 @@ def test_pictures_that_no_cache_keeps(kernel, stride, layout, width, channels, d
     check_beside_library((1, channels, 300, width), kernel, stride, layout, dtype)
 
 
-# More than 32 MB, too: rows that are whole lines, cut in tiles that are not; rows of gradients that are so two or eight
-# at a time; a row of gradients without outputs; 5 taps in parts of 3; rows of lines of which none is a pack of float64.
+# More than 32 MB, too: rows that are whole lines, cut in tiles that are not; rows of gradients that are so two or
+# eight at a time; a row of gradients without outputs; 5 taps in parts of 3; rows that are no lines, that come from
+# rows which are none, or few; rows of lines of which none is a pack of float64.
 ODD_LINES = [
     ((16, 3, 336, 336), 3, 1, torch.channels_last, torch.float32),
     ((8, 5, 400, 304), 5, 1, torch.channels_last, torch.float32),
@@ -209,6 +215,8 @@ ODD_LINES = [
     ((1, 64, 300, 512), 5, 2, torch.channels_last, torch.float32),
     ((1, 3, 1440, 1000), 3, 1, torch.contiguous_format, torch.float32),
     ((1, 3, 1440, 1008), 5, 1, torch.contiguous_format, torch.float32),
+    ((1, 3, 1440, 1007), 4, 1, torch.contiguous_format, torch.float32),
+    ((3000, 3, 3, 320), 3, 1, torch.contiguous_format, torch.float32),
     ((100, 2, 1200, 24), 3, 1, torch.contiguous_format, torch.float64),
     ((4, 24, 300, 100), 3, 1, torch.channels_last, torch.float64),
 ]
@@ -258,16 +266,27 @@ def test_what_is_asked_for_ahead(layout, kernel):
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("width", [9, 33, 64])
-def test_what_lies_beside_a_picture_does_not_count(width, layout, backend, device):
-    n = 20 * 11 * width
-    room = torch.full((3 * n,), float("nan"), device=device)
-    last = layout == torch.channels_last
-    x = room[n : 2 * n].view(1, 11, width, 20).permute(0, 3, 1, 2) if last else room[n : 2 * n].view(1, 20, 11, width)
-    x.fill_(1.0)
-    with ops.backend(backend):
-        out = depthwise_conv2d(x, torch.ones(20, 1, 3, 3, device=device), padding=1)
-    assert out.min() == 4 and out.max() == 9
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("channels, width", [(20, 9), (3, 9), (3, 33), (3, 64)])
+def test_what_lies_beside_a_picture_does_not_count(channels, width, dtype, layout, backend, device):
+    """Of x and of the outputs' gradient, in memory full of NaN."""
+    torch.manual_seed(0)
+
+    def within_nan() -> torch.Tensor:
+        n = channels * 11 * width
+        some = torch.full((3 * n,), float("nan"), dtype=dtype, device=device)[n : 2 * n]
+        last = layout == torch.channels_last
+        picture = some.view(1, 11, width, -1).permute(0, 3, 1, 2) if last else some.view(1, -1, 11, width)
+        return picture.copy_(torch.randn(picture.shape))
+
+    inputs = within_nan().requires_grad_(), torch.randn(channels, 1, 3, 3, dtype=dtype, device=device).requires_grad_()
+    grad, results = within_nan(), []
+    for name in (backend, "torch"):
+        with ops.backend(name):
+            out = depthwise_conv2d(*inputs, padding=1)
+            results.append((out, *torch.autograd.grad(out, inputs, grad)))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("backend, device", backend_params("depthwise_conv2d"))

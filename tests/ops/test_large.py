@@ -339,3 +339,15 @@ def test_many_channels(backend: str, device: str):
         check_channels(3 * PART + 4, device)
         needs(45e9, device)
         assert check_channels(2**25 + 8, device) > LIMIT
+
+
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+def test_a_wide_row(backend: str, device: str):
+    """Nearly as many columns as an axis may have."""
+    needs(10e9, device)
+    padding = (2**31 - 1 - 1000) // 2
+    with ops.backend(backend):
+        x, weight = torch.ones(1, 1, 2, 1000, device=device), torch.ones(1, 1, 2, 3, device=device)
+        out = ops.depthwise_conv2d(x, weight, padding=(0, padding)).flatten()
+    own = out[padding - 2 : padding + 1000]  # the taps meet x
+    assert own.sum() == 6 * 1000 and own.count_nonzero() == 1002 == out.count_nonzero()
