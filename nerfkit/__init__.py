@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """nerfkit: radiance fields in PyTorch with ops of their own."""
 
-__version__ = "0.1.0"
+from nerfkit.version import __version__
+
+__all__ = ["__version__"]

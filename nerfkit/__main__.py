@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from nerfkit import doctor, jit
+from nerfkit import jit
+from nerfkit.commands import doctor
 from nerfkit.errors import UserError
 
 USAGE = """usage: python -m nerfkit COMMAND

@@ -18,7 +18,7 @@ import msgspec
 import tomli_w
 
 from nerfkit.errors import ConfigError
-from nerfkit.files import write_aside
+from nerfkit.files import atomic_write
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -192,7 +192,7 @@ def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 def dump(config: Config, path: Path) -> None:
     """Write every option to a TOML file."""
-    write_aside(path, tomli_w.dumps(to_dict(config)))
+    atomic_write(path, tomli_w.dumps(to_dict(config)))
 
 
 # What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.

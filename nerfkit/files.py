@@ -9,7 +9,7 @@ from pathlib import Path
 from nerfkit.errors import RunError
 
 
-def write_aside(path: Path, content: str | bytes, keep: Path | None = None) -> None:
+def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> None:
     """Write `content` beside `path` and rename it, so that `path` is the old file or the new one, never a part.
 
     What was at `path` becomes `keep` if one is given. Raises RunError; `path` is then as it was.

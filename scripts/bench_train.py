@@ -27,14 +27,19 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from nerfkit import cli, config, ops, run  # noqa: E402
+from nerfkit import config, ops  # noqa: E402
+from nerfkit.commands import options as cli  # noqa: E402
+from nerfkit.data.load import load_scene  # noqa: E402
+from nerfkit.data.pixels import blend  # noqa: E402
+from nerfkit.data.scene import Views  # noqa: E402
+from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
-from nerfkit.image import PictureRenderer  # noqa: E402
 from nerfkit.metrics import psnr  # noqa: E402
-from nerfkit.renderer import Renderer  # noqa: E402
-from nerfkit.scene import Views, blend, load_scene  # noqa: E402
-from nerfkit.trainer import Trainer  # noqa: E402
-from nerfkit.versions import device_name, versions  # noqa: E402
+from nerfkit.model.renderer import Renderer  # noqa: E402
+from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
+from nerfkit.training import run  # noqa: E402
+from nerfkit.training.trainer import Trainer  # noqa: E402
+from nerfkit.version import versions  # noqa: E402
 
 
 @dataclass
@@ -89,7 +94,7 @@ class Case:
 
 def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
     """Train each case with each seed, and write down how it went."""
-    device = run.pick_device(options.device)
+    device = pick_device(options.device)
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     train, test = scene.split("train"), scene.split(options.eval.split)
     train, test = Pictures(train, train.load()), Pictures(test, test.load())
@@ -231,7 +236,7 @@ def short_name(kernel: str) -> str:
 
 def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.device) -> float:
     background = run.background_color(trainer.config, device)
-    picture_of = PictureRenderer(trainer.renderer, background)
+    picture_of = ImageRenderer(trainer.renderer, background)
     cameras = pictures.views.cameras.to(device)
     views = range(len(cameras))[:n_views]
     scores = [psnr(picture_of(cameras, v)["rgb"], blend(pictures.pixels[v], background.cpu())) for v in views]
@@ -240,7 +245,7 @@ def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.
 
 def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
     """Of whole pictures, which stay on the device."""
-    picture_of = PictureRenderer(trainer.renderer, run.background_color(trainer.config, device), stays_on_device=True)
+    picture_of = ImageRenderer(trainer.renderer, run.background_color(trainer.config, device), stays_on_device=True)
     cameras = test.cameras.to(device)
 
     def render(frames: range) -> None:

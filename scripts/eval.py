@@ -15,11 +15,14 @@ from typing import Annotated
 
 import tyro
 
-from nerfkit import cli, ops, run
+from nerfkit import ops
+from nerfkit.commands import options as cli
 from nerfkit.config import OpsConfig
+from nerfkit.data.load import load_scene
+from nerfkit.device import pick_device
 from nerfkit.errors import RunError
-from nerfkit.evaluator import evaluate
-from nerfkit.scene import load_scene
+from nerfkit.training import run
+from nerfkit.training.evaluator import evaluate
 
 
 @dataclass
@@ -36,7 +39,7 @@ class EvalOptions:
 
 def main(arguments: list[str]) -> int:
     options = tyro.cli(EvalOptions, args=arguments, prog="scripts/eval.py", **cli.TYRO)
-    device = run.pick_device(options.device)
+    device = pick_device(options.device)
     renderer, config, state = run.load_renderer(options.run, device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     config.eval.split = options.split or config.eval.split

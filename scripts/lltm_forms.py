@@ -24,18 +24,18 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from nerfkit import cli  # noqa: E402
-from nerfkit.aggregator import RayAggregator  # noqa: E402
-from nerfkit.cameras import Rays  # noqa: E402
-from nerfkit.compositing import Rendering, composite_samples  # noqa: E402
+from nerfkit.commands import options as cli  # noqa: E402
 from nerfkit.config import Config  # noqa: E402
-from nerfkit.decoder import Decoder  # noqa: E402
+from nerfkit.data.cameras import Rays  # noqa: E402
 from nerfkit.errors import UserError  # noqa: E402
+from nerfkit.model.aggregator import RayAggregator  # noqa: E402
+from nerfkit.model.compositing import Rendering, composite_samples  # noqa: E402
+from nerfkit.model.decoder import Decoder  # noqa: E402
+from nerfkit.model.renderer import Renderer  # noqa: E402
+from nerfkit.model.sampling import Samples  # noqa: E402
 from nerfkit.ops import lltm, spherical_harmonics  # noqa: E402
 from nerfkit.ops.packed import ray_indices  # noqa: E402
-from nerfkit.renderer import Renderer  # noqa: E402
-from nerfkit.sampling import Samples  # noqa: E402
-from nerfkit.trainer import Trainer  # noqa: E402
+from nerfkit.training.trainer import Trainer  # noqa: E402
 from scripts.bench_train import Case, bench, parse  # noqa: E402
 
 

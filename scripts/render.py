@@ -16,13 +16,19 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from nerfkit import cli, ops, paths, run
-from nerfkit.cameras import Cameras
+from nerfkit import ops
+from nerfkit.commands import options as cli
 from nerfkit.config import Config, OpsConfig
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.readers.transforms import parse_cameras, read_json, to_json
+from nerfkit.device import pick_device
 from nerfkit.errors import RunError, UserError
-from nerfkit.files import write_aside
-from nerfkit.image import PictureRenderer, preview, probe_video, save_npz, save_png, write_video
-from nerfkit.readers.transforms import parse_cameras, read_json, to_json
+from nerfkit.files import atomic_write
+from nerfkit.rendering import paths
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.images import preview, save_npz, save_png
+from nerfkit.rendering.video import probe_video, write_video
+from nerfkit.training import run
 
 FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
 
@@ -45,7 +51,7 @@ class RenderOptions:
 
 def main(arguments: list[str]) -> int:
     options = tyro.cli(RenderOptions, args=arguments, prog="scripts/render.py", **cli.TYRO)
-    device = run.pick_device(options.device)
+    device = pick_device(options.device)
     outputs = choose_outputs(options.outputs)
     check_numbers(options)
     renderer, config, _ = run.load_renderer(options.run, device)
@@ -60,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
-    picture_of = PictureRenderer(renderer, run.background_color(config, device))
+    picture_of = ImageRenderer(renderer, run.background_color(config, device))
     span = depth_range(options.run, config)
     frames = render_frames(picture_of, cameras.to(device), outputs, folder, span, options.resume)
     print(f"{len(cameras)} frames: {folder}")
@@ -132,7 +138,7 @@ def prepare(folder: Path, cameras: Cameras, outputs: tuple[str, ...], resume: bo
             )
         if not resume:
             remove_frames(folder, len(cameras), outputs if same else tuple(FILES))
-        write_aside(file, path)
+        atomic_write(file, path)
     except OSError as error:
         raise RunError(f"cannot write to {folder}: {error.strerror}; choose another folder with --out") from None
 
@@ -159,7 +165,7 @@ def depth_range(folder: Path, config: Config) -> tuple[float, float]:
 
 
 def render_frames(
-    picture_of: PictureRenderer,
+    picture_of: ImageRenderer,
     cameras: Cameras,
     outputs: tuple[str, ...],
     folder: Path,

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from nerfkit import cli, run
+from nerfkit.commands import options as cli
 from nerfkit.errors import RunError
+from nerfkit.training import run
 
 
 def main(arguments: list[str]) -> int:

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nerfkit import cli, ops, run
-from nerfkit.evaluator import evaluate
-from nerfkit.plot import plot_training
-from nerfkit.scene import Scene, load_scene
-from nerfkit.trainer import Trainer
+from nerfkit import ops
+from nerfkit.commands import options as cli
+from nerfkit.data.load import load_scene
+from nerfkit.data.scene import Scene
+from nerfkit.device import pick_device
+from nerfkit.training import run
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.plot import plot_training
+from nerfkit.training.trainer import Trainer
 
 
 def main(arguments: list[str]) -> int:
     options = cli.train_options(arguments)
-    device = run.pick_device(options.device)
+    device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     backends = ops.resolved(device)
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)

@@ -2,10 +2,10 @@
 import pytest
 import torch
 
-from nerfkit import paths
+from nerfkit.data.readers.nerf_synthetic import READER
+from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.errors import SceneError
-from nerfkit.readers.nerf_synthetic import READER
-from nerfkit.readers.transforms import parse_cameras, to_json
+from nerfkit.rendering import paths
 from tests.toy_scene import BALLS, RADII
 
 

@@ -10,10 +10,11 @@ import time
 import pytest
 import torch
 
-from nerfkit import checkpoint, run
 from nerfkit import config as config_module
+from nerfkit.data.load import load_scene
+from nerfkit.device import pick_device
 from nerfkit.errors import RunError
-from nerfkit.scene import load_scene
+from nerfkit.training import checkpoint, run
 
 
 def test_a_cut_checkpoint_falls_back_to_the_previous(tmp_path):
@@ -92,18 +93,18 @@ def test_the_scene_is_found_from_any_working_folder(small_config, toy_scene, tmp
 @pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
 def test_unknown_device(name: str):
     with pytest.raises(RunError, match=f"'{name}' is unknown; use auto, cpu"):
-        run.pick_device(name)
+        pick_device(name)
 
 
 def test_a_gpu_that_is_not_there(monkeypatch):
     if not torch.cuda.is_available():
         with pytest.raises(RunError, match="sees no GPU; run .python -m nerfkit doctor"):
-            run.pick_device("cuda")
+            pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert run.pick_device("cuda:1").index == 1
+    assert pick_device("cuda:1").index == 1
     with pytest.raises(RunError, match="cuda:7 was asked for, but there are cuda:0 to cuda:1 only"):
-        run.pick_device("cuda:7")
+        pick_device("cuda:7")
 
 
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):

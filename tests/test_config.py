@@ -3,7 +3,8 @@ import dataclasses
 
 import pytest
 
-from nerfkit import cli, config
+from nerfkit import config
+from nerfkit.commands import options as cli
 from nerfkit.errors import ConfigError
 
 

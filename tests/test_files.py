@@ -4,12 +4,14 @@ import json
 import pytest
 import torch
 
-from nerfkit import checkpoint, files, image, plot, run
 from nerfkit import config as config_module
+from nerfkit import files
+from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError
-from nerfkit.evaluator import evaluate
-from nerfkit.renderer import Renderer
-from nerfkit.scene import load_scene
+from nerfkit.model.renderer import Renderer
+from nerfkit.rendering import images
+from nerfkit.training import checkpoint, plot, run
+from nerfkit.training.evaluator import evaluate
 
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}
 
@@ -22,10 +24,10 @@ def full_disk(monkeypatch):
     monkeypatch.setattr(files.os, "fsync", no_space)
 
 
-def test_write_aside_replaces_and_keeps(tmp_path):
+def test_atomic_write_replaces_and_keeps(tmp_path):
     file, before = tmp_path / "folder" / "x.txt", tmp_path / "folder" / "before.txt"
-    files.write_aside(file, "one")
-    files.write_aside(file, b"two", keep=before)
+    files.atomic_write(file, "one")
+    files.atomic_write(file, b"two", keep=before)
     assert (file.read_text(), before.read_text()) == ("two", "one")
     assert len(list(file.parent.iterdir())) == 2
 
@@ -33,7 +35,7 @@ def test_write_aside_replaces_and_keeps(tmp_path):
 def test_a_file_in_the_place_of_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot write .*x.txt: "):
-        files.write_aside(tmp_path / "file" / "x.txt", "one")
+        files.atomic_write(tmp_path / "file" / "x.txt", "one")
 
 
 def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, full_disk):
@@ -45,7 +47,7 @@ def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, full_di
     writers = {
         run.CONFIG: lambda: config_module.dump(small_config, tmp_path / run.CONFIG),
         run.METRICS: lambda: evaluate(renderer, small_config, scene.split("test"), state, tmp_path, device),
-        "picture.png": lambda: image.save_png(tmp_path / "picture.png", torch.zeros(2, 2, 3)),
+        "picture.png": lambda: images.save_png(tmp_path / "picture.png", torch.zeros(2, 2, 3)),
         "loss.png": lambda: plot.plot_training(tmp_path),
         checkpoint.NEWEST: lambda: checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {}),
     }
@@ -59,7 +61,7 @@ def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, full_di
 
 def test_scene_json_is_written_aside(small_config, tmp_path, monkeypatch):
     written = []
-    monkeypatch.setattr(run, "write_aside", lambda path, content: written.append(path.name))
+    monkeypatch.setattr(run, "atomic_write", lambda path, content: written.append(path.name))
     run.save_description(tmp_path, small_config, load_scene(small_config.data.path))
     assert written == [run.SCENE]
 

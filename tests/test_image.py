@@ -2,12 +2,13 @@
 import pytest
 import torch
 
-from nerfkit import image, ops
+from nerfkit import ops
+from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
-from nerfkit.image import PictureRenderer
 from nerfkit.metrics import psnr, ssim
-from nerfkit.renderer import Renderer
-from nerfkit.scene import load_scene
+from nerfkit.model.renderer import Renderer
+from nerfkit.rendering import images, video
+from nerfkit.rendering.image_renderer import ImageRenderer
 from tests.ops.harness import backend_params
 
 
@@ -18,16 +19,16 @@ def setting(small_config, toy_scene):
 
 def test_chunks_give_one_picture(setting):
     renderer, cameras = setting
-    whole, parts = (PictureRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
+    whole, parts = (ImageRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
     assert whole["rgb"].shape == (24, 24, 3)
     torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
 
 
 def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
     renderer, cameras = setting
-    wanted = PictureRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
+    wanted = ImageRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
     sizes = []
-    picture_of = PictureRenderer(renderer, torch.ones(3), chunk=512)
+    picture_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
     plain = picture_of._chunk
 
     def hungry(cameras, view, start, end, outputs):
@@ -46,7 +47,7 @@ def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: st
     """An op that asks for more than any machine has."""
     renderer, cameras = setting
     rays, t, none = torch.zeros(1, 3, device=device), torch.zeros(0, device=device), torch.zeros(2, device=device)
-    picture_of = PictureRenderer(renderer, torch.ones(3), chunk=512)
+    picture_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
     plain, sizes = picture_of._chunk, []
 
     def hungry(cameras, view, start, end, outputs):
@@ -63,7 +64,7 @@ def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: st
 
 def test_other_errors_are_not_swallowed(setting, monkeypatch):
     renderer, cameras = setting
-    picture_of = PictureRenderer(renderer, torch.ones(3))
+    picture_of = ImageRenderer(renderer, torch.ones(3))
     monkeypatch.setattr(picture_of, "_chunk", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         picture_of(cameras, 0)
@@ -71,15 +72,15 @@ def test_other_errors_are_not_swallowed(setting, monkeypatch):
 
 def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):
     frame = tmp_path / "0000.png"
-    image.save_png(frame, torch.rand(8, 8, 3))
+    images.save_png(frame, torch.rand(8, 8, 3))
 
     def no_writer(*arguments, **options):
         raise OSError("codec not found")
 
-    monkeypatch.setattr(image.imageio, "get_writer", no_writer)
-    assert "codec not found" in image.probe_video(tmp_path)
+    monkeypatch.setattr(video.imageio, "get_writer", no_writer)
+    assert "codec not found" in video.probe_video(tmp_path)
     with pytest.raises(UserError, match="no video: codec not found; the frames are kept in"):
-        image.write_video(tmp_path / "x.mp4", [frame], 10)
+        video.write_video(tmp_path / "x.mp4", [frame], 10)
     assert frame.exists()
 
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from nerfkit.optim import LazyAdam
+from nerfkit.training.optim import LazyAdam
 
 
 def trained(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:

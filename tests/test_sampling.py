@@ -3,10 +3,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit import sampling
-from nerfkit.cameras import Rays
 from nerfkit.config import SamplingConfig
-from nerfkit.sampling import FIRST_ROUND, Sampler
+from nerfkit.data.cameras import Rays
+from nerfkit.model import sampling
+from nerfkit.model.sampling import FIRST_ROUND, Sampler
 
 N_RAYS = 200
 

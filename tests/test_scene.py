@@ -7,8 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
+from nerfkit.data.load import load_scene
+from nerfkit.data.pixels import blend
 from nerfkit.errors import SceneError
-from nerfkit.scene import blend, load_scene
 from tests.toy_scene import write_scene
 
 
@@ -154,6 +155,6 @@ def test_bad_paths(tmp_path, toy_scene):
 
 
 def test_more_pictures_than_memory(toy_scene, monkeypatch):
-    monkeypatch.setattr("nerfkit.scene._free_memory", lambda: 100)
+    monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: 100)
     with pytest.raises(SceneError, match="raise data.downscale"):
         load_scene(str(toy_scene)).split("train").load()

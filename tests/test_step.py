@@ -4,12 +4,13 @@
 import pytest
 import torch
 
-from nerfkit import checkpoint, ops, run
 from nerfkit import config as config_module
+from nerfkit import ops
+from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError, TrainingError
-from nerfkit.evaluator import evaluate
-from nerfkit.scene import load_scene
-from nerfkit.trainer import Trainer
+from nerfkit.training import checkpoint, run
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.trainer import Trainer
 from tests.toy_scene import write_scene
 from tests.trainers import make_trainer
 

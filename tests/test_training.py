@@ -4,12 +4,13 @@ import json
 import pytest
 import torch
 
-from nerfkit import checkpoint, ops, run
 from nerfkit import config as config_module
+from nerfkit import ops
+from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError, SceneError, TrainingError
-from nerfkit.evaluator import evaluate
-from nerfkit.scene import load_scene
-from nerfkit.trainer import NAN_REPORT
+from nerfkit.training import checkpoint, run
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.trainer import NAN_REPORT
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
 

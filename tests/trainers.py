@@ -5,9 +5,9 @@ from pathlib import Path
 
 import torch
 
-from nerfkit.renderer import Renderer
-from nerfkit.scene import load_scene
-from nerfkit.trainer import Trainer
+from nerfkit.data.load import load_scene
+from nerfkit.model.renderer import Renderer
+from nerfkit.training.trainer import Trainer
 
 
 def make_trainer(config, folder: Path, model=Renderer) -> Trainer:

@@ -9,14 +9,14 @@ import sys
 
 import torch
 
-import nerfkit
 from nerfkit.ops import dispatch, native
+from nerfkit.version import __version__
 
 
 def report() -> tuple[list[str], bool]:
     """Lines to print, and whether training works here."""
     lines = [
-        f"nerfkit   {nerfkit.__version__}",
+        f"nerfkit   {__version__}",
         f"Python    {platform.python_version()} at {sys.executable}",
         f"torch     {torch.__version__} (CUDA {torch.version.cuda or 'none: a CPU build'})",
     ]
@@ -73,9 +73,9 @@ def _ffmpeg() -> str:
 
 def _trains(device: str) -> str | None:
     """Run the renderer forward and backward on a few rays; the reason if that fails."""
-    from nerfkit.cameras import Rays
     from nerfkit.config import Config
-    from nerfkit.renderer import Renderer
+    from nerfkit.data.cameras import Rays
+    from nerfkit.model.renderer import Renderer
 
     config = Config()
     config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 32

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import matplotlib
 
-from nerfkit import run
-from nerfkit.files import write_aside
+from nerfkit.files import atomic_write
+from nerfkit.training import run
 
 matplotlib.use("Agg")  # no display needed
 
@@ -32,4 +32,4 @@ def plot_training(folder: Path) -> None:
     picture = io.BytesIO()
     figure.savefig(picture, dpi=100)
     plt.close(figure)
-    write_aside(folder / "loss.png", picture.getvalue())
+    atomic_write(folder / "loss.png", picture.getvalue())

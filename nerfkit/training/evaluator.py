@@ -11,15 +11,19 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import ops, run
-from nerfkit.cameras import Cameras
+from nerfkit import ops
 from nerfkit.config import Config
-from nerfkit.files import write_aside
-from nerfkit.image import PictureRenderer, error_sheet, save_png
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixels import blend
+from nerfkit.data.scene import Views
+from nerfkit.device import device_name
+from nerfkit.files import atomic_write
 from nerfkit.metrics import SSIM_DEFINITION, psnr, ssim
-from nerfkit.renderer import Renderer
-from nerfkit.scene import Views, blend
-from nerfkit.versions import device_name, versions
+from nerfkit.model.renderer import Renderer
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.images import error_sheet, save_png
+from nerfkit.training import run
+from nerfkit.version import versions
 
 
 def evaluate(
@@ -31,7 +35,7 @@ def evaluate(
     """
     images = views.load()  # [V, H, W, 3 or 4]
     background = run.background_color(config, device)
-    picture_of = PictureRenderer(renderer, background)
+    picture_of = ImageRenderer(renderer, background)
     cameras = views.cameras.to(device)
     scores, sheets = run.scores_places(folder, config.eval.split)
     n_sheets = len(cameras) if config.eval.sheets < 0 else config.eval.sheets
@@ -54,11 +58,11 @@ def evaluate(
         "protocol": protocol(config, cameras, background, device),
         "views": rows,
     }
-    write_aside(scores, json.dumps(metrics, indent=1) + "\n")
+    atomic_write(scores, json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
-def _score(picture_of: PictureRenderer, cameras: Cameras, view: int, pixels: Tensor, background: Tensor) -> dict:
+def _score(picture_of: ImageRenderer, cameras: Cameras, view: int, pixels: Tensor, background: Tensor) -> dict:
     truth = blend(pixels, background)  # [H, W, 3]
     render = picture_of(cameras, view)["rgb"]
     return {"psnr": psnr(render, truth), "ssim": ssim(render, truth), "sheet": error_sheet(truth, render)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nerfkit.scene import Scene
+from nerfkit.data.scene import Scene
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from nerfkit.errors import RunError
-from nerfkit.files import write_aside
+from nerfkit.files import atomic_write
 
 FORMAT_VERSION = 2
 BROKEN = (OSError, ValueError, KeyError, SafetensorError)  # what reading a cut or foreign file raises
@@ -35,8 +35,8 @@ def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> Non
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"state": json.dumps(state)}
     )
     try:
-        write_aside(folder / NEWEST, data, keep=folder / PREVIOUS if _is_whole(folder / NEWEST) else None)
-        write_aside(folder / STATE, json.dumps(state, indent=1))
+        atomic_write(folder / NEWEST, data, keep=folder / PREVIOUS if _is_whole(folder / NEWEST) else None)
+        atomic_write(folder / STATE, json.dumps(state, indent=1))
     except RunError as error:
         raise RunError(f"cannot save the checkpoint in {folder}: {error}; the last one is kept") from None
 

@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import checkpoint, ops, run
-from nerfkit.cameras import Cameras
+from nerfkit import ops
 from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
 from nerfkit.errors import RunError, SceneError, TrainingError
-from nerfkit.files import write_aside
+from nerfkit.files import atomic_write
+from nerfkit.model.renderer import Renderer
 from nerfkit.ops.march import box_span
-from nerfkit.optim import adam
-from nerfkit.randomness import random_states, restore_random_states, seed_everything
-from nerfkit.renderer import Renderer
-from nerfkit.step import Sums, TrainingStep
-from nerfkit.versions import versions
+from nerfkit.training import checkpoint, run
+from nerfkit.training.optim import adam
+from nerfkit.training.randomness import random_states, restore_random_states, seed_everything
+from nerfkit.training.step import Sums, TrainingStep
+from nerfkit.version import versions
 
 NAN_REPORT = "nan_report.json"
 
@@ -189,7 +190,7 @@ class Trainer:
     def _forget_log(self) -> None:
         """Drop logged steps after the checkpoint: they are trained, and logged, again."""
         kept = [line for line in run.read_log(self.folder) if line["step"] <= self.step]
-        write_aside(self.folder / run.LOG, "".join(json.dumps(line) + "\n" for line in kept))
+        atomic_write(self.folder / run.LOG, "".join(json.dumps(line) + "\n" for line in kept))
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
@@ -206,7 +207,7 @@ class Trainer:
             "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (trained | parameters).items()},
             "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
         }
-        write_aside(self.folder / NAN_REPORT, json.dumps(report, indent=1))
+        atomic_write(self.folder / NAN_REPORT, json.dumps(report, indent=1))
         raise TrainingError(
             f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder}, "
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "

@@ -2,7 +2,7 @@
 """A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's pictures.
 
 config.toml               every option, resolved
-checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.checkpoint)
+checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step
 metrics.json              scores on the test views, with their protocol
@@ -20,15 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nerfkit import checkpoint
 from nerfkit import config as config_module
-from nerfkit.cameras import Cameras
 from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixels import BACKGROUNDS
+from nerfkit.data.readers.transforms import parse_cameras, to_json
+from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
-from nerfkit.files import write_aside
-from nerfkit.readers.transforms import parse_cameras, to_json
-from nerfkit.renderer import Renderer
-from nerfkit.scene import BACKGROUNDS, Scene
+from nerfkit.files import atomic_write
+from nerfkit.model.renderer import Renderer
+from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
 OWN_FILES = (
@@ -79,7 +80,7 @@ def save_description(folder: Path, config: Config, scene: Scene) -> None:
     path = str(Path(config.data.path).expanduser().resolve())
     splits = {name: to_json(views.cameras, [file.stem for file in views.files]) for name, views in scene.views.items()}
     config_module.dump(replace(config, data=replace(config.data, path=path)), folder / CONFIG)
-    write_aside(folder / SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
+    atomic_write(folder / SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": splits}))
 
 
 def read_config(folder: Path) -> Config:
@@ -154,24 +155,3 @@ def load_model(renderer: Renderer, tensors: dict[str, Tensor], folder: Path) -> 
 def background_color(config: Config, device: torch.device) -> torch.Tensor:
     """Background [3] for rendering and evaluation; white where training drew it at random."""
     return torch.full((3,), BACKGROUNDS.get(config.data.background, 1.0), device=device)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device `name`; "auto" takes a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise RunError(
-            f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
-            "run `python -m nerfkit doctor`, or use --device cpu"
-        )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        last = torch.cuda.device_count() - 1
-        raise RunError(f"device: {name} was asked for, but there are cuda:0 to cuda:{last} only")
-    return device

@@ -16,15 +16,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from nerfkit.aggregator import RayAggregator
-from nerfkit.cameras import Rays
-from nerfkit.compositing import Rendering, composite_samples
 from nerfkit.config import Config
-from nerfkit.decoder import Decoder
-from nerfkit.encoder import RayEncoder
-from nerfkit.grid import FeatureGrid
+from nerfkit.data.cameras import Rays
+from nerfkit.model.aggregator import RayAggregator
+from nerfkit.model.compositing import Rendering, composite_samples
+from nerfkit.model.decoder import Decoder
+from nerfkit.model.encoder import RayEncoder
+from nerfkit.model.grid import FeatureGrid
+from nerfkit.model.sampling import Sampler, Samples
 from nerfkit.ops import spherical_harmonics
-from nerfkit.sampling import Sampler, Samples
 
 
 class Renderer(nn.Module):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nerfkit.data.pixels import picture_header
+from nerfkit.data.readers.reader import Reader
+from nerfkit.data.readers.transforms import parse_cameras, read_json
+from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import SceneError
-from nerfkit.readers.reader import Reader
-from nerfkit.readers.transforms import parse_cameras, read_json
-from nerfkit.scene import Scene, Views, picture_header
 
 SPLITS = ("train", "val", "test")
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")

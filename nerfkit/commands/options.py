@@ -12,9 +12,9 @@ from pathlib import Path
 import tyro
 
 from nerfkit import config as config_module
-from nerfkit import run
 from nerfkit.config import Config
 from nerfkit.errors import UserError
+from nerfkit.training import run
 
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs,)}
 

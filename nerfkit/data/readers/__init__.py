@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nerfkit.data.readers import nerf_synthetic
+from nerfkit.data.readers.reader import Reader
 from nerfkit.errors import SceneError
-from nerfkit.readers import nerf_synthetic
-from nerfkit.readers.reader import Reader
 
 READERS: dict[str, Reader] = {reader.name: reader for reader in (nerf_synthetic.READER,)}
 

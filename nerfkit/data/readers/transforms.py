@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nerfkit.cameras import Cameras
+from nerfkit.data.cameras import Cameras
 from nerfkit.errors import SceneError
-from nerfkit.scene import check_pose
 
 DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 
@@ -56,7 +55,7 @@ def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None,
             pose = np.array(frame["transform_matrix"], dtype=np.float64)
         except (ValueError, TypeError):
             raise SceneError(f"{where}: transform_matrix must be a 4x4 list of numbers") from None
-        check_pose(pose, where)
+        _check_pose(pose, where)
         poses.append(pose[:3])
         focal, center = _intrinsics({**content, **frame}, where, width, height)
         focals.append(focal)
@@ -117,3 +116,20 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
             {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, "transform_matrix": pose.tolist()}
         )
     return {"w": cameras.width, "h": cameras.height, "frames": frames}
+
+
+def _check_pose(pose: np.ndarray, where: str) -> None:
+    """Require a rigid camera-to-world matrix; raises SceneError naming `where`."""
+    if pose.shape not in ((4, 4), (3, 4)):
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {'x'.join(map(str, pose.shape))}")
+    if not np.isfinite(pose).all():
+        raise SceneError(f"{where}: transform_matrix holds a value that is not finite")
+    rotation = pose[:3, :3]
+    determinant = float(np.linalg.det(rotation))
+    if abs(determinant - 1) > 1e-3:
+        cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"
+        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g} instead of 1: {cause}")
+    skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
+    if skew > 1e-3:
+        raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")
+

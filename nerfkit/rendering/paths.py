@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.cameras import Cameras
+from nerfkit.data.cameras import Cameras
 
 
 def look_at(eyes: Tensor, target: Tensor, up: Tensor) -> Tensor:

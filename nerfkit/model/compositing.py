@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.model.sampling import Samples
 from nerfkit.ops import composite
-from nerfkit.sampling import Samples
 
 
 class Rendering(NamedTuple):

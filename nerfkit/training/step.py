@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.cameras import Cameras, Rays
 from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.pixels import BACKGROUNDS, blend
 from nerfkit.errors import SceneError
-from nerfkit.renderer import Renderer
-from nerfkit.scene import BACKGROUNDS, blend
+from nerfkit.model.renderer import Renderer
 
 MIN_RAYS = 64
 FULL = 0.95  # share of the room for samples that the number of rays is steered to: they vary from step to step

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nerfkit.cameras import Rays
 from nerfkit.config import SamplingConfig
+from nerfkit.data.cameras import Rays
 from nerfkit.ops import march, place, visible
 from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
 

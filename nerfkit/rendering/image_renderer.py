@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cameras -> images of a trained model, in chunks of rays that fit the memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.model.renderer import Renderer
+from nerfkit.ops.packed import ray_indices, sum_rays
+
+MIN_CHUNK = 64
+
+RAY_BYTES = 2**15  # of a ray through a field that is not trained yet, twofold
+
+
+class ImageRenderer:
+    """Renders whole pictures in chunks of rays that halve when memory runs out.
+
+    Finished chunks move to the CPU, so the device's peak memory does not grow with the picture, unless
+    `stays_on_device`, as for a viewer.
+    """
+
+    def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
+        self.renderer = renderer
+        self.background = background  # [3]
+        self.chunk = chunk or default_chunk(background.device)  # rays
+        self.stays_on_device = stays_on_device
+
+    @torch.no_grad()
+    def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
+        """Pictures of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
+        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where nothing is seen."""
+        n_pixels = cameras.width * cameras.height
+        chunks, start = [], 0
+        while start < n_pixels:
+            end = min(start + self.chunk, n_pixels)
+            try:
+                chunks.append(self._chunk(cameras, view, start, end, outputs))
+                start = end
+                continue
+            except RuntimeError as error:
+                if not _out_of_memory(error) or self.chunk <= MIN_CHUNK:
+                    raise
+            # Outside of the except clause, where the error no longer holds the chunk's tensors.
+            self.chunk = max((end - start) // 2, MIN_CHUNK)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        size = (cameras.height, cameras.width)
+        return {name: torch.cat([c[name] for c in chunks]).unflatten(0, size) for name in chunks[0]}
+
+    def _chunk(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        rays = cameras.picture_rays(view, start, end)
+        rendering, samples = self.renderer(rays, self.background)
+        result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
+        if "depth" in outputs:
+            result["depth_ray"] = rendering.depth
+            result["depth_z"] = rendering.depth * cameras.z_per_distance(view, rays.directions)
+        if "normal" in outputs:
+            normals = self.renderer.normals(samples.positions)  # [N, 3]
+            result["normal"] = _mean_normal(normals, rendering.weights, samples.ray_offsets, rays)
+        return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}
+
+
+
+def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:
+    """Normal [R, 3] of what each ray sees: the weighted mean of its samples', 0 where nothing is seen."""
+    ray_index = ray_indices(ray_offsets, normals.shape[0])
+    mean = sum_rays(weights[:, None] * normals, ray_index, rays.origins.shape[0])
+    return torch.nn.functional.normalize(mean, dim=-1)
+
+
+
+def default_chunk(device: torch.device) -> int:
+    """Rays that are rendered together."""
+    if device.type != "cuda":
+        return 2**13
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(max(free // RAY_BYTES, MIN_CHUNK), 2**20)
+
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Also where a native op asked for the memory: torch tells it no more than that the call failed."""
+    signs = "can't allocate memory", "API call failed"
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
+
