@@ -1,6 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""nerfkit: radiance fields in PyTorch with ops of their own."""
+"""nerfkit: radiance fields in PyTorch with ops of their own.
+
+>>> import nerfkit
+>>> nerfkit.Config().model.kind
+'field'
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from nerfkit.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from nerfkit import nn as nn
+    from nerfkit import ops as ops
+    from nerfkit.config import Config as Config
+    from nerfkit.data.batch import Batch as Batch
+    from nerfkit.data.cameras import Cameras as Cameras
+    from nerfkit.data.cameras import Rays as Rays
+    from nerfkit.data.load import load_scene as load_scene
+    from nerfkit.data.pixels import blend as blend
+    from nerfkit.data.scene import Scene as Scene
+    from nerfkit.data.scene import Views as Views
+    from nerfkit.errors import UserError as UserError
+    from nerfkit.model.base import Model as Model
+    from nerfkit.model.compositing import Rendering as Rendering
+    from nerfkit.model.compositing import composite_samples as composite_samples
+    from nerfkit.model.registry import build_model as build_model
+    from nerfkit.model.registry import register_model as register_model
+    from nerfkit.model.renderer import Renderer as Renderer
+    from nerfkit.model.sampling import BoxSampler as BoxSampler
+    from nerfkit.model.sampling import Samples as Samples
+    from nerfkit.rendering.image_renderer import ImageRenderer as ImageRenderer
+    from nerfkit.training.losses import squared_error as squared_error
+    from nerfkit.training.losses import weighted_mean as weighted_mean
+    from nerfkit.training.optim import LazyAdam as LazyAdam
+    from nerfkit.training.run import Run as Run
+    from nerfkit.training.run import load_run as load_run
+    from nerfkit.training.trainer import Trainer as Trainer
+
+# Where each name lives; it is imported when it is first used, so that nerfkit.nn alone costs no more than itself.
+_HOME = {
+    "Config": "nerfkit.config",
+    "Batch": "nerfkit.data.batch",
+    "Cameras": "nerfkit.data.cameras",
+    "Rays": "nerfkit.data.cameras",
+    "load_scene": "nerfkit.data.load",
+    "blend": "nerfkit.data.pixels",
+    "Scene": "nerfkit.data.scene",
+    "Views": "nerfkit.data.scene",
+    "UserError": "nerfkit.errors",
+    "Model": "nerfkit.model.base",
+    "Rendering": "nerfkit.model.compositing",
+    "composite_samples": "nerfkit.model.compositing",
+    "build_model": "nerfkit.model.registry",
+    "register_model": "nerfkit.model.registry",
+    "Renderer": "nerfkit.model.renderer",
+    "BoxSampler": "nerfkit.model.sampling",
+    "Samples": "nerfkit.model.sampling",
+    "ImageRenderer": "nerfkit.rendering.image_renderer",
+    "squared_error": "nerfkit.training.losses",
+    "weighted_mean": "nerfkit.training.losses",
+    "LazyAdam": "nerfkit.training.optim",
+    "Run": "nerfkit.training.run",
+    "load_run": "nerfkit.training.run",
+    "Trainer": "nerfkit.training.trainer",
+}
+_ROOMS = ("nn", "ops")
+
+__all__ = ["__version__", *_ROOMS, *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"nerfkit.{name}")
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'nerfkit' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

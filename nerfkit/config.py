@@ -45,6 +45,9 @@ class DataConfig:
 class ModelConfig:
     """The radiance field."""
 
+    kind: str = "field"  # registered model that is trained
+    module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
+    options: dict[str, str | int | float | bool] = field(default_factory=dict)  # of a model of your own
     levels: int = 16  # grid levels
     features: int = 2  # features per level and vertex
     log2_table: int = 20  # log2 of the most rows of a level; larger levels are hashed
@@ -63,6 +66,7 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
+    kind: str = "box"  # sampler
     step: float = 0.005  # interval length [scene units]
     near: float = 0.0  # no samples nearer than this [scene units]
     far: float = 1e10  # no samples farther than this [scene units]
@@ -87,6 +91,7 @@ class TrainerConfig:
     final_learning_rate: float = 0.0003  # at the last step
     warmup: int = 100  # steps in which the learning rate rises
     background_warmup: int = 500  # first steps, with random backgrounds behind pictures with alpha: no fog is learned
+    deterministic: bool = False  # the same bits from the same seed, on a GPU too, where a step then takes longer
     capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     save_every: int = 2000  # steps between two checkpoints; 0: only at the end
     log_every: int = 50  # steps between two lines of metrics.jsonl
@@ -190,9 +195,14 @@ def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
     return from_dict(values, "configuration")
 
 
+def dumps(config: Config) -> str:
+    """Every option, as the text of a TOML file."""
+    return tomli_w.dumps(to_dict(config))
+
+
 def dump(config: Config, path: Path) -> None:
     """Write every option to a TOML file."""
-    atomic_write(path, tomli_w.dumps(to_dict(config)))
+    atomic_write(path, dumps(config))
 
 
 # What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import os
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -32,13 +35,11 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-
 def device_name(device: torch.device) -> str:
     """The device in words."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
-
 
 
 def free_memory() -> int | None:
@@ -49,3 +50,32 @@ def free_memory() -> int | None:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
+
+def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
+    """Raise RunError, with both numbers, if `what` takes more memory than the device has free."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    if free is not None and n_bytes > free:
+        raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
+
+
+@contextmanager
+def deterministic(enabled: bool) -> Iterator[None]:
+    """Inside, the same inputs give the same bits, on a GPU too; nothing changes where not `enabled`."""
+    if not enabled:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+    before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # no op here reads what it has not written
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.utils.deterministic.fill_uninitialized_memory = before[1]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out; of what a native op asked for, torch says no more than that the call failed."""
+    signs = "can't allocate memory", "API call failed"
+    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

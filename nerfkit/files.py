@@ -1,33 +1,229 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that matter: whole or not there at all."""
+"""Files that matter: whole or not there at all, and only in folders that are nerfkit's own."""
 
 from __future__ import annotations
 
+import glob
 import os
+import secrets
+import shutil
 from pathlib import Path
 
 from nerfkit.errors import RunError
 
+try:
+    import fcntl
+except ImportError:  # Windows, where two processes in one folder are not noticed
+    fcntl = None
+
+MARKER = ".nerfkit"  # in each folder that nerfkit writes into: its kind, then what was written, a name a line
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+LARGEST_MARKER = 2**26  # bytes
+
 
 def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> None:
-    """Write `content` beside `path` and rename it, so that `path` is the old file or the new one, never a part.
+    """Write `content` beside `path` and rename it, so that `path` is the old file or the new one at every moment.
 
-    What was at `path` becomes `keep` if one is given. Raises RunError; `path` is then as it was.
+    What is at `path` is also at `keep` from then on, if one is given. Text is UTF-8. No link is followed, no folder
+    made. Raises RunError; `path` is then as it was.
     """
-    aside = path.with_name(path.name + ".tmp")
+    aside, kept_aside = _unique_name(path), _unique_name(keep or path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(aside, "wb") as file:
+        with open(aside, "xb") as file:  # x: never through a link that lies there
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
-            os.replace(path, keep)
+            _link_or_copy(path, kept_aside)
+            os.replace(kept_aside, keep)
         os.replace(aside, path)
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from None
     finally:
         _remove(aside)
+        _remove(kept_aside)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a text file in UTF-8, through no link; raises RunError."""
+    try:
+        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab") as file:
+            file.write(f"{line}\n".encode())
+    except OSError as error:
+        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+class OwnFolder:
+    """A folder that nerfkit made, or found empty, and wrote its marker into.
+
+    Each file's name is in the marker before the file is there. Nothing else in the folder is ever touched.
+    """
+
+    def __init__(self, path: Path, kind: str):
+        self.path, self.kind = path, kind
+        self.written: set[str] = set()  # through this object
+        self._listed: set[str] = set()  # in the marker
+        self._lock: int | None = None
+
+    def check_free(self) -> bool:
+        """Whether the folder is nerfkit's already; raises RunError if it is somebody else's or cannot be one."""
+        try:
+            kind, names = self._read_marker()
+        except FileNotFoundError:
+            kind, names = "", []
+        if kind == self.kind:
+            self._listed = set(names)
+            return True
+        if kind:
+            raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
+        try:
+            if any(self.path.iterdir()):
+                raise RunError(
+                    f"{self.path} holds files that nerfkit did not write, and which it therefore leaves alone; "
+                    "choose another folder, or empty this one"
+                )
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise RunError(f"cannot use the folder {self.path}: {error.strerror}; choose another") from None
+        return False
+
+    def claim(self) -> None:
+        """Make the folder, or take an empty one, and mark it; raises RunError if it is somebody else's."""
+        if self.check_free():
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make the folder {self.path}: {error.strerror}; choose another") from None
+        self.mark()
+
+    def mark(self) -> None:
+        """Write the marker, whatever else is in the folder."""
+        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
+
+    def note(self, name: str) -> None:
+        """List `name` as nerfkit's; raises RunError if the folder is gone."""
+        if not (self.path / MARKER).exists():
+            raise RunError(f"the folder {self.path} is gone, or its file {MARKER} is: nothing can be saved there")
+        if name not in self._listed:
+            append_line(self.path / MARKER, name)
+            self._listed.add(name)
+
+    def write(self, name: str, content: str | bytes, keep: str | None = None) -> None:
+        """Write the file `name`, atomically; what was there is at `keep` then. Raises RunError."""
+        self.note(name)
+        if keep is not None:
+            self.note(keep)
+        atomic_write(self.path / name, content, self.path / keep if keep else None)
+        self.written.add(name)
+
+    def append(self, name: str, line: str) -> None:
+        """Add a line to the file `name`; raises RunError."""
+        self.note(name)
+        append_line(self.path / name, line)
+
+    def child(self, name: str, kind: str) -> OwnFolder:
+        """The folder `name` in this one, claimed; raises RunError if it holds what nerfkit did not write."""
+        folder = OwnFolder(self.path / name, kind)
+        folder.claim()
+        self.note(f"{name}/")
+        return folder
+
+    def names(self) -> set[str]:
+        """What is listed as nerfkit's, whether it is there or not; folders end in a slash."""
+        return set(self._listed)
+
+    def owns(self, name: str) -> bool:
+        """Whether the file `name` is there and nerfkit's."""
+        return name in self._listed and (self.path / name).exists()
+
+    def clear(self, keep: tuple[str, ...] = ()) -> None:
+        """Delete what nerfkit wrote here, but for the marker and the names `keep`."""
+        for name in sorted(self._listed - set(keep), reverse=True):
+            if name.endswith("/"):
+                self._clear_child(name.rstrip("/"))
+            elif Path(name).name == name:  # of this folder, whatever somebody has put into the marker
+                remove_leftovers(self.path, name)
+                _remove(self.path / name)
+        self._listed &= set(keep)
+        self.mark()
+
+    def lock(self) -> None:
+        """Keep other processes from writing here until this one ends; raises RunError if one does."""
+        if fcntl is None or self._lock is not None:
+            return
+        try:
+            self._lock = os.open(self.path, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.unlock()
+            message = f"another process is training in {self.path}; wait for it, or choose another folder"
+            raise RunError(message) from None
+        except OSError:  # a file system without locks
+            pass
+
+    def unlock(self) -> None:
+        """Undo `lock`."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __del__(self) -> None:
+        self.unlock()
+
+    def _clear_child(self, name: str) -> None:
+        parts = [self.path.joinpath(*Path(name).parts[: n + 1]) for n in range(len(Path(name).parts))]
+        if ".." in Path(name).parts or Path(name).is_absolute() or any(p.is_symlink() for p in parts):
+            return  # not of this folder: a marker is a file like any other, and may come from elsewhere
+        folder = OwnFolder(parts[-1], "")
+        try:
+            folder.kind, names = folder._read_marker()
+        except (OSError, RunError):
+            return
+        folder._listed = set(names)
+        folder.clear()
+        _remove(folder.path / MARKER)
+        for part in reversed(parts):
+            try:
+                part.rmdir()  # unless something of the user's is in it
+            except OSError:
+                break
+
+    def _read_marker(self) -> tuple[str, list[str]]:
+        """Kind and names; raises FileNotFoundError if there is no marker, RunError if it is none of nerfkit's."""
+        file = self.path / MARKER
+        try:
+            if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST_MARKER:
+                if not os.path.lexists(file):
+                    raise FileNotFoundError
+                raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
+            first, *names = file.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise RunError(f"cannot use the folder {self.path}: {getattr(error, 'strerror', error)}") from None
+        word, _, kind = first.partition(" ")
+        if word != "nerfkit" or not kind:
+            raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
+        return kind, names
+
+
+def remove_leftovers(folder: Path, name: str) -> None:
+    """Delete what kills in the middle of writing `name` have left beside it."""
+    for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
+        _remove(path)
+
+
+def _unique_name(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
+
+
+def _link_or_copy(path: Path, to: Path) -> None:
+    try:
+        os.link(path, to)
+    except OSError:  # a file system without hard links
+        shutil.copyfile(path, to)
 
 
 def _remove(path: Path) -> None:

@@ -13,4 +13,3 @@ def versions() -> dict[str, str]:
     import torch  # not above: whoever builds the package reads the version without it
 
     return {"nerfkit": __version__, "torch": torch.__version__, "python": platform.python_version()}
-

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,16 +27,18 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config, ops  # noqa: E402
-from nerfkit.commands import options as cli  # noqa: E402
+from nerfkit.commands import status_of  # noqa: E402
+from nerfkit.commands.options import TYRO  # noqa: E402
 from nerfkit.data.load import load_scene  # noqa: E402
-from nerfkit.data.pixels import blend  # noqa: E402
+from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.scene import Views  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
 from nerfkit.metrics import psnr  # noqa: E402
-from nerfkit.model.renderer import Renderer  # noqa: E402
+from nerfkit.model.base import Model  # noqa: E402
+from nerfkit.model.registry import build_model  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
-from nerfkit.training import run  # noqa: E402
+from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
 
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str], description: str | None, prog: str) -> BenchOptions:
     base = config.load(_after(arguments, "--config"))
     default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
-    return tyro.cli(BenchOptions, args=arguments, default=default, prog=prog, description=description, **cli.TYRO)
+    return tyro.cli(BenchOptions, args=arguments, default=default, prog=prog, description=description, **TYRO)
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Case:
     """What is trained: options that differ, and what builds the model."""
 
     changes: str  # as in --variants
-    model: Callable[[config.Config], Renderer] = Renderer
+    model: Callable[[config.Config], Model] = build_model
     name: str = ""  # where the changes do not tell
     probe: Callable[[Trainer, Callable[[], float]], dict[str, Any]] = lambda trainer, score: {}  # after training
 
@@ -152,8 +153,8 @@ def measure(
     ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    folder = Path(tempfile.mkdtemp())
-    trainer = Trainer(settings, train.views.cameras, train.pixels, folder, device, case.model)
+    seed_everything(settings.seed)
+    trainer = Trainer(settings, train.views.cameras, train.pixels, model=case.model(settings), device=device)
     n_views = options.views or len(test.pixels)
 
     def score(pictures: Pictures = test) -> float:
@@ -168,7 +169,7 @@ def measure(
         while trainer.progress < 1 and trainer.seconds < mark:
             for _ in range(20):
                 trainer.train_step()
-            sums = trainer.training_step.read()
+            sums = trainer.training_step.pop_stats()
             if trainer.training_step.failed:
                 raise TrainingError(f"{case.title}, seed {seed}: no finite loss at step {trainer.step}")
             samples, rays = samples + sums.samples, rays + sums.rays
@@ -235,8 +236,8 @@ def short_name(kernel: str) -> str:
 
 
 def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.device) -> float:
-    background = run.background_color(trainer.config, device)
-    picture_of = ImageRenderer(trainer.renderer, background)
+    background = background_color(trainer.config.data.background, device)
+    picture_of = ImageRenderer(trainer.model, background)
     cameras = pictures.views.cameras.to(device)
     views = range(len(cameras))[:n_views]
     scores = [psnr(picture_of(cameras, v)["rgb"], blend(pictures.pixels[v], background.cpu())) for v in views]
@@ -245,7 +246,8 @@ def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.
 
 def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
     """Of whole pictures, which stay on the device."""
-    picture_of = ImageRenderer(trainer.renderer, run.background_color(trainer.config, device), stays_on_device=True)
+    background = background_color(trainer.config.data.background, device)
+    picture_of = ImageRenderer(trainer.model, background, stays_on_device=True)
     cameras = test.cameras.to(device)
 
     def render(frames: range) -> None:
@@ -339,4 +341,4 @@ def line_of(case: Case, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main(main)
+    sys.exit(status_of(lambda: main(sys.argv[1:])))

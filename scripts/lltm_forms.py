@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from nerfkit.commands import options as cli  # noqa: E402
+from nerfkit.commands import status_of  # noqa: E402
 from nerfkit.config import Config  # noqa: E402
 from nerfkit.data.cameras import Rays  # noqa: E402
 from nerfkit.errors import UserError  # noqa: E402
@@ -98,7 +98,7 @@ class FormRenderer(Renderer):
 
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
-    ) -> tuple[Rendering, Samples]:
+    ) -> Rendering:
         samples = self.sampler(rays, self.density, jitter, capacity)
         with self.autocast(rays.origins.device):
             features = self.grid(samples.positions)
@@ -111,7 +111,7 @@ class FormRenderer(Renderer):
             directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [encoded] if self.encoder else []
             rgb = self._color(embedding, directions, context, state)
-            return composite_samples(samples, density, rgb, background), samples
+            return composite_samples(samples, density, rgb, background)
 
     def _color(self, embedding: Tensor, directions: Tensor, context: list[Tensor], state: Tensor) -> Tensor:
         if self.form.enters == "color":
@@ -129,9 +129,9 @@ def opacity(density: Tensor, samples: Samples) -> Tensor:
 
 def without_state(trainer: Trainer, score: Callable[[], float]) -> dict[str, Any]:
     """What is left of the score where the state is 0."""
-    trainer.renderer.is_silent = True
+    trainer.model.is_silent = True
     silent = round(score(), 3)
-    trainer.renderer.is_silent = False
+    trainer.model.is_silent = False
     return {"psnr_without_state": silent}
 
 
@@ -202,4 +202,4 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    cli.main(main)
+    sys.exit(status_of(lambda: main(sys.argv[1:])))

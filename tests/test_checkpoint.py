@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints and run folders."""
 
+import copy
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,80 +17,194 @@ from nerfkit import config as config_module
 from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
-from nerfkit.training import checkpoint, run
+from nerfkit.files import MARKER, OwnFolder
+from nerfkit.training import checkpoint
+from nerfkit.training.run_folder import CONFIG, LOG, SCENE, RunFolder, RunScene, describe, read_config, read_scene
+
+STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 
 
-def test_a_cut_checkpoint_falls_back_to_the_previous(tmp_path):
-    for step in (1, 2):
-        checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
-    file = tmp_path / checkpoint.NEWEST
+@pytest.fixture
+def folder(tmp_path) -> OwnFolder:
+    own = OwnFolder(tmp_path, "run")
+    own.claim()
+    return own
+
+
+def save_steps(folder: OwnFolder, *steps: int) -> None:
+    for step in steps:
+        checkpoint.save(folder, {"x": torch.full((1000,), float(step))}, STATE | {"step": step})
+
+
+def test_a_cut_checkpoint_falls_back_to_the_previous(folder):
+    save_steps(folder, 1, 2)
+    file = folder.path / checkpoint.NEWEST
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="checkpoint.safetensors is cut short .*; using .*previous.* of step 1"):
-        tensors, state = checkpoint.load(tmp_path)
+    with pytest.warns(UserWarning, match="checkpoint.safetensors is damaged .*; using .*previous.* of step 1"):
+        tensors, state = checkpoint.load(folder.path)
     assert state["step"] == 1 and tensors["x"][0] == 1
-    (tmp_path / checkpoint.PREVIOUS).unlink()
-    with pytest.raises(RunError, match="no whole checkpoint in .*checkpoint.safetensors is cut short"):
-        checkpoint.load(tmp_path)
+    (folder.path / checkpoint.PREVIOUS).unlink()
+    with pytest.raises(RunError, match="no whole checkpoint in .*checkpoint.safetensors is damaged"):
+        checkpoint.load(folder.path)
+
+
+def test_every_flipped_bit_is_noticed(folder):
+    """In header, state and data alike: the checkpoint before is taken, and no other error comes out."""
+    save_steps(folder, 1, 2)
+    file = folder.path / checkpoint.NEWEST
+    content = file.read_bytes()
+    generator = torch.Generator().manual_seed(0)
+    places = torch.randint(len(content) * 8, (150,), generator=generator).tolist() + list(range(64, 64 + 800, 16))
+    for place in places:
+        flipped = bytearray(content)
+        flipped[place // 8] ^= 1 << place % 8
+        file.write_bytes(flipped)
+        with pytest.warns(UserWarning, match="is damaged"):
+            tensors, state = checkpoint.load(folder.path)
+        assert state["step"] == 1 and bool((tensors["x"] == 1).all()), place
 
 
 @pytest.mark.parametrize("broken", [b"", b"no checkpoint", None])
-def test_a_broken_checkpoint_never_becomes_the_previous(tmp_path, broken: bytes | None):
-    for step in (1, 2):
-        checkpoint.save(tmp_path, {"x": torch.full((1000,), float(step))}, {"step": step})
-    file = tmp_path / checkpoint.NEWEST
+def test_a_broken_checkpoint_never_becomes_the_previous(folder, broken: bytes | None):
+    save_steps(folder, 1, 2)
+    file = folder.path / checkpoint.NEWEST
     file.write_bytes(file.read_bytes()[:-100] if broken is None else broken)
-    checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {"step": 3})
-    assert checkpoint.load(tmp_path)[1]["step"] == 3
+    save_steps(folder, 3)
+    assert checkpoint.load(folder.path)[1]["step"] == 3
     file.unlink()
-    assert checkpoint.load(tmp_path)[1]["step"] == 1
+    assert checkpoint.load(folder.path)[1]["step"] == 1
 
 
-def test_no_and_other_checkpoints(tmp_path, monkeypatch):
+def test_a_checkpoint_damaged_between_two_processes_never_becomes_the_previous(folder):
+    save_steps(folder, 1, 2)
+    file = folder.path / checkpoint.NEWEST
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    later = OwnFolder(folder.path, "run")
+    later.claim()
+    save_steps(later, 3)
+    file.unlink()
+    assert checkpoint.load(folder.path)[1]["step"] == 1
+
+
+@pytest.mark.parametrize("key", STATE)
+def test_a_state_that_nothing_resumes_from(folder, key: str):
+    save_steps(folder, 1)
+    checkpoint.save(folder, {"x": torch.zeros(1)}, {k: v for k, v in STATE.items() if k != key})
+    with pytest.warns(UserWarning, match=f"its state has no {key}"):
+        assert checkpoint.load(folder.path)[1]["step"] == 1
+
+
+def test_no_and_other_checkpoints(folder, monkeypatch):
     with pytest.raises(RunError, match="no checkpoint in .*; is it a run folder"):
-        checkpoint.load(tmp_path)
+        checkpoint.load(folder.path)
     monkeypatch.setattr(checkpoint, "FORMAT_VERSION", 99)
-    checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {})
+    checkpoint.save(folder, {"x": torch.zeros(1)}, STATE)
     monkeypatch.undo()
-    with pytest.raises(RunError, match="has checkpoint format 99, this nerfkit reads 2"):
-        checkpoint.load(tmp_path)
+    with pytest.raises(RunError, match="has checkpoint format 99, this nerfkit reads 3"):
+        checkpoint.load(folder.path)
 
 
-def test_a_full_disk_keeps_the_last_checkpoint(tmp_path):
+def test_a_full_disk_keeps_the_last_checkpoint(folder):
     """The file size limit makes the write fail as a full disk does."""
-    checkpoint.save(tmp_path, {"x": torch.zeros(10)}, {"step": 1})
+    save_steps(folder, 1)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
         with pytest.raises(RunError, match="cannot save the checkpoint in .*File too large; the last one is kept"):
-            checkpoint.save(tmp_path, {"x": torch.zeros(10**6)}, {"step": 2})
+            checkpoint.save(folder, {"x": torch.zeros(10**6)}, STATE | {"step": 2})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert checkpoint.load(tmp_path)[1]["step"] == 1
-    assert not list(tmp_path.glob("*.tmp"))
+    assert checkpoint.load(folder.path)[1]["step"] == 1
+    assert not list(folder.path.glob(".*.tmp"))
 
 
-def test_run_folders_are_not_overwritten(small_config, tmp_path):
-    run.create(tmp_path / "run")
-    run.save_description(tmp_path / "run", small_config, load_scene(small_config.data.path))
-    with pytest.raises(RunError, match="holds a run already; go on with --resume .* or replace it with --overwrite"):
-        run.create(tmp_path / "run")
+@pytest.fixture
+def scene(small_config):
+    return describe(load_scene(small_config.data.path))
+
+
+def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
+    run = RunFolder.for_new_run(tmp_path / "run")
+    assert not (tmp_path / "run").exists(), "nothing is made before the first step"
+    run.start(small_config, scene)
+    save_steps(run, 1)
+    run.unlock()
     (tmp_path / "run" / "notes.txt").write_text("mine")
-    run.create(tmp_path / "run", overwrite=True)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["notes.txt"], "what is not the run's stays"
+    with pytest.raises(RunError, match="holds a run already; go on with --resume .* or replace it with --overwrite"):
+        RunFolder.for_new_run(tmp_path / "run")
+    again = RunFolder.for_new_run(tmp_path / "run", overwrite=True)
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 1, "still there"
+    again.start(small_config, scene)
+    left = {path.name for path in (tmp_path / "run").iterdir()}
+    assert left == {MARKER, CONFIG, SCENE, "notes.txt"}, "what is not the run's stays"
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write to the run folder .*; choose another with --out"):
-        run.create(tmp_path / "file" / "run")
+    with pytest.raises(RunError, match="cannot use the folder .*; choose another"):
+        RunFolder.for_new_run(tmp_path / "file" / "run")
 
 
-def test_the_scene_is_found_from_any_working_folder(small_config, toy_scene, tmp_path, monkeypatch):
+def test_a_run_killed_before_its_first_checkpoint_is_begun_anew(small_config, scene, tmp_path):
+    run = RunFolder.for_new_run(tmp_path)
+    run.start(small_config, scene)
+    run.unlock()
+    RunFolder.for_new_run(tmp_path).start(small_config, scene)
+
+
+def test_a_run_of_0_1_is_taken_on_and_never_overwritten(small_config, tmp_path):
+    old = shutil.copytree("tests/run_0_1_0", tmp_path / "old")
+    (old / "notes.txt").write_text("mine")
+    for overwrite in (False, True):
+        with pytest.raises(RunError, match="go on with --resume"):
+            RunFolder.for_new_run(old, overwrite)
+    run = RunFolder.existing(old)
+    assert run.owns(checkpoint.NEWEST) and not run.owns("notes.txt")
+    save_steps(run, 50)
+    assert checkpoint.load(old)[1]["step"] == 50
+
+
+def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
+    run = RunFolder(tmp_path)
+    run.start(small_config, scene)
+    run.check_resumable(small_config, scene)
+
+    def changed(edit) -> RunScene:
+        other = copy.deepcopy(scene)
+        edit(other.splits)
+        return other
+
+    cases = {
+        "train view 3 (r_3): fl_x": lambda s: s["train"]["frames"][3].update(fl_x=99.0),
+        "train view 0 (r_0): transform_matrix": lambda s: s["train"]["frames"][0]["transform_matrix"][0].reverse(),
+        "train view 1 (else): file_path": lambda s: s["train"]["frames"][1].update(file_path="else"),
+        "11 train views instead of 12": lambda s: s["train"]["frames"].pop(),
+        "train images are 48x24 instead of 24x24": lambda s: s["train"].update(w=48),
+        "no test views": lambda s: s.pop("test"),
+        "and 9 more": lambda s: s["train"]["frames"].reverse(),
+    }
+    for named, edit in cases.items():
+        with pytest.raises(RunError, match=re.escape(named)):
+            run.check_resumable(small_config, changed(edit))
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "null", "{", '{"name": 1, "up": [0, 0, 1], "splits": {}}', '{"name": "x", "up": [1]}']
+)
+def test_a_broken_scene_file_is_one_line(small_config, tmp_path, content: str):
+    (tmp_path / SCENE).write_text(content)
+    with pytest.raises(RunError, match="scene.json"):
+        read_scene(tmp_path)
+
+
+def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):
     monkeypatch.chdir(toy_scene.parent)
     small_config.data.path = toy_scene.name
-    run.save_description(tmp_path, small_config, load_scene(small_config.data.path))
+    RunFolder(tmp_path / "run").start(small_config, scene)
     assert small_config.data.path == toy_scene.name
     monkeypatch.chdir(tmp_path)
-    assert load_scene(run.read_config(tmp_path).data.path).name == toy_scene.name
+    assert load_scene(read_config(tmp_path / "run").data.path).name == toy_scene.name
 
 
 @pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
@@ -107,8 +224,9 @@ def test_a_gpu_that_is_not_there(monkeypatch):
         pick_device("cuda:7")
 
 
-def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
-    """scripts/train.py as its own process: SIGTERM in mid-run, then --resume to the end."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: signal.Signals):
+    """scripts/train.py as its own process: a signal in mid-run, then --resume to the end."""
     small_config.trainer.steps, small_config.eval.after_training = 3000, False
     config_module.dump(small_config, tmp_path / "options.toml")
     folder = tmp_path / "run"
@@ -117,14 +235,14 @@ def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path):
         [*command, "--config", str(tmp_path / "options.toml"), "--out", str(folder)], stdout=subprocess.PIPE, text=True
     )
     try:
-        while not (folder / run.LOG).exists():
+        while not (folder / LOG).exists():
             assert process.poll() is None, "ended before its first step"
             time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 128 + signal.SIGTERM
+    assert process.returncode == 128 + number
     assert f"python scripts/train.py --resume {folder}" in output
     step = checkpoint.load(folder)[1]["step"]
     assert 0 < step < 3000

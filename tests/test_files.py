@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Files are whole or not there, and nothing that nerfkit did not write is ever touched."""
+
 import json
+import multiprocessing
+import os
+import threading
 
 import pytest
 import torch
@@ -8,67 +13,210 @@ from nerfkit import config as config_module
 from nerfkit import files
 from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError
+from nerfkit.files import MARKER, OwnFolder
 from nerfkit.model.renderer import Renderer
-from nerfkit.rendering import images
-from nerfkit.training import checkpoint, plot, run
+from nerfkit.training import checkpoint, plot
 from nerfkit.training.evaluator import evaluate
+from nerfkit.training.run_folder import CONFIG, LOG, METRICS, RunFolder, describe, read_log
 
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    def no_space(number: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files.os, "fsync", no_space)
+def own_folder(path, kind: str = "run") -> OwnFolder:
+    folder = OwnFolder(path, kind)
+    folder.claim()
+    return folder
 
 
 def test_atomic_write_replaces_and_keeps(tmp_path):
-    file, before = tmp_path / "folder" / "x.txt", tmp_path / "folder" / "before.txt"
+    file, before = tmp_path / "x.txt", tmp_path / "before.txt"
     files.atomic_write(file, "one")
     files.atomic_write(file, b"two", keep=before)
     assert (file.read_text(), before.read_text()) == ("two", "one")
-    assert len(list(file.parent.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_file_in_the_place_of_a_folder(tmp_path):
+@pytest.mark.parametrize("folder", ["file", "nowhere"])
+def test_where_nothing_can_be_written(tmp_path, folder: str):
+    """A folder that vanished is not made again by the next write."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write .*x.txt: "):
-        files.atomic_write(tmp_path / "file" / "x.txt", "one")
+    with pytest.raises(RunError, match="x.txt"):
+        files.atomic_write(tmp_path / folder / "x.txt", "one")
+    assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, full_disk):
-    """config.toml, scene.json, metrics.json, pictures, plot and checkpoint: none is cut short."""
+def test_no_link_is_followed(tmp_path):
+    """Links that wait at the names of temporary files, of the marker and of the file itself."""
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("x.txt", "x.txt.tmp", ".x.txt.tmp", ".probe", "log"):
+        (run / name).symlink_to(mine)
+    files.atomic_write(run / "x.txt", "new", keep=run / "old.txt")
+    with pytest.raises(RunError):
+        files.append_line(run / "log", "line")
+    (run / MARKER).symlink_to(mine)
+    for act in (lambda: OwnFolder(run, "run").claim(), lambda: files.append_line(run / MARKER, "line")):
+        with pytest.raises(RunError):
+            act()
+    assert mine.read_text() == "mine" and (run / "x.txt").read_text() == "new"
+
+
+def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, monkeypatch):
+    """config.toml, scene.json, metrics.json, images, plot and checkpoint: none is cut short."""
     scene, renderer, device = load_scene(small_config.data.path), Renderer(small_config), torch.device("cpu")
     small_config.eval.sheets = 0
     state = {"seconds": 1.0, "step": 1}
-    (tmp_path / run.LOG).write_text(json.dumps(LINE) + "\n")
+    folder = RunFolder(tmp_path)
+    folder.start(small_config, describe(scene))
+    (tmp_path / LOG).write_text(json.dumps(LINE) + "\n")
     writers = {
-        run.CONFIG: lambda: config_module.dump(small_config, tmp_path / run.CONFIG),
-        run.METRICS: lambda: evaluate(renderer, small_config, scene.split("test"), state, tmp_path, device),
-        "picture.png": lambda: images.save_png(tmp_path / "picture.png", torch.zeros(2, 2, 3)),
-        "loss.png": lambda: plot.plot_training(tmp_path),
-        checkpoint.NEWEST: lambda: checkpoint.save(tmp_path, {"x": torch.zeros(1)}, {}),
+        CONFIG: lambda: folder.save_description(small_config, describe(scene)),
+        METRICS: lambda: evaluate(renderer, small_config, scene.split("test"), state, folder, device),
+        "image.png": lambda: folder.write("image.png", b"x"),
+        "loss.png": lambda: plot.plot_training(folder),
+        checkpoint.NEWEST: lambda: checkpoint.save(folder, {"x": torch.zeros(1)}, {}),
     }
+    folder.child("eval", "scores")
+    monkeypatch.setattr(files.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left")))
     for name, write in writers.items():
         (tmp_path / name).write_text("as it was")
-        with pytest.raises(RunError, match=f"cannot write .*{name}: No space left on device"):
+        with pytest.raises(RunError, match=f"cannot write .*{name}: No space left"):
             write()
         assert (tmp_path / name).read_text() == "as it was"
-    assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_scene_json_is_written_aside(small_config, tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(run, "atomic_write", lambda path, content: written.append(path.name))
-    run.save_description(tmp_path, small_config, load_scene(small_config.data.path))
-    assert written == [run.SCENE]
+    assert not list(tmp_path.glob(".*.tmp"))
 
 
 def test_a_torn_line_of_the_log_is_passed_over(tmp_path):
     whole = json.dumps(LINE)
-    (tmp_path / run.LOG).write_text(f"{whole}\n{whole}\n{whole[:20]}")
-    assert run.read_log(tmp_path) == [LINE, LINE]
-    plot.plot_training(tmp_path)
+    folder = own_folder(tmp_path)
+    folder.write(LOG, f'{whole}\n5\n{{"loss": 1}}\nnull\n{whole}\n{whole[:20]}')
+    assert read_log(tmp_path) == [LINE, LINE]
+    plot.plot_training(folder)
     assert (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize("name", ["0000.png", "config.toml", "metrics.json", ".probe", "notes"])
+def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, name: str):
+    (tmp_path / name).write_text("mine")
+    for kind in ("run", "rendering"):
+        with pytest.raises(RunError, match="did not write.*choose another"):
+            OwnFolder(tmp_path, kind).claim()
+    assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path):
+    own_folder(tmp_path, "run")
+    with pytest.raises(RunError, match="holds a run of nerfkit's, not a rendering"):
+        OwnFolder(tmp_path, "rendering").claim()
+
+
+def test_clear_deletes_what_was_written_and_nothing_else(tmp_path):
+    folder = own_folder(tmp_path / "run")
+    folder.write("a.txt", "a")
+    folder.write("b.txt", "b")
+    child = folder.child("render/orbit", "rendering")
+    child.write("0000.png", "frame")
+    (tmp_path / "run" / "mine.txt").write_text("mine")
+    (tmp_path / "run" / "render" / "orbit" / "0001.png").write_text("mine")
+    again = OwnFolder(tmp_path / "run", "run")
+    again.claim()
+    again.clear(keep=("b.txt",))
+    left = sorted(str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*") if p.is_file())
+    assert left == [MARKER, "b.txt", "mine.txt", "render/orbit/0001.png"]
+    assert own_folder(tmp_path / "run").names() == {"b.txt"}
+
+
+def test_a_marker_from_elsewhere_deletes_nothing_outside(tmp_path):
+    outside = tmp_path / "outside"
+    own_folder(outside, "rendering").write("x.png", "mine")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "link").symlink_to(outside)
+    (run / MARKER).write_text(f"nerfkit run\n../outside/x.png\n{outside}/x.png\n../outside/\nlink/\n{outside}/\n")
+    folder = OwnFolder(run, "run")
+    folder.claim()
+    folder.clear()
+    assert (outside / "x.png").exists() and (outside / MARKER).exists() and (run / "link").is_symlink()
+
+
+@pytest.mark.parametrize("content", [b"", b"something else\n", b"\xff\xfe\x00", b"nerfkit\n"])
+def test_a_marker_that_is_none(tmp_path, content: bytes):
+    (tmp_path / MARKER).write_bytes(content)
+    with pytest.raises(RunError, match="is not the file that nerfkit writes"):
+        OwnFolder(tmp_path, "run").claim()
+    assert (tmp_path / MARKER).read_bytes() == content
+
+
+def test_a_marker_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / MARKER)
+    with pytest.raises(RunError, match="is not the file that nerfkit writes"):
+        OwnFolder(tmp_path, "run").claim()
+
+
+def test_a_folder_that_vanished_is_said(tmp_path):
+    folder = own_folder(tmp_path / "run")
+    folder.write("a.txt", "a")
+    files.shutil.rmtree(tmp_path / "run")
+    for act in (lambda: folder.write("a.txt", "b"), lambda: folder.append("log", "line")):
+        with pytest.raises(RunError, match="is gone"):
+            act()
+    assert not (tmp_path / "run").exists()
+
+
+def _hold(path, held, done) -> None:
+    folder = own_folder(path)
+    folder.lock()
+    held.set()
+    done.wait(30)
+
+
+def test_two_processes_do_not_train_in_one_folder(tmp_path):
+    context = multiprocessing.get_context("spawn")
+    held, done = context.Event(), context.Event()
+    process = context.Process(target=_hold, args=(tmp_path / "run", held, done))
+    process.start()
+    try:
+        assert held.wait(60)
+        folder = own_folder(tmp_path / "run")
+        with pytest.raises(RunError, match="another process is training"):
+            folder.lock()
+    finally:
+        done.set()
+        process.join(30)
+    folder.lock()
+
+
+def test_a_reader_beside_a_writer_never_fails(tmp_path, recwarn):
+    """The newest checkpoint is there at every moment, and each that is read is of one save."""
+    folder, seen, stop = own_folder(tmp_path), [], threading.Event()
+    checkpoint_of = lambda step: ({"x": torch.full((2000,), float(step))}, STATE | {"step": step})  # noqa: E731
+    checkpoint.save(folder, *checkpoint_of(0))
+
+    def read() -> None:
+        while not stop.is_set():
+            try:
+                tensors, state = checkpoint.load(tmp_path)
+                seen.append(bool((tensors["x"] == state["step"]).all()))
+            except Exception as error:  # whatever it is, it must not be
+                seen.append(error)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for step in range(1, 200):
+        checkpoint.save(folder, *checkpoint_of(step))
+    stop.set()
+    reader.join()
+    assert len(seen) > 20 and set(seen) == {True}
+    assert not [w for w in recwarn if "damaged" in str(w.message)]
+
+
+STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
+
+
+def test_config_dump_is_utf8(tmp_path):
+    options = config_module.Config()
+    options.data.path = "/bäume/été"
+    config_module.dump(options, tmp_path / "x.toml")
+    assert "bäume" in (tmp_path / "x.toml").read_bytes().decode("utf-8")

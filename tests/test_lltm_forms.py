@@ -23,29 +23,31 @@ def test_a_form_trains(small_config, tmp_path, case):
     """Every parameter gets a gradient within three steps, and what the state adds is lost where it is silent."""
     config = changed(small_config, case.changes)
     config.trainer.background_warmup = 0
-    trainer = make_trainer(config, tmp_path / "run", case.model)
-    before = {name: p.clone() for name, p in trainer.renderer.named_parameters()}
+    trainer = make_trainer(config, case.model)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
     for _ in range(3):
         trainer.train_step()
-    same = [name for name, p in trainer.renderer.named_parameters() if torch.equal(p, before[name])]
+    same = [name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])]
     assert same == []
-    if isinstance(trainer.renderer, FormRenderer):
-        rays, _, background, _ = trainer.training_step.batch(64)
-        renderings = [trainer.renderer(rays, background)[0]]
-        case.probe(trainer, lambda: renderings.append(trainer.renderer(rays, background)[0]) or 0.0)
+    if isinstance(trainer.model, FormRenderer):
+        batch = trainer.views.draw(64)
+        rays, background = batch.rays, batch.background
+        renderings = [trainer.model(rays, background)]
+        case.probe(trainer, lambda: renderings.append(trainer.model(rays, background)) or 0.0)
         heard, silent = renderings
         assert not torch.equal(heard.color, silent.color) and torch.equal(heard.opacity, silent.opacity)
-        assert torch.equal(heard.color, trainer.renderer(rays, background)[0].color), "heard again"
+        assert torch.equal(heard.color, trainer.model(rays, background).color), "heard again"
 
 
 def test_the_form_that_ships_is_the_renderer(small_config, tmp_path):
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     for _ in range(5):
         trainer.train_step()
     form = FormRenderer(Form(), small_config)
-    form.load_state_dict(trainer.renderer.state_dict())
-    rays, _, background, _ = trainer.training_step.batch(64)
-    torch.testing.assert_close(form(rays, background)[0].color, trainer.renderer(rays, background)[0].color)
+    form.load_state_dict(trainer.model.state_dict())
+    batch = trainer.views.draw(64)
+    rays, background = batch.rays, batch.background
+    torch.testing.assert_close(form(rays, background).color, trainer.model(rays, background).color)
 
 
 def test_mirrored_rows():

@@ -6,14 +6,14 @@ from torch import Tensor
 from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Rays
 from nerfkit.model import sampling
-from nerfkit.model.sampling import FIRST_ROUND, Sampler
+from nerfkit.model.sampling import FIRST_ROUND, BoxSampler
 
 N_RAYS = 200
 
 
-def sampler_and_rays(device: str) -> tuple[Sampler, Rays]:
+def sampler_and_rays(device: str) -> tuple[BoxSampler, Rays]:
     """Rays through a cube, a third of it occupied: some have many more samples than a first round."""
-    sampler = Sampler(SamplingConfig(step=0.01, occupancy_resolution=16), torch.tensor([[-1.0] * 3, [1.0] * 3]))
+    sampler = BoxSampler(SamplingConfig(step=0.01, occupancy_resolution=16), torch.tensor([[-1.0] * 3, [1.0] * 3]))
     sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
     sampler.occupancy[:2] = False
     directions = torch.nn.functional.normalize(torch.randn(N_RAYS, 3), dim=-1)

@@ -130,7 +130,7 @@ def test_errors_say_what_to_do(trained, tmp_path):
     assert "unknown ['deep']; choose of rgb,depth,opacity,normal" in call(
         "scripts/render.py", trained, "--outputs", "rgb,deep", "--device", "cpu", status=1
     )
-    assert "--size must be at least 1 pixel each way, got 0 5" in call(
+    assert "--size must be 1 to 65536 pixels each way, got 0 5" in call(
         "scripts/render.py", trained, "--size", "0", "5", "--device", "cpu", status=1
     )
     assert "is not a run folder: config.toml is missing" in call("scripts/render.py", tmp_path, status=1)

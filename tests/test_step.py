@@ -4,11 +4,10 @@
 import pytest
 import torch
 
-from nerfkit import config as config_module
 from nerfkit import ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError, TrainingError
-from nerfkit.training import checkpoint, run
+from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import write_scene
@@ -20,31 +19,31 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path,
     """The same rays, samples and gradients, with room to spare; the rows that no ray needs change nothing."""
     small_config.data.background = background
     small_config.trainer.max_rays = 300
-    trainers = [make_trainer(small_config, tmp_path / name) for name in ("exact", "fixed")]
+    trainers = [make_trainer(small_config) for name in ("exact", "fixed")]
     for trainer in trainers:
         trainer.training_step.n_rays.fill_(300)
-        trainer.training_step.is_fixed = trainer is trainers[1]
+        trainer.training_step.static_shapes = trainer is trainers[1]
         torch.manual_seed(5)
-        trainer.renderer.sampler.occupancy.copy_(torch.rand(trainer.renderer.sampler.occupancy.shape) < 0.3)
+        trainer.model.sampler.occupancy.copy_(torch.rand(trainer.model.sampler.occupancy.shape) < 0.3)
         trainer.training_step._run()
     exact, fixed = (trainer.training_step for trainer in trainers)
     torch.testing.assert_close(fixed.loss, exact.loss)
-    assert fixed.read()[1:] == pytest.approx(exact.read()[1:])
-    for a, b in zip(*(trainer.renderer.named_parameters() for trainer in trainers), strict=True):
+    assert fixed.pop_stats()[1:4] == pytest.approx(exact.pop_stats()[1:4])
+    for a, b in zip(*(trainer.model.named_parameters() for trainer in trainers), strict=True):
         torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
 
 
 @pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
 def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmittance: float):
     small_config.sampling.min_transmittance = min_transmittance
-    trainer = make_trainer(small_config, tmp_path / "run")
-    step, renderer = trainer.training_step, trainer.renderer
-    rays, _, background, jitter = step.batch(200)
-    wanted, samples = renderer(rays, background, jitter)
-    capacity = int(samples.ray_offsets[100]) + 1
-    got, cut = renderer(rays, background, jitter, capacity)
-    whole = samples.ray_offsets[1:] <= capacity
-    assert torch.equal(cut.whole, whole) and 100 <= whole.sum() < 200 and cut.positions.shape[0] == capacity
+    trainer = make_trainer(small_config)
+    batch = trainer.views.draw(200)
+    wanted = trainer.model(batch.rays, batch.background, batch.jitter)
+    capacity = int(wanted.samples.ray_offsets[100]) + 1
+    got = trainer.model(batch.rays, batch.background, batch.jitter, capacity)
+    whole, background = wanted.samples.ray_offsets[1:] <= capacity, batch.background
+    assert torch.equal(got.samples.whole, whole) and 100 <= whole.sum() < 200
+    assert got.samples.positions.shape[0] == capacity
     torch.testing.assert_close(got.color[whole], wanted.color[whole])
     torch.testing.assert_close(got.color[~whole], background[~whole])
 
@@ -53,26 +52,27 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
 def test_the_background_is_random_at_first(small_config, tmp_path, background: str, color: float):
     """And stays so where it is asked for by name."""
     small_config.data.background, small_config.trainer.background_warmup = background, 2
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     is_plain = []
     for _ in range(4):
         trainer.train_step()
-        is_plain.append(bool((trainer.training_step.batch(50)[2] == color).all()))
+        is_plain.append(bool((trainer.views.draw(50).background == color).all()))
     assert is_plain == [False, False, True, True]
     small_config.data.background = "random"
-    assert not (trainer.training_step.batch(50)[2] == color).any()
+    trainer = make_trainer(small_config)
+    assert not (trainer.views.draw(50).background == color).any()
 
 
 def test_pictures_without_alpha_keep_their_background(small_config, tmp_path):
     """What is behind them is in them: over anything else they would be learned as a solid box."""
     small_config.data.path = str(write_scene(tmp_path / "scene", size=9, extension="jpg"))
     small_config.data.background = "black"
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     trainer.train_step()
-    assert not trainer.training_step.batch(50)[2].any()
+    assert not trainer.views.draw(50).background.any()
     small_config.data.background = "random"
-    with pytest.raises(SceneError, match="background is random, but the pictures have no alpha: .* white or black"):
-        make_trainer(small_config, tmp_path / "run")
+    with pytest.raises(SceneError, match="background is random, but the images have no alpha: .* white or black"):
+        make_trainer(small_config)
 
 
 @pytest.fixture(params=["adam", "lazy_adam"])
@@ -89,13 +89,13 @@ def gpu_config(small_config, request):
 
 def differing(a: Trainer, b: Trainer) -> list[str]:
     """Names of parameters and buffers that are not the same to the bit."""
-    ours, theirs = a.renderer.state_dict(), b.renderer.state_dict()
+    ours, theirs = a.model.state_dict(), b.model.state_dict()
     return [name for name in ours if not torch.equal(ours[name], theirs[name])]
 
 
 @pytest.mark.cuda
 def test_a_recorded_step_is_the_step_itself(gpu_config, tmp_path):
-    trainers = [make_trainer(gpu_config, tmp_path / name) for name in ("recorded", "not")]
+    trainers = [make_trainer(gpu_config) for name in ("recorded", "not")]
     trainers[1].training_step.eager_steps = -1000
     for trainer in trainers:
         torch.manual_seed(3)
@@ -103,20 +103,19 @@ def test_a_recorded_step_is_the_step_itself(gpu_config, tmp_path):
             trainer.train_step()
     recorded, other = (trainer.training_step for trainer in trainers)
     assert recorded.graph is not None and other.graph is None
-    assert recorded.read() == other.read() and differing(*trainers) == []
+    assert recorded.pop_stats() == other.pop_stats() and differing(*trainers) == []
 
 
 @pytest.mark.cuda
 def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
-    whole, first = (make_trainer(gpu_config, tmp_path / name) for name in ("whole", "parts"))
+    whole, first = (make_trainer(gpu_config) for name in ("whole", "parts"))
     for trainer, steps in ((whole, 40), (first, 20)):
         torch.manual_seed(3)
         for _ in range(steps):
             trainer.train_step()
-    first.save()
-    config_module.dump(gpu_config, tmp_path / "parts" / run.CONFIG)
-    second = make_trainer(gpu_config, tmp_path / "parts")
-    second.restore()
+    first.save(tmp_path / "parts")
+    second = make_trainer(gpu_config)
+    second.restore(tmp_path / "parts")
     for _ in range(20):
         second.train_step()
     assert second.training_step.graph is not None and differing(whole, second) == []
@@ -124,25 +123,25 @@ def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
 
 @pytest.mark.cuda
 def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
-    trainer = make_trainer(gpu_config, tmp_path / "run")
+    trainer = make_trainer(gpu_config)
     for _ in range(10):
         trainer.train_step()
-    trainer.save()
+    trainer.save(tmp_path / "run")
     with torch.no_grad():
-        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
-    table = trainer.renderer.grid.table.detach().clone()
+        trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+    table = trainer.model.grid.table.detach().clone()
     with pytest.raises(TrainingError, match="the loss is nan at step 20; stopped. The last good checkpoint is kept"):
-        trainer.train()
-    assert torch.equal(trainer.renderer.grid.table, table), "Adam stood still"
+        trainer.train(tmp_path / "run")
+    assert torch.equal(trainer.model.grid.table, table), "Adam stood still"
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 10
 
 
 @pytest.mark.cuda
 def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
-    trainer = make_trainer(gpu_config, tmp_path / "run")
+    trainer = make_trainer(gpu_config)
     for _ in range(10):
         trainer.train_step()
-    bias = trainer.renderer.decoder.color_net.layers()[-1][1]
+    bias = trainer.model.decoder.color_net.layers()[-1][1]
     with torch.no_grad():
         kept = bias.clone()
         bias.fill_(float("nan"))
@@ -151,39 +150,38 @@ def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
     for _ in range(10):
         trainer.train_step()
     assert not trainer.training_step.failed and trainer.training_step.loss.isfinite()
-    assert all(p.isfinite().all() for p in trainer.renderer.parameters())
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
 def test_a_step_that_overflows_is_skipped_and_the_scale_falls(small_config, tmp_path):
     """As in half precision on a GPU, with its sizes and its scaler but without a graph."""
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     step = trainer.training_step
-    step.is_fixed, step.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
+    step.static_shapes, step.scaler = True, torch.amp.GradScaler("cpu", init_scale=1024.0)
     step._run()
-    before = {name: p.detach().clone() for name, p in trainer.renderer.named_parameters()}
-    hook = trainer.renderer.grid.table.register_hook(lambda grad: grad * float("inf"))
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    hook = trainer.model.grid.table.register_hook(lambda grad: grad * float("inf"))
     step._run()
     hook.remove()
-    assert all(torch.equal(p, before[name]) for name, p in trainer.renderer.named_parameters())
+    assert all(torch.equal(p, before[name]) for name, p in trainer.model.named_parameters())
     assert not step.failed and step.scaler.get_scale() == 512
     step._run()
-    assert not torch.equal(trainer.renderer.grid.table, before["grid.table"])
-    trainer.save()
+    assert not torch.equal(trainer.model.grid.table, before["grid.table"])
+    trainer.save(tmp_path / "run")
     assert checkpoint.load(tmp_path / "run")[1]["scaler"]["scale"] == 512
 
 
 @pytest.mark.cuda
 def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
     small_config.device, small_config.model.levels = "cuda", 8
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     for backend, fixed in (("cuda", True), ("torch", False), ("cuda", True)):
         with ops.backend(backend):
             for _ in range(6):
                 trainer.train_step()
-            assert trainer.training_step.is_fixed == fixed and (trainer.training_step.graph is not None) == fixed
-    trainer.save()
-    config_module.dump(small_config, tmp_path / "run" / run.CONFIG)
-    trainer.restore()
+            assert trainer.training_step.static_shapes == fixed and (trainer.training_step.graph is not None) == fixed
+    trainer.save(tmp_path / "run")
+    trainer.restore(tmp_path / "run")
     trainer.train_step()
     assert trainer.training_step.graph is None, "what it was recorded with is gone"
 
@@ -191,24 +189,24 @@ def test_another_backend_on_the_way_is_taken(small_config, tmp_path):
 @pytest.mark.two_gpus
 def test_training_on_the_second_gpu(small_config, tmp_path):
     small_config.device, small_config.model.levels = "cuda:1", 8
-    trainer = make_trainer(small_config, tmp_path / "run")
-    before = trainer.renderer.grid.table.detach().clone()
+    trainer = make_trainer(small_config)
+    before = trainer.model.grid.table.detach().clone()
     for _ in range(6):
         trainer.train_step()
-    assert trainer.training_step.graph is not None and not torch.equal(trainer.renderer.grid.table, before)
+    assert trainer.training_step.graph is not None and not torch.equal(trainer.model.grid.table, before)
 
 
 def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.log_every = 5, 100
-    trainer = make_trainer(small_config, tmp_path / "run")
-    trainer.save()
-    trainer.training_step.is_fixed = True  # the sizes alone: there is no graph on a CPU
-    trainer.training_step._is_fixed = lambda: True
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path / "run")
+    trainer.training_step.static_shapes = True  # the sizes alone: there is no graph on a CPU
+    trainer.training_step._can_be_recorded = lambda: True
     trainer.train_step = lambda: (trainer.training_step._run(), setattr(trainer, "step", trainer.step + 1))
     with torch.no_grad():
-        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+        trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
     with pytest.raises(TrainingError, match="the loss is nan"):
-        trainer.train()
+        trainer.train(tmp_path / "run")
 
 
 @pytest.mark.cuda
@@ -216,10 +214,10 @@ def test_a_loss_that_is_not_finite_after_the_last_log_is_found(small_config, tmp
 def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend: str):
     small_config.device, small_config.trainer.steps, small_config.model.levels = "cuda", 200, 8
     with ops.backend(backend):
-        trainer = make_trainer(small_config, tmp_path / "run")
-        assert trainer.training_step.is_fixed == (backend == "cuda")
-        trainer.train()
+        trainer = make_trainer(small_config)
+        assert trainer.training_step.static_shapes == (backend == "cuda")
+        trainer.train(tmp_path / "run")
         views = load_scene(small_config.data.path).split("test")
         state = {"seconds": trainer.seconds, "step": trainer.step}
-        metrics = evaluate(trainer.renderer, small_config, views, state, tmp_path / "run", torch.device("cuda"))
+        metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cuda"))
     assert metrics["psnr"] > 20

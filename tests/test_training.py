@@ -5,12 +5,12 @@ import pytest
 import torch
 
 from nerfkit import config as config_module
-from nerfkit import ops
+from nerfkit import load_run, ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError, SceneError, TrainingError
-from nerfkit.training import checkpoint, run
+from nerfkit.training import checkpoint, run_folder
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.trainer import NAN_REPORT
+from nerfkit.training.run_folder import NAN_REPORT
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
 
@@ -18,11 +18,11 @@ from tests.trainers import loss_of_a_step, make_trainer, state_of
 def test_training_learns_the_toy_scene(small_config, tmp_path, optimizer: str):
     small_config.trainer.optimizer = optimizer
     small_config.trainer.steps = 150
-    trainer = make_trainer(small_config, tmp_path / "run")
-    assert trainer.train()
+    trainer = make_trainer(small_config)
+    assert trainer.train(tmp_path / "run")
     views = load_scene(small_config.data.path).split("test")
     state = {"seconds": trainer.seconds, "step": trainer.step}
-    metrics = evaluate(trainer.renderer, small_config, views, state, tmp_path / "run", torch.device("cpu"))
+    metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cpu"))
     assert metrics["psnr"] > 20, "white scores 13"
     assert set(metrics) >= {"psnr", "ssim", "n_views", "train_seconds", "steps", "backend", "protocol"}
     assert metrics["protocol"]["background"] == [1, 1, 1] and metrics["n_views"] == 2
@@ -37,7 +37,7 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, opti
     small_config.data.background, small_config.trainer.optimizer = background, optimizer
     small_config.trainer.steps = 1000
     small_config.trainer.log_every = 1000
-    whole, first = (make_trainer(small_config, tmp_path / name) for name in ("whole", "parts"))
+    whole, first = (make_trainer(small_config) for name in ("whole", "parts"))
     torch.manual_seed(3)
     for _ in range(100):
         whole.train_step()
@@ -46,17 +46,16 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, opti
     torch.manual_seed(3)
     for _ in range(50):
         first.train_step()
-    first.save()
-    config_module.dump(small_config, tmp_path / "parts" / run.CONFIG)
-    second = make_trainer(small_config, tmp_path / "parts")
+    first.save(tmp_path / "parts")
+    second = make_trainer(small_config)
     torch.rand(17)
-    second.restore()
+    second.restore(tmp_path / "parts")
     for _ in range(50):
         second.train_step()
     got = state_of(second)
     assert second.step == 100 and second.training_step.n_rays == whole.training_step.n_rays
     assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
-    for a, b in zip(whole.renderer.parameters(), second.renderer.parameters(), strict=True):
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
         assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
 
@@ -71,34 +70,33 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, opti
     ],
 )
 def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, message: str):
-    config_module.dump(small_config, tmp_path / run.CONFIG)
+    make_trainer(small_config).save(tmp_path)
     setattr(getattr(small_config, group) if group else small_config, key, value)
     with pytest.raises(RunError, match=message):
-        make_trainer(small_config, tmp_path).restore()
+        make_trainer(small_config).restore(tmp_path)
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
-    first = make_trainer(small_config, tmp_path)
+    first = make_trainer(small_config)
     first.train_step()
-    first.save()
-    config_module.dump(small_config, tmp_path / run.CONFIG)
+    first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
     small_config.out, small_config.eval.sheets, small_config.ops.lltm = "elsewhere", 1, "torch"
     small_config.trainer.capture = False
-    second = make_trainer(small_config, tmp_path)
-    second.restore()
+    second = make_trainer(small_config)
+    second.restore(tmp_path)
     assert second.step == 1 and second.progress == pytest.approx(1 / 99)
-    assert torch.equal(second.renderer.grid.table, first.renderer.grid.table)
+    assert torch.equal(second.model.grid.table, first.model.grid.table)
 
 
 def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
-    make_trainer(small_config, tmp_path).save()
+    make_trainer(small_config).save(tmp_path)
     small_config.model.hidden = 32
-    config_module.dump(small_config, tmp_path / run.CONFIG)
-    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
-        make_trainer(small_config, tmp_path).restore()
-    with pytest.raises(RunError, match="does not fit this configuration: (?s:.*)size mismatch for decoder"):
-        run.load_renderer(tmp_path, torch.device("cpu"))
+    config_module.dump(small_config, tmp_path / run_folder.CONFIG)
+    with pytest.raises(RunError, match="does not fit its configuration: .*size mismatch for decoder"):
+        make_trainer(small_config).restore(tmp_path)
+    with pytest.raises(RunError, match="does not fit its configuration: .*size mismatch for decoder"):
+        load_run(tmp_path, "cpu")
 
 
 @pytest.mark.parametrize("order", [("torch", "cpp", "torch"), ("cpp", "torch", "cpp")], ids="-".join)
@@ -107,28 +105,28 @@ def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tupl
     if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
         pytest.skip("needs the CPU's fused ops")
     small_config.trainer.background_warmup = 0  # losses compare over one background
-    config_module.dump(small_config, tmp_path / run.CONFIG)
-    trainer = make_trainer(small_config, tmp_path)
-    names = sorted(trainer.renderer.state_dict())
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path)
+    names = sorted(trainer.model.state_dict())
     losses = []
     for part, backend in enumerate(order):
         if part:
             random_state = torch.get_rng_state()
-            twin = make_trainer(small_config, tmp_path)
-            twin.restore()
+            twin = make_trainer(small_config)
+            twin.restore(tmp_path)
             with ops.backend(order[part - 1]):
                 stayed = loss_of_a_step(twin)
             torch.set_rng_state(random_state)
         if part == 2:
-            trainer = make_trainer(small_config, tmp_path)
-            trainer.restore()
+            trainer = make_trainer(small_config)
+            trainer.restore(tmp_path)
         with ops.backend(backend):
             losses += [loss_of_a_step(trainer) for _ in range(20)]
-            trainer.save()
+            trainer.save(tmp_path)
         if part:
             assert losses[20 * part] == pytest.approx(stayed, rel=1e-3)
         tensors, state = checkpoint.load(tmp_path)
-        assert sorted(checkpoint.part(tensors, "model")) == sorted(trainer.renderer.state_dict()) == names
+        assert sorted(checkpoint.part(tensors, "model")) == sorted(trainer.model.state_dict()) == names
         assert state["step"] == 20 * (part + 1) and set(state["backend"].values()) == {backend}
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
@@ -137,7 +135,7 @@ def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tupl
 def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bool, aggregator: bool):
     """Zero-initialised residuals: before training, what the ray sees changes no color."""
     small_config.model.encoder, small_config.model.aggregator = encoder, aggregator
-    renderer = make_trainer(small_config, tmp_path / "run").renderer
+    renderer = make_trainer(small_config).model
     n_context = renderer.grid.n_features * encoder + small_config.model.state * aggregator
     assert n_context == 0 or not renderer.decoder.color_net.layers()[0][0][:, -n_context:].any()
     positions = torch.rand(5, 3)
@@ -147,18 +145,18 @@ def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bo
 
 
 def test_nan_stops_and_reports(small_config, tmp_path):
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     trainer.train_step()
-    trainer.save()
+    trainer.save(tmp_path / "run")
     with torch.no_grad():
-        trainer.renderer.decoder.color_net.layers()[-1][1].fill_(float("nan"))
+        trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
     with pytest.raises(TrainingError, match="the loss is nan at step 1; stopped. The last good checkpoint is kept"):
-        trainer.train()
+        trainer.train(tmp_path / "run")
     report = json.loads((tmp_path / "run" / NAN_REPORT).read_text())
     assert report["step"] == 1 and report["not_finite"]["decoder.color_net.packed"] == 3
     assert report["not_finite"]["color"] > 0 and report["not_finite"]["origins"] == 0
     with pytest.raises(TrainingError, match="a parameter is not finite at step 1"):
-        trainer.save()
+        trainer.save(tmp_path / "run")
     tensors, state = checkpoint.load(tmp_path / "run")
     assert state["step"] == 1 and tensors["model.decoder.color_net.packed"].isfinite().all()
 
@@ -166,20 +164,20 @@ def test_nan_stops_and_reports(small_config, tmp_path):
 def test_rays_that_miss_the_box(small_config, tmp_path):
     small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
     with pytest.raises(SceneError, match="no ray of the training views meets the box .* Set data.box around"):
-        make_trainer(small_config, tmp_path / "run")
+        make_trainer(small_config)
 
 
 def test_an_empty_batch_trains_on(small_config, tmp_path):
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     trainer.step = 1  # no occupancy update
-    trainer.renderer.sampler.occupancy.zero_()
+    trainer.model.sampler.occupancy.zero_()
     trainer.train_step()
-    assert trainer.training_step.read().samples == 0
+    assert trainer.training_step.pop_stats().samples == 0
 
 
 def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
     small_config.trainer.steps, small_config.trainer.max_seconds = 10**6, 0.5
     small_config.trainer.warmup = 1
-    trainer = make_trainer(small_config, tmp_path / "run")
+    trainer = make_trainer(small_config)
     assert trainer.train() and trainer.seconds >= 0.5
     assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainers of the toy scene."""
 
-from pathlib import Path
-
 import torch
 
 from nerfkit.data.load import load_scene
-from nerfkit.model.renderer import Renderer
+from nerfkit.model.registry import build_model
+from nerfkit.training.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 
 
-def make_trainer(config, folder: Path, model=Renderer) -> Trainer:
-    folder.mkdir(exist_ok=True)
+def make_trainer(config, model=build_model, **options) -> Trainer:
     views = load_scene(config.data.path).split("train")
-    return Trainer(config, views.cameras, views.load(lambda text: None), folder, torch.device(config.device), model)
+    images = views.load(lambda text: None)
+    seed_everything(config.seed)
+    return Trainer(config, views.cameras, images, model=model(config), **options)
 
 
 def loss_of_a_step(trainer: Trainer) -> float:
@@ -22,4 +22,4 @@ def loss_of_a_step(trainer: Trainer) -> float:
 
 
 def state_of(trainer: Trainer) -> dict:
-    return trainer.renderer.state_dict() | {"random": torch.get_rng_state()}
+    return trainer.model.state_dict() | {"random": torch.get_rng_state()}

@@ -1,1 +1,77 @@
 # SPDX-License-Identifier: Apache-2.0
+"""`nerfkit train|render|eval|summary|doctor|build-ops`, and the scripts of the same names."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+from nerfkit.errors import UserError
+
+COMMANDS = {
+    "train": "train a scene, or go on with a run",
+    "render": "render novel views of a run: images, depth, video",
+    "eval": "score a run on held-out views",
+    "summary": "say what a run scored and where its pictures are",
+    "doctor": "print what this installation can do, with a verdict",
+    "build-ops": "compile the fused ops of a checkout, only what changed (for who writes ops; needs ninja)",
+}
+USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help tells its options)\n\n" + "\n".join(
+    f"  {name:<10} {what}" for name, what in COMMANDS.items()
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command that the arguments name; ends the process with its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if not arguments or arguments[0] not in COMMANDS:
+        asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help", "help")
+        print(USAGE, file=sys.stdout if asked_for_help else sys.stderr)
+        sys.exit(0 if asked_for_help else 2)
+    run_command(arguments[0], arguments[1:])
+
+
+def run_command(name: str, arguments: list[str]) -> None:
+    """Run one command; ends the process with its exit status."""
+
+    def command() -> int | None:
+        module = importlib.import_module(f"nerfkit.commands.{name.replace('-', '_')}")
+        return module.main(arguments)
+
+    sys.exit(status_of(command))
+
+
+def status_of(command: Callable[[], int | None]) -> int:
+    """Exit status of a command: an error that a user can mend is one line, without a traceback."""
+    for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are, whatever the locale
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+    try:
+        status = command()
+        sys.stdout.flush()
+        return status or 0
+    except UserError as error:
+        return _failed(str(error))
+    except KeyboardInterrupt:
+        return _failed("stopped", 130, prefix="")
+    except BrokenPipeError:  # whoever read the output has gone, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would fail again at the end
+        return _failed(f"{error.filename or 'standard output'}: {error.strerror or error}")
+    except (MemoryError, RuntimeError) as error:
+        from nerfkit.device import out_of_memory
+
+        if not isinstance(error, MemoryError) and not out_of_memory(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        return _failed(f"memory ran out ({reason}); lower trainer.samples or model.log2_table, raise data.downscale")
+
+
+def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
+    print(f"{prefix}{message}", file=sys.stderr)
+    return status

@@ -83,8 +83,17 @@ def _trains(device: str) -> str | None:
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
-        rendering, _ = renderer(rays, torch.ones(3, device=device))
+        rendering = renderer(rays, torch.ones(3, device=device))
         rendering.color.sum().backward()
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
     return None
+
+
+def main(arguments: list[str]) -> int:
+    if arguments:
+        print("usage: nerfkit doctor")
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    lines, works = report()
+    print("\n".join(lines))
+    return 0 if works else 1

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scripts share: options from file and command line, and errors without a traceback."""
+"""Options of `nerfkit train`, from defaults, files and command line."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -13,8 +11,7 @@ import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Config
-from nerfkit.errors import UserError
-from nerfkit.training import run
+from nerfkit.training.run_folder import read_config
 
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs,)}
 
@@ -34,21 +31,9 @@ def train_options(arguments: list[str]) -> TrainOptions:
     first.add_argument("--config", nargs="*", action="extend", default=[])
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args(arguments)
-    base = run.read_config(Path(known.resume)) if known.resume else None
+    base = read_config(Path(known.resume)) if known.resume else None
     config = config_module.load(known.config, base)
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
-    options = tyro.cli(TrainOptions, args=arguments, default=default, prog="scripts/train.py", **TYRO)
+    options = tyro.cli(TrainOptions, args=arguments, default=default, prog="nerfkit train", **TYRO)
     config_module.check(options)
     return options
-
-
-def main(function: Callable[[list[str]], int | None]) -> None:
-    """Run a script: a UserError is printed without a traceback and ends with exit status 1."""
-    try:
-        sys.exit(function(sys.argv[1:]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)

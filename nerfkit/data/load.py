@@ -18,4 +18,3 @@ def load_scene(path: str, format: str = "auto", downscale: float = 1.0) -> Scene
     if not folder.is_dir():
         raise SceneError(f"data.path: {folder} is not a folder")
     return find_reader(folder, format).read(folder, downscale)
-

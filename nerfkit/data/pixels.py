@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
@@ -25,7 +26,6 @@ def picture_header(file: Path) -> tuple[int, int, bool]:
         raise SceneError(f"picture {file} cannot be read: {error}") from None
 
 
-
 def blend(pixels: Tensor, background: Tensor) -> Tensor:
     """uint8 pixels [..., 3 or 4] over `background` [..., 3], float32 in [0, 1]."""
     color = pixels.float() / 255
@@ -34,3 +34,7 @@ def blend(pixels: Tensor, background: Tensor) -> Tensor:
     alpha = color[..., 3:]
     return color[..., :3] * alpha + background * (1 - alpha)
 
+
+def background_color(kind: str, device: torch.device) -> Tensor:
+    """Background [3] for rendering and evaluation; white where training draws it at random."""
+    return torch.full((3,), BACKGROUNDS.get(kind, 1.0), device=device)

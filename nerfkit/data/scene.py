@@ -27,6 +27,12 @@ class Views:
     files: list[Path]
     channels: int  # 4 with alpha, else 3
 
+    @property
+    def names(self) -> list[str]:
+        """A name for each view: its file's, with a number before it where two files have one name."""
+        stems = [file.stem for file in self.files]
+        return stems if len(set(stems)) == len(stems) else [f"{i:04d}_{stem}" for i, stem in enumerate(stems)]
+
     def bytes(self) -> int:
         """Memory that the pictures take."""
         return len(self.files) * self.cameras.height * self.cameras.width * self.channels
@@ -62,7 +68,6 @@ class Views:
         return np.array(picture)
 
 
-
 @dataclass(frozen=True)
 class Scene:
     """Views by split ("train", "test", ...), and the box that holds the scene."""
@@ -77,4 +82,3 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
-

@@ -18,7 +18,8 @@ class Rendering(NamedTuple):
     color: Tensor  # [R, 3] in [0, 1]
     opacity: Tensor  # [R] in [0, 1]
     depth: Tensor  # [R] expected distance along the ray [scene units]; 0 where nothing is seen
-    weights: Tensor  # [N] share of each sample in its ray's color
+    weights: Tensor | None = None  # [N] share of each sample in its ray's color
+    samples: Samples | None = None  # that it was made from
 
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:
@@ -29,4 +30,4 @@ def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background
     color, opacity, depth, weights = composite(
         density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background
     )
-    return Rendering(color[:n_rays], opacity[:n_rays], depth[:n_rays], weights)
+    return Rendering(color[:n_rays], opacity[:n_rays], depth[:n_rays], weights, samples)

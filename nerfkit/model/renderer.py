@@ -14,39 +14,43 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Rays
 from nerfkit.model.aggregator import RayAggregator
+from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples
 from nerfkit.model.decoder import Decoder
 from nerfkit.model.encoder import RayEncoder
 from nerfkit.model.grid import FeatureGrid
-from nerfkit.model.sampling import Sampler, Samples
+from nerfkit.model.sampling import build_sampler
 from nerfkit.ops import spherical_harmonics
 
 
-class Renderer(nn.Module):
+class Renderer(Model):
     """A radiance field and how rays see it."""
 
     def __init__(self, config: Config):
-        super().__init__()
+        super().__init__(config)
         box = torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
         model = config.model
         self.half_precision = model.precision == "float16"
-        self.sampler = Sampler(config.sampling, box)
+        self.sampler = build_sampler(config.sampling, box)
         self.grid = FeatureGrid(model, box)
         self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
         self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
         self.decoder = Decoder(model, self.grid.n_features)
+        along_ray = ("depthwise_conv1d",) * model.encoder + ("lltm",) * model.aggregator
+        self.ops = (*self.sampler.ops, "grid_encode", *along_ray, "mlp", "spherical_harmonics", "composite")
 
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
-    ) -> tuple[Rendering, Samples]:
-        """What `rays` see over `background` [R, 3] or [3], and the samples that it was made from.
+    ) -> Rendering:
+        """What `rays` see over `background` [R, 3] or [3].
 
-        With a `capacity` there are that many samples, and the GPU is not waited for: see `Sampler`.
+        With a `capacity` there are that many samples, and the GPU is not waited for: see `BoxSampler`. The sampler has
+        asked for the density of these samples already, to see which of them light reaches; it kept no gradients.
         """
         samples = self.sampler(rays, self.density, jitter, capacity)
         with self.autocast(rays.origins.device):
@@ -57,7 +61,7 @@ class Renderer(nn.Module):
             directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [x for x, stage in ((encoded, self.encoder), (state, self.aggregator)) if stage]
             rgb = self.decoder.color(embedding, directions, *context)
-            return composite_samples(samples, density, rgb, background), samples
+            return composite_samples(samples, density, rgb, background)
 
     def density(self, positions: Tensor) -> Tensor:
         """Density [N] per scene unit at world positions [N, 3]."""
@@ -71,6 +75,19 @@ class Renderer(nn.Module):
             log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)
+
+    @property
+    def max_samples_per_ray(self) -> float:
+        return self.sampler.max_samples_per_ray
+
+    def update(self, step: int) -> None:
+        self.sampler.update(self.density, step)
+
+    def sees(self, rays: Rays) -> Tensor:
+        return self.sampler.sees(rays)
+
+    def stats(self) -> dict[str, float]:
+        return self.sampler.stats()
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere as the caller has it."""

@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Rays
+from nerfkit.errors import ConfigError
 from nerfkit.ops import march, place, visible
+from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
 
 FIRST_ROUND = 24  # samples of a ray; most rays of a surface end within them
@@ -40,8 +42,31 @@ class Samples(NamedTuple):
     whole: Tensor  # [R] bool, rays with all their samples
 
 
-class Sampler(nn.Module):
-    """Marches rays through an occupancy grid that follows the density field."""
+class RaySampler(Protocol):
+    """What a model asks of its sampler, which is a torch module: its buffers are saved with the model."""
+
+    ops: tuple[str, ...]  # that it calls
+    max_samples_per_ray: float  # of the longest ray, all of whose cells are occupied
+
+    def __call__(
+        self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
+    ) -> Samples:
+        """Samples of `rays`, whose positions have gradients where the rays have; see `BoxSampler.forward`."""
+
+    def update(self, density_fn: DensityFn, step: int) -> None:
+        """Follow the density field; called before each training step."""
+
+    def sees(self, rays: Rays) -> Tensor:
+        """Which rays [R] can have a sample at all, bool."""
+
+    def stats(self) -> dict[str, float]:
+        """What is worth logging, by name."""
+
+
+class BoxSampler(nn.Module):
+    """Marches rays in steps of one length through an occupancy grid in a box, which follows the density field."""
+
+    ops = ("march", "visible", "place")
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__()
@@ -51,6 +76,20 @@ class Sampler(nn.Module):
         self.register_buffer("opacity", torch.zeros(side, side, side))  # of one interval, decaying maximum
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
 
+    @property
+    def max_samples_per_ray(self) -> float:
+        """Samples along the diagonal of the box, all of whose cells are occupied."""
+        return (self.box[1] - self.box[0]).norm().item() / self.config.step
+
+    def sees(self, rays: Rays) -> Tensor:
+        """Which rays [R] meet the box, bool."""
+        enter, leave = box_span(rays.origins, rays.directions, self.box, self.config.near, self.config.far)
+        return enter < leave
+
+    def stats(self) -> dict[str, float]:
+        """Share of the cells that are occupied."""
+        return {"occupied": round(self.occupancy.float().mean().item(), 4)}
+
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
@@ -58,7 +97,8 @@ class Sampler(nn.Module):
 
         `jitter` [R] in [0, 1] shifts the samples of a ray, in steps. With a `capacity` there are that many samples and
         nothing waits for a GPU: rays that have no room are not whole and get no samples, and rows that no ray needs go
-        to fillers: short further rays, of samples of no length. Not differentiable.
+        to fillers: short further rays, of samples of no length. Positions are differentiable in the rays' origins and
+        directions; how far along its ray a sample lies is not.
         """
         config = self.config
         stops = config.min_transmittance > 0
@@ -81,7 +121,10 @@ class Sampler(nn.Module):
             placed = place(*rays, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
             if capacity is not None:
                 ray_offsets = fill_rows(ray_offsets, capacity)
-        return Samples(*placed, ray_offsets, whole)
+        positions, t_starts, t_ends, ray_index = placed
+        if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
+            positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
+        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, whole)
 
     def _visible(self, marched: Marched, density: Tensor) -> Tensor:
         """How many of its samples [R] light reaches, from the density [M] of all."""
@@ -155,3 +198,20 @@ class Sampler(nn.Module):
         corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3]
         unit = (corner + torch.rand(corner.shape, device=cells.device)) / side
         return self.box[0] + unit * (self.box[1] - self.box[0])
+
+
+def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:
+    """The same `positions` [N, 3], differentiable in the origins and directions of their rays."""
+    middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
+    moved = rays.origins[ray_index] + rays.directions[ray_index] * middle  # [N, 3]
+    return positions + (moved - moved.detach())
+
+
+SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], RaySampler]] = {"box": BoxSampler}
+
+
+def build_sampler(config: SamplingConfig, box: Tensor) -> RaySampler:
+    """The sampler `config.kind` in `box` [2, 3]; raises ConfigError if there is none of that name."""
+    if config.kind not in SAMPLERS:
+        raise ConfigError(f"sampling.kind: no sampler {config.kind!r}; there are {', '.join(SAMPLERS)}")
+    return SAMPLERS[config.kind](config, box)

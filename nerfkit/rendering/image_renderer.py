@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.model.renderer import Renderer
+from nerfkit.device import out_of_memory
+from nerfkit.errors import UserError
+from nerfkit.model.base import Model
 from nerfkit.ops.packed import ray_indices, sum_rays
 
 MIN_CHUNK = 64
@@ -22,8 +24,8 @@ class ImageRenderer:
     `stays_on_device`, as for a viewer.
     """
 
-    def __init__(self, renderer: Renderer, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
-        self.renderer = renderer
+    def __init__(self, model: Model, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
+        self.model = model
         self.background = background  # [3]
         self.chunk = chunk or default_chunk(background.device)  # rays
         self.stays_on_device = stays_on_device
@@ -41,7 +43,7 @@ class ImageRenderer:
                 start = end
                 continue
             except RuntimeError as error:
-                if not _out_of_memory(error) or self.chunk <= MIN_CHUNK:
+                if not out_of_memory(error) or self.chunk <= MIN_CHUNK:
                     raise
             # Outside of the except clause, where the error no longer holds the chunk's tensors.
             self.chunk = max((end - start) // 2, MIN_CHUNK)
@@ -52,16 +54,17 @@ class ImageRenderer:
 
     def _chunk(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
         rays = cameras.picture_rays(view, start, end)
-        rendering, samples = self.renderer(rays, self.background)
+        rendering = self.model(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
         if "depth" in outputs:
             result["depth_ray"] = rendering.depth
             result["depth_z"] = rendering.depth * cameras.z_per_distance(view, rays.directions)
         if "normal" in outputs:
-            normals = self.renderer.normals(samples.positions)  # [N, 3]
-            result["normal"] = _mean_normal(normals, rendering.weights, samples.ray_offsets, rays)
+            if rendering.samples is None:
+                raise UserError(f"{type(self.model).__name__} gives no samples, and so no normals")
+            normals = self.model.normals(rendering.samples.positions)  # [N, 3]
+            result["normal"] = _mean_normal(normals, rendering.weights, rendering.samples.ray_offsets, rays)
         return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}
-
 
 
 def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:
@@ -71,18 +74,9 @@ def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Ra
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
-
 def default_chunk(device: torch.device) -> int:
     """Rays that are rendered together."""
     if device.type != "cuda":
         return 2**13
     free, _ = torch.cuda.mem_get_info(device)
     return min(max(free // RAY_BYTES, MIN_CHUNK), 2**20)
-
-
-
-def _out_of_memory(error: RuntimeError) -> bool:
-    """Also where a native op asked for the memory: torch tells it no more than that the call failed."""
-    signs = "can't allocate memory", "API call failed"
-    return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)
-

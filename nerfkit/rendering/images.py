@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
 import imageio.v2 as imageio
 import matplotlib
@@ -12,36 +11,30 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nerfkit.files import atomic_write
-
 
 def to_uint8(picture: Tensor) -> np.ndarray:
     """8-bit copy of a picture in [0, 1], rounded."""
     return (picture.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
 
 
-
-def save_png(path: Path, picture: Tensor) -> None:
-    """Write a picture [H, W, 3] in [0, 1]; complete or not at all."""
+def png_bytes(image: Tensor) -> bytes:
+    """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
     content = io.BytesIO()
-    imageio.imwrite(content, to_uint8(picture), format="png")
-    atomic_write(path, content.getvalue())
+    imageio.imwrite(content, to_uint8(image), format="png")
+    return content.getvalue()
 
 
-
-def save_npz(path: Path, **values: np.ndarray) -> None:
-    """Write arrays by name; complete or not at all."""
+def npz_bytes(**values: np.ndarray) -> bytes:
+    """Arrays by name as the content of an NPZ file."""
     content = io.BytesIO()
     np.savez_compressed(content, **values)
-    atomic_write(path, content.getvalue())
-
+    return content.getvalue()
 
 
 def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
     """Picture [H, W, 3] of values [H, W], low to high along a colormap."""
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
     return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
-
 
 
 def preview(name: str, pictures: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
@@ -56,9 +49,7 @@ def preview(name: str, pictures: dict[str, Tensor], depth_range: tuple[float, fl
     return colors * opacity + (1 - opacity)
 
 
-
 def error_sheet(truth: Tensor, render: Tensor) -> Tensor:
     """Truth | render | error, side by side; errors of 0.25 and more are the brightest."""
     error = (render - truth).abs().mean(-1)  # [H, W]
     return torch.cat([truth, render, colorize(error, 0, 0.25, "inferno")], dim=1)
-

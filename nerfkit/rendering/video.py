@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -34,33 +35,34 @@ class VideoWriter:
         self._writer.close()
 
 
-
-def probe_video(folder: Path) -> str | None:
-    """Try to encode two frames in `folder`; the reason if that fails, else None."""
-    path = folder / "probe.mp4"
+def probe_video() -> str | None:
+    """Try to encode two frames; the reason if that fails, else None."""
     try:
-        writer = VideoWriter(path, fps=10)
-        for _ in range(2):
-            writer.add(torch.zeros(64, 64, 3))
-        writer.close()
-        return None if path.stat().st_size else "ffmpeg wrote an empty file"
+        with tempfile.TemporaryDirectory() as folder:
+            _encode(Path(folder) / "probe.mp4", [torch.zeros(64, 64, 3)] * 2, fps=10)
+        return None
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         return f"{type(error).__name__}: {error}"
-    finally:
-        path.unlink(missing_ok=True)
 
 
-
-def write_video(path: Path, frames: list[Path], fps: int) -> None:
-    """Encode PNG `frames` to `path`; raises UserError (the frames stay) if ffmpeg fails."""
-    aside = path.with_name(path.stem + ".part.mp4")
+def video_bytes(frames: list[Path], fps: int) -> bytes:
+    """PNG `frames` as the content of an MP4 file; raises UserError (the frames stay) if ffmpeg fails."""
     try:
-        writer = VideoWriter(aside, fps)
-        for frame in frames:
-            writer.add(torch.from_numpy(np.array(imageio.imread(frame)[..., :3])) / 255)
-        writer.close()
-        os.replace(aside, path)
+        with tempfile.TemporaryDirectory() as folder:  # nobody can have put a link there that ffmpeg would follow
+            images = (torch.from_numpy(np.array(imageio.imread(frame)[..., :3])) / 255 for frame in frames)
+            return _encode(Path(folder) / "video.mp4", images, fps)
     except (OSError, RuntimeError, ValueError) as error:
-        aside.unlink(missing_ok=True)
         raise UserError(f"no video: {error}; the frames are kept in {frames[0].parent}") from None
 
+
+def _encode(path: Path, images: Iterable[Tensor], fps: int) -> bytes:
+    writer = VideoWriter(path, fps)
+    try:
+        for image in images:
+            writer.add(image)
+    finally:
+        writer.close()
+    content = path.read_bytes()
+    if not content:
+        raise RuntimeError("ffmpeg wrote an empty file")
+    return content

@@ -1,44 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints: one safetensors file with the state as JSON in its header; no pickle.
+"""Checkpoints: one safetensors file with the state as JSON in its header and a checksum of both; no pickle.
 
-Each file is whole by itself, written aside and renamed, and the last two are kept: `checkpoint.safetensors` and
-`checkpoint.previous.safetensors`. `checkpoint.json` is a copy of the state for people and scripts to read.
+Each file is whole by itself, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
+the first save on, and `checkpoint.previous.safetensors`. `checkpoint.json` is a copy of the state for people and
+scripts to read.
 """
 
 from __future__ import annotations
 
 import json
+import stat
 import warnings
+import zlib
 from pathlib import Path
 from typing import Any
 
 import safetensors.torch
-from safetensors import SafetensorError, safe_open
+import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
+from nerfkit.device import check_memory
 from nerfkit.errors import RunError
-from nerfkit.files import atomic_write
+from nerfkit.files import OwnFolder
 
-FORMAT_VERSION = 2
-BROKEN = (OSError, ValueError, KeyError, SafetensorError)  # what reading a cut or foreign file raises
+FORMAT_VERSION = 3
+READABLE = (2, 3)  # 2 has no checksum
+BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a cut or foreign file
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 
 
-def save(folder: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint; the one before becomes the previous one.
+def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a checkpoint; the one before becomes the previous one, unless it is broken.
 
-    One that is cut short does not: the previous one stays. Raises RunError if the disk is full or the folder cannot be
-    written; the last checkpoint is then as it was.
+    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then as it was.
     """
     state = {"format": FORMAT_VERSION, **state}
-    data = safetensors.torch.save(
-        {name: t.detach().cpu().contiguous() for name, t in tensors.items()}, metadata={"state": json.dumps(state)}
-    )
+    text = json.dumps(state)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
     try:
-        atomic_write(folder / NEWEST, data, keep=folder / PREVIOUS if _is_whole(folder / NEWEST) else None)
-        atomic_write(folder / STATE, json.dumps(state, indent=1))
+        keep = PREVIOUS if _is_whole(folder) else None
+        folder.write(NEWEST, data, keep)
+        folder.write(STATE, json.dumps(state, indent=1))
     except RunError as error:
-        raise RunError(f"cannot save the checkpoint in {folder}: {error}; the last one is kept") from None
+        raise RunError(f"cannot save the checkpoint in {folder.path}: {error}; the last one is kept") from None
 
 
 def exists(folder: Path) -> bool:
@@ -57,13 +63,13 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             try:
                 tensors, state = _read(path)
             except BROKEN as error:
-                problems.append(f"{path.name} is cut short or no checkpoint: {error}")
+                problems.append(f"{path.name} is damaged or no checkpoint ({' '.join(str(error).split())[:200]})")
                 continue
             if problems:
-                warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state.get('step')}", stacklevel=2)
+                warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state['step']}", stacklevel=2)
             return tensors, state
     if problems:
-        raise RunError(f"no whole checkpoint in {folder} ({'; '.join(problems)})")
+        raise RunError(f"no whole checkpoint in {folder}: {'; '.join(problems)}")
     raise RunError(f"no checkpoint in {folder}; is it a run folder made by scripts/train.py?")
 
 
@@ -73,21 +79,54 @@ def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether `path` has a checkpoint's header and is as long as that says."""
+def checksum(tensors: dict[str, Tensor], state: str) -> str:
+    """CRC-32 of the state and of every tensor's name, type, shape and bytes, in the order of their names."""
+    crc = zlib.crc32(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b"", crc)
+    return f"{crc:08x}"
+
+
+def _is_whole(folder: OwnFolder) -> bool:
+    """Whether the newest checkpoint can become the previous one; what this process wrote is not read again."""
     try:
-        with safe_open(path, framework="pt") as file:
+        if NEWEST not in folder.written:
+            _read(folder.path / NEWEST)
+        with safetensors.safe_open(folder.path / NEWEST, framework="pt") as file:  # as long as its header says
             return "state" in (file.metadata() or {})
-    except BROKEN:
+    except (*BROKEN, RunError):
         return False
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    with safe_open(path, framework="pt") as file:
-        state = json.loads((file.metadata() or {})["state"])
-        if state["format"] != FORMAT_VERSION:
-            raise RunError(
-                f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
-                "use the version of nerfkit that wrote it"
-            )
-        return {name: file.get_tensor(name) for name in file.keys()}, state
+    """Tensors and state; the file is opened once, for another one may take its place meanwhile."""
+    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+        raise ValueError("it is no regular file")
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        check_memory(2 * size, f"the checkpoint {path}", torch.device("cpu"))
+        data = file.read()
+    tensors = safetensors.torch.load(data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8:end])["__metadata__"]
+    state = json.loads(metadata["state"])
+    has_checksum = state["format"] != 2 or "checksum" in metadata
+    if has_checksum and metadata["checksum"] != checksum(tensors, metadata["state"]):
+        raise ValueError("its checksum is not that of its content")
+    if state["format"] not in READABLE:
+        raise RunError(
+            f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
+            "use the version of nerfkit that wrote it"
+        )
+    _check_state(state)
+    return tensors, state
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    """Raise ValueError for a state that nothing could be resumed from."""
+    kinds = {"step": int, "seconds": (int, float), "n_rays": int, "random": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
+    if wrong:
+        raise ValueError(f"its state has no {wrong[0]}")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,43 +12,54 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
-from nerfkit.data.pixels import blend
+from nerfkit.data.pixels import background_color, blend
 from nerfkit.data.scene import Views
 from nerfkit.device import device_name
-from nerfkit.files import atomic_write
-from nerfkit.metrics import SSIM_DEFINITION, psnr, ssim
-from nerfkit.model.renderer import Renderer
+from nerfkit.errors import RunError
+from nerfkit.files import OwnFolder
+from nerfkit.metrics import MOST_PSNR, SSIM_DEFINITION, psnr, ssim
+from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import error_sheet, save_png
-from nerfkit.training import run
+from nerfkit.rendering.images import error_sheet, png_bytes
+from nerfkit.training.run_folder import METRICS, RunFolder
 from nerfkit.version import versions
 
 
 def evaluate(
-    renderer: Renderer, config: Config, views: Views, state: dict[str, Any], folder: Path, device: torch.device
+    model: Model,
+    config: Config,
+    views: Views,
+    state: dict[str, Any],
+    folder: RunFolder,
+    device: torch.device,
+    other_scene: str = "",
 ) -> dict[str, Any]:
-    """Render every view of a split, compare it with the truth, and write scores and sheets to `run.scores_places`.
+    """Render every view of a split, compare it with the truth, and write scores and comparison images.
 
-    `state` is the checkpoint's: steps and training time.
+    They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
+    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is no number;
+    the scores before are then as they were.
     """
     images = views.load()  # [V, H, W, 3 or 4]
-    background = run.background_color(config, device)
-    picture_of = ImageRenderer(renderer, background)
+    background = background_color(config.data.background, device)
+    image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
-    scores, sheets = run.scores_places(folder, config.eval.split)
+    split = config.eval.split
+    sheets = _sheet_folder(folder, split, other_scene)
     n_sheets = len(cameras) if config.eval.sheets < 0 else config.eval.sheets
     rows = []
-    bar = tqdm(range(len(cameras)), desc=f"evaluating {config.eval.split}", unit="view", dynamic_ncols=True)
+    bar = tqdm(range(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True)
     for view in bar:
-        rows.append(_score(picture_of, cameras, view, images[view], background.cpu()))
-        rows[-1]["view"] = views.files[view].stem
+        truth = blend(images[view], background.cpu())  # [H, W, 3]
+        render = image_of(cameras, view)["rgb"]
+        name = views.names[view]
+        rows.append({"psnr": psnr(render, truth), "ssim": ssim(render, truth), "view": name})
+        _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
-        if view < n_sheets:
-            save_png(sheets / f"{views.files[view].stem}.png", rows[-1].pop("sheet"))
-        rows[-1].pop("sheet", None)
+        if view < n_sheets and sheets is not None:
+            sheets.write(f"{name}.png", png_bytes(error_sheet(truth, render)))
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
@@ -55,20 +67,53 @@ def evaluate(
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
         "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
-        "protocol": protocol(config, cameras, background, device),
+        "protocol": protocol(model, config, cameras, background, device),
         "views": rows,
     }
-    atomic_write(scores, json.dumps(metrics, indent=1) + "\n")
+    owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
+    owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
-def _score(picture_of: ImageRenderer, cameras: Cameras, view: int, pixels: Tensor, background: Tensor) -> dict:
-    truth = blend(pixels, background)  # [H, W, 3]
-    render = picture_of(cameras, view)["rgb"]
-    return {"psnr": psnr(render, truth), "ssim": ssim(render, truth), "sheet": error_sheet(truth, render)}
+def score_name(split: str, other_scene: str = "") -> str:
+    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
+    scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
+    return f"{scene}{split}" if other_scene or split != "test" else "eval"
 
 
-def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch.device) -> dict[str, Any]:
+def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
+    """File of a split's scores."""
+    own_scores = split == "test" and not other_scene
+    return folder / METRICS if own_scores else folder / score_name(split, other_scene) / METRICS
+
+
+def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
+    return folder.child(score_name(split, other_scene), "scores")
+
+
+def _sheet_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder | None:
+    """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
+    try:
+        return _score_folder(folder, split, other_scene)
+    except RunError as error:
+        if split != "test" or other_scene:
+            raise  # the scores would go there, too
+        print(f"no comparison images are written: {error}")
+        return None
+
+
+def _check_score(row: dict[str, Any], split: str) -> None:
+    for name in ("psnr", "ssim"):
+        if not math.isfinite(row[name]):
+            raise RunError(
+                f"{split} view {row['view']}: {name} is {row[name]}, for the model gives colors that are not numbers. "
+                "No scores are written; is the checkpoint damaged, or did training diverge?"
+            )
+
+
+def protocol(
+    model: Model, config: Config, cameras: Cameras, background: Tensor, device: torch.device
+) -> dict[str, Any]:
     """Everything that changes a score without changing the field."""
     return {
         "split": config.eval.split,
@@ -79,9 +124,9 @@ def protocol(config: Config, cameras: Cameras, background: Tensor, device: torch
         "downscale_filter": "area, colors weighted by alpha",
         "color_space": "sRGB values as stored",
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
-        "psnr": "-10 log10(MSE) per view, mean over views",
+        "psnr": f"-10 log10(MSE) per view, at most {MOST_PSNR:g}, mean over views",
         "ssim": SSIM_DEFINITION,
         "versions": versions(),
         "device": device_name(device),
-        "backend": {op: resolved.backend for op, resolved in ops.resolved(device).items()},
+        "backend": {op: resolved.backend for op, resolved in model.resolved(device).items()},
     }

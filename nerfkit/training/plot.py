@@ -4,32 +4,26 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure
 
-from nerfkit.files import atomic_write
-from nerfkit.training import run
-
-matplotlib.use("Agg")  # no display needed
+from nerfkit.training.run_folder import LOSS_PLOT, RunFolder, read_log
 
 
-def plot_training(folder: Path) -> None:
+def plot_training(folder: RunFolder) -> None:
     """Draw metrics.jsonl as loss.png; nothing if no step was logged yet."""
-    import matplotlib.pyplot as plt
-
-    lines = run.read_log(folder)
+    lines = read_log(folder.path)
     if not lines:
         return
     seconds = [line["seconds"] for line in lines]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")  # not pyplot's, whose backend is the caller's
+    left, right = figure.subplots(1, 2)
     left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
-    left.set(xlabel="training time [s]", ylabel="mean squared error", title="loss")
-    right.plot(seconds, [line["psnr"] for line in lines], color="tab:orange")
+    left.set(xlabel="training time [s]", ylabel="loss", title="loss")
+    right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange")
     right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
     for axes in (left, right):
         axes.grid(alpha=0.3)
-    picture = io.BytesIO()
-    figure.savefig(picture, dpi=100)
-    plt.close(figure)
-    atomic_write(folder / "loss.png", picture.getvalue())
+    content = io.BytesIO()
+    figure.savefig(content, dpi=100)
+    folder.write(LOSS_PLOT, content.getvalue())

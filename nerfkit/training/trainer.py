@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,45 +15,72 @@ from tqdm import tqdm
 
 from nerfkit import ops
 from nerfkit.config import Config
+from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.readers.transforms import to_json
+from nerfkit.device import deterministic, pick_device
 from nerfkit.errors import RunError, SceneError, TrainingError
-from nerfkit.files import atomic_write
-from nerfkit.model.renderer import Renderer
-from nerfkit.ops.march import box_span
-from nerfkit.training import checkpoint, run
+from nerfkit.model.base import Model
+from nerfkit.model.registry import build_model
+from nerfkit.ops import Resolved
+from nerfkit.training import checkpoint
+from nerfkit.training.losses import LossFn, squared_error
 from nerfkit.training.optim import adam
-from nerfkit.training.randomness import random_states, restore_random_states, seed_everything
-from nerfkit.training.step import Sums, TrainingStep
+from nerfkit.training.randomness import random_states, restore_random_states
+from nerfkit.training.run import load_model
+from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, read_log
+from nerfkit.training.step import TrainingStep
 from nerfkit.version import versions
 
-NAN_REPORT = "nan_report.json"
+CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
 
 
 class Trainer:
-    """Trains a Renderer, or what `model` makes of the config, on the pictures [V, H, W, 3 or 4] uint8 of one split."""
+    """Trains a model on the images of a scene; takes no signals, seeds nothing and writes nothing unless told to.
+
+    Args:
+        config: options of model, sampling and trainer; data.box and data.background count too.
+        cameras: V of them.
+        images: [V, H, W, 3 or 4] uint8; with alpha they are trained over data.background.
+        model: what is trained; None builds config.model.kind.
+        loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added.
+        device: cpu, cuda, ...; config.device if None.
+
+    >>> import nerfkit
+    >>> config = nerfkit.Config()
+    >>> config.model.log2_table, config.trainer.steps, config.trainer.samples = 8, 3, 256
+    >>> config.sampling.step, config.sampling.occupancy_resolution, config.device = 0.1, 8, "cpu"
+    >>> pose = torch.eye(4)[:3] + torch.tensor([0.0, 0, 0, 1]) * torch.tensor([[0.0], [0], [4]])
+    >>> cameras = nerfkit.Cameras(pose[None], focal=torch.full((1, 2), 9.0), center=torch.full((1, 2), 4.0), width=8, height=8)
+    >>> trainer = Trainer(config, cameras, torch.full((1, 8, 8, 3), 128, dtype=torch.uint8))
+    >>> [step for step in trainer.steps()]
+    [1, 2, 3]
+    """  # noqa: E501
 
     def __init__(
         self,
         config: Config,
         cameras: Cameras,
         images: Tensor,
-        folder: Path,
-        device: torch.device,
-        model: Callable[[Config], Renderer] = Renderer,
+        *,
+        model: Model | None = None,
+        loss_fn: LossFn = squared_error,
+        device: torch.device | str | None = None,
     ):
         self.config = config
-        self.folder = folder
-        self.device = device
-        seed_everything(config.seed)
-        self.renderer = model(config).to(device)
-        self.cameras = cameras.to(device)
-        check_box(self.cameras, self.renderer.sampler.box)
-        learning_rate = torch.tensor(config.trainer.learning_rate, device=device)
-        self.optimizer = adam(self.renderer.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
-        self.training_step = TrainingStep(config, self.renderer, self.cameras, images.to(device), self.optimizer)
+        self.device = pick_device(str(device or config.device))
+        self.model = (build_model(config) if model is None else model).to(self.device)
+        self.cameras = cameras.to(self.device)
+        check_seen(self.model, self.cameras, config.data.box)
+        learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
+        self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
+        self.views = TrainingViews(self.cameras, images.to(self.device), config.data.background)
+        self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
-        self.stop_signal: int | None = None
+        self.folder: RunFolder | None = None  # where it was last saved to or restored from
+        self._popped_at = 0.0  # training time of the last `pop_stats`
+        self._saved_step: int | None = None
 
     @property
     def progress(self) -> float:
@@ -63,49 +88,64 @@ class Trainer:
         limit = self.config.trainer.max_seconds
         return max(self.step / self.config.trainer.steps, self.seconds / limit if limit else 0.0)
 
-    def train(self) -> bool:
-        """Train to the end, saving checkpoints; False if a signal stopped it first (the run is saved)."""
-        settings = self.config.trainer
-        handlers = {s: signal.signal(s, self._remember_signal) for s in (signal.SIGINT, signal.SIGTERM)}
-        bar = tqdm(total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True)
-        seconds_at, saved_at = self.seconds, self.step
-        if not checkpoint.exists(self.folder):
-            self.save()  # from now on there is something to go back to
+    def steps(self) -> Iterator[int]:
+        """Train to the end of the schedule; gives the number of steps that are done, after each."""
         try:
-            while self.progress < 1 and self.stop_signal is None:
-                began = time.perf_counter()
-                self.train_step()
-                logs = self.step % settings.log_every == 0
-                sums = self.training_step.read() if logs else None
-                self.seconds += time.perf_counter() - began
-                bar.update()
-                if sums:
-                    self._check_finite()
-                    self._log(sums, self.seconds - seconds_at, bar)
-                    seconds_at = self.seconds
-                if settings.save_every and self.step % settings.save_every == 0:
-                    self.save()
-                    saved_at = self.step
+            while self.progress < 1:
+                self.timed_step()
+                yield self.step
             began = time.perf_counter()
             self._check_finite()  # waits for the steps that are still on their way
             self.seconds += time.perf_counter() - began
-            if saved_at != self.step:
-                self.save()
         finally:
-            self.training_step.forget()  # and the memory that a recorded step holds
-            bar.close()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-        return self.stop_signal is None
+            self.training_step.release_graph()
+
+    def train(
+        self,
+        folder: RunFolder | str | Path | None = None,
+        progress_bar: bool = False,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Train to the end, or until `should_stop`, which gives False; with a folder, log and save there on the way."""
+        settings = self.config.trainer
+        if folder is not None:
+            folder = self._own(folder)
+            if not checkpoint.exists(folder.path):
+                self.save(folder)  # from now on there is something to go back to
+        stopped = should_stop()
+        bar = tqdm(
+            total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
+            disable=not progress_bar,
+        )  # fmt: skip
+        with bar:
+            for step in self.steps() if not stopped else ():
+                bar.update()
+                if step % settings.log_every == 0:
+                    self._log(bar, folder)
+                if folder is not None and settings.save_every and step % settings.save_every == 0:
+                    self.save(folder)
+                stopped = should_stop()
+                if stopped:
+                    break
+        if folder is not None and self._saved_step != self.step:
+            self.save(folder)
+        return not stopped
+
+    def timed_step(self) -> None:
+        """One optimiser step, whose time counts as training."""
+        began = time.perf_counter()
+        self.train_step()
+        self.seconds += time.perf_counter() - began
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
-        self.training_step.draw_background(at_random=self.step < self.config.trainer.background_warmup)
-        self.renderer.sampler.update(self.renderer.density, self.step)
-        self.training_step()
-        if not self.training_step.is_fixed:
+        self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
+        with deterministic(self.config.trainer.deterministic):
+            self.model.update(self.step)
+            self.training_step()
+        if not self.training_step.static_shapes:
             self._check_finite()
         self.step += 1
 
@@ -116,117 +156,152 @@ class Trainer:
         warm = min(1.0, (self.step + 1) / max(settings.warmup, 1))
         return warm * first * (last / first) ** min(self.progress, 1.0)
 
-    def save(self) -> None:
-        """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one."""
-        if not all(bool(p.isfinite().all()) for p in self.renderer.parameters()):
+    def pop_stats(self) -> dict[str, float]:
+        """What the steps since the last call did, means over them: loss and its terms, PSNR, rays, samples, rates."""
+        began = time.perf_counter()
+        stats = self.training_step.pop_stats()  # waits for the GPU
+        self.seconds += time.perf_counter() - began
+        self._check_finite()
+        seconds, self._popped_at = self.seconds - self._popped_at, self.seconds
+        steps = max(stats.steps, 1)
+        line = {"loss": stats.loss / steps}
+        if "mse" in stats.terms:
+            line["psnr"] = -10 * math.log10(max(stats.terms["mse"] / steps, 1e-12))
+        if len(stats.terms) > 1 or "mse" not in stats.terms:
+            line |= {f"loss.{name}": value / steps for name, value in stats.terms.items()}
+        return line | {
+            "rays_per_second": round(stats.rays / max(seconds, 1e-9), 1),
+            "samples_per_ray": round(stats.samples / max(stats.rays, 1), 3),
+            "step": self.step, "seconds": round(self.seconds, 3), "learning_rate": self.learning_rate(),
+            **self.model.stats(),
+        }  # fmt: skip
+
+    def save(self, folder: RunFolder | str | Path) -> None:
+        """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one.
+
+        A path becomes a run folder that `nerfkit.load_run` loads; one that holds a run of somebody else is refused.
+        """
+        folder = self._own(folder)
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             self._stop_not_finite("a parameter is not finite", {})
         self._check_finite()
-        tensors = {f"model.{name}": value for name, value in self.renderer.state_dict().items()}
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
         random_tensors, random_state = random_states()
         state = {
             "step": self.step,
             "seconds": self.seconds,
-            "n_rays": int(self.training_step.n_rays),
+            **self.training_step.state_dict(),
             "random": random_state,
-            "scaler": self.training_step.scaler.state_dict(),
             "backend": self.backends(),
             "versions": versions(),
         }
-        checkpoint.save(self.folder, tensors | random_tensors, state)
+        checkpoint.save(folder, tensors | random_tensors, state)
+        self._saved_step = self.step
 
     def backends(self) -> dict[str, str]:
-        """What each op runs on now."""
-        return {op: resolved.backend for op, resolved in ops.resolved(self.device).items()}
+        """What each op of model and optimiser runs on now."""
+        return {op: resolved.backend for op, resolved in self.resolved().items()}
 
-    def restore(self) -> None:
-        """Go back to the newest checkpoint of the run folder; raises RunError if the run had other options."""
-        run.check_resumable(self.folder, self.config)
-        tensors, state = checkpoint.load(self.folder)
-        run.load_model(self.renderer, tensors, self.folder)
-        optimizer = self.optimizer.state_dict()
-        for name, value in checkpoint.part(tensors, "optimizer").items():
-            index, _, key = name.partition(".")
-            optimizer["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(optimizer)
+    def resolved(self) -> dict[str, Resolved]:
+        """The backend of each op of model and optimiser, and why; raises BackendError if one cannot run."""
+        own = ("lazy_adam",) if self.config.trainer.optimizer == "lazy_adam" else ()
+        others = {op: resolved for op, resolved in ops.resolved(self.device).items() if op in own}
+        return self.model.resolved(self.device) | others
+
+    def restore(self, folder: RunFolder | str | Path) -> None:
+        """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options."""
+        folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
+        folder.check_resumable(self.config)
+        tensors, state = checkpoint.load(folder.path)
+        load_model(self.model, tensors, folder.path)
+        try:
+            self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
+            self.training_step.load_state_dict(state)
+            restore_random_states(checkpoint.part(tensors, "random"), state["random"])
+        except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
         self.step, self.seconds = state["step"], state["seconds"]
-        self.training_step.n_rays.fill_(state["n_rays"])
-        if self.training_step.scaler.is_enabled() and state.get("scaler"):
-            self.training_step.scaler.load_state_dict(state["scaler"])
-        self.training_step.forget()
-        restore_random_states(checkpoint.part(tensors, "random"), state["random"])
-        self._forget_log()
+        self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
+        self._drop_later_log_lines(folder)
 
-    def _remember_signal(self, number: int, frame: Any) -> None:
-        if self.stop_signal is not None:  # asked twice: stop at once
-            raise KeyboardInterrupt
-        self.stop_signal = number
+    def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
+        """Moments and steps from tensors called `<index of the parameter>.<name>`."""
+        state = self.optimizer.state_dict()
+        parameters = list(self.model.parameters())
+        for name, value in values.items():
+            index, _, key = name.partition(".")
+            shape = parameters[int(index)].shape
+            if key not in ("step", "exp_avg", "exp_avg_sq") or (key != "step" and value.shape != shape):
+                raise ValueError(f"optimizer.{name} is no moment of a parameter of shape {list(shape)}")
+            state["state"].setdefault(int(index), {})[key] = value
+        self.optimizer.load_state_dict(state)
 
-    def _log(self, sums: Sums, seconds: float, bar: tqdm) -> None:
-        loss = sums.loss / sums.steps
-        line = {
-            "loss": loss,
-            "psnr": -10 * math.log10(max(loss, 1e-12)),
-            "rays_per_second": round(sums.rays / seconds, 1),
-            "samples_per_ray": round(sums.samples / max(sums.rays, 1), 3),
-            "step": self.step, "seconds": round(self.seconds, 3), "learning_rate": self.learning_rate(),
-            "occupied": round(self.renderer.sampler.occupancy.float().mean().item(), 4),
-        }  # fmt: skip
-        bar.set_postfix_str(
-            f"PSNR {line['psnr']:.2f} dB, {line['rays_per_second']:.0f} rays/s, "
-            f"{line['samples_per_ray']:.1f} samples/ray"
-        )
+    def _own(self, folder: RunFolder | str | Path) -> RunFolder:
+        """`folder` as a run folder of this training, which a path becomes with what the trainer knows of the scene."""
+        if isinstance(folder, RunFolder):
+            self.folder = folder
+        elif self.folder is None or self.folder.path != Path(folder):
+            self.folder = RunFolder.for_new_run(folder)
+            cameras = self.cameras.to("cpu")
+            splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
+            self.folder.start(self.config, RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits))
+        return self.folder
+
+    def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
+        line = self.pop_stats()
+        psnr = f"PSNR {line['psnr']:.2f} dB" if "psnr" in line else f"loss {line['loss']:.4g}"
+        bar.set_postfix_str(f"{psnr}, {line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray")
         if self.config.trainer.max_seconds and self.progress > 0:
             bar.total = max(self.step, round(self.step / self.progress))  # what the time allows, for the ETA
-        try:
-            with open(self.folder / run.LOG, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            raise RunError(
-                f"cannot write {self.folder / run.LOG}: {error.strerror}; the last checkpoint is kept"
-            ) from None
+        if folder is not None:
+            folder.append(LOG, json.dumps(line))
 
-    def _forget_log(self) -> None:
+    def _drop_later_log_lines(self, folder: RunFolder) -> None:
         """Drop logged steps after the checkpoint: they are trained, and logged, again."""
-        kept = [line for line in run.read_log(self.folder) if line["step"] <= self.step]
-        atomic_write(self.folder / run.LOG, "".join(json.dumps(line) + "\n" for line in kept))
+        lines = [line for line in read_log(folder.path) if line["step"] <= self.step]
+        folder.write(LOG, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
-            self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.trained)
+            self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
 
-    def _stop_not_finite(self, what: str, trained: dict[str, Tensor]) -> None:
+    def _stop_not_finite(self, what: str, last_batch: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
-        parameters = dict(self.renderer.named_parameters())
+        lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
+        if self.folder is None:
+            raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
+        parameters = dict(self.model.named_parameters())
         report = {
             "step": self.step,
             "what": what,
             "learning_rate": self.learning_rate(),
             "n_rays": int(self.training_step.n_rays),
-            "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (trained | parameters).items()},
+            "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (last_batch | parameters).items()},
             "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
         }
-        atomic_write(self.folder / NAN_REPORT, json.dumps(report, indent=1))
+        self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
+        path = self.folder.path
         raise TrainingError(
-            f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {self.folder}, "
+            f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {path}, "
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
-            f"--resume {self.folder} --trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
+            f"--resume {path} {lower}"
         )
 
 
-def check_box(cameras: Cameras, box: Tensor) -> None:
-    """Raise SceneError if none of the views' rays meets the box."""
-    height, width = cameras.height, cameras.width
-    rows = torch.arange(0, height, max(height // 16, 1), device=box.device)
-    columns = torch.arange(0, width, max(width // 16, 1), device=box.device)
-    views = torch.arange(len(cameras), device=box.device)
+def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
+    """Raise SceneError if the model has nowhere to put a sample on any ray of the views."""
+    height, width, device = cameras.height, cameras.width, cameras.focal.device
+    views = torch.arange(0, len(cameras), max(len(cameras) // CHECKED_VIEWS, 1), device=device)
+    rows = torch.arange(0, height, max(height // 16, 1), device=device)
+    columns = torch.arange(0, width, max(width // 16, 1), device=device)
     view, row, column = (x.flatten() for x in torch.meshgrid(views, rows, columns, indexing="ij"))
-    enter, leave = box_span(*cameras.rays(view, column, row), box, 0.0, math.inf)
-    if not (enter < leave).any():
+    if not model.sees(cameras.rays(view, column, row)).any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(
-            f"no ray of the training views meets the box {box.flatten().tolist()}; the cameras stand between "
+            f"no ray of the training views meets the box {list(box)}; the cameras stand between "
             f"{[round(x, 3) for x in low]} and {[round(x, 3) for x in high]}. Set data.box around what they look at "
             "(and check that poses are camera-to-world, OpenGL axes)"
         )

@@ -132,4 +132,3 @@ def _check_pose(pose: np.ndarray, where: str) -> None:
     skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
     if skew > 1e-3:
         raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")
-

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit eval`: score a run on held-out views, PSNR and SSIM per view and mean, with the protocol.
+
+Scores of the test views are in RUN/metrics.json, of another split in RUN/eval/<split>, of another scene in
+RUN/eval/on_<scene>/<split>: they never take the place of the run's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from nerfkit import ops
+from nerfkit.commands.options import TYRO
+from nerfkit.config import Config, OpsConfig
+from nerfkit.data.load import load_scene
+from nerfkit.data.scene import Scene
+from nerfkit.errors import RunError
+from nerfkit.training.evaluator import evaluate, score_name, scores_file
+from nerfkit.training.run import load_run
+from nerfkit.training.run_folder import RunFolder, describe, scene_differences
+
+
+@dataclass
+class EvalOptions:
+    """Score a run on held-out views."""
+
+    run: Annotated[Path, tyro.conf.Positional]  # run folder
+    split: str = ""  # views to evaluate on; the run's own choice if empty
+    data: str = ""  # folder of the scene, if it has moved, or of another scene
+    sheets: int | None = None  # views to save truth, render and error of; -1: all; the run's own choice if left out
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: OpsConfig = field(default_factory=OpsConfig)
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(EvalOptions, args=arguments, prog="nerfkit eval", **TYRO)
+    folder = RunFolder.existing(options.run)
+    run = load_run(options.run, options.device, options.module)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    config = run.config
+    config.eval.split = options.split or config.eval.split
+    if options.sheets is not None:
+        if options.sheets < -1:
+            raise RunError(f"--sheets must be -1 (all views) or more, got {options.sheets}")
+        config.eval.sheets = options.sheets
+    scene = find_scene(options.data, config)
+    views = scene.split(config.eval.split)
+    differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
+    other = scene.name if differences else ""
+    if other:
+        print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
+    metrics = evaluate(run.model, config, views, run.state, folder, run.device, other)
+    print(f"{metrics['n_views']} {config.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+    scores = scores_file(folder.path, config.eval.split, other)
+    print(f"per view and protocol: {scores}; images: {folder.path / score_name(config.eval.split, other)}")
+    return 0
+
+
+def find_scene(data: str, config: Config) -> Scene:
+    """The scene in folder `data`, or where the run had it."""
+    if not data and not Path(config.data.path).is_dir():
+        raise RunError(f"the run's scene is not at {config.data.path} any more; give its folder with --data")
+    return load_scene(data or config.data.path, config.data.format, config.data.downscale)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit summary`: what a run scored and where its pictures are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nerfkit.errors import RunError
+from nerfkit.training.evaluator import score_name, scores_file
+from nerfkit.training.run_folder import LOSS_PLOT, read_config
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: nerfkit summary RUN")
+        return 0 if arguments in (["-h"], ["--help"]) else 2
+    folder = Path(arguments[0])
+    split = read_config(folder).eval.split
+    file = scores_file(folder, split)
+    try:
+        metrics = json.loads(file.read_text(encoding="utf-8"))
+        protocol = metrics["protocol"]
+        line = (
+            f"\n{folder}: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f} on {metrics['n_views']} "
+            f"{protocol['split']} views of {protocol['width']}x{protocol['height']}, "
+            f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+        )
+    except FileNotFoundError:
+        raise RunError(f"{file} is missing; score the run first: python scripts/eval.py {folder}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is not what scripts/eval.py writes ({error}); score the run again") from None
+    print(line)
+    kinds = {
+        "videos": sorted(folder.glob("render/*/*.mp4")),
+        "truth | render | error": [folder / score_name(split)],
+        "loss over time": [folder / LOSS_PLOT],
+    }
+    for kind, paths in kinds.items():
+        for path in paths:
+            if path.exists():
+                print(f"  {kind:<23} {path}")
+    return 0

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit train`: train a scene, or go on with a run, then score it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from nerfkit import ops
+from nerfkit.commands.options import TrainOptions, train_options
+from nerfkit.commands.signals import StopSignals
+from nerfkit.data.load import load_scene
+from nerfkit.data.scene import Scene
+from nerfkit.device import check_memory, pick_device
+from nerfkit.model.registry import import_models, model_bytes
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.plot import plot_training
+from nerfkit.training.randomness import seed_everything
+from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.trainer import Trainer
+
+# Of float32: features, hidden layers and their gradients; measured, a step takes this much and more.
+VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
+
+
+def main(arguments: list[str]) -> int:
+    options = train_options(arguments)
+    import_models(options.model.module)
+    device = pick_device(options.device)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    check_sizes(options, device)
+    scene = load_scene(options.data.path, options.data.format, options.data.downscale)
+    folder = open_folder(options, scene)
+    views = scene.split("train")
+    images = views.load()
+    seed_everything(options.seed)
+    trainer = Trainer(options, views.cameras, images, device=device)
+    with StopSignals() as signals:
+        if options.resume:
+            trainer.restore(folder)
+            folder.save_description(options, describe(scene))
+            print(summary(scene, trainer, folder.path))
+        else:
+            print(summary(scene, trainer, folder.path))
+            trainer.timed_step()  # what cannot be trained fails here, before an earlier run is replaced
+            folder.start(options, describe(scene))
+            trainer.save(folder)
+        finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
+    plot_training(folder)
+    if not finished:
+        print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  python scripts/train.py --resume {folder.path}")
+        return 128 + signals.number
+    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
+    score(options, scene, trainer, folder)
+    print(f"run folder: {folder.path}\nnext: python scripts/render.py {folder.path}")
+    return 0
+
+
+def open_folder(options: TrainOptions, scene: Scene) -> RunFolder:
+    """The run folder, which no other process trains in; raises RunError if it is not this run's."""
+    if not options.resume:
+        return RunFolder.for_new_run(options.out or Path("runs") / scene.name, options.overwrite)
+    folder = RunFolder.existing(options.resume)
+    folder.lock()
+    folder.check_resumable(options, describe(scene))
+    return folder
+
+
+def check_sizes(options: TrainOptions, device: torch.device) -> None:
+    """Raise RunError if the options' sizes take more memory than there is."""
+    model, sampling, trainer = options.model, options.sampling, options.trainer
+    sizes = (
+        f"a model with log2_table {model.log2_table}, {model.levels} levels, {model.features} features, hidden "
+        f"{model.hidden} and occupancy_resolution {sampling.occupancy_resolution}"
+    )
+    check_memory(4 * model_bytes(options), f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
+    per_sample = {"features": model.levels * model.features, "state": model.state, "other": 1}
+    n_values = trainer.samples * sum(VALUES_PER_SAMPLE[name] * count for name, count in per_sample.items())
+    check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
+
+
+def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:
+    """Score the trained model on held-out views, if that is asked for and there are some."""
+    split = options.eval.split
+    if options.eval.after_training and split not in scene.views:
+        print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
+    elif options.eval.after_training:
+        state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
+        trainer.model.eval()
+        metrics = evaluate(trainer.model, options, scene.split(split), state, folder, trainer.device)
+        print(f"{metrics['n_views']} {split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+
+
+def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
+    """What is about to be trained, on one screen."""
+    config, cameras = trainer.config, trainer.cameras
+    n_parameters = sum(p.numel() for p in trainer.model.parameters())
+    counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
+    stages = [
+        name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used
+    ]
+    along = f", along the ray: {' and '.join(stages) or 'nothing'}" if config.model.kind == "field" else ""
+    limit = f", at most {config.trainer.max_seconds:g} s" if config.trainer.max_seconds else ""
+    lines = [
+        f"scene     {scene.name} ({scene.format}): {counts} views of {cameras.width}x{cameras.height}, "
+        f"{config.data.background} background",
+        f"box       {list(config.data.box[:3])} to {list(config.data.box[3:])}, step {config.sampling.step:g}",
+        f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
+        f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",
+        *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
+        f"device    {trainer.device}; {how_it_runs(trainer)}",
+        f"run       {folder}",
+    ]
+    return "\n".join(lines)
+
+
+def how_it_runs(trainer: Trainer) -> str:
+    """Whether a step is a CUDA graph, and what the same bits cost."""
+    recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else "a step runs op by op"
+    if not trainer.config.trainer.deterministic:
+        return recorded
+    price = "which costs nothing on a CPU" if trainer.device.type == "cpu" else "a step takes about twice as long"
+    return f"{recorded}; deterministic: the same bits from the same seed, {price}"

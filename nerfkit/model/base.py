@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a model has to offer: to a trainer, to whoever renders it, and to exports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from nerfkit.config import Config
+from nerfkit.data.cameras import Rays
+from nerfkit.errors import ConfigError
+from nerfkit.model.compositing import Rendering
+from nerfkit.ops import Resolved, resolved
+
+
+class Model(nn.Module):
+    """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
+
+    Only `forward` must be written; what follows has defaults that fit a model of one's own.
+    """
+
+    Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
+    ops: tuple[str, ...] = ()  # the ops of nerfkit that it calls: where all are fused, a step is a CUDA graph
+    half_precision = False  # computes in float16 on a GPU, so the loss is scaled
+    max_samples_per_ray: float | None = None  # None: its sizes vary, and a step is never a CUDA graph
+
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.options = self._read_options(config)
+
+    def forward(
+        self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
+    ) -> Rendering:
+        """What `rays` see over `background` [R, 3] or [3].
+
+        `jitter` [R] in [0, 1] shifts the samples of each ray, in steps. With a `capacity` there are that many samples
+        and nothing waits for a GPU; it is given only where `max_samples_per_ray` is.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no forward")
+
+    def density(self, positions: Tensor) -> Tensor:
+        """Density [N] per scene unit at world positions [N, 3]: for occupancy, normals and exports."""
+        raise NotImplementedError(f"{type(self).__name__} has no density")
+
+    def normals(self, positions: Tensor) -> Tensor:
+        """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
+        with torch.enable_grad():
+            positions = positions.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self.density(positions).sum(), positions)
+        return -nn.functional.normalize(gradient, dim=-1)
+
+    def update(self, step: int) -> None:
+        """Called before each training step: an occupancy grid follows the field here."""
+
+    def sees(self, rays: Rays) -> Tensor:
+        """Which rays [R] can have a sample at all, bool."""
+        return torch.ones(rays.origins.shape[0], dtype=torch.bool, device=rays.origins.device)
+
+    def stats(self) -> dict[str, float]:
+        """What is worth logging, by name."""
+        return {}
+
+    def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
+        """The backend of each op that the model calls, and why; raises BackendError if one cannot run."""
+        return {op: chosen for op, chosen in resolved(device).items() if op in self.ops}
+
+    def _read_options(self, config: Config) -> Any:
+        given = config.model.options
+        if self.Options is None:
+            if given:
+                raise ConfigError(f"model.options: the model {config.model.kind!r} has none, got {', '.join(given)}")
+            return None
+        unknown = set(given) - set(self.Options.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(self.Options.__dataclass_fields__)
+            raise ConfigError(f"model.options: unknown {', '.join(sorted(unknown))}; {config.model.kind} knows {known}")
+        try:
+            return msgspec.convert(given, self.Options, strict=False)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"model.options: {error}") from None

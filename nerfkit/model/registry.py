@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models by name: `model.kind` chooses one."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+
+from nerfkit.config import Config
+from nerfkit.errors import ConfigError
+from nerfkit.model.base import Model
+from nerfkit.model.renderer import Renderer
+
+MODELS: dict[str, type[Model]] = {"field": Renderer}
+
+
+def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:
+    """Decorator: make a model known as `model.kind`; the last one of a name counts."""
+
+    def register(model: type[Model]) -> type[Model]:
+        MODELS[kind] = model
+        return model
+
+    return register
+
+
+def import_models(module: str) -> None:
+    """Import a module of the user's that registers models; the folder one stands in counts. Raises ConfigError."""
+    if not module:
+        return
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        importlib.import_module(module)
+    except (ImportError, SyntaxError, ValueError) as error:
+        raise ConfigError(f"model.module: cannot import {module!r}: {error}") from None
+
+
+def build_model(config: Config) -> Model:
+    """A new model of `config.model.kind`; raises ConfigError if none of that name is registered."""
+    kind = config.model.kind
+    if kind not in MODELS:
+        near = difflib.get_close_matches(kind, MODELS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        module = config.model.module or "mypackage.mymodel"
+        raise ConfigError(
+            f"model.kind: no model {kind!r} is known, only {', '.join(MODELS)}; {hint}"
+            f"A model of your own is in a module that is imported by --model.module {module} (train) or "
+            f"--module {module} (render, eval), if you trust it"
+        )
+    return MODELS[kind](config)
+
+
+def model_bytes(config: Config) -> int:
+    """Bytes of the model's parameters and buffers, which are not made for that; 0 if it cannot be told."""
+    try:
+        with torch.device("meta"):
+            model = build_model(config)
+    except (RuntimeError, NotImplementedError):  # a model of one's own that reads values while it is made
+        return 0
+    return sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's images.
+
+.nerfkit                  what was written here, which alone is ever replaced or deleted
+config.toml               every option, resolved
+checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
+scene.json                cameras of every split, up axis
+metrics.jsonl             one line per logged step
+metrics.json              scores on the test views, with their protocol
+loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nerfkit import config as config_module
+from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.readers.transforms import parse_cameras, to_json
+from nerfkit.data.scene import Scene
+from nerfkit.errors import RunError
+from nerfkit.files import MARKER, OwnFolder
+from nerfkit.training import checkpoint
+
+CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
+LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
+RUN_FILES = (
+    CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
+)  # fmt: skip
+LARGEST_SCENE = 2**30  # bytes of scene.json
+SHOWN_DIFFERENCES = 3
+
+
+@dataclass(frozen=True)
+class RunScene:
+    """What a run knows of its scene."""
+
+    name: str
+    up: tuple[float, float, float]  # world axis that points up
+    splits: dict[str, dict[str, Any]]  # cameras of each in the schema of a transforms file
+
+    def cameras(self, split: str, file: Path) -> Cameras:
+        """Cameras of one split; raises RunError if there is none, SceneError naming `file` if they are broken."""
+        if split not in self.splits:
+            raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
+        return parse_cameras(self.splits[split], file)
+
+
+def describe(scene: Scene) -> RunScene:
+    """What a run has to know of `scene`."""
+    splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
+    return RunScene(scene.name, scene.up, splits)
+
+
+class RunFolder(OwnFolder):
+    """The folder of one run, new or there already."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(Path(path), "run")
+
+    @classmethod
+    def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
+        """A folder that a new run may go to, in which nothing is changed before `start`.
+
+        Raises RunError if it holds a run already, which only `overwrite` replaces, or files of somebody else.
+        """
+        folder = cls(path)
+        if not (folder.path / MARKER).exists() and (folder.path / CONFIG).exists() and checkpoint.exists(folder.path):
+            raise RunError(
+                f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
+                f"--resume {folder.path}, choose another folder with --out, or delete this one yourself"
+            )
+        if not folder.check_free():
+            return folder
+        folder.lock()
+        if checkpoint.exists(folder.path) and not overwrite:
+            folder.unlock()
+            raise RunError(
+                f"{folder.path} holds a run already; go on with --resume {folder.path}, "
+                "choose another folder with --out, or replace it with --overwrite"
+            )
+        return folder
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """The folder of a run that is there; one of nerfkit 0.1, which wrote no marker, gets one."""
+        folder = cls(path)
+        if not (folder.path / CONFIG).exists():
+            raise RunError(f"{folder.path} is not a run folder: {CONFIG} is missing")
+        if (folder.path / MARKER).exists():
+            folder.check_free()
+            return folder
+        read_config(folder.path), read_scene(folder.path)  # it is one
+        folder._listed = {name for name in RUN_FILES if (folder.path / name).exists()}
+        folder.mark()
+        return folder
+
+    def start(self, config: Config, scene: RunScene) -> None:
+        """Take the place of what was here, and write what the run is."""
+        self.claim()
+        self.lock()
+        self.clear()
+        self.save_description(config, scene)
+
+    def save_description(self, config: Config, scene: RunScene) -> None:
+        """Write the configuration, with the scene's folder as seen from anywhere, and the scene's cameras."""
+        path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
+        self.write(CONFIG, config_module.dumps(replace(config, data=replace(config.data, path=path))))
+        self.write(SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": scene.splits}))
+
+    def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
+        """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
+        changed = config_module.fixed_differences(read_config(self.path), config)
+        if changed:
+            options = "; ".join(f"{name} is {old} in the run, but {new} was asked for" for name, old, new in changed)
+            raise RunError(
+                f"cannot resume {self.path}: {options}. Leave out {', '.join(name for name, _, _ in changed)} to go "
+                "on, or train a new run with another --out instead of --resume"
+            )
+        differences = scene_differences(read_scene(self.path), scene) if scene else []
+        if differences:
+            more = f", and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
+            raise RunError(
+                f"cannot resume {self.path}: the scene is not the one that the run was trained on: "
+                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}{more}. Give the run's scene with --data.path, or train "
+                "a new run with another --out instead of --resume"
+            )
+
+
+def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
+    """In words, what of the cameras, image names and sizes of `old` is otherwise in `new`; of `splits`, or all."""
+    found = []
+    for split in splits or old.splits:
+        before, after = old.splits.get(split), new.splits.get(split)
+        if before is None or after is None:
+            found.append(f"it has {'no' if after is None else 'new'} {split} views")
+            continue
+        sizes = [(values.get("w"), values.get("h")) for values in (before, after)]
+        if sizes[0] != sizes[1]:
+            found.append("{} images are {}x{} instead of {}x{}".format(split, *sizes[1], *sizes[0]))
+            continue
+        frames = before["frames"], after["frames"]
+        if len(frames[0]) != len(frames[1]):
+            found.append(f"it has {len(frames[1])} {split} views instead of {len(frames[0])}")
+            continue
+        for index, (was, is_now) in enumerate(zip(*frames, strict=True)):
+            keys = [key for key in was if not _same(was[key], is_now.get(key))]
+            if keys:
+                found.append(f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ")
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of JSON are equal, numbers to six digits."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
+    return a == b
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run."""
+    if not (folder / CONFIG).exists():
+        raise RunError(f"{folder} is not a run folder: {CONFIG} is missing")
+    return config_module.load([folder / CONFIG])
+
+
+def read_scene(folder: Path) -> RunScene:
+    """What the run knows of its scene; raises RunError if that is missing or broken."""
+    try:
+        return msgspec.json.decode((folder / SCENE).read_bytes(), type=RunScene)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise RunError(f"cannot read {folder / SCENE}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Logged steps; a line that a kill or a full disk cut short, or that is none of these, is passed over."""
+    log = folder / LOG
+    lines = []
+    for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []:
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        numbers = ("step", "seconds", "loss")
+        if isinstance(line, dict) and all(isinstance(line.get(key), int | float) for key in numbers):
+            lines.append(line)
+    return lines
+
+
+def read_cameras(folder: Path, split: str) -> Cameras:
+    """Cameras of one split of the run's scene."""
+    return read_scene(folder).cameras(split, folder / SCENE)
