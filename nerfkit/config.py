@@ -50,9 +50,9 @@ class Range:
         return f"{self.low:g} to {self.high:g}" if isinstance(self.low, float) else f"{self.low} to {self.high}"
 
     def check(self, name: str, value: float | tuple[float, ...]) -> None:
-        for number in value if isinstance(value, tuple) else (value,):
-            if not self.low <= number <= self.high:  # nor is NaN
-                raise ConfigError(f"{name} must be from {self}, got {_short(number)}")
+        for x in value if isinstance(value, tuple) else (value,):
+            if not self.low <= x <= self.high:  # NaN is not either
+                raise ConfigError(f"{name} must be from {self}, got {_short(x)}")
 
 
 def ranged(kind: Any, low: float, high: float) -> Any:
@@ -69,11 +69,15 @@ def number(low: float, high: float) -> Any:
     return ranged(float, float(low), float(high))
 
 
+BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
+
+
 def _to_bool(words: list[str]) -> bool:
-    text = " ".join(words)
-    if text not in ("", "true", "True", "false", "False"):
-        raise ValueError(f"expected true or false, got {text}")
-    return text not in ("false", "False")
+    """A boolean of the command line; one that stands alone is true."""
+    text = " ".join(words) if words else "true"
+    if text not in BOOLEANS:
+        raise ValueError(f"expected true or false, got {text!r}")
+    return BOOLEANS[text]
 
 
 def _bool(nargs: int | Literal["*"], metavar: str) -> PrimitiveConstructorSpec[bool]:
@@ -94,14 +98,14 @@ def _to_options(words: list[str]) -> dict[str, Any]:
 
 def _to_scalar(word: str) -> str | int | float | bool:
     """A word of the command line as TOML would have it; what is no boolean or number is text."""
-    if word in ("true", "True", "false", "False"):
-        return _to_bool([word])
+    if word in BOOLEANS:
+        return BOOLEANS[word]
     for kind in (int, float):
         try:
             value = kind(word)
         except ValueError:
             continue
-        if math.isfinite(value):
+        if abs(value) <= LARGEST:
             return value
     return word
 
@@ -140,7 +144,7 @@ class ModelConfig:
 
     kind: str = "field"  # registered model that is trained
     module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel; imported if given
-    options: Options = field(default_factory=dict)  # of a model of your own: names and values
+    options: Options = field(default_factory=dict)  # of a model of your own, e.g. width 32 soft true
     levels: integer(1, MAX_LEVELS) = 16  # grid levels
     features: integer(1, 128) = 2  # features per level and vertex
     log2_table: integer(1, 30) = 20  # log2 of the most rows of a level; larger levels are hashed

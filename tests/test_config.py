@@ -171,6 +171,9 @@ def test_switch():
     for arguments, value in (([], False), (["--overwrite"], True), (["--overwrite", "false"], False)):
         assert cli.train_options(arguments).overwrite is value
     assert cli.train_options(["--overwrite=true"]).overwrite is True
+    for arguments in (["--overwrite", "maybe"], ["--overwrite="], ["--trainer.capture"], ["--trainer.capture="]):
+        with pytest.raises(SystemExit):
+            cli.train_options(arguments)
 
 
 def test_options_of_a_model_of_your_own(tmp_path):
@@ -180,6 +183,7 @@ def test_options_of_a_model_of_your_own(tmp_path):
     assert options.model.options == expected
     config.dump(options, tmp_path / "config.toml")
     assert config.load([tmp_path / "config.toml"]).model.options == expected
+    assert cli.train_options(["--model.options", "a", "nan", "b", "9" * 400]).model.options["b"] == "9" * 400
     changed = config.fixed_differences(config.load([file]), options)
     assert ("model.options.width", 3, 4) in changed and ("model.options.rate", None, 0.001) in changed
 
