@@ -35,7 +35,7 @@ else:
 MOST_ROWS = 2**31  # of all grid levels: a row's number has 32 bits
 MOST_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
 MOST_TEXT = 4096  # characters of an option; the longest path
-MOST_BYTES = 2**16  # of a TOML file; reading one takes time that grows with the square of its length
+MOST_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
 LARGEST = 1e300  # of a number whose range only its model knows
 
 

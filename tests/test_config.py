@@ -215,10 +215,10 @@ def test_preset_by_name(tmp_path, monkeypatch):
         ("name = 'Käfer'".encode("latin-1"), "is not UTF-8 text; save it as UTF-8"),
         ("seed = 3".encode("utf-16"), "is not UTF-8 text; save it as UTF-8"),
         ("seed = 3".encode("utf-16-le"), "is not valid TOML"),
-        (b"seed = " + b"[" * 50_000, "is nested too deeply"),
-        (b".".join([b"a"] * 50_000) + b" = 1", "is larger than 64 KB"),
+        (b"seed = " + b"[" * 30_000, "is nested too deeply"),
+        (b".".join([b"a"] * 50_000) + b" = 1", "is larger than 32 KB"),
         (b"seed = " + b"1" * 5000, "is not valid TOML"),
-        (b"#" * 17_000_000, "is larger than 64 KB"),
+        (b"#" * 17_000_000, "is larger than 32 KB"),
     ],
 )
 def test_no_file_of_options(tmp_path, content: bytes, message: str):
