@@ -1,33 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option, once: its name, default, unit and help.
+"""Every option, once: its name, default, range, unit and help.
 
 A TOML file changes some of them (`configs/*.toml` are such differences), the command line beats the file. An unknown
-name or a wrong type is an error that suggests the nearest name.
+name, a wrong type or a value out of range is an error that names the option and what it takes.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
+import os
+import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 import msgspec
 import tomli_w
 
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
+from nerfkit.ops.grid_encode import MAX_LEVELS, MAX_RESOLUTION
+from nerfkit.ops.march import BLOCK, MAX_BLOCKS
+from nerfkit.option_types import LARGEST, Flag, Options, Range, integer, number, one_line, ranged
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+MOST_ROWS = 2**31  # of all grid levels: a row's number has 32 bits
+MOST_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
+MOST_TEXT = 4096  # characters of an option; the longest path
+MOST_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
+
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 OpBackend = Literal["same", "auto", "torch", "cpp", "cuda"]
-Box = tuple[float, float, float, float, float, float]
+Box = ranged(tuple[float, float, float, float, float, float], -1e6, 1e6)
+Steps = integer(0, 10**9)
 
 
 @dataclass
@@ -36,7 +48,7 @@ class DataConfig:
 
     path: str = ""  # folder of the scene
     format: str = "auto"  # scene format; auto recognises it from the files
-    downscale: float = 1.0  # divide the picture size by this, averaging areas
+    downscale: number(0.1, 1000) = 1.0  # divide the picture size by this, averaging areas
     background: Literal["white", "black", "random"] = "white"  # behind transparent pixels; random: training only
     box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # x, y, z of the lowest, then highest corner [scene units]
 
@@ -46,19 +58,19 @@ class ModelConfig:
     """The radiance field."""
 
     kind: str = "field"  # registered model that is trained
-    module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel
-    options: dict[str, str | int | float | bool] = field(default_factory=dict)  # of a model of your own
-    levels: int = 16  # grid levels
-    features: int = 2  # features per level and vertex
-    log2_table: int = 20  # log2 of the most rows of a level; larger levels are hashed
-    base_resolution: int = 16  # cells a side of the coarsest level
-    max_resolution: int = 2048  # cells a side of the finest level
-    hidden: int = 64  # width of the decoder's hidden layers
-    embedding: int = 16  # outputs of the density network: the first is the density, the color network sees all
-    encoder: bool = True  # depthwise convolution along the ray, a residual on color
-    kernel: int = 3  # taps of that convolution (odd)
-    aggregator: bool = True  # LLTM along the ray, a residual on color
-    state: int = 16  # size of the LLTM's state
+    module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel; imported if given
+    options: Options = field(default_factory=dict)  # of a model of your own, e.g. width 32 soft true
+    levels: integer(1, MAX_LEVELS) = 16  # grid levels
+    features: integer(1, 128) = 2  # features per level and vertex
+    log2_table: integer(1, 30) = 20  # log2 of the most rows of a level; larger levels are hashed
+    base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
+    max_resolution: integer(1, MAX_RESOLUTION - 1) = 2048  # cells a side of the finest level
+    hidden: integer(1, 4096) = 64  # width of the decoder's hidden layers
+    embedding: integer(1, 1024) = 16  # outputs of the density network: first the density; the color network sees all
+    encoder: Flag = True  # depthwise convolution along the ray, a residual on color
+    kernel: integer(1, 255) = 3  # taps of that convolution (odd)
+    aggregator: Flag = True  # LLTM along the ray, a residual on color
+    state: integer(1, 1024) = 16  # size of the LLTM's state
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
@@ -66,35 +78,35 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    kind: str = "box"  # sampler
-    step: float = 0.005  # interval length [scene units]
-    near: float = 0.0  # no samples nearer than this [scene units]
-    far: float = 1e10  # no samples farther than this [scene units]
-    occupancy_resolution: int = 128  # cells a side of the occupancy grid
-    occupancy_every: int = 16  # training steps between two updates of the occupancy grid
-    occupancy_warmup: int = 256  # training steps in which an update visits every cell
-    occupancy_threshold: float = 0.01  # a cell is occupied above this opacity per interval
-    candidates: float = 3.0  # room in a step's graph for samples in occupied cells, to one that light reaches
-    min_transmittance: float = 1e-4  # samples behind less light than this are dropped
+    kind: str = "box"  # registered sampler
+    step: number(1e-9, 1e6) = 0.005  # interval length [scene units]
+    near: number(0, 1e10) = 0.0  # no samples nearer than this [scene units]
+    far: number(0, 1e30) = 1e10  # no samples farther than this [scene units]
+    occupancy_resolution: integer(1, 1024) = 128  # cells a side of the occupancy grid
+    occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
+    occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
+    occupancy_threshold: number(0, 1) = 0.01  # a cell is occupied above this opacity per interval
+    candidates: number(1, 16) = 3.0  # room in a step's graph for samples in occupied cells, to one that light reaches
+    min_transmittance: number(0, 0.99) = 1e-4  # samples behind less light than this are dropped
 
 
 @dataclass
 class TrainerConfig:
     """Optimisation."""
 
-    steps: int = 20000  # optimisation steps
-    max_seconds: float = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
-    samples: int = 262144  # samples per step that the number of rays is steered to; at most that many in a graph
-    max_rays: int = 65536  # rays per step at most
+    steps: integer(1, 10**9) = 20000  # optimisation steps
+    max_seconds: number(0, 1e9) = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
+    samples: integer(1, 2**26) = 262144  # samples per step, by the number of rays; at most that many in a graph
+    max_rays: integer(1, 2**24) = 65536  # rays per step at most
     optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: no step for what has no gradient, faster on many samples
-    learning_rate: float = 0.01  # of the optimiser, after the warm-up
-    final_learning_rate: float = 0.0003  # at the last step
-    warmup: int = 100  # steps in which the learning rate rises
-    background_warmup: int = 500  # first steps, with random backgrounds behind pictures with alpha: no fog is learned
-    deterministic: bool = False  # the same bits from the same seed, on a GPU too, where a step then takes longer
-    capture: bool = True  # record a step as a CUDA graph, where all ops run on the cuda backend
-    save_every: int = 2000  # steps between two checkpoints; 0: only at the end
-    log_every: int = 50  # steps between two lines of metrics.jsonl
+    learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up
+    final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
+    warmup: Steps = 100  # steps in which the learning rate rises
+    background_warmup: Steps = 500  # first steps, with random backgrounds behind pictures with alpha: no fog is learned
+    capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
+    deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
+    save_every: Steps = 2000  # steps between two checkpoints; 0: only at the end
+    log_every: integer(1, 10**9) = 50  # steps between two lines of metrics.jsonl
 
 
 @dataclass
@@ -102,8 +114,8 @@ class EvalConfig:
     """Evaluation on held-out views."""
 
     split: str = "test"  # views to evaluate on
-    after_training: bool = True  # evaluate when training is done
-    sheets: int = 8  # views whose truth, render and error are saved as pictures; -1: all
+    after_training: Flag = True  # evaluate when training is done
+    sheets: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as pictures; -1: all
 
 
 @dataclass
@@ -134,7 +146,7 @@ class Config:
 
     out: str = ""  # run folder; runs/<scene> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
-    seed: int = 0  # of every random choice
+    seed: integer(0, 2**32 - 1) = 0  # of every random choice
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -151,13 +163,20 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(values: dict[str, Any], source: str) -> Config:
     """Config from nested dictionaries; raises ConfigError naming `source` and the key."""
+    config = _converted(values, source)
+    check(config)
+    return config
+
+
+def _converted(values: dict[str, Any], source: str) -> Config:
+    """Config from nested dictionaries, each value checked by itself."""
     _check_names(values, Config, source, prefix="")
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
         message, _, key = str(error).partition(" - at `$.")
-        raise ConfigError(f"{source}: {key.rstrip('`')}: {message}") from None
-    check(config)
+        raise ConfigError(f"{source}: {key.rstrip('`')}: {one_line(message)}") from None
+    _check_values(config, f"{source}: ")
     return config
 
 
@@ -165,34 +184,95 @@ def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) 
     known = {f.name: f for f in dataclasses.fields(table)}
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
-            raise ConfigError(f"{source}: unknown option {prefix}{name}; {hint}")
+            raise ConfigError(f"{source}: unknown option {prefix}{one_line(name)}; {hint}")
         factory = known[name].default_factory
         if dataclasses.is_dataclass(factory) and isinstance(value, dict):
             _check_names(value, factory, source, f"{prefix}{name}.")
 
 
+# Old name of an option -> its name today, as in {"model.width": "model.hidden"}: files with old ones can be read.
+RENAMED: dict[str, str] = {}
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file under today's names; where it has both, today's counts."""
+    for old, new in RENAMED.items():
+        (old_group, _, old_key), (group, _, key) = old.rpartition("."), new.rpartition(".")
+        table = values.get(old_group) if old_group else values
+        if not isinstance(table, dict) or old_key not in table:
+            continue
+        value = table.pop(old_key)
+        if not table:
+            del values[old_group]
+        target = values.setdefault(group, {}) if group else values
+        if isinstance(target, dict):
+            target.setdefault(key, value)
+    return values
+
+
+def preset_path(name: str) -> Path:
+    """The TOML file `name`, or else the preset of that name."""
+    installed = Path(__file__).parent / "configs"
+    folder = installed if installed.is_dir() else Path(__file__).parents[1] / "configs"
+    presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    if os.path.exists(name) and not (name in presets and os.path.isdir(name)):
+        return Path(name)
+    if name not in presets:
+        raise ConfigError(
+            f"no configuration {one_line(name)!r}; give the path of a TOML file, or one of {', '.join(presets)}"
+        )
+    return presets[name]
+
+
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Values of a TOML file; raises ConfigError if it is missing or broken."""
+    name = one_line(str(path))
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+        is_file = stat.S_ISREG(os.stat(path).st_mode)  # to open anything else may wait for ever
+        with open(path if is_file else os.devnull, "rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the configuration {name}: {getattr(error, 'strerror', error)}") from None
+    if not is_file:
+        raise ConfigError(f"cannot read the configuration {name}: it is not a file; give a TOML file")
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"the configuration {name} is larger than {MOST_BYTES // 1024} KB; is it the right file?")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} is not UTF-8 text; save it as UTF-8") from None
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; options are [group] and name = value") from None
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid TOML: {one_line(str(error))}") from None
 
 
 def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
-    """Defaults (or `base`), changed by each file in turn; each file is checked by itself, to name it in errors."""
+    """Defaults (or `base`), changed by each file in turn."""
+    config = merged(paths, base)
+    check(config)
+    return config
+
+
+def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
+    """As `load`, but whether the values work together is left to `check`, once the command line is known too.
+
+    Each file is checked by itself, to name it in errors.
+    """
     values = to_dict(base or Config())
     for path in paths:
-        changes = read_toml(path)
-        from_dict(changes, str(path))
-        for name, value in changes.items():
-            values[name] = values[name] | value if isinstance(value, dict) else value
-    return from_dict(values, "configuration")
+        file = preset_path(str(path))
+        changes = _renamed(read_toml(file))
+        _converted(changes, one_line(str(file)))
+        values = _changed(values, changes)
+    return _converted(values, "configuration")
+
+
+def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _changed(values.get(name, {}), new) for name, new in changes.items() if isinstance(new, dict)}
+    return values | changes | inner
 
 
 def dumps(config: Config) -> str:
@@ -207,16 +287,17 @@ def dump(config: Config, path: Path) -> None:
 
 # What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.
 FREE_ON_RESUME = (
-    "out", "device", "data.path", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
-    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture", "eval.", "ops.",
+    "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
+    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture",
+    "trainer.deterministic", "eval.", "ops.",
 )  # fmt: skip
 
 
 def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Name, old and new value of every option that differs, and must not when a run is resumed."""
     before, after = _flat(to_dict(old)), _flat(to_dict(new))
-    changed = [name for name in before if before[name] != after[name] and not name.startswith(FREE_ON_RESUME)]
-    return [(name, before[name], after[name]) for name in changed]
+    names = [name for name in before | after if not name.startswith(FREE_ON_RESUME)]  # of model.options, any
+    return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -226,32 +307,76 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-POSITIVE = (
-    "data.downscale", "model.levels", "model.features", "model.log2_table", "model.base_resolution", "model.hidden",
-    "model.embedding", "model.kernel", "model.state", "sampling.step", "sampling.occupancy_resolution",
-    "sampling.occupancy_every", "trainer.steps", "trainer.samples", "trainer.max_rays",
-    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.log_every",
-)  # fmt: skip
-
-
 def check(config: Config) -> None:
-    """Raise ConfigError for values that cannot work together."""
-    for name in POSITIVE:
-        group, key = name.split(".")
-        value = getattr(getattr(config, group), key)
-        if not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value}")
-    low, high = config.data.box[:3], config.data.box[3:]
-    if not all(a < b for a, b in zip(low, high, strict=True)):
-        raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
-    if config.model.kernel % 2 == 0:
-        raise ConfigError(f"model.kernel must be odd, got {config.model.kernel}")
-    if config.model.max_resolution < config.model.base_resolution:
+    """Raise ConfigError for a value out of its range, and for values that cannot work together."""
+    _check_values(config, "")
+    _check_box(config.data.box)
+    _check_model(config.model)
+    _check_sampling(config)
+
+
+def _check_values(options: Any, prefix: str) -> None:
+    for name, kind in get_type_hints(type(options), include_extras=True).items():
+        value, full_name = getattr(options, name), f"{prefix}{name}"
+        if dataclasses.is_dataclass(value):
+            _check_values(value, f"{full_name}.")
+        elif isinstance(value, dict):
+            for key, own in value.items():
+                _check_text(f"a name in {full_name}", key)
+                _check_value(f"{full_name}.{one_line(key)}", own, (Range(-LARGEST, LARGEST),))
+        else:
+            _check_value(full_name, value, getattr(kind, "__metadata__", ()))
+
+
+def _check_value(name: str, value: Any, metadata: tuple) -> None:
+    if isinstance(value, str):
+        _check_text(name, value)
+    else:
+        for limits in metadata:
+            if isinstance(limits, Range):
+                limits.check(name, value)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Require what a TOML file can hold and, as most text is a path, the system takes for one."""
+    is_unicode = text.encode(errors="replace").decode() == text
+    if len(text) > MOST_TEXT or "\0" in text or not is_unicode:
         raise ConfigError(
-            f"model.max_resolution ({config.model.max_resolution}) must be at least "
-            f"model.base_resolution ({config.model.base_resolution})"
+            f"{name} must be text in UTF-8 of at most {MOST_TEXT} characters without NUL, got {one_line(text)!r:.60}"
         )
-    if config.sampling.candidates < 1:
-        raise ConfigError(f"sampling.candidates must be at least 1, got {config.sampling.candidates}")
-    if config.sampling.near >= config.sampling.far:
-        raise ConfigError(f"sampling.near ({config.sampling.near}) must be below sampling.far ({config.sampling.far})")
+
+
+def _check_box(box: tuple[float, ...]) -> None:
+    low, high = box[:3], box[3:]
+    for a, b in zip(low, high, strict=True):
+        if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would take them for one
+            raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.kernel % 2 == 0:
+        raise ConfigError(f"model.kernel must be odd, got {model.kernel}")
+    if model.max_resolution < model.base_resolution:
+        raise ConfigError(
+            f"model.max_resolution ({model.max_resolution}) must be at least "
+            f"model.base_resolution ({model.base_resolution})"
+        )
+    if model.levels * 2**model.log2_table > MOST_ROWS:
+        raise ConfigError(
+            f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
+            f"2^{MOST_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+        )
+
+
+def _check_sampling(config: Config) -> None:
+    near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
+    if near >= far:
+        raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+    longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
+    if step > longest:
+        raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
+    if longest / step > MOST_INTERVALS:
+        raise ConfigError(
+            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MOST_INTERVALS} "
+            "intervals; raise it, or make the box smaller"
+        )

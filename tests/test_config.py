@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 import dataclasses
+import math
+import os
+import re
 
 import pytest
 
@@ -50,8 +53,8 @@ def test_shipped_files_are_small_differences(name: str):
         ("[trainer]\nstep = 7\n", r"unknown option trainer.step; did you mean trainer.steps\?"),
         ("[train]\nsteps = 7\n", r"unknown option train; did you mean trainer\?"),
         ("[trainer]\nsteps = 'many'\n", "trainer.steps: Expected `int`, got `str`"),
-        ("[trainer]\nsteps = -1\n", "trainer.steps must be positive, got -1"),
-        ("[trainer]\nfinal_learning_rate = 0.0\n", "trainer.final_learning_rate must be positive, got 0.0"),
+        ("[trainer]\nsteps = -1\n", "trainer.steps must be from 1 to 1000000000, got -1"),
+        ("[trainer]\nfinal_learning_rate = 0.0\n", "trainer.final_learning_rate must be from 1e-12 to 100, got 0.0"),
         ("[data]\nbackground = 'pink'\n", "data.background: Invalid enum value 'pink'"),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", "data.box: the lowest corner .* must be below"),
         ("[model]\nkernel = 4\n", "model.kernel must be odd, got 4"),
@@ -65,8 +68,202 @@ def test_bad_file(tmp_path, text: str, message: str):
         config.load([write(tmp_path, text)])
 
 
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("[model]\nlevels = 65\n", r"options.toml: model.levels must be from 1 to 64, got 65$"),
+        ("[sampling]\nnear = nan\n", r"sampling.near must be from 0 to 1e\+10, got nan$"),
+        ("[data]\nbox = [-1, -1, -inf, 1, 1, 1]\n", r"data.box must be from -1e\+06 to 1e\+06, got -inf$"),
+        ("[data]\nbox = [0.0, 0.0, 0.0, 1.0, 1.0, 1e-30]\n", "data.box: the lowest corner .* must be below"),
+        (f"[model]\nlevels = 0x{16**5000:x}\n", r"model.levels must be from 1 to 64, got about 2\^20000$"),
+        ("seed = 4294967296\n", "seed must be from 0 to 4294967295, got 4294967296"),
+        ("[model]\nlog2_table = 28\n", r"model.log2_table \(28\) is too large for 16 levels"),
+        ("[sampling]\nstep = 1e-6\n", "cuts the longest ray in data.box, 5.19615, into more than 1048575 intervals"),
+        ("[sampling]\nstep = 6.0\n", r"sampling.step \(6\) is longer than the longest ray in data.box, 5.19615"),
+        ("[sampling]\nnear = 2.0\nfar = 1.0\n", "sampling.near .* must be below sampling.far"),
+        ('out = "a\\u0000b"\n', "out must be text in UTF-8 of at most 4096 characters, none of them NUL"),
+        ("[model.options]\nwidth = inf\n", "model.options.width must be from .*, got inf"),
+        ("[model.options]\nwidth = [1]\n", "model.options.*: Expected `bool | int | float | str`, got `array`"),
+        ('"a\\nb" = 1\n', r"unknown option a\?b"),
+        ("seed = 2020-01-01\n", "seed: Expected `int`"),
+    ],
+)
+def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, message: str):
+    with pytest.raises(ConfigError, match=message) as error:
+        config.load([write(tmp_path, text)])
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_work_together_may_come_from_several_places(tmp_path):
+    """Only what comes out in the end is asked whether it works."""
+    large = write(tmp_path, "[data]\nbox = [-9000, -9000, -9000, 9000, 9000, 9000]\n")
+    assert cli.train_options(["--config", large, "--sampling.step", "1"]).sampling.step == 1
+    with pytest.raises(ConfigError, match="raise it, or make the box smaller"):
+        cli.train_options(["--config", large])
+
+
+def options_of(table: type, prefix: str = "") -> dict[str, object]:
+    """Every option and its default."""
+    found: dict[str, object] = {}
+    for f in dataclasses.fields(table):
+        if dataclasses.is_dataclass(f.default_factory):
+            found |= options_of(f.default_factory, f"{prefix}{f.name}.")
+        else:
+            found[prefix + f.name] = f.default
+    return found
+
+
+OPTIONS = options_of(config.Config)
+NASTY = [math.nan, math.inf, -math.inf, 0, -1, 1e30, 10**30, 2**31, 2**63, 10**4000, "", "x", "true", True, {}]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_no_value_from_a_file_ends_in_a_traceback(name: str):
+    group, _, key = name.rpartition(".")
+    for value in [*NASTY, [math.nan] * 6, [10**400] * 6, None]:
+        values = {key: value}
+        try:
+            read = config.from_dict({group: values} if group else values, "file")
+        except ConfigError as error:
+            assert name in str(error) and "\n" not in str(error)
+        else:
+            assert config.from_dict(config.to_dict(read), "again") == read
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if not name.startswith("ops.") or name == "ops.lltm"])
+def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
+    n_words = 6 if name == "data.box" else 1
+    for value in ("nan", "-inf", "0", "-1", str(10**30), "", "x"):
+        try:
+            cli.train_options([f"--{name}", *[value] * n_words])
+        except ConfigError as error:
+            assert name in str(error) and "\n" not in str(error)
+        except SystemExit as end:
+            assert end.code == 2 and f"--{name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["a\udc80b", "a" * 5000])  # bytes that are no UTF-8, more than a path may have
+def test_text_that_no_file_of_options_holds(path: str):
+    for arguments in (["--out", path], ["--model.options", "name", path], ["--model.options", path, "1"]):
+        with pytest.raises(ConfigError, match="must be text in UTF-8 of at most 4096 characters"):
+            cli.train_options(arguments)
+
+
+def test_ranges_and_defaults_are_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        cli.train_options(["--help"])
+    text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
+    assert "--model.levels INT grid levels (default: 16; 1 to 64)" in text
+    assert "--trainer.capture {true,false}" in text and "--overwrite [{true,false}]" in text
+    assert "no_" not in text
+
+
+@pytest.mark.parametrize("word, value", [("false", False), ("False", False), ("true", True), ("True", True)])
+def test_every_boolean_takes_true_and_false(word: str, value: bool):
+    names = [name for name, default in OPTIONS.items() if isinstance(default, bool)]
+    assert len(names) == 5
+    for arguments in ([x for name in names for x in (f"--{name}", word)], [f"--{name}={word}" for name in names]):
+        options = cli.train_options(arguments)
+        assert {getattr(getattr(options, group), key) for group, key in (n.split(".") for n in names)} == {value}
+
+
+def test_switch():
+    for arguments, value in (([], False), (["--overwrite"], True), (["--overwrite", "false"], False)):
+        assert cli.train_options(arguments).overwrite is value
+    assert cli.train_options(["--overwrite=true"]).overwrite is True
+    for arguments in (["--overwrite", "maybe"], ["--overwrite="], ["--trainer.capture"], ["--trainer.capture="]):
+        with pytest.raises(SystemExit):
+            cli.train_options(arguments)
+
+
+def test_options_of_a_model_of_your_own(tmp_path):
+    file = write(tmp_path, "[model.options]\nwidth = 3\nname = 'x'\nsoft = true\n")
+    options = cli.train_options(["--config", file, "--model.options", "width", "4", "rate", "1e-3", "hard", "false"])
+    expected = {"width": 4, "name": "x", "soft": True, "rate": 0.001, "hard": False}
+    assert options.model.options == expected
+    config.dump(options, tmp_path / "config.toml")
+    assert config.load([tmp_path / "config.toml"]).model.options == expected
+    assert cli.train_options(["--model.options", "a", "nan", "b", "9" * 400]).model.options["b"] == "9" * 400
+    changed = config.fixed_differences(config.load([file]), options)
+    assert ("model.options.width", 3, 4) in changed and ("model.options.rate", None, 0.001) in changed
+
+
+def test_files_with_an_old_name_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "RENAMED", {"model.width": "model.hidden", "net.depth": "model.levels", "tag": "out"})
+    read = config.load([write(tmp_path, "tag = 'x'\n[model]\nwidth = 32\n[net]\ndepth = 3\n")])
+    assert (read.model.hidden, read.model.levels, read.out) == (32, 3, "x")
+    assert config.load([write(tmp_path, "[model]\nwidth = 32\nhidden = 48\n")]).model.hidden == 48
+    with pytest.raises(ConfigError, match="model: Expected `object`"):
+        config.load([write(tmp_path, "model = 5\n[net]\ndepth = 3\n")])
+
+
+def test_preset_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.train_options(["--config", "lego", "field"]).data.path == "scenes/lego"
+    (tmp_path / "lego").mkdir()  # a folder is no file of options
+    assert config.preset_path("lego").name == "lego.toml"
+    (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
+    assert config.load(["orrery"]).seed == 3
+    for name in ("nowhere", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
+        with pytest.raises(ConfigError, match="one of field, lego, orrery, orrery_cpu$"):
+            config.load([name])
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("name = 'Käfer'".encode("latin-1"), "is not UTF-8 text; save it as UTF-8"),
+        ("seed = 3".encode("utf-16"), "is not UTF-8 text; save it as UTF-8"),
+        ("seed = 3".encode("utf-16-le"), "is not valid TOML"),
+        (b"seed = " + b"[" * 30_000, "is nested too deeply"),
+        (b".".join([b"a"] * 50_000) + b" = 1", "is larger than 32 KB"),
+        (b"seed = " + b"1" * 5000, "is not valid TOML"),
+        (b"#" * 17_000_000, "is larger than 32 KB"),
+    ],
+)
+def test_no_file_of_options(tmp_path, content: bytes, message: str):
+    file = tmp_path / "options.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        config.load([file])
+    assert "\n" not in str(error.value)
+
+
+def test_neither_pipe_nor_device_nor_folder_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
+        with pytest.raises(ConfigError, match="it is not a file"):
+            config.load([path])
+
+
+def test_byte_order_mark(tmp_path):
+    (tmp_path / "options.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
+    assert config.load([tmp_path / "options.toml"]).seed == 3
+
+
+def test_resume_ignores_nothing(tmp_path):
+    run = tmp_path / "run"
+    old = config.Config(out="elsewhere", model=config.ModelConfig(module="from.far.away", levels=3))
+    run.mkdir()
+    config.dump(old, run / "config.toml")
+    options = cli.train_options(["--resume", str(run), "--out", f"{run}/"])
+    assert (options.out, options.model.levels, options.model.module) == (f"{run}/", 3, "")
+    assert cli.train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
+    file = write(tmp_path, "[model]\nmodule = 'mine'\n")
+    assert cli.train_options(["--resume", str(run), "--config", file]).model.module == "mine"
+    with pytest.raises(ConfigError, match="leave out --out to go on, or --resume to train a new run"):
+        cli.train_options(["--resume", str(run), "--out", "elsewhere"])
+    with pytest.raises(ConfigError, match="leave out one of them"):
+        cli.train_options(["--resume", str(run), "--overwrite"])
+
+
+def test_an_old_run_has_todays_defaults_for_options_that_it_does_not_know():
+    old = config.load(["tests/run_0_1_0/config.toml"])
+    assert (old.model.kind, old.sampling.kind, old.trainer.deterministic) == ("field", "box", False)
+
+
 def test_missing_file():
-    with pytest.raises(ConfigError, match="cannot read the configuration nowhere.toml: No such file"):
+    with pytest.raises(ConfigError, match="no configuration 'nowhere.toml'; .* one of field, lego, orrery, orrery_cpu"):
         config.load(["nowhere.toml"])
 
 

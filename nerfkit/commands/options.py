@@ -1,39 +1,60 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `nerfkit train`, from defaults, files and command line."""
+"""Options of `nerfkit train`, from defaults, a resumed run, files and command line."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, fields
+import os
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Config
+from nerfkit.errors import ConfigError
+from nerfkit.option_types import Switch
 from nerfkit.training.run_folder import read_config
 
-TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs,)}
+TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 
 
 @dataclass
 class TrainOptions(Config):
     """Train a radiance field. A later --config beats an earlier one, the command line beats both."""
 
-    config: tuple[str, ...] = ()  # TOML files that change the defaults, e.g. configs/lego.toml
+    config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
-    overwrite: bool = False  # replace a run that the run folder holds already
+    overwrite: Switch = False  # replace a run that the run folder holds already
 
 
 def train_options(arguments: list[str]) -> TrainOptions:
-    """Options of scripts/train.py: defaults < run resumed < files < command line."""
+    """Options of `nerfkit train`: defaults < run resumed < files < command line."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend", default=[])
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args(arguments)
-    base = read_config(Path(known.resume)) if known.resume else None
-    config = config_module.load(known.config, base)
+    config = config_module.merged(known.config, _config_of_run(known.resume) if known.resume else None)
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = tyro.cli(TrainOptions, args=arguments, default=default, prog="nerfkit train", **TYRO)
+    options.model.options = config.model.options | options.model.options
     config_module.check(options)
+    _check_resume(options)
     return options
+
+
+def _config_of_run(folder: str) -> Config:
+    """What a resumed run was trained with; Python code that it names is not imported unless it is named again."""
+    config = read_config(Path(folder))
+    return replace(config, out=folder, model=replace(config.model, module=""))
+
+
+def _check_resume(options: TrainOptions) -> None:
+    """Raise ConfigError for what --resume would ignore."""
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume goes on with a run, --overwrite replaces it; leave out one of them")
+    if options.resume and os.path.realpath(options.out) != os.path.realpath(options.resume):
+        raise ConfigError(
+            f"--resume goes on in {options.resume}, out is {options.out}; leave out --out to go on, "
+            "or --resume to train a new run"
+        )

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of options: numbers with a range, booleans and free tables as the command line takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
+
+from nerfkit.errors import ConfigError
+
+LARGEST = 1e300  # of a number whose range only its model knows
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values of an option, both ends included."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.low:g} to {self.high:g}" if isinstance(self.low, float) else f"{self.low} to {self.high}"
+
+    def check(self, name: str, value: float | tuple[float, ...]) -> None:
+        for x in value if isinstance(value, tuple) else (value,):
+            if not self.low <= x <= self.high:  # NaN is not either
+                raise ConfigError(f"{name} must be from {self}, got {short(x)}")
+
+
+def ranged(kind: Any, low: float, high: float) -> Any:
+    """The type `kind` with a range, which --help shows beside the default."""
+    limits = Range(low, high)
+    return Annotated[kind, limits, tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; {limits})")]
+
+
+def integer(low: int, high: int) -> Any:
+    return ranged(int, low, high)
+
+
+def number(low: float, high: float) -> Any:
+    return ranged(float, float(low), float(high))
+
+
+BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
+
+
+def _to_bool(words: list[str]) -> bool:
+    """A boolean of the command line; one that stands alone is true."""
+    text = " ".join(words) if words else "true"
+    if text not in BOOLEANS:
+        raise ValueError(f"expected true or false, got {text!r}")
+    return BOOLEANS[text]
+
+
+def _bool(nargs: int | Literal["*"], metavar: str) -> PrimitiveConstructorSpec[bool]:
+    return PrimitiveConstructorSpec(
+        nargs=nargs,
+        metavar=metavar,
+        instance_from_str=_to_bool,
+        is_instance=lambda value: isinstance(value, bool),
+        str_from_instance=lambda value: [str(value).lower()],
+    )
+
+
+def _to_options(words: list[str]) -> dict[str, Any]:
+    if len(words) % 2:
+        raise ValueError(f"expected a value after each key, got {' '.join(words)}")
+    return {key: _to_scalar(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+
+
+def _to_scalar(word: str) -> str | int | float | bool:
+    """A word of the command line as TOML would have it; what is no boolean or number is text."""
+    if word in BOOLEANS:
+        return BOOLEANS[word]
+    for kind in (int, float):
+        try:
+            value = kind(word)
+        except ValueError:
+            continue
+        if abs(value) <= LARGEST:
+            return value
+    return word
+
+
+_OPTIONS = PrimitiveConstructorSpec(
+    nargs="*",
+    metavar="[KEY VALUE [KEY VALUE ...]]",
+    instance_from_str=_to_options,
+    is_instance=lambda value: isinstance(value, dict),
+    str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
+)
+
+
+Flag = Annotated[bool, _bool(1, "{true,false}"), tyro.conf.FlagConversionOff]
+Switch = Annotated[bool, _bool("*", "[{true,false}]"), tyro.conf.FlagConversionOff]  # alone it means true
+Options = Annotated[dict[str, str | int | float | bool], _OPTIONS]
+
+
+def one_line(text: str) -> str:
+    """`text` as part of an error of one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
+
+
+def short(value: Any) -> str:
+    """`value` as part of an error; of a huge integer, which may have no digits, the size alone."""
+    if isinstance(value, int) and value.bit_length() > 64:
+        return f"about {'-' if value < 0 else ''}2^{value.bit_length() - 1}"
+    return one_line(str(value))
