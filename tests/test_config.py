@@ -81,7 +81,7 @@ def test_bad_file(tmp_path, text: str, message: str):
         ("[sampling]\nstep = 1e-6\n", "cuts the longest ray in data.box, 5.19615, into more than 1048575 intervals"),
         ("[sampling]\nstep = 6.0\n", r"sampling.step \(6\) is longer than the longest ray in data.box, 5.19615"),
         ("[sampling]\nnear = 2.0\nfar = 1.0\n", "sampling.near .* must be below sampling.far"),
-        ('out = "a\\u0000b"\n', "out must be text in UTF-8 of at most 4096 characters, none of them NUL"),
+        ('out = "a\\u0000b"\n', "out must be text in UTF-8 of at most 4096 characters without NUL"),
         ("[model.options]\nwidth = inf\n", "model.options.width must be from .*, got inf"),
         ("[model.options]\nwidth = [1]\n", "model.options.*: Expected `bool | int | float | str`, got `array`"),
         ('"a\\nb" = 1\n', r"unknown option a\?b"),

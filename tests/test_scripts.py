@@ -134,7 +134,7 @@ def test_errors_say_what_to_do(trained, tmp_path):
         "scripts/render.py", trained, "--size", "0", "5", "--device", "cpu", status=1
     )
     assert "is not a run folder: config.toml is missing" in call("scripts/render.py", tmp_path, status=1)
-    assert "give the scene's folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
+    assert "give its folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
     assert "no scene given: set data.path" in call("scripts/train.py", "--out", tmp_path / "x", status=1)
     message = call(
         "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cuda", "--device", "cpu", status=1
