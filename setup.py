@@ -32,6 +32,7 @@ from typing import NamedTuple
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
@@ -219,6 +220,19 @@ def extensions() -> list[Extension]:
     return found
 
 
+class BuildPython(build_py):
+    """Ships the presets with the package: configs/ is their one place in a checkout, nerfkit/configs in a wheel."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        folder = Path(self.build_lib) / "nerfkit" / "configs"
+        folder.mkdir(parents=True, exist_ok=True)
+        for preset in (ROOT / "configs").glob("*.toml"):
+            shutil.copyfile(preset, folder / preset.name)
+
+
 def jobs() -> int:
     return int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
 
@@ -336,4 +350,5 @@ class PlatformWheel(bdist_wheel):
 
 
 modules = extensions()
-setup(ext_modules=modules, cmdclass={"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel} if modules else {})
+commands = {"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel} if modules else {}
+setup(ext_modules=modules, cmdclass={"build_py": BuildPython, **commands})
