@@ -125,7 +125,7 @@ class TrainingStep:
         n_rays = settings.max_rays if self.is_fixed else int(self.n_rays)
         rays, pixels, background, jitter = self.batch(n_rays)
         active = torch.arange(n_rays, device=self.n_rays.device) < self.n_rays  # [R]
-        rays = Rays(rays.origins, rays.directions * active[:, None])  # a ray without direction has no samples
+        rays = rays._replace(directions=rays.directions * active[:, None])  # a ray without direction has no samples
         capacity = settings.samples if self.is_fixed else None
         rendering, samples = self.renderer(rays, background, jitter, capacity)
         whole = samples.whole & active

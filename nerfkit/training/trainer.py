@@ -222,7 +222,8 @@ def check_box(cameras: Cameras, box: Tensor) -> None:
     columns = torch.arange(0, width, max(width // 16, 1), device=box.device)
     views = torch.arange(len(cameras), device=box.device)
     view, row, column = (x.flatten() for x in torch.meshgrid(views, rows, columns, indexing="ij"))
-    enter, leave = box_span(*cameras.rays(view, column, row), box, 0.0, math.inf)
+    rays = cameras.rays(view, column, row)
+    enter, leave = box_span(rays.origins, rays.directions, box, 0.0, math.inf)
     if not (enter < leave).any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(
