@@ -66,10 +66,10 @@ def test_json_round_trip(cameras, tmp_path):
     assert (again.width, again.height) == (24, 24)
 
 
-@pytest.mark.parametrize("width", [0, 0.5, "24", None])
+@pytest.mark.parametrize("width", [0, 0.5, "24", None, True, 1e300, float("nan")])
 def test_a_path_with_a_bad_size(cameras, tmp_path, width):
     content = to_json(cameras, [str(i) for i in range(len(cameras))]) | {"w": width}
-    with pytest.raises(SceneError, match="x.json: .*('w' must be a number and be above 0|must be at least 1x1)"):
+    with pytest.raises(SceneError, match="x.json: 'w' must be a whole number of pixels from 1 to 100000, got"):
         parse_cameras(content, tmp_path / "x.json")
 
 
