@@ -16,8 +16,6 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from tests.toy_scene import write_scene
 
-GB = 2**30
-
 
 @pytest.fixture
 def scene_folder(toy_scene, tmp_path):
@@ -359,6 +357,10 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
         reports = []
         assert views.load(reports.append).shape == (12, 12, 12, 4)
         assert len(reports) == 1 and f"while {n_threads} at a time are decoded" in reports[0]
+    large = load_scene(str(tmp_path), downscale=0.5).split("train")  # resizing makes more than it reads
+    monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: large.bytes() + 12 * 48 * 48)
+    with pytest.raises(SceneError, match="more to decode one"):
+        large.load()
     monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: views.bytes() + one - 1)
     with pytest.raises(SceneError, match="more to decode one"):
         views.load()

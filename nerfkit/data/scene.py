@@ -67,8 +67,9 @@ class Views:
     def _room_to_decode(self) -> tuple[int, int]:
         """How many threads may decode, and their memory; raises SceneError if not even one has room."""
         images, decoding = self.bytes(), self.header.decoding_bytes
+        stored, wanted = (x.width * x.height for x in (self.header, self.cameras))  # pixels
         if (self.cameras.width, self.cameras.height) != (self.header.width, self.header.height):
-            decoding += RESIZING_BYTES * self.header.width * self.header.height
+            decoding += RESIZING_BYTES * max(stored, wanted)
         n_threads = min(os.cpu_count() or 1, MAX_THREADS, len(self.files))
         free = free_memory()
         if free is not None:

@@ -63,7 +63,7 @@ def _find_image(frame: dict, file: Path, index: int) -> Path:
     for candidate in (*(stem + known for known in EXTENSIONS), path):
         if os.path.exists(candidate):
             return Path(candidate)
-    raise SceneError(f"{where}: image {shown(stem)} is missing (looked for {', '.join(EXTENSIONS)})")
+    raise SceneError(f"{where}: image {shown(path)} is missing (looked for {', '.join(EXTENSIONS)})")
 
 
 def _common_header(paths: list[Path]) -> ImageHeader:
