@@ -11,7 +11,6 @@ import dataclasses
 import difflib
 import math
 import os
-import stat
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +24,7 @@ from nerfkit.files import atomic_write
 from nerfkit.ops.grid_encode import MAX_LEVELS, MAX_RESOLUTION
 from nerfkit.ops.march import BLOCK, MAX_BLOCKS
 from nerfkit.option_types import LARGEST, Flag, Options, Range, integer, number, one_line, ranged
+from nerfkit.reading import read_text_utf8, shown
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -228,21 +228,10 @@ def preset_path(name: str) -> Path:
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Values of a TOML file; raises ConfigError if it is missing or broken."""
-    name = one_line(str(path))
+    name = shown(path)
+    text = read_text_utf8(Path(path), ConfigError, "the configuration", MOST_BYTES)
     try:
-        is_file = stat.S_ISREG(os.stat(path).st_mode)  # to open anything else may wait for ever
-        with open(path if is_file else os.devnull, "rb") as file:
-            content = file.read(MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration {name}: {getattr(error, 'strerror', error)}") from None
-    if not is_file:
-        raise ConfigError(f"cannot read the configuration {name}: it is not a file; give a TOML file")
-    if len(content) > MOST_BYTES:
-        raise ConfigError(f"the configuration {name} is larger than {MOST_BYTES // 1024} KB; is it the right file?")
-    try:
-        return tomllib.loads(content.decode("utf-8-sig"))
-    except UnicodeDecodeError:
-        raise ConfigError(f"{name} is not UTF-8 text; save it as UTF-8") from None
+        return tomllib.loads(text)
     except RecursionError:
         raise ConfigError(f"{name} is nested too deeply; options are [group] and name = value") from None
     except ValueError as error:

@@ -212,13 +212,13 @@ def test_preset_by_name(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "content, message",
     [
-        ("name = 'Käfer'".encode("latin-1"), "is not UTF-8 text; save it as UTF-8"),
-        ("seed = 3".encode("utf-16"), "is not UTF-8 text; save it as UTF-8"),
+        ("name = 'Käfer'".encode("latin-1"), "is not UTF-8 text .*save it as UTF-8"),
+        ("seed = 3".encode("utf-16"), "is not UTF-8 text .*save it as UTF-8"),
         ("seed = 3".encode("utf-16-le"), "is not valid TOML"),
         (b"seed = " + b"[" * 30_000, "is nested too deeply"),
-        (b".".join([b"a"] * 50_000) + b" = 1", "is larger than 32 KB"),
+        (b".".join([b"a"] * 50_000) + b" = 1", "more than the limit of 32768"),
         (b"seed = " + b"1" * 5000, "is not valid TOML"),
-        (b"#" * 17_000_000, "is larger than 32 KB"),
+        (b"#" * 17_000_000, "more than the limit of 32768"),
     ],
 )
 def test_no_file_of_options(tmp_path, content: bytes, message: str):
@@ -232,7 +232,7 @@ def test_no_file_of_options(tmp_path, content: bytes, message: str):
 def test_neither_pipe_nor_device_nor_folder_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with pytest.raises(ConfigError, match="it is not a file"):
+        with pytest.raises(ConfigError, match="not a regular file"):
             config.load([path])
 
 

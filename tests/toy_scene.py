@@ -26,14 +26,14 @@ def look_at(eye: np.ndarray) -> np.ndarray:
     return pose
 
 
-def trace(pose: np.ndarray, size: int) -> np.ndarray:
-    """RGBA picture [size, size, 4] uint8: the nearest ball, shaded by its normal."""
-    row, column = np.mgrid[0:size, 0:size] + 0.5
-    focal = 0.5 * size / math.tan(0.5 * ANGLE_X)
-    local = np.stack([(column - size / 2) / focal, -(row - size / 2) / focal, -np.ones_like(row)], axis=-1)
+def trace(pose: np.ndarray, width: int, height: int) -> np.ndarray:
+    """RGBA image [height, width, 4] uint8: the nearest ball, shaded by its normal."""
+    row, column = np.mgrid[0:height, 0:width] + 0.5
+    focal = 0.5 * width / math.tan(0.5 * ANGLE_X)
+    local = np.stack([(column - width / 2) / focal, -(row - height / 2) / focal, -np.ones_like(row)], axis=-1)
     directions = local @ pose[:3, :3].T
     directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
-    picture, nearest = np.zeros((size, size, 4)), np.full((size, size), np.inf)
+    image, nearest = np.zeros((height, width, 4)), np.full((height, width), np.inf)
     for center, radius, color in zip(BALLS, RADII, COLORS, strict=True):
         offset = pose[:3, 3] - center
         b = directions @ offset
@@ -42,13 +42,19 @@ def trace(pose: np.ndarray, size: int) -> np.ndarray:
         hit = (under_root > 0) & (t < nearest)
         normal = (pose[:3, 3] + t[..., None] * directions - center) / radius
         shade = 0.6 + 0.4 * normal[..., 2:]
-        picture[hit] = np.concatenate([color * shade, np.ones_like(shade)], axis=-1)[hit]
+        image[hit] = np.concatenate([color * shade, np.ones_like(shade)], axis=-1)[hit]
         nearest[hit] = t[hit]
-    return (picture * 255 + 0.5).astype(np.uint8)
+    return (image * 255 + 0.5).astype(np.uint8)
 
 
-def write_scene(folder: Path, size: int = 24, counts: dict[str, int] | None = None, extension: str = "png") -> Path:
-    """Write train and test views to `folder`."""
+def write_scene(
+    folder: Path,
+    size: int | tuple[int, int] = 24,
+    counts: dict[str, int] | None = None,
+    extension: str = "png",
+) -> Path:
+    """Write train and test views to `folder`; `size` is width and height, or both at once."""
+    width, height = (size, size) if isinstance(size, int) else size
     generator = np.random.default_rng(0)
     for split, count in (counts or {"train": 12, "test": 2}).items():
         (folder / split).mkdir(parents=True, exist_ok=True)
@@ -63,8 +69,8 @@ def write_scene(folder: Path, size: int = 24, counts: dict[str, int] | None = No
                 ]
             )
             pose = look_at(eye)
-            picture = Image.fromarray(trace(pose, size))
-            (picture.convert("RGB") if extension == "jpg" else picture).save(folder / split / f"r_{index}.{extension}")
+            image = Image.fromarray(trace(pose, width, height))
+            (image.convert("RGB") if extension == "jpg" else image).save(folder / split / f"r_{index}.{extension}")
             frames.append({"file_path": f"./{split}/r_{index}", "transform_matrix": pose.tolist()})
         content = {"camera_angle_x": ANGLE_X, "frames": frames}
         (folder / f"transforms_{split}.json").write_text(json.dumps(content))

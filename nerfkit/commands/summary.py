@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from nerfkit.errors import RunError
+from nerfkit.reading import read_json
 from nerfkit.training.evaluator import score_name, scores_file
 from nerfkit.training.run_folder import LOSS_PLOT, read_config
 
@@ -18,17 +18,17 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     split = read_config(folder).eval.split
     file = scores_file(folder, split)
+    if not file.exists():
+        raise RunError(f"{file} is missing; score the run first: python scripts/eval.py {folder}")
     try:
-        metrics = json.loads(file.read_text(encoding="utf-8"))
+        metrics = read_json(file, RunError, "the scores")
         protocol = metrics["protocol"]
         line = (
             f"\n{folder}: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f} on {metrics['n_views']} "
             f"{protocol['split']} views of {protocol['width']}x{protocol['height']}, "
             f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
-    except FileNotFoundError:
-        raise RunError(f"{file} is missing; score the run first: python scripts/eval.py {folder}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is not what scripts/eval.py writes ({error}); score the run again") from None
     print(line)
     kinds = {

@@ -19,9 +19,13 @@ class Batch(NamedTuple):
     rays: Rays
     pixels: Tensor  # [R, 3 or 4] uint8, straight alpha
     weight: Tensor  # [R] of each pixel in the loss, float32; 0 for a ray that does not count
-    view: Tensor  # [R] int64, training view of each ray
     background: Tensor  # [R, 3] behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
+
+    @property
+    def view(self) -> Tensor:
+        """[R] int64, training view of each ray."""
+        return self.rays.view
 
 
 class Background:
@@ -62,4 +66,4 @@ class TrainingViews:
         jitter = torch.rand(n_rays, device=device)
         weight = torch.ones(n_rays, device=device)
         rays = self.cameras.rays(view, column, row)
-        return Batch(rays, self.images[view, row, column], weight, view, background, jitter)
+        return Batch(rays, self.images[view, row, column], weight, background, jitter)

@@ -7,6 +7,7 @@ at (column + 0.5, row + 0.5); (0, 0) is the upper left corner of the picture.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ class Rays(NamedTuple):
 
     origins: Tensor  # [R, 3]
     directions: Tensor  # [R, 3] of unit length
+    view: Tensor | None = None  # [R] int64, index of each ray's view
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,7 @@ class Cameras:
         return self.camera_to_world.shape[0]
 
     def __getitem__(self, views: slice | list[int]) -> Cameras:
-        return replace(
-            self,
-            camera_to_world=self.camera_to_world[views],
-            focal=self.focal[views],
-            center=self.center[views],
-        )
+        return self._each(lambda tensor: tensor[views])
 
     @property
     def positions(self) -> Tensor:
@@ -49,12 +46,12 @@ class Cameras:
 
     def to(self, device: torch.device | str) -> Cameras:
         """The same cameras on `device`."""
-        return replace(
-            self,
-            camera_to_world=self.camera_to_world.to(device),
-            focal=self.focal.to(device),
-            center=self.center.to(device),
-        )
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Cameras:
+        """The same cameras with every tensor changed."""
+        tensors = {name: change(value) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **tensors)
 
     def resized(self, width: int, height: int) -> Cameras:
         """The same cameras with pictures of another size."""
@@ -70,7 +67,7 @@ class Cameras:
         place = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
         pose = self.camera_to_world.flatten().take(place).unflatten(1, (3, 4))  # [R, 3, 4]
         directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
-        return Rays(pose[:, :, 3], directions)
+        return Rays(pose[:, :, 3], directions, view)
 
     def picture_rays(self, view: int, start: int = 0, end: int | None = None) -> Rays:
         """Rays of pixels start..end of one picture, row by row."""

@@ -3,18 +3,23 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from nerfkit.data.readers import find_reader
 from nerfkit.data.scene import Scene
 from nerfkit.errors import SceneError
+from nerfkit.reading import native_name, shown
 
 
 def load_scene(path: str, format: str = "auto", downscale: float = 1.0) -> Scene:
-    """Read cameras and picture headers of the scene in folder `path`."""
+    """Read cameras and image headers of the scene in folder `path`."""
     if not path:
         raise SceneError("no scene given: set data.path to the folder of a scene")
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise SceneError(f"data.path: {folder} is not a folder")
+    try:
+        folder = Path(native_name(path)).expanduser()
+    except (RuntimeError, ValueError) as error:  # no such user; no name for a file
+        raise SceneError(f"data.path: {shown(path)} cannot be a folder: {error}") from None
+    if not os.path.isdir(folder):
+        raise SceneError(f"data.path: {shown(folder)} is not a folder")
     return find_reader(folder, format).read(folder, downscale)

@@ -1,71 +1,85 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene: cameras by split, and where their pictures are. A reader in `nerfkit.data.readers` makes it of one format."""
+"""Scene: cameras by split, and where their images are. A reader in `nerfkit.data.readers` makes it of one format."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
+
+MAX_THREADS = 32  # that decode
 
 
 @dataclass(frozen=True)
 class Views:
-    """Cameras of one split and where their pictures are."""
+    """Cameras of one split and where their images are."""
 
     cameras: Cameras
     files: list[Path]
-    channels: int  # 4 with alpha, else 3
+    header: ImageHeader  # of every file; the most that one of them says
+
+    @property
+    def channels(self) -> int:
+        """4 with alpha, else 3."""
+        return 4 if self.header.has_alpha else 3
 
     @property
     def names(self) -> list[str]:
-        """A name for each view: its file's, with a number before it where two files have one name."""
+        """A name for each view that no other of the split has: its file's, behind a number where two are alike."""
         stems = [file.stem for file in self.files]
-        return stems if len(set(stems)) == len(stems) else [f"{i:04d}_{stem}" for i, stem in enumerate(stems)]
+        if len({stem.casefold() for stem in stems}) == len(stems):  # there are file systems that fold case, too
+            return stems
+        return [f"{index:04d}_{stem}" for index, stem in enumerate(stems)]
 
     def bytes(self) -> int:
-        """Memory that the pictures take."""
+        """Memory that the images take."""
         return len(self.files) * self.cameras.height * self.cameras.width * self.channels
 
     def load(self, report: Callable[[str], None] = print) -> Tensor:
-        """All pictures, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area."""
-        need, free = self.bytes(), free_memory()
-        size = f"{self.cameras.width}x{self.cameras.height}"
-        report(f"loading {len(self.files)} pictures, {size}: {need / 2**20:.0f} MB in memory")
-        if free is not None and need > free:
-            raise SceneError(
-                f"the pictures need {need / 2**30:.1f} GB, {free / 2**30:.1f} GB are free; raise data.downscale"
-            )
-        images = torch.empty(len(self.files), self.cameras.height, self.cameras.width, self.channels, dtype=torch.uint8)
+        """All images, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area."""
+        width, height = self.cameras.width, self.cameras.height
+        n_threads, decoding = self._room_to_decode()
+        report(
+            f"loading {len(self.files)} images, {width}x{height}: {self.bytes() / 2**20:.0f} MB in memory, "
+            f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
+        )
+        images = torch.empty(len(self.files), height, width, self.channels, dtype=torch.uint8)
 
         def fill(index: int) -> None:
-            images[index] = torch.from_numpy(self._read(self.files[index]))
+            read_image(self.files[index], (self.header.width, self.header.height), images[index].numpy())
 
-        with ThreadPoolExecutor() as pool:
-            for _ in tqdm(pool.map(fill, range(len(self.files))), total=len(self.files), desc="pictures", leave=False):
+        with ThreadPoolExecutor(n_threads) as pool:
+            for _ in tqdm(pool.map(fill, range(len(self.files))), total=len(self.files), desc="images", leave=False):
                 pass
         return images
 
-    def _read(self, file: Path) -> np.ndarray:
-        try:
-            with Image.open(file) as image:
-                picture = image.convert("RGBA" if self.channels == 4 else "RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise SceneError(f"picture {file} cannot be read, is it truncated? ({error})") from None
-        if picture.size != (self.cameras.width, self.cameras.height):
-            # Pillow averages RGBA with colors weighted by alpha.
-            picture = picture.resize((self.cameras.width, self.cameras.height), Image.Resampling.BOX)
-        return np.array(picture)
+    def _room_to_decode(self) -> tuple[int, int]:
+        """How many threads may decode, and their memory; raises SceneError if not even one has room."""
+        images, decoding = self.bytes(), self.header.decoding_bytes
+        stored, wanted = (x.width * x.height for x in (self.header, self.cameras))  # pixels
+        if (self.cameras.width, self.cameras.height) != (self.header.width, self.header.height):
+            decoding += RESIZING_BYTES * max(stored, wanted)
+        n_threads = min(os.cpu_count() or 1, MAX_THREADS, len(self.files))
+        free = free_memory()
+        if free is not None:
+            n_threads = min(n_threads, (free - images) // decoding)
+            if n_threads < 1:
+                raise SceneError(
+                    f"the images need {images / 2**30:.1f} GB, and {decoding / 2**30:.1f} GB more to decode one, but "
+                    f"{free / 2**30:.1f} GB are free; raise data.downscale, or shrink the files"
+                )
+        return n_threads, n_threads * decoding
 
 
 @dataclass(frozen=True)

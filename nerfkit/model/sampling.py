@@ -105,8 +105,9 @@ class BoxSampler(nn.Module):
         room = None if capacity is None else int(capacity * (config.candidates if stops else 1))
         with torch.no_grad():
             t_starts, t_ends, source_offsets = march(
-                *rays, self.occupancy, self.box, config.step, config.near, config.far, jitter, room
-            )
+                rays.origins, rays.directions, self.occupancy, self.box,
+                config.step, config.near, config.far, jitter, room,
+            )  # fmt: skip
             n_rows = t_starts.shape[0]
             source_offsets, whole = fit(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
@@ -118,7 +119,7 @@ class BoxSampler(nn.Module):
                 n_rows = int(ray_offsets[-1]) if capacity is None else capacity
                 ray_offsets, fits = fit(ray_offsets, n_rows)
                 whole = whole & fits
-            placed = place(*rays, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
+            placed = place(rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
             if capacity is not None:
                 ray_offsets = fill_rows(ray_offsets, capacity)
         positions, t_starts, t_ends, ray_index = placed
@@ -133,7 +134,8 @@ class BoxSampler(nn.Module):
 
     def _density(self, marched: Marched, density_fn: DensityFn) -> Tensor:
         rays, t_starts, t_ends, ray_offsets = marched
-        return density_fn(place(*rays, t_starts, t_ends, ray_offsets, ray_offsets, t_starts.shape[0])[0])
+        n_rows = t_starts.shape[0]
+        return density_fn(place(rays.origins, rays.directions, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)[0])
 
     def _density_in_rounds(self, marched: Marched, density_fn: DensityFn) -> Tensor:
         """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0.
@@ -156,7 +158,9 @@ class BoxSampler(nn.Module):
         looked = offsets_from_counts(counts)
         n_rows = int(looked[-1])
         source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
-        positions, *_, ray_index = place(*rays, t_starts[skip:], t_ends[skip:], source_offsets, looked, n_rows)
+        positions, *_, ray_index = place(
+            rays.origins, rays.directions, t_starts[skip:], t_ends[skip:], source_offsets, looked, n_rows
+        )
         shift = ray_offsets[:-1] + skip - looked[:-1]  # [R]
         density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions).to(density.dtype)
 

@@ -27,6 +27,7 @@ from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
+from nerfkit.reading import read_regular
 from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -34,7 +35,7 @@ LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 RUN_FILES = (
     CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
 )  # fmt: skip
-LARGEST_SCENE = 2**30  # bytes of scene.json
+LARGEST_SCENE, LARGEST_LOG = 2**30, 2**32  # bytes
 SHOWN_DIFFERENCES = 3
 
 
@@ -175,17 +176,19 @@ def read_config(folder: Path) -> Config:
 
 def read_scene(folder: Path) -> RunScene:
     """What the run knows of its scene; raises RunError if that is missing or broken."""
+    content = read_regular(folder / SCENE, LARGEST_SCENE, "the run's scene", RunError)
     try:
-        return msgspec.json.decode((folder / SCENE).read_bytes(), type=RunScene)
-    except (OSError, msgspec.DecodeError, RecursionError) as error:
-        raise RunError(f"cannot read {folder / SCENE}: {getattr(error, 'strerror', None) or error}") from None
+        return msgspec.json.decode(content, type=RunScene)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Logged steps; a line that a kill or a full disk cut short, or that is none of these, is passed over."""
     log = folder / LOG
+    content = read_regular(log, LARGEST_LOG, "the log", RunError) if log.exists() else b""
     lines = []
-    for text in log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []:
+    for text in content.decode(errors="replace").splitlines():
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):

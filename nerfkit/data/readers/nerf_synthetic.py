@@ -1,76 +1,98 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NeRF-synthetic (Blender) scenes: `transforms_{train,val,test}.json` and the pictures that they name.
+"""NeRF-synthetic (Blender) scenes: `transforms_{train,val,test}.json` and the images that they name.
 
-World z is up. Pictures are RGB or RGBA with straight alpha, sRGB; their names may come without extension.
+World z is up. Images are RGB or RGBA with straight alpha, sRGB; their names may come without extension.
 """
 
 from __future__ import annotations
 
+import os
+import reprlib
 from pathlib import Path
 
-from nerfkit.data.pixels import picture_header
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixels import ImageHeader, image_header
 from nerfkit.data.readers.reader import Reader
 from nerfkit.data.readers.transforms import parse_cameras, read_json
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import SceneError
+from nerfkit.reading import native_name, shown
 
 SPLITS = ("train", "val", "test")
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
+SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
 
 
 def _recognises(folder: Path) -> bool:
-    return any((folder / f"transforms_{split}.json").exists() for split in SPLITS)
+    return any(os.path.lexists(folder / f"transforms_{split}.json") for split in SPLITS)
 
 
 def _read(folder: Path, downscale: float) -> Scene:
     files = {split: folder / f"transforms_{split}.json" for split in SPLITS}
-    views = {split: _read_split(file, downscale) for split, file in files.items() if file.exists()}
+    views = {split: _read_split(file, downscale) for split, file in files.items() if os.path.lexists(file)}
     if "train" not in views:
-        raise SceneError(f"{files['train']} is missing")
+        raise SceneError(f"{shown(files['train'])} is missing")
     return Scene(folder.resolve().name, READER.name, views, up=(0.0, 0.0, 1.0))
 
 
 def _read_split(file: Path, downscale: float) -> Views:
     content = read_json(file)
-    pictures = []
-    for index, frame in enumerate(content["frames"]):
-        if "file_path" not in frame:
-            raise SceneError(f"{file}: frame {index}: key 'file_path' is missing")
-        pictures.append(_find_picture(file.parent / frame["file_path"], f"{file}: frame {index}"))
-    width, height, alpha = _common_header(pictures)
-    cameras = parse_cameras(content, file, width, height)
-    if downscale != 1:
-        small = round(width / downscale), round(height / downscale)
-        if min(small) < 1:
-            raise SceneError(f"data.downscale {downscale:g} leaves nothing of {width}x{height} pictures")
-        cameras = cameras.resized(*small)
-    return Views(cameras, pictures, channels=4 if alpha else 3)
+    paths = [_find_image(frame, file, index) for index, frame in enumerate(content["frames"])]
+    header = _common_header(paths)
+    cameras = parse_cameras(content, file, header.width, header.height)
+    return Views(_downscaled(cameras, downscale), paths, header)
 
 
-def _find_picture(path: Path, where: str) -> Path:
-    """`path` itself, or with the first known extension that exists."""
-    if path.suffix.lower() in EXTENSIONS and path.exists():
-        return path
-    stem = path.with_suffix("") if path.suffix.lower() in EXTENSIONS else path
-    for extension in EXTENSIONS:
-        candidate = stem.with_name(stem.name + extension)
-        if candidate.exists():
-            return candidate
-    raise SceneError(f"{where}: picture {stem} is missing (looked for {', '.join(EXTENSIONS)})")
+def _find_image(frame: dict, file: Path, index: int) -> Path:
+    """The file of a frame: as it is named, or with the first known extension that exists."""
+    where = f"{shown(file)}: frame {index}"
+    if "file_path" not in frame:
+        raise SceneError(f"{where}: key 'file_path' is missing")
+    name = frame["file_path"]
+    if not isinstance(name, str) or not name:
+        raise SceneError(f"{where}: 'file_path' must be the name of an image, got {reprlib.repr(name)}")
+    try:
+        path = os.path.join(file.parent, native_name(name))
+    except ValueError:
+        raise SceneError(f"{where}: 'file_path' {shown(name)} cannot be the name of a file") from None
+    stem, extension = os.path.splitext(path)
+    if extension.lower() not in EXTENSIONS:
+        stem = path
+    elif os.path.exists(path):
+        return Path(path)
+    for candidate in (*(stem + known for known in EXTENSIONS), path):
+        if os.path.exists(candidate):
+            return Path(candidate)
+    raise SceneError(f"{where}: image {shown(path)} is missing (looked for {', '.join(EXTENSIONS)})")
 
 
-def _common_header(pictures: list[Path]) -> tuple[int, int, bool]:
-    """Width, height and alpha of all `pictures`; raises SceneError if one has another size than the first."""
-    width, height, alpha = picture_header(pictures[0])
-    for picture in pictures[1:]:
-        other_width, other_height, other_alpha = picture_header(picture)
-        if (other_width, other_height) != (width, height):
+def _common_header(paths: list[Path]) -> ImageHeader:
+    """The header of all images, alpha if one has it; raises SceneError if one has another size than the first."""
+    common = image_header(paths[0])
+    for path in paths[1:]:
+        header = image_header(path)
+        if (header.width, header.height) != (common.width, common.height):
             raise SceneError(
-                f"picture {picture} is {other_width}x{other_height}, but {pictures[0].name} is {width}x{height}; "
-                "all pictures of a split must have one size"
+                f"image {shown(path)} is {header.width}x{header.height}, but {shown(paths[0].name)} is "
+                f"{common.width}x{common.height}; all images of a split must have one size"
             )
-        alpha |= other_alpha
-    return width, height, alpha
+        common = ImageHeader(*map(max, common, header))
+    return common
+
+
+def _downscaled(cameras: Cameras, downscale: float) -> Cameras:
+    """The cameras of images whose sides are divided by `downscale`."""
+    if downscale == 1:
+        return cameras
+    sides = cameras.width, cameras.height
+    if not downscale > 0 or max(sides) / downscale > SIDE_LIMIT:  # NaN is not above 0
+        raise SceneError(
+            f"data.downscale must be a number that makes images of at most {SIDE_LIMIT} pixels a side, got {downscale}"
+        )
+    width, height = (round(side / downscale) for side in sides)
+    if min(width, height) < 1:
+        raise SceneError(f"data.downscale {downscale:g} leaves nothing of {sides[0]}x{sides[1]} images")
+    return cameras.resized(width, height)
 
 
 READER = Reader("nerf_synthetic", "transforms_train.json", _recognises, _read)

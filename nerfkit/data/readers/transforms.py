@@ -4,60 +4,78 @@
     {"camera_angle_x": radians, or "fl_x", "fl_y", "cx", "cy", "w", "h": pixels,
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
-A frame may hold intrinsics of its own, which beat the file's.
+A frame may hold intrinsics of its own, which beat the file's: the focal length as a whole, whatever keys give it, the
+size as a whole, and either coordinate of the principal point. What would change the camera and is not understood is
+refused; other keys that are not used are named in a warning.
 """
 
 from __future__ import annotations
 
-import json
 import math
+import reprlib
+import warnings
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from nerfkit import reading
 from nerfkit.data.cameras import Cameras
 from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
-DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
+FOCAL, SIZE = ("fl_x", "fl_y", "camera_angle_x", "camera_angle_y"), ("w", "h")  # families of intrinsics
+UNDISTORTED = ("PINHOLE", "SIMPLE_PINHOLE", "OPENCV")  # camera models, the last without distortion
+DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
+UNDISTORT = "undistort the images to a pinhole camera first"
+REFUSED = {  # keys that change what the pixels are, with what to do
+    **dict.fromkeys(("is_fisheye", "fisheye", "equirectangular", "latlong", "distortion_params"), UNDISTORT),
+    **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
+    **dict.fromkeys(("b1", "b2", "skew"), UNDISTORT),
+    **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
+    "rolling_shutter": "give images of a global shutter",
+    **dict.fromkeys(("mask_path", "masks"), "put the mask into the images' alpha, or remove the key"),
+    **dict.fromkeys(("from_na", "from_mitsuba"), "convert the poses to OpenGL axes"),
+    **dict.fromkeys(("transform_matrix_start", "transform_matrix_end"), "give one transform_matrix"),
+}
+USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
+HARMLESS = {  # where other programs put the scene, and what they say of its making
+    "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
+    "sharpness", "rotation", "colmap_im_id", "depth_file_path", "fps",
+}  # fmt: skip
+SIDE_LIMIT = 100_000  # pixels
+FOCAL_LIMITS = (1e-3, 1e7)  # pixels
+POSITION_LIMIT = 1e6  # scene units: float32 has a sixteenth of one there
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """A transforms file with at least one frame; raises SceneError that says what is wrong with it."""
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise SceneError(f"cannot read {file}: {error.strerror}") from None
-    except ValueError as error:
-        raise SceneError(f"{file} is not valid JSON: {error}") from None
-    if not isinstance(content, dict) or "frames" not in content:
-        raise SceneError(f"{file}: key 'frames' is missing")
-    if not isinstance(content["frames"], list) or not content["frames"]:
-        raise SceneError(f"{file}: 'frames' holds no views")
+    content = reading.read_json(file, SceneError, "scene file")
+    frames = _frames(content, shown(file))
+    unused = content.keys() - USED - HARMLESS - {"frames"}
+    unused |= set().union(*frames) - USED - HARMLESS - {"file_path", "transform_matrix"}
+    if unused:
+        warnings.warn(f"{shown(file)}: keys that are not used: {shown(', '.join(sorted(unused)))}", stacklevel=2)
     return content
 
 
 def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None, height: int | None = None) -> Cameras:
-    """Cameras of a transforms file. The picture size is the file's "w" and "h" where none is given."""
+    """Cameras of a transforms file. The images' size is the file's "w" and "h" where none is given."""
+    frames = _frames(content, shown(file))
     if width is None or height is None:
         if "w" not in content or "h" not in content:
-            raise SceneError(f"{file}: keys 'w' and 'h' (picture size in pixels) are missing")
-        width, height = (int(_number(content, key, str(file), above=0)) for key in ("w", "h"))
-        if min(width, height) < 1:
-            raise SceneError(f"{file}: the picture size must be at least 1x1, got {width}x{height}")
+            raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
+        width, height = _size(content, shown(file))
     poses, focals, centers = [], [], []
-    for index, frame in enumerate(content["frames"]):
-        where = f"{file}: frame {index}"
+    for index, frame in enumerate(frames):
+        where = f"{shown(file)}: frame {index}"
         if "transform_matrix" not in frame:
             raise SceneError(f"{where}: key 'transform_matrix' is missing")
-        try:
-            pose = np.array(frame["transform_matrix"], dtype=np.float64)
-        except (ValueError, TypeError):
-            raise SceneError(f"{where}: transform_matrix must be a 4x4 list of numbers") from None
-        _check_pose(pose, where)
-        poses.append(pose[:3])
-        focal, center = _intrinsics({**content, **frame}, where, width, height)
+        poses.append(_pose(frame["transform_matrix"], where))
+        values = _of_frame(content, frame)
+        _check_lens(values, where)
+        focal, center = _intrinsics(values, where, width, height)
         focals.append(focal)
         centers.append(center)
     return Cameras(
@@ -67,43 +85,6 @@ def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None,
         width=width,
         height=height,
     )
-
-
-def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
-    """Focal lengths and principal point [pixels] of one frame."""
-    distorted = [key for key in DISTORTION if values.get(key)]
-    if distorted:
-        raise SceneError(
-            f"{where}: lens distortion ({', '.join(distorted)}) is not supported; undistort the pictures first"
-        )
-    # Intrinsics in pixels belong to pictures of the stated size, which may have been resized since.
-    scale_x = width / (_number(values, "w", where, above=0) if "w" in values else width)
-    scale_y = height / (_number(values, "h", where, above=0) if "h" in values else height)
-    if "fl_x" in values:
-        focal_x = _number(values, "fl_x", where, above=0) * scale_x
-        focal_y = _number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
-    elif "camera_angle_x" in values:
-        focal_x = focal_y = 0.5 * width / _half_tangent(values, "camera_angle_x", where)
-        if "camera_angle_y" in values:
-            focal_y = 0.5 * height / _half_tangent(values, "camera_angle_y", where)
-    else:
-        raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    center_x = _number(values, "cx", where) * scale_x if "cx" in values else width / 2
-    center_y = _number(values, "cy", where) * scale_y if "cy" in values else height / 2
-    return (focal_x, focal_y), (center_x, center_y)
-
-
-def _number(values: dict[str, Any], key: str, where: str, above: float = -math.inf, below: float = math.inf) -> float:
-    """The number `key`, between bounds; raises SceneError naming `where`."""
-    value = values[key]
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not above < value < below:
-        bounds = "be finite" if above == -math.inf else f"be above {above:g} and below {below:.4g}"
-        raise SceneError(f"{where}: '{key}' must be a number and {bounds}, got {value!r}")
-    return float(value)
-
-
-def _half_tangent(values: dict[str, Any], key: str, where: str) -> float:
-    return math.tan(0.5 * _number(values, key, where, above=0, below=math.pi))
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
@@ -118,13 +99,136 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
     return {"w": cameras.width, "h": cameras.height, "frames": frames}
 
 
-def _check_pose(pose: np.ndarray, where: str) -> None:
-    """Require a rigid camera-to-world matrix; raises SceneError naming `where`."""
-    if pose.shape not in ((4, 4), (3, 4)):
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {'x'.join(map(str, pose.shape))}")
-    if not np.isfinite(pose).all():
-        raise SceneError(f"{where}: transform_matrix holds a value that is not finite")
-    rotation = pose[:3, :3]
+def _frames(content: Any, where: str) -> list[dict[str, Any]]:
+    """The frames of a transforms file, at least one."""
+    if not isinstance(content, dict) or "frames" not in content:
+        raise SceneError(f"{where}: key 'frames' is missing")
+    frames = content["frames"]
+    if not isinstance(frames, list) or not frames:
+        raise SceneError(f"{where}: 'frames' holds no views")
+    for index, frame in enumerate(frames):
+        if not isinstance(frame, dict):
+            raise SceneError(f"{where}: frame {index} must be an object with keys, got {reprlib.repr(frame)}")
+    return frames
+
+
+def _of_frame(content: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
+    """The file's values, and instead of them the frame's own."""
+    replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
+    return {key: value for key, value in content.items() if key not in replaced} | frame
+
+
+def _check_lens(values: dict[str, Any], where: str) -> None:
+    """Refuse by name what a pinhole camera cannot say."""
+    model = values.get("camera_model") or UNDISTORTED[0]
+    if model not in UNDISTORTED:
+        raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not supported; {UNDISTORT}")
+    distorted = [key for key in DISTORTION if _is_set(values.get(key))]
+    if distorted:
+        raise SceneError(f"{where}: lens distortion ({', '.join(distorted)}) is not supported; {UNDISTORT}")
+    for key, advice in REFUSED.items():
+        if _is_set(values.get(key)):
+            raise SceneError(f"{where}: '{key}' is not supported; {advice}")
+
+
+def _is_set(value: Any) -> bool:
+    return any(value) if isinstance(value, list) else bool(value)
+
+
+def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
+    """Focal lengths and principal point [pixels] of one frame."""
+    scale_x, scale_y = _scales(values, where, width, height)
+    if "fl_x" in values:
+        focal_x = _number(values, "fl_x", where, above=0) * scale_x
+        focal_y = _number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
+    elif "camera_angle_x" in values:
+        focal_x = focal_y = 0.5 * width / _half_tangent(values, "camera_angle_x", where)
+        if "camera_angle_y" in values:
+            focal_y = 0.5 * height / _half_tangent(values, "camera_angle_y", where)
+    else:
+        raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
+    for focal in (focal_x, focal_y):
+        if not FOCAL_LIMITS[0] <= focal <= FOCAL_LIMITS[1]:
+            limits = f"{FOCAL_LIMITS[0]:g} and {FOCAL_LIMITS[1]:g} pixels"
+            raise SceneError(f"{where}: the focal length must lie between {limits}, got {focal:g}")
+    center_x = _number(values, "cx", where) * scale_x if "cx" in values else width / 2
+    center_y = _number(values, "cy", where) * scale_y if "cy" in values else height / 2
+    # Of images that were cropped it may lie outside, but not by far.
+    margin = 10 if "w" in values else 0
+    for center, side in ((center_x, width), (center_y, height)):
+        if not -margin * side <= center <= (1 + margin) * side:
+            raise SceneError(
+                f"{where}: the principal point ({center_x:g}, {center_y:g}) lies outside of {width}x{height} images; "
+                "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
+            )
+    return (focal_x, focal_y), (center_x, center_y)
+
+
+def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tuple[float, float]:
+    """Factors for intrinsics, in pixels of images of the stated size, which may have been resized since."""
+    if "w" not in values and "h" not in values:
+        return 1.0, 1.0
+    stated_width, stated_height = _size(values, where)
+    scale_x, scale_y = width / stated_width, height / stated_height
+    if abs(scale_x - scale_y) > 1 / min(stated_width, stated_height):  # more than rounding both sides can do
+        raise SceneError(
+            f"{where}: 'w' and 'h' say {stated_width}x{stated_height}, but the images are {width}x{height}, "
+            "of another shape; were they turned or cropped? Give the intrinsics of the images as they are"
+        )
+    return scale_x, scale_y
+
+
+def _size(values: dict[str, Any], where: str) -> tuple[int, int]:
+    """The stated width and height."""
+    for key in SIZE:
+        value = values.get(key)
+        if not _is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
+            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
+            raise SceneError(f"{where}: '{key}' must be {wanted}, got {reprlib.repr(value)}")
+    return int(values["w"]), int(values["h"])
+
+
+def _number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
+    """The number `key`, between bounds; raises SceneError naming `where`."""
+    value = values[key]
+    if not _is_number(value) or not above < value < below:
+        bounds = f"above {above:g} and below {below:.4g}"
+        raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
+    return float(value)
+
+
+def _half_tangent(values: dict[str, Any], key: str, where: str) -> float:
+    return math.tan(0.5 * _number(values, key, where, above=1e-6, below=math.pi))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _pose(matrix: Any, where: str) -> np.ndarray:
+    """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
+    if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {reprlib.repr(matrix)}")
+    if len(matrix) not in (3, 4) or any(len(row) != 4 for row in matrix):
+        sizes = reprlib.repr([len(row) for row in matrix])
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {len(matrix)} rows of {sizes} values")
+    for value in (value for row in matrix for value in row):
+        if not _is_number(value):
+            raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
+        if not -POSITION_LIMIT <= value <= POSITION_LIMIT:
+            limit = f"finite and at most {POSITION_LIMIT:g}"
+            raise SceneError(f"{where}: the values of transform_matrix must be {limit}, got {reprlib.repr(value)}")
+    pose = np.array(matrix, dtype=np.float64)
+    if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
+        raise SceneError(
+            f"{where}: the last row of transform_matrix is {pose[3].tolist()} instead of [0, 0, 0, 1]; "
+            "is the matrix transposed?"
+        )
+    _check_rotation(pose[:3, :3], where)
+    return pose[:3]
+
+
+def _check_rotation(rotation: np.ndarray, where: str) -> None:
     determinant = float(np.linalg.det(rotation))
     if abs(determinant - 1) > 1e-3:
         cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"

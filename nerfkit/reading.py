@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A user's files, whatever they hold: regular files of a sane size, UTF-8 in every locale, JSON.
+
+All that can go wrong is an error of the class that the caller names, in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nerfkit.errors import UserError
+
+TEXT_LIMIT = 2**28  # bytes
+DIGITS = 300  # of an integer: more do not fit into a float
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+
+
+def open_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]) -> BinaryIO:
+    """The open file `path`, called `what` in messages; never waits for a pipe or a device."""
+    try:
+        status = os.stat(path)  # before opening, which may do something to a device already
+    except (OSError, ValueError) as problem:  # ValueError: a NUL, or what the file system cannot spell
+        raise _unreadable(path, what, error, problem) from None
+    if not stat.S_ISREG(status.st_mode):
+        kind = KINDS.get(stat.S_IFMT(status.st_mode), "a device")
+        raise error(f"{what} {shown(path)} is {kind}, not a regular file")
+    if status.st_size > limit_bytes:
+        raise error(f"{what} {shown(path)} has {status.st_size} bytes, more than the limit of {limit_bytes}")
+    try:
+        return open(path, "rb", opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+    except OSError as problem:
+        raise _unreadable(path, what, error, problem) from None
+
+
+def read_regular(path: Path, limit_bytes: int, what: str, error: type[UserError] = UserError) -> bytes:
+    """All bytes of the regular file `path`, at most `limit_bytes`."""
+    with open_regular(path, limit_bytes, what, error) as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            content = file.read(size + 1)
+        except OSError as problem:
+            raise _unreadable(path, what, error, problem) from None
+    if len(content) != size:  # of the system's own files, too, whose size is not told
+        raise error(f"{what} {shown(path)} changes while it is read")
+    return content
+
+
+def read_text_utf8(path: Path, error: type[UserError], what: str = "file", limit_bytes: int = TEXT_LIMIT) -> str:
+    """The text of `path`, with or without a byte order mark."""
+    try:
+        return read_regular(path, limit_bytes, what, error).decode("utf-8-sig")
+    except UnicodeDecodeError as problem:
+        place = f"byte 0x{problem.object[problem.start]:02x} at position {problem.start}"
+        raise error(f"{what} {shown(path)} is not UTF-8 text ({place}); save it as UTF-8") from None
+
+
+def read_json(path: Path, error: type[UserError], what: str = "file", limit_bytes: int = TEXT_LIMIT) -> Any:
+    """What the JSON file `path` holds; its NaN and Infinity are numbers."""
+    text = read_text_utf8(path, error, what, limit_bytes)
+    try:
+        return json.loads(text, parse_int=_integer)
+    except ValueError as problem:
+        raise error(f"{what} {shown(path)} is not valid JSON: {problem}") from None
+    except RecursionError:
+        raise error(f"{what} {shown(path)} is not valid JSON: it is nested too deeply") from None
+
+
+def native_name(name: str) -> str:
+    """A file's name from a UTF-8 text as the system's calls take it in any locale; ValueError if it cannot be one."""
+    return os.fsdecode(name.encode("utf-8", "surrogateescape"))
+
+
+def shown(text: str | os.PathLike, limit: int = 200) -> str:
+    """A path or a text for a message: one line of printable characters, its middle left out if it is long."""
+    text = str(text)
+    if len(text) > limit:
+        text = f"{text[: limit // 2]}...{text[-limit // 2 :]} ({len(text)} characters)"
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits is too large")
+    return int(digits)
+
+
+def _unreadable(path: Path, what: str, error: type[UserError], problem: Exception) -> UserError:
+    return error(f"cannot read {what} {shown(path)}: {getattr(problem, 'strerror', None) or problem}")

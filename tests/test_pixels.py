@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every kind of image file: what is read is right, what would be read wrongly is refused by name."""
+
+import io
+import os
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nerfkit.data.pixels import blend, image_header, read_image
+from nerfkit.errors import SceneError
+
+HEIGHT, WIDTH = 5, 7
+GRAY = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) * 7
+RGB = np.stack([GRAY, GRAY[::-1], 255 - GRAY], axis=-1)
+RGBA = np.concatenate([RGB, 255 - GRAY[..., None] // 2], axis=-1)
+LEVELS_16 = np.linspace(0, 65535, HEIGHT * WIDTH).astype(">u2").reshape(HEIGHT, WIDTH)
+
+
+def chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(values: np.ndarray, depth: int, color: int, *chunks: bytes, size: tuple[int, int] | None = None) -> bytes:
+    """A PNG of `values` [H, W] or [H, W, C], packed already where `depth` is below 8; `chunks` come before them."""
+    width, height = size or values.shape[1::-1]
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def saved(image: Image.Image, format: str, **options) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def exif(orientation: int) -> bytes:
+    tags = Image.Exif()
+    tags[274] = orientation
+    return tags.tobytes()
+
+
+def read(path: Path) -> np.ndarray:
+    header = image_header(path)
+    out = np.zeros((header.height, header.width, 4 if header.has_alpha else 3), dtype=np.uint8)
+    read_image(path, (header.width, header.height), out)
+    return out
+
+
+def gray(levels: np.ndarray) -> np.ndarray:
+    return np.repeat(levels[..., None], 3, axis=-1)
+
+
+def with_alpha(colors: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+    return np.concatenate([colors, alpha[..., None].astype(np.uint8)], axis=-1)
+
+
+PALETTE = chunk(b"PLTE", RGB.tobytes()[: 3 * 16])
+INDEX = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) % 16
+PALETTE_COLORS = np.frombuffer(RGB.tobytes(), np.uint8)[: 3 * 16].reshape(16, 3)
+BITS = INDEX % 2
+KINDS = {  # file, pixels, and how far they may be off
+    "rgb": (png(RGB, 8, 2), RGB, 0),
+    "rgba": (png(RGBA, 8, 6), RGBA, 0),
+    "gray": (png(GRAY, 8, 0), gray(GRAY), 0),
+    "gray_alpha": (png(np.stack([GRAY, 255 - GRAY], -1), 8, 4), with_alpha(gray(GRAY), 255 - GRAY), 0),
+    "bits": (png(np.packbits(BITS, axis=1), 1, 0, size=(WIDTH, HEIGHT)), gray(BITS * 255), 0),
+    "palette": (png(INDEX, 8, 3, PALETTE), PALETTE_COLORS[INDEX], 0),
+    "palette_alpha": (
+        png(INDEX, 8, 3, PALETTE, chunk(b"tRNS", bytes([0, 100]))),
+        with_alpha(PALETTE_COLORS[INDEX], np.select([INDEX == 0, INDEX == 1], [0, 100], 255)),
+        0,
+    ),
+    "transparent_color": (
+        png(RGB, 8, 2, chunk(b"tRNS", struct.pack(">3H", *RGB[2, 3]))),
+        with_alpha(RGB, np.where((RGB == RGB[2, 3]).all(-1), 0, 255)),
+        0,
+    ),
+    "transparent_gray": (
+        png(GRAY, 8, 0, chunk(b"tRNS", struct.pack(">H", GRAY[1, 1]))),
+        with_alpha(gray(GRAY), np.where(GRAY == GRAY[1, 1], 0, 255)),
+        0,
+    ),
+    "gray_16": (png(LEVELS_16, 16, 0), gray(np.rint(LEVELS_16 / 257)), 0),
+    "rgb_16": (png(gray(LEVELS_16), 16, 2), gray(np.rint(LEVELS_16 / 257)), 1),  # Pillow keeps the high byte
+    "rgba_16": (png(RGBA.astype(">u2") * 257, 16, 6), RGBA, 0),
+    "gray_alpha_16": (
+        png(np.stack([GRAY, 255 - GRAY], -1).astype(">u2") * 257, 16, 4), with_alpha(gray(GRAY), 255 - GRAY), 0,
+    ),
+    "webp": (saved(Image.fromarray(RGB), "WEBP", lossless=True), RGB, 0),
+    "webp_alpha": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), RGBA, 0),
+    "jpeg": (saved(Image.fromarray(gray(GRAY)), "JPEG", quality=100), gray(GRAY), 4),
+    "jpeg_gray": (saved(Image.fromarray(GRAY), "JPEG", quality=100, progressive=True), gray(GRAY), 4),
+    "jpeg_upright": (saved(Image.fromarray(GRAY), "JPEG", quality=100, exif=exif(1)), gray(GRAY), 4),
+    "jpegs_of_a_phone": (
+        saved(Image.fromarray(GRAY), "MPO", quality=100, save_all=True, append_images=[Image.fromarray(255 - GRAY)]),
+        gray(GRAY),
+        4,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg"])  # what is in a file counts, not its name
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_images(tmp_path, kind: str, extension: str):
+    content, wanted, off = KINDS[kind]
+    file = tmp_path / f"a.{extension}"
+    file.write_bytes(content)
+    pixels = read(file)
+    assert pixels.shape == wanted.shape
+    np.testing.assert_allclose(pixels.astype(int), wanted.astype(int), rtol=0, atol=off)
+
+
+@pytest.mark.parametrize("kind", ["palette", "gray_alpha", "gray_16", "bits", "webp_alpha"])
+def test_resizing_is_the_same_for_every_kind(tmp_path, kind: str):
+    content, wanted, _ = KINDS[kind]
+    (tmp_path / "a.png").write_bytes(content)
+    Image.fromarray(wanted.astype(np.uint8)).save(tmp_path / "plain.png")
+    small = [np.zeros((3, 4, wanted.shape[-1]), dtype=np.uint8) for _ in range(2)]
+    for name, out in zip(("a.png", "plain.png"), small, strict=True):
+        read_image(tmp_path / name, (WIDTH, HEIGHT), out)
+    np.testing.assert_array_equal(*small)
+
+
+def test_an_image_of_many_bands_of_rows(tmp_path):
+    tall = np.random.default_rng(0).integers(0, 2**16, (700, 3)).astype(">u2")
+    (tmp_path / "a.png").write_bytes(png(tall, 16, 0))
+    np.testing.assert_array_equal(read(tmp_path / "a.png"), gray(np.rint(tall / 257)))
+
+
+IMAGE = Image.fromarray(RGB)
+WHOLE = png(RGB, 8, 2)
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 5\n%%EndComments\nshowpage\n"
+BOMB = zlib.compress(bytes(2**26))  # of a thousandth of its size
+REFUSED = {
+    "text": (b"text", "no PNG, JPEG or WebP file"),
+    "empty": (b"", "no PNG, JPEG or WebP file"),
+    "eps": (EPS, "no PNG, JPEG or WebP file"),
+    "gif": (saved(IMAGE, "GIF"), "no PNG, JPEG or WebP file"),
+    "tiff": (saved(IMAGE, "TIFF"), "no PNG, JPEG or WebP file"),
+    "bmp": (saved(IMAGE, "BMP"), "no PNG, JPEG or WebP file"),
+    "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "color space CMYK; save it as RGB"),
+    "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit gray with a transparent value"),
+    "turned_jpeg": (saved(IMAGE, "JPEG", exif=exif(6)), r"EXIF orientation \(6\)"),
+    "turned_png": (saved(IMAGE, "PNG", exif=exif(3)), r"EXIF orientation \(3\)"),
+    "turned_webp": (saved(IMAGE, "WEBP", exif=exif(8)), r"EXIF orientation \(8\)"),
+    "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], r"EXIF orientation \(5\)"),
+    "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "is animated"),
+    "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "is animated"),
+    "cut_short": (WHOLE[:-40], "cannot be read, is it truncated"),
+    "cut_shorter": (WHOLE[:30], "a.png"),
+    "flipped": (WHOLE[:60] + bytes([WHOLE[60] ^ 8]) + WHOLE[61:], "cannot be read"),
+    "pixels_of_a_bomb": (png(RGB[:1], 8, 2, size=(20_000, 20_000)), "too large to be read.*400000000 pixels"),
+    "side_of_a_bomb": (png(RGB[:1], 8, 2, size=(2**31 - 1, 2**31 - 1)), "too large to be read"),
+    "text_of_a_bomb": (png(RGB, 8, 2, chunk(b"zTXt", b"a\0\0" + BOMB)), "cannot be read"),
+    "no_side": (png(RGB[:1], 8, 2, size=(0, 5)), "a.png"),
+    "no_palette": (png(INDEX, 8, 3), "a.png"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_refused_images(tmp_path, kind: str):
+    content, message = REFUSED[kind]
+    (tmp_path / "a.png").write_bytes(content)
+    with pytest.raises(SceneError, match=message) as caught:
+        read(tmp_path / "a.png")
+    assert "a.png" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_file_that_starts_programs_does_not(tmp_path, monkeypatch):
+    """Pillow runs Ghostscript, the `gs` of the path, on what looks like EPS."""
+    ran = tmp_path / "ran"
+    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {ran}\n")
+    (tmp_path / "gs").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "a.png").write_bytes(EPS)
+    with pytest.raises(SceneError):
+        read(tmp_path / "a.png")
+    assert not ran.exists()
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    os.mkfifo(tmp_path / "a.png")
+    with pytest.raises(SceneError, match="a.png is a pipe, not a regular file"):
+        image_header(tmp_path / "a.png")
+    with pytest.raises(SceneError, match="/dev/zero is a device"):
+        image_header(Path("/dev/zero"))
+    with pytest.raises(SceneError, match="No such file"):
+        image_header(tmp_path / "nothing.png")
+
+
+def test_a_decoder_without_memory(tmp_path, monkeypatch):
+    (tmp_path / "a.png").write_bytes(WHOLE)
+    monkeypatch.setattr(Image.Image, "crop", lambda *_: (_ for _ in ()).throw(MemoryError))
+    with pytest.raises(SceneError, match=r"a.png cannot be read.*\(MemoryError\)"):
+        read(tmp_path / "a.png")
+
+
+def test_an_image_that_changed(tmp_path):
+    (tmp_path / "a.png").write_bytes(WHOLE)
+    with pytest.raises(SceneError, match="a.png is 7x5 now, but was 8x5 a moment ago"):
+        read_image(tmp_path / "a.png", (8, 5), np.zeros((5, 8, 3), dtype=np.uint8))
+
+
+def test_blend():
+    pixels = torch.tensor([[255, 0, 0, 255], [255, 0, 0, 0]], dtype=torch.uint8)
+    assert blend(pixels, torch.ones(3)).tolist() == [[1, 0, 0], [1, 1, 1]]
