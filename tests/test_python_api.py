@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user builds on: names and signatures, seams, the page of examples."""
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import nerfkit
+from nerfkit.errors import ConfigError, RunError
+from nerfkit.model.registry import MODELS
+from tests.trainers import make_trainer
+
+SNAPSHOT = Path(__file__).parent / "api.json"
+
+
+def signature_of(thing) -> str:
+    if inspect.ismodule(thing) or not callable(thing):
+        return type(thing).__name__
+    names = [n for n in vars(thing) if not n.startswith("_")] if inspect.isclass(thing) else []
+    return f"{inspect.signature(thing)} {' '.join(sorted(names))}".strip()
+
+
+def test_names_and_signatures_are_those_of_the_snapshot():
+    """Changed on purpose? Write tests/api.json anew, and say so in the changelog."""
+    found = {name: signature_of(getattr(nerfkit, name)) for name in nerfkit.__all__}
+    assert found == json.loads(SNAPSHOT.read_text()), json.dumps(found, indent=1)
+
+
+def test_a_type_checker_sees_what_is_exported():
+    text = Path(nerfkit.__file__).read_text()
+    for name in nerfkit.__all__:
+        assert name == "__version__" or re.search(rf"import {name} as {name}\b", text), name
+    assert (Path(nerfkit.__file__).parent / "py.typed").exists()
+
+
+def test_one_module_costs_no_more_than_itself():
+    code = "import sys, nerfkit.nn; print([m for m in ('matplotlib', 'imageio', 'torchmetrics') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+def test_no_backend_of_matplotlib_is_forced():
+    code = (
+        "import matplotlib; before = matplotlib.rcParams._get_backend_or_none()\n"
+        "import nerfkit.commands.train, nerfkit.commands.render, nerfkit.training.plot\n"
+        "assert matplotlib.rcParams._get_backend_or_none() == before"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_python_page_runs(tmp_path, monkeypatch):
+    page = Path("docs/python.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for code in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(code, names)
+    assert names["image"].shape == (24, 32, 3)
+    ball, behind = names["image"][12, 16], names["image"][0, 0]
+    assert (ball - torch.tensor([0.90, 0.47, 0.16])).abs().max() < 0.15 and behind.min() > 0.9, "it has learned"
+    assert names["maps"]["depth_ray"].shape == (12, 16) and names["run"].state["step"] == 120
+    assert names["pose"].grad[0].abs().sum() > 0
+    MODELS.pop("blobs")
+
+
+def test_terms_of_a_loss_are_added_and_logged_by_name(small_config):
+    seen = {}
+
+    def loss_fn(rendering, batch):
+        seen.update(view=batch.view, weight=batch.weight, samples=rendering.samples)
+        mse = nerfkit.squared_error(rendering, batch)["mse"]
+        return {"mse": mse, "opacity": 0.1 * nerfkit.weighted_mean(rendering.opacity, batch.weight)}
+
+    trainer = make_trainer(small_config, loss_fn=loss_fn)
+    for _ in range(7):
+        trainer.train_step()
+    stats = trainer.pop_stats()
+    assert stats["loss"] == pytest.approx(stats["loss.mse"] + stats["loss.opacity"], rel=1e-5)
+    assert stats["psnr"] == pytest.approx(-10 * torch.tensor(stats["loss.mse"]).log10().item(), abs=1e-4)
+    assert seen["view"].unique().numel() > 5 and set(seen["weight"].tolist()) <= {0.0, 1.0}
+    assert trainer.pop_stats()["loss"] == 0
+
+
+def test_a_loss_is_what_training_follows(small_config):
+    """Pulled to red, the model turns red: nothing else than the loss given counts."""
+    red = torch.tensor([1.0, 0, 0])
+
+    def to_red(rendering, batch):
+        return {"red": nerfkit.weighted_mean((rendering.color - red).square().mean(-1), batch.weight)}
+
+    trainer = make_trainer(small_config, loss_fn=to_red)
+    trainer.train()
+    color = trainer.model(trainer.views.draw(500).rays, torch.zeros(3)).color
+    assert color[:, 0].mean() > color[:, 1:].mean() + 0.2
+
+
+@pytest.mark.parametrize("loss", [lambda r, b: r.color.mean(), lambda r, b: {}, lambda r, b: {"x": r.color}])
+def test_a_loss_that_gives_no_terms_is_named(small_config, loss):
+    with pytest.raises(TypeError, match="loss_fn must give a dict of scalar tensors by name"):
+        make_trainer(small_config, loss_fn=loss).train_step()
+
+
+class Constant(nerfkit.Model):
+    """One color everywhere: as little as a model can be."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.color = torch.nn.Parameter(torch.full((3,), 0.5))
+
+    def forward(self, rays, background, jitter=None, capacity=None):
+        n_rays = rays.origins.shape[0]
+        ones = torch.ones(n_rays)
+        return nerfkit.Rendering(self.color.expand(n_rays, 3), ones, ones)
+
+
+def test_a_model_without_samples_trains(small_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "constant", Constant)
+    small_config.model.kind = "constant"
+    trainer = make_trainer(small_config)
+    before = trainer.training_step.n_rays.item()
+    trainer.train(tmp_path / "run")
+    assert trainer.step == 60 and trainer.training_step.n_rays == before == small_config.trainer.max_rays
+    run = nerfkit.load_run(tmp_path / "run", "cpu")
+    image = run.render(run.cameras("train"), 3)["rgb"]
+    assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (24, 24, 3)
+    with pytest.raises(nerfkit.UserError, match="Constant gives no samples"):
+        run.render(run.cameras("train"), 3, ("normal",))
+
+
+def test_a_model_that_is_not_registered_is_said(small_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(MODELS, "constant", Constant)
+    small_config.model.kind, small_config.model.module = "constant", "somewhere.models"
+    make_trainer(small_config).save(tmp_path / "run")
+    monkeypatch.delitem(MODELS, "constant")
+    with pytest.raises(ConfigError, match="no model 'constant'.*--module somewhere.models"):
+        nerfkit.load_run(tmp_path / "run", "cpu")
+    assert "somewhere" not in sys.modules, "a run folder imports nothing"
+    with pytest.raises(ConfigError, match="cannot import 'nowhere_to_be_found'"):
+        nerfkit.load_run(tmp_path / "run", "cpu", module="nowhere_to_be_found")
+
+
+def test_options_of_a_model_are_checked(small_config, monkeypatch):
+    from dataclasses import dataclass
+
+    class WithOptions(Constant):
+        @dataclass
+        class Options:
+            width: int = 3
+
+    monkeypatch.setitem(MODELS, "own", WithOptions)
+    small_config.model.kind = "own"
+    small_config.model.options = {"width": "7"}
+    assert nerfkit.build_model(small_config).options.width == 7
+    for options, named in (({"widht": 1}, "widht.*width"), ({"width": "wide"}, "width")):
+        small_config.model.options = options
+        with pytest.raises(ConfigError, match=named):
+            nerfkit.build_model(small_config)
+    small_config.model.kind, small_config.model.options = "field", {"width": 1}
+    with pytest.raises(ConfigError, match="'field' has none"):
+        nerfkit.build_model(small_config)
+
+
+def test_a_trainer_leaves_the_process_alone(small_config, tmp_path, monkeypatch):
+    """In a thread, without seeds, folders, signals or output."""
+    monkeypatch.chdir(tmp_path)
+    trainer = make_trainer(small_config)
+    torch.manual_seed(11)
+    state, errors = torch.get_rng_state(), []
+    nerfkit.Trainer(small_config, trainer.cameras.to("cpu"), trainer.views.images, model=trainer.model)
+    assert torch.equal(torch.get_rng_state(), state), "a trainer with a model draws nothing"
+
+    def train() -> None:
+        try:
+            assert trainer.train()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert errors == [] and trainer.step == 60 and list(tmp_path.iterdir()) == []
+
+
+def test_stopping_from_elsewhere(small_config, tmp_path):
+    trainer = make_trainer(small_config)
+    assert not trainer.train(tmp_path / "run", should_stop=lambda: trainer.step >= 5)
+    assert trainer.step == 5
+    other = make_trainer(small_config)
+    other.restore(tmp_path / "run")
+    assert other.step == 5 and other.train(other.folder)
+
+
+def test_a_run_is_not_replaced_from_python(small_config, tmp_path):
+    make_trainer(small_config).save(tmp_path / "run")
+    with pytest.raises(RunError, match="holds a run already"):
+        make_trainer(small_config).save(tmp_path / "run")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.toml").write_text("mine")
+    with pytest.raises(RunError, match="did not write"):
+        make_trainer(small_config).train(tmp_path / "mine")
+    assert (tmp_path / "mine" / "config.toml").read_text() == "mine"
+
+
+def test_gradients_reach_origins_and_directions(small_config):
+    """Against finite differences in float64, with samples that stay where they are along their rays."""
+    small_config.sampling.min_transmittance = 0.0
+    torch.manual_seed(2)
+    model = nerfkit.Renderer(small_config).double()
+    with torch.no_grad():
+        model.grid.table.uniform_(-1, 1)
+    rays = make_trainer(small_config).views.draw(64).rays
+    origins, directions = rays.origins.double(), rays.directions.double()
+    plain = model(nerfkit.Rays(origins, directions), torch.zeros(3).double())
+    asked = model(nerfkit.Rays(origins.clone().requires_grad_(), directions), torch.zeros(3).double())
+    assert torch.equal(plain.color, asked.color), "to ask changes nothing"
+
+    def color(origins, directions):
+        return model(nerfkit.Rays(origins, directions), torch.zeros(3).double()).color.sum()
+
+    origins, directions = origins.requires_grad_(), directions.requires_grad_()
+    color(origins, directions).backward()
+    inside = plain.opacity > 0.1
+    assert inside.sum() > 10
+    for x, grad in ((origins, origins.grad), (directions, directions.grad)):
+        assert (grad[inside].abs().sum(-1) > 0).all()
+    step, found = 1e-6, []
+    fixed = plain.samples
+
+    def at(origins):  # the same intervals: march would move them with the box
+        middles = ((fixed.t_starts + fixed.t_ends) / 2)[:, None]
+        positions = origins[fixed.ray_index] + directions.detach()[fixed.ray_index] * middles
+        model.sampler.forward = lambda *arguments: fixed._replace(positions=positions)
+        return color(origins, directions.detach())
+
+    forward = model.sampler.forward
+    for ray in inside.nonzero().flatten()[:5].tolist():
+        moved = torch.zeros_like(origins)
+        moved[ray, 0] = step
+        with torch.no_grad():
+            found.append(
+                ((at(origins + moved) - at(origins - moved)) / (2 * step)).item() - origins.grad[ray, 0].item()
+            )
+    model.sampler.forward = forward
+    assert max(map(abs, found)) < 1e-4 * origins.grad.abs().max()
+
+
+def test_an_unknown_sampler_is_named(small_config):
+    small_config.sampling.kind = "spheres"
+    with pytest.raises(ConfigError, match="no sampler 'spheres'; there are box"):
+        nerfkit.build_model(small_config)
+
+
+def test_only_ops_that_a_model_uses_are_its_own(small_config):
+    with_all = nerfkit.build_model(small_config)
+    small_config.model.encoder = small_config.model.aggregator = False
+    plain = nerfkit.build_model(small_config)
+    assert set(with_all.ops) - set(plain.ops) == {"depthwise_conv1d", "lltm"}
+    assert not {"trilinear", "depthwise_conv2d", "lltm_cell"} & set(with_all.resolved("cpu"))
