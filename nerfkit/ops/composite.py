@@ -47,7 +47,7 @@ def composite(
         nothing) and weights [N]. An empty ray has the background's colour.
 
     dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed ray by
-    ray, by the definition over all rays at once and therefore in float64.
+    ray, by the definition over all rays at once and therefore in float64. What is not finite stays in its own ray.
     Differentiable in density, rgb and background.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
     Source: N. Max, "Optical models for direct volume rendering", 1995; NeRF (arXiv:2003.08934), equation 3.
@@ -85,7 +85,8 @@ def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
         density, rgb, t_starts, t_ends, background = (x.float() for x in (density, rgb, t_starts, t_ends, background))
     n_rays = ray_offsets.shape[0] - 1
     ray_index = ray_indices(ray_offsets, density.shape[0])  # [N]
-    thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
+    thickness = density * (t_ends - t_starts)  # [N]
+    thickness = torch.where(thickness > MAX_THICKNESS, MAX_THICKNESS, thickness)  # clamp's gradient of NaN is 0
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
     weights = torch.exp(-before) * -torch.expm1(-thickness)  # [N]
     middles = (t_starts + t_ends) / 2  # [N]

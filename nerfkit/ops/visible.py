@@ -13,7 +13,7 @@ from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.composite import MAX_THICKNESS
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
+from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_before, sum_rays
 
 
 def visible(
@@ -71,7 +71,9 @@ def _visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
     limit = -math.log(min_transmittance) if min_transmittance > 0 else math.inf
-    return sum_rays((before < limit).long(), ray_index, n_rays + 1)[:n_rays]
+    dark = ~(before < limit)  # [N], and what is behind a dark sample is so too
+    dark |= sum_before(dark.long(), ray_offsets, ray_index) > 0
+    return sum_rays((~dark).long(), ray_index, n_rays + 1)[:n_rays]
 
 
 @implements("visible", "cpp", "cuda")
