@@ -14,15 +14,18 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from nerfkit.ops.checks import check_rises
+
 FILLER_LENGTH = 16
 
 
-def ray_indices(ray_offsets: Tensor, n_samples: int) -> Tensor:
-    """Ray of each sample, [N] int64.
+def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:
+    """Ray of each sample, [N] int64. On a CPU row pointers that do not fit are a RuntimeError, which names `op`.
 
     >>> ray_indices(torch.tensor([0, 2, 2, 3]), 3).tolist()
     [0, 0, 2]
     """
+    check_rises(op, ray_offsets, n_samples)  # else repeat_interleave would write beside its result
     rays = torch.arange(ray_offsets.shape[0] - 1, device=ray_offsets.device)  # [R]
     return torch.repeat_interleave(rays, ray_offsets.diff(), output_size=n_samples)
 

@@ -80,12 +80,6 @@ def test_what_is_not_finite_stays_in_its_ray(backend: str, device: str, value: f
             assert got == wanted
 
 
-@pytest.mark.parametrize("wrong", [[0, 3, 9], [0, 4, 2, 6], [2, 4, 6], [-1, 3, 6]])
-def test_wrong_offsets_are_an_error_on_the_cpu(wrong: list):
-    with pytest.raises((RuntimeError, ValueError)):
-        visible(*torch.rand(3, 6), torch.tensor(wrong), 0.1)
-
-
 @pytest.mark.parametrize(
     "change, error, message",
     [
