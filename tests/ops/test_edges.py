@@ -209,6 +209,46 @@ def test_distances_have_no_gradient(backend: str, device: str):
     assert torch.autograd.grad(color.sum(), [density, t], allow_unused=True)[1] is None
 
 
+def turned(angles: torch.Tensor) -> torch.Tensor:
+    """Rotation [3, 3] by `angles` [3] around x, y and z."""
+    a, b, c = angles.unbind()
+    zero = torch.zeros_like(a)
+    generator = torch.stack([zero, -c, b, c, zero, -a, -b, a, zero]).view(3, 3)
+    return torch.linalg.matrix_exp(generator)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
+def test_gradients_reach_a_camera(backend: str, device: str):
+    """Of what samples of its rays look like, through their positions and directions, beside finite differences."""
+    resolutions, counts = [3, 7], torch.tensor([4, 0, 3])
+    table = torch.randn(sum(level_entries(n, 4096) for n in resolutions), 2).double().to(device)
+    mix = torch.randn(16, 4).double().to(device)
+    towards = torch.nn.functional.normalize(torch.randn(3, 3).double(), dim=1).to(device)  # [R, 3]
+    ray_index = torch.arange(3).repeat_interleave(counts).to(device)  # [N]
+    t = torch.rand(len(ray_index), 1).double().to(device) * 0.3  # [N, 1]
+
+    def look(angles: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+        directions = towards @ turned(angles).T
+        features = ops.grid_encode(origin + directions[ray_index] * t, table, resolutions, 4096)  # [N, 4]
+        return features * (ops.spherical_harmonics(directions, ray_index) @ mix)
+
+    pose = torch.randn(3).double().to(device) / 10, torch.tensor([0.48, 0.52, 0.55]).double().to(device)
+    with ops.backend(backend):
+        assert torch.autograd.gradcheck(look, tuple(x.requires_grad_() for x in pose), nondet_tol=1e-12)
+        gradients = torch.autograd.grad(look(*pose).sum(), pose)
+    assert all(gradient.abs().min() > 1e-3 for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("place"))
+def test_placed_samples_have_no_gradient(backend: str, device: str):
+    (case,) = (case for case in cases("place") if case.name == "long_and_short")
+    arguments = case.arguments(torch.float64, device)
+    for x in arguments[:4]:
+        x.requires_grad_()
+    with ops.backend(backend):
+        assert not any(x.requires_grad for x in ops.place(*arguments))
+
+
 def test_autocast_leaves_features_as_they_are():
     feats, points = torch.randn(20, 8, 16), torch.rand(20, 3) * 2 - 1
     with ops.backend("torch"):
