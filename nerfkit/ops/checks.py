@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 POSITION_FLOATS = (torch.float32, torch.float64)  # half types cannot tell neighbouring samples apart
@@ -72,8 +73,8 @@ def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
 def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str = "ray_offsets") -> None:
     """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
 
-    Their values rise from 0 to N. The CPU kernels check that; on a GPU, where reading them would stall, it is the
-    caller's promise.
+    Their values rise from 0 to N. On a CPU the kernels check that, and the definitions by `check_rises`; on a GPU,
+    where reading them would stall, it is the caller's promise.
     """
     if not isinstance(ray_offsets, Tensor):
         raise TypeError(f"{op}: {name} must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
@@ -82,3 +83,27 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str =
     if ray_offsets.shape[0] == 0:
         raise ValueError(f"{op}: {name} must have shape [R+1] with R >= 0, got [0]")
     check_device(op, samples, **{name: ray_offsets})
+
+
+def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", room: bool = False) -> None:
+    """Require that row pointers [R+1] rise from 0 to `n_rows`, with `room` to at most that; else RuntimeError.
+
+    Of those on a CPU: on a GPU reading them would stall, and a compiler has no values. There it is a promise.
+    """
+    if not can_be_read(ray_offsets):
+        return
+    wanted = f"{op}: {name} must rise from 0 to {'at most ' if room else ''}the number of rows, {n_rows}"
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    if first != 0:
+        raise RuntimeError(f"{wanted}; they start at {first}")
+    falls = ray_offsets[1:] < ray_offsets[:-1]  # [R], not of their differences, which could overflow
+    if falls.any():
+        ray = int(falls.nonzero()[0])
+        raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
+    if last > n_rows or (last < n_rows and not room):
+        raise RuntimeError(f"{wanted}; they end at {last}")
+
+
+def can_be_read(x: Tensor) -> bool:
+    """Whether the values of `x` are at hand: on a CPU, and not while a compiler traces."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)

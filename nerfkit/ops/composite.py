@@ -47,9 +47,10 @@ def composite(
         nothing) and weights [N]. An empty ray has the background's colour.
 
     dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed ray by
-    ray, by the definition over all rays at once and therefore in float64.
+    ray, by the definition over all rays at once and therefore in float64. What is not finite stays in its own ray.
     Differentiable in density, rgb and background.
-    Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
+    CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is the caller's promise.
     Source: N. Max, "Optical models for direct volume rendering", 1995; NeRF (arXiv:2003.08934), equation 3.
 
     >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
@@ -84,8 +85,9 @@ def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
     if dtype in (torch.float16, torch.bfloat16):
         density, rgb, t_starts, t_ends, background = (x.float() for x in (density, rgb, t_starts, t_ends, background))
     n_rays = ray_offsets.shape[0] - 1
-    ray_index = ray_indices(ray_offsets, density.shape[0])  # [N]
-    thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
+    ray_index = ray_indices(ray_offsets, density.shape[0], "composite")  # [N]
+    thickness = density * (t_ends - t_starts)  # [N]
+    thickness = torch.where(thickness > MAX_THICKNESS, MAX_THICKNESS, thickness)  # clamp's gradient of NaN is 0
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
     weights = torch.exp(-before) * -torch.expm1(-thickness)  # [N]
     middles = (t_starts + t_ends) / 2  # [N]

@@ -44,7 +44,8 @@ def depthwise_conv1d(
         [N, C], or [B, C, L_out] with L_out = (L + 2 padding - dilation (k - 1) - 1) // stride + 1.
 
     dtype: one floating type for all; half types are summed in float32. Differentiable in x, weight and bias.
-    Raises ValueError for a shape, device or stride, TypeError for a dtype that does not fit.
+    Raises ValueError for a shape, device or stride, TypeError for a dtype that does not fit, RuntimeError for row
+    pointers on a CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is a promise.
     Source: ``torch.nn.functional.conv1d`` with ``groups=C``, on each ray by itself.
 
     >>> x = torch.tensor([[1.0], [2.0], [4.0]])                        # a ray of two samples and a ray of one
@@ -86,7 +87,7 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
     if dtype in (torch.float16, torch.bfloat16):
         x, weight, bias = x.float(), weight.float(), None if bias is None else bias.float()
     n = x.shape[0]
-    ray_index = ray_indices(ray_offsets, n)  # [N]
+    ray_index = ray_indices(ray_offsets, n, "depthwise_conv1d")  # [N]
     padded = F.pad(x, (0, 0, padding, padding))  # [N + 2 padding, C]
     ray_padded = F.pad(ray_index, (padding, padding), value=-1)
     out = x.new_zeros(x.shape) if bias is None else bias.expand_as(x)

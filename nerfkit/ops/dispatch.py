@@ -69,10 +69,11 @@ def available(op: str) -> tuple[str, ...]:
     return tuple(b for b in BACKENDS if (op, b) in _implementations)
 
 
-def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
+def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None) -> Resolved:
     """Backend that runs `op` on tensors of `device` ("cpu", "cuda", ...) when `choice` is asked for.
 
-    Raises BackendError if `choice` names a backend that was not built or does not run on this device.
+    `unfit` is why the fused backend's kernel does not take the call, None if it does.
+    Raises BackendError if `choice` names a backend that was not built, or runs neither on this device nor this call.
     """
     if op not in OPS:
         raise BackendError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
@@ -87,8 +88,10 @@ def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
             return Resolved("torch", f"no fused backend for {kind} tensors")
         if (op, fused) not in _implementations:
             return Resolved("torch", f"{fused} not built")
-        unfit = native.why_not_on(_gpu_index(device)) if fused == "cuda" else None
-        return Resolved("torch", f"cuda is {unfit}") if unfit else Resolved(fused, "built")
+        other_gpu = native.why_not_on(_gpu_index(device)) if fused == "cuda" else None
+        if other_gpu:
+            return Resolved("torch", f"cuda is {other_gpu}")
+        return Resolved("torch", f"{fused}: {unfit}") if unfit else Resolved(fused, "built")
     if (op, choice) not in _implementations:
         raise BackendError(
             f"{op}: backend {choice!r} was asked for but is not built ({native.why_missing(choice)}); "
@@ -100,9 +103,15 @@ def resolve(op: str, device: str, choice: str = "auto") -> Resolved:
             f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {kind} tensors; "
             "move the tensors, or use ops.backend=auto"
         )
-    unfit = native.why_not_on(_gpu_index(device)) if choice == "cuda" else None
+    other_gpu = native.why_not_on(_gpu_index(device)) if choice == "cuda" else None
+    if other_gpu:
+        raise BackendError(
+            f"{op}: backend 'cuda' is {other_gpu}. {native.how_to_build('cuda')} Or use ops.backend=torch."
+        )
     if unfit:
-        raise BackendError(f"{op}: backend 'cuda' is {unfit}. {native.how_to_build('cuda')} Or use ops.backend=torch.")
+        raise BackendError(
+            f"{op}: backend {choice!r} was asked for, but {unfit}; use ops.backend=auto, or --ops.{op} torch"
+        )
     return Resolved(choice, "asked for")
 
 
@@ -111,16 +120,16 @@ def _gpu_index(device: str) -> int:
     return int(index) if index else torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
-def implementation(op: str, tensor: Tensor) -> Callable:
-    """The function that runs `op` on `tensor` under the backend in force."""
+def implementation(op: str, tensor: Tensor, unfit: str | None = None) -> Callable:
+    """The function that runs `op` on `tensor` under the backend in force; `unfit` as in `resolve`."""
     device = tensor.device
-    return _implementations[op, _backend_of(op, device.type, device.index, _choice[op])]
+    return _implementations[op, _backend_of(op, device.type, device.index, _choice[op], unfit)]
 
 
 @torch.compiler.assume_constant_result
-def _backend_of(op: str, kind: str, index: int | None, choice: str) -> str:
+def _backend_of(op: str, kind: str, index: int | None, choice: str, unfit: str | None) -> str:
     """Resolved while torch.compile traces, not by the compiled code; another choice is traced anew."""
-    return resolve(op, kind if index is None else f"{kind}:{index}", choice).backend
+    return resolve(op, kind if index is None else f"{kind}:{index}", choice, unfit).backend
 
 
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:
@@ -157,5 +166,8 @@ def backend(default: str | None = None, overrides: dict[str, str] | None = None)
 
 
 def resolved(device: torch.device | str) -> dict[str, Resolved]:
-    """The backend of every op on `device` under the choice in force; raises if one cannot run."""
+    """The backend of every op on `device` under the choice in force; raises if one cannot run.
+
+    A call that a kernel does not take (`nerfkit.ops.mlp.why_no_kernel`) is another question: it depends on its sizes.
+    """
     return {op: resolve(op, str(torch.device(device)), _choice[op]) for op in OPS}

@@ -43,7 +43,8 @@ def lltm(
 
     dtype: one floating type for all. Differentiable once in every input but ray_offsets; a second
     derivative raises NotImplementedError.
-    Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
+    CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is the caller's promise.
     Source: as `lltm_cell`.
 
     >>> weight = torch.tensor([[0.0, 0], [0, 0], [0, 1]])                    # gates half open, candidate = input
@@ -68,6 +69,7 @@ def lltm(
 
 @implements("lltm", "torch")
 def _lltm_torch(input, ray_offsets, weight, bias, h0, c0):
+    ray_index = ray_indices(ray_offsets, input.shape[0], "lltm")  # [N]
     if input.shape[0] == 0:
         nothing = (input.sum() + weight.sum() + bias.sum()) * 0  # keeps all inputs in the graph: zero gradients
         return input.new_zeros(0, h0.shape[1]) + nothing, h0 + nothing, c0 + nothing
@@ -75,7 +77,6 @@ def _lltm_torch(input, ray_offsets, weight, bias, h0, c0):
     lengths = ray_offsets.diff()  # [R]
     longest_first = lengths.argsort(descending=True, stable=True)  # [R]
     rank = _inverse(longest_first)  # [R]
-    ray_index = ray_indices(ray_offsets, input.shape[0])  # [N]
     step = torch.arange(input.shape[0], device=input.device) - ray_offsets[ray_index]  # [N]
     rays_at_step = torch.bincount(step)  # [steps]
     place = (rays_at_step.cumsum(0) - rays_at_step)[step] + rank[ray_index]  # [N] of each sample in the new order

@@ -16,7 +16,7 @@ from nerfkit.ops.gradients import through_definition, wants_gradient, wants_seco
 
 MAX_INPUTS, MAX_LAYERS = 4, 8  # of the kernels, and so of all
 SHARED_BYTES = 150_000  # of a block, beside tensor cores what the GPU's kernel needs
-HIDDEN, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 128, 16  # widths that it takes
+HIDDEN, INPUT_MULTIPLE, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 16, 128, 16  # widths that it takes
 
 
 def mlp(
@@ -41,8 +41,10 @@ def mlp(
     Differentiable in inputs and parameters. What lies between the layers is computed again in the backward pass.
     On a GPU with 150 KB of shared memory a block (compute capability 8.0, 9.0, 10.0), half types, one or two hidden
     layers of one width (16, 32 or 64), inputs of a multiple of 16 (128 at most together) and at most 16 outputs take
-    one kernel; all else takes the library's matrix products.
-    Raises ValueError for a shape or device, TypeError for a dtype that does not fit.
+    one kernel; `why_no_kernel` says what keeps a network from it. All else takes the definition, the library's matrix
+    products, where the backend is "auto".
+    Raises ValueError for a shape or device, TypeError for a dtype that does not fit, BackendError where the backend is
+    "cuda" and its kernel does not take the network.
     Source: fully fused networks, T. Mueller et al., "Real-time neural radiance caching", 2021 (arXiv:2106.12372).
 
     >>> x = torch.tensor([[1.0, -1.0]])
@@ -61,11 +63,65 @@ def mlp(
         check_shape("mlp", name, x, (inputs[0].shape[0] if x is not inputs[0] else "N", f"I_{name[7]}"))
     check_dtype("mlp", "inputs[0]", inputs[0], FLOATS)
     check_same("mlp", **named, parameters=parameters)
-    width = sum(x.shape[1] for x in inputs)
+    input_widths = [x.shape[1] for x in inputs]
+    width = sum(input_widths)
     if width != widths[0]:
         raise ValueError(f"mlp: the inputs must be widths[0] = {widths[0]} wide together, got {width}")
     check_shape("mlp", "parameters", parameters, (n_parameters(widths),))
-    return implementation("mlp", inputs[0])(parameters, tuple(widths), *inputs)
+    unfit = why_no_kernel(parameters.device, parameters.dtype, widths, input_widths)
+    return implementation("mlp", parameters, unfit)(parameters, tuple(widths), *inputs)
+
+
+def why_no_kernel(
+    device: torch.device | str, dtype: torch.dtype, widths: Sequence[int], input_widths: Sequence[int]
+) -> str | None:
+    """Why the fused kernel of `device` does not take a network of `widths` and `dtype`; None if it does.
+
+    `input_widths` are those of the single inputs. A CPU's kernel takes every network.
+
+    >>> why_no_kernel("cpu", torch.float32, (5, 7, 2), (3, 2)) is None
+    True
+    >>> why_no_kernel("cuda", torch.float32, (32, 64, 3), (32,))
+    'its kernel takes float16 and bfloat16, got float32'
+    """
+    device = torch.device(device) if isinstance(device, str) else device
+    if device.type != "cuda":
+        return None
+    return _why_not_these(dtype, widths, input_widths) or _why_not_on(device.index)
+
+
+def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequence[int]) -> str | None:
+    """Why the GPU's kernel takes such a network on no GPU."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"its kernel takes float16 and bfloat16, got {str(dtype).removeprefix('torch.')}"
+    hidden = list(widths[1:-1])
+    if len(hidden) not in (1, 2):
+        return f"its kernel takes one or two hidden layers, got {len(hidden)}"
+    if hidden[0] not in HIDDEN or hidden[-1] != hidden[0]:
+        wanted = ", ".join(map(str, HIDDEN[:-1]))
+        got = " and ".join(map(str, hidden))
+        return f"its kernel takes hidden layers of one width, {wanted} or {HIDDEN[-1]} units, got {got}"
+    for width in input_widths:
+        if width % INPUT_MULTIPLE:
+            return f"its kernel takes inputs of a multiple of {INPUT_MULTIPLE} values, got {width}"
+    if widths[0] > WIDEST_INPUT:
+        return f"its kernel takes inputs of at most {WIDEST_INPUT} values together, got {widths[0]}"
+    if widths[-1] > WIDEST_OUTPUT:
+        return f"its kernel takes at most {WIDEST_OUTPUT} outputs, got {widths[-1]}"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _why_not_on(gpu: int | None) -> str | None:
+    """Why the kernel does not run on a GPU: it needs tensor cores, and shared memory for the widest network."""
+    properties = torch.cuda.get_device_properties(gpu)
+    if properties.major < native.TENSOR_CORES_MAJOR:
+        capability = f"{properties.major}.{properties.minor}"
+        return f"its kernel needs compute capability {native.TENSOR_CORES_MAJOR}.0 or more, this GPU has {capability}"
+    if properties.shared_memory_per_block_optin < SHARED_BYTES:
+        found = properties.shared_memory_per_block_optin
+        return f"its kernel needs {SHARED_BYTES} bytes of shared memory a block, this GPU has {found}"
+    return None
 
 
 def n_parameters(widths: Sequence[int]) -> int:
@@ -98,34 +154,9 @@ def _mlp_torch(parameters, widths, *inputs):
 
 @implements("mlp", "cpp", "cuda")
 def _mlp_native(parameters, widths, *inputs):
-    has_gradient = wants_gradient("mlp", parameters, *inputs)  # and refuses forward mode, whatever the widths
-    if parameters.is_cuda and not _has_kernel(parameters, widths, inputs):
-        return _mlp_torch(parameters, widths, *inputs)
-    if has_gradient:
+    if wants_gradient("mlp", parameters, *inputs):
         return _Mlp.apply(parameters, widths, *inputs)
     return torch.ops.nerfkit._mlp(inputs, parameters, widths)
-
-
-def _has_kernel(parameters: Tensor, widths: tuple[int, ...], inputs: tuple[Tensor, ...]) -> bool:
-    """Whether the GPU's kernel takes this network."""
-    hidden = set(widths[1:-1])
-    return (
-        parameters.dtype in (torch.float16, torch.bfloat16)
-        and len(widths) in (3, 4)
-        and len(hidden) == 1
-        and hidden <= set(HIDDEN)
-        and widths[0] <= WIDEST_INPUT
-        and widths[-1] <= WIDEST_OUTPUT
-        and all(x.shape[1] % 16 == 0 for x in inputs)
-        and _has_tensor_cores(parameters.device.index)
-    )
-
-
-@torch.compiler.assume_constant_result
-def _has_tensor_cores(gpu: int) -> bool:
-    """Whether a GPU has them, and the shared memory that the widest network takes."""
-    properties = torch.cuda.get_device_properties(gpu)
-    return properties.major >= native.TENSOR_CORES_MAJOR and properties.shared_memory_per_block_optin >= SHARED_BYTES
 
 
 class _Mlp(torch.autograd.Function):

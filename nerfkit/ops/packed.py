@@ -7,18 +7,25 @@ be empty. Letters: R rays, N packed samples, S samples of one ray.
 
 from __future__ import annotations
 
+import math
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
+
+from nerfkit.ops.checks import check_rises
 
 FILLER_LENGTH = 16
 
 
-def ray_indices(ray_offsets: Tensor, n_samples: int) -> Tensor:
-    """Ray of each sample, [N] int64.
+def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:
+    """Ray of each sample, [N] int64. On a CPU row pointers that do not fit are a RuntimeError, which names `op`.
 
     >>> ray_indices(torch.tensor([0, 2, 2, 3]), 3).tolist()
     [0, 0, 2]
     """
+    check_rises(op, ray_offsets, n_samples)  # else repeat_interleave would write beside its result
     rays = torch.arange(ray_offsets.shape[0] - 1, device=ray_offsets.device)  # [R]
     return torch.repeat_interleave(rays, ray_offsets.diff(), output_size=n_samples)
 
@@ -67,7 +74,76 @@ def sum_rays(values: Tensor, ray_index: Tensor, n_rays: int) -> Tensor:
     return values.new_zeros(n_rays, *values.shape[1:]).index_add(0, ray_index, values)
 
 
-def exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
-    """Sum of the earlier samples of the same ray, [N]. float64, since all rays share one running sum."""
-    total = torch.cat([values.new_zeros(1, dtype=torch.float64), values.to(torch.float64).cumsum(0)])  # [N+1]
+def sum_before(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
+    """Sum [N, ...] of the earlier `values` [N, ...] of the same ray."""
+    total = torch.cat([values.new_zeros(1, *values.shape[1:]), values.cumsum(0)])  # [N+1, ...]
     return total[:-1] - total[ray_offsets[:-1]][ray_index]
+
+
+def exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
+    """Sum of the earlier samples of the same ray, [N]. float64, since all rays share one running sum.
+
+    What is not finite stays in its own ray, as if each had a sum of its own; so do gradients.
+
+    >>> values, ray_offsets = torch.tensor([1.0, torch.nan, 4, 5, 6]), torch.tensor([0, 3, 5])
+    >>> exclusive_cumsum(values, ray_offsets, ray_indices(ray_offsets, 5))
+    tensor([0., 1., nan, 0., 5.], dtype=torch.float64)
+    """
+    # Forward mode, which an autograd.Function has not by itself, goes through the sum's own operations.
+    run = _exclusive_cumsum if forward_ad._current_level >= 0 else _ExclusiveCumsum.apply
+    return run(values.to(torch.float64), ray_offsets, ray_index)
+
+
+def _exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
+    before = sum_before(torch.where(values.isfinite(), values, 0), ray_offsets, ray_index)  # [N]
+    # What takes a sum up without end, and what takes it down; NaN does both.
+    endless = ~(values < math.inf), ~(values > -math.inf)  # [N] each
+    up, down = (sum_before(x.long(), ray_offsets, ray_index) > 0 for x in endless)  # [N] each
+    return torch.where(up, torch.where(down, math.nan, math.inf), torch.where(down, -math.inf, before))
+
+
+def _sum_behind(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
+    """Sum [N] of the later `values` [N] of the same ray; NaN for the whole ray if one of them is not finite."""
+    n_rays = ray_offsets.shape[0] - 1
+    spoilt = sum_rays((~values.isfinite()).long(), ray_index, n_rays)[ray_index] > 0  # [N]
+    values = torch.where(spoilt, 0, values)
+    # A running sum from the last sample on, which each ray takes back to nothing where it starts.
+    of_rays = values.new_zeros(n_rays).index_put((ray_index,), -values, accumulate=True)  # [R]
+    steps = F.pad(values, (0, 1)).index_put((ray_offsets[:-1],), of_rays, accumulate=True)  # [N+1]
+    return torch.where(spoilt, math.nan, steps[1:].flip(0).cumsum(0).flip(0))
+
+
+class _ExclusiveCumsum(torch.autograd.Function):
+    """Autograd would run the gradients of all rays through one sum, where one that is NaN spoils those before it."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, ray_offsets, ray_index):
+        return _exclusive_cumsum(values, ray_offsets, ray_index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _SumBehind.apply(grad, *ctx.saved_tensors), None, None
+
+
+class _SumBehind(torch.autograd.Function):
+    """The gradient of `_ExclusiveCumsum`, and the other way round."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values, ray_offsets, ray_index):
+        return _sum_behind(values, ray_offsets, ray_index)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _ExclusiveCumsum.apply(grad, *ctx.saved_tensors), None, None

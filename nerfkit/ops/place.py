@@ -8,7 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import POSITION_FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.checks import (
+    POSITION_FLOATS,
+    can_be_read,
+    check_dtype,
+    check_ray_offsets,
+    check_rises,
+    check_same,
+    check_shape,
+)
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import ray_indices
 
@@ -42,7 +50,8 @@ def place(
         needs positions and distances are 0 and the ray is the last one.
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
-    Raises ValueError for a shape, device or n_rows, TypeError for a dtype that does not fit.
+    Raises ValueError for a shape, device or n_rows, TypeError for a dtype that does not fit, RuntimeError for row
+    pointers on a CPU that do not fit; on a GPU, where reading them would stall, that is the caller's promise.
     Source: a ray's points o + t d of NeRF (arXiv:2003.08934), section 4.
 
     >>> t, eye = torch.tensor([1.0, 2, 3, 5]), torch.eye(3)[:2]
@@ -73,6 +82,9 @@ def place(
 @implements("place", "torch")
 def _place_torch(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
     n_rays, n_source = origins.shape[0], t_starts.shape[0]
+    check_rises("place", source_offsets, n_source, "source_offsets", room=True)
+    check_rises("place", ray_offsets, n_rows, room=True)
+    _check_counts(source_offsets, ray_offsets)
     # Rows that no ray needs are one more ray's, which is made of zeros and takes a zero behind the source.
     ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for those
     row = torch.arange(n_rows, device=origins.device) + (source_offsets - ray_offsets)[ray_index]
@@ -81,6 +93,19 @@ def _place_torch(origins, directions, t_starts, t_ends, source_offsets, ray_offs
     origins, directions = (F.pad(x, (0, 0, 0, 1))[ray_index] for x in (origins, directions))  # [n_rows, 3]
     positions = origins + directions * ((t_starts + t_ends) / 2)[:, None]
     return positions, t_starts, t_ends, ray_index.clamp(max=max(n_rays - 1, 0))
+
+
+def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
+    """Require that no ray has more samples than in the source, where the values can be read."""
+    if not can_be_read(ray_offsets):
+        return
+    wanted, there = ray_offsets.diff(), source_offsets.diff()  # [R] each
+    if (wanted > there).any():
+        ray = int((wanted > there).nonzero()[0])
+        raise RuntimeError(
+            f"place: ray_offsets give a ray more samples than source_offsets: ray {ray} has {there[ray]} there, "
+            f"{wanted[ray]} are asked for"
+        )
 
 
 @implements("place", "cpp", "cuda")

@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import through_definition, wants_gradient
+from nerfkit.ops.gradients import wants_gradient
 
 N_HARMONICS = 16  # of degrees 0 to 3
 
@@ -39,7 +39,7 @@ def spherical_harmonics(
         [N, 16], or [R, 16] without ray_index.
 
     dtype: directions float32 or float64, computed in that; the result of any floating type.
-    Differentiable in directions.
+    Differentiable in directions, to any order.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, IndexError or RuntimeError for a
     ray_index on a CPU.
     Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
@@ -95,26 +95,65 @@ def _spherical_harmonics_torch(directions, ray_index, dtype):
 
 @implements("spherical_harmonics", "cpp", "cuda")
 def _spherical_harmonics_native(directions, ray_index, dtype):
-    if not wants_gradient("spherical_harmonics", directions):
-        return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
-    if torch.compiler.is_compiling():  # which cannot trace a gradient that is asked for in a backward pass
-        return _spherical_harmonics_torch(directions, ray_index, dtype)
-    return _SphericalHarmonics.apply(directions, ray_index, dtype)
+    if wants_gradient("spherical_harmonics", directions):
+        return _SphericalHarmonics.apply(directions, ray_index, dtype)
+    return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
 
 
 class _SphericalHarmonics(torch.autograd.Function):
-    """There is no native backward: directions of rays are data, mostly."""
+    """There is no native backward: directions of rays are data, mostly. It is in differentiable operations."""
 
     @staticmethod
     def forward(ctx, directions, ray_index, dtype):
         ctx.save_for_backward(directions, ray_index)
-        ctx.dtype = dtype
         return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
 
     @staticmethod
     def backward(ctx, grad_out):
-        arguments = *ctx.saved_tensors, ctx.dtype
-        return through_definition(_spherical_harmonics_torch, arguments, ctx.needs_input_grad, [grad_out])
+        directions, ray_index = ctx.saved_tensors
+        grad = grad_out.to(directions.dtype)  # [N, 16]
+        if ray_index is not None:  # a ray's samples are added first: the slopes are the same for all of them
+            grad = grad.new_zeros(directions.shape[0], N_HARMONICS).index_add(0, ray_index, grad)  # [R, 16]
+        return _gradient(directions, grad), None, None
+
+
+def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
+    """Gradient [R, 3] of `directions` [R, 3] for that of their harmonics, `grad` [R, 16]."""
+    x, y, z = directions.unbind(1)  # [R] each
+    _, g1, g2, g3, g4, g5, g6, g7, g8, g9, g10, g11, g12, g13, g14, g15 = grad.unbind(1)  # [R] each
+    xx, yy, zz, xy = x * x, y * y, z * z, x * y
+    one, two, plane = 0.4886025119029199, 1.0925484305920792, 0.5462742152960396  # the harmonics' own factors
+    outer, mixed, inner, upper = 0.5900435899266435, 2.890611442640554, 0.4570457994644657, 1.445305721320277
+    grad_x = (
+        -one * g3
+        + two * (y * g4 - z * g7)
+        + 2 * plane * x * g8
+        - 6 * outer * xy * g9
+        + mixed * y * z * g10
+        + inner * (1 - 5 * zz) * g13
+        + 2 * upper * x * z * g14
+        + 3 * outer * (yy - xx) * g15
+    )
+    grad_y = (
+        -one * g1
+        + two * (x * g4 - z * g5)
+        - 2 * plane * y * g8
+        + 3 * outer * (yy - xx) * g9
+        + mixed * x * z * g10
+        + inner * (1 - 5 * zz) * g11
+        - 2 * upper * y * z * g14
+        + 6 * outer * xy * g15
+    )
+    grad_z = (
+        one * g2
+        - two * (y * g5 + x * g7)
+        + 2 * 0.9461746957575601 * z * g6
+        + mixed * xy * g10
+        - 10 * inner * z * (y * g11 + x * g13)
+        + 0.3731763325901154 * (15 * zz - 3) * g12
+        + upper * (xx - yy) * g14
+    )
+    return torch.stack([grad_x, grad_y, grad_z], dim=1)
 
 
 @native.fake("_spherical_harmonics")

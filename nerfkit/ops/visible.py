@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_rises, check_same, check_shape
 from nerfkit.ops.composite import MAX_THICKNESS
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
+from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_before, sum_rays
 
 
 def visible(
@@ -40,7 +40,8 @@ def visible(
         counts [R] int64.
 
     dtype: all floating inputs share one; half types are summed in float32. Nothing is differentiable.
-    Raises ValueError for a shape, device or min_transmittance, TypeError for a dtype that does not fit.
+    Raises ValueError for a shape, device or min_transmittance, TypeError for a dtype that does not fit, RuntimeError
+    for row pointers on a CPU that do not rise from 0; on a GPU, where reading them would stall, that is a promise.
     Source: early ray termination; M. Levoy, "Efficient Ray Tracing of Volume Data", 1990.
 
     >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
@@ -66,12 +67,15 @@ def _visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
     if density.dtype in (torch.float16, torch.bfloat16):
         density, t_starts, t_ends = density.float(), t_starts.float(), t_ends.float()
     n_samples, n_rays = density.shape[0], ray_offsets.shape[0] - 1
+    check_rises("visible", ray_offsets, n_samples, room=True)
     ray_offsets = F.pad(ray_offsets, (0, 1), value=n_samples)  # [R+2] the rows behind are one more ray's
     ray_index = ray_indices(ray_offsets, n_samples)  # [N]
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
     limit = -math.log(min_transmittance) if min_transmittance > 0 else math.inf
-    return sum_rays((before < limit).long(), ray_index, n_rays + 1)[:n_rays]
+    dark = ~(before < limit)  # [N], and what is behind a dark sample is so too
+    dark |= sum_before(dark.long(), ray_offsets, ray_index) > 0
+    return sum_rays((~dark).long(), ray_index, n_rays + 1)[:n_rays]
 
 
 @implements("visible", "cpp", "cuda")

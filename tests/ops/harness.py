@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfkit import ops
@@ -17,7 +19,9 @@ from tests.ops import naive
 from tests.ops.cases import Case, cases
 from tests.ops.tolerances import TOLERANCE, assert_close
 
-NO_KERNEL = {("mlp", "odd_sizes", "cuda"), ("mlp", "no_hidden", "cuda")}  # the library's products take these
+# Of mlp's cases on a GPU: there the kernel takes half types and some shapes, as `nerfkit.ops.mlp` has it.
+NO_KERNEL = {"mlp": ("odd_sizes", "no_hidden")}
+HALF = (torch.float16, torch.bfloat16)
 SLEEP = 200_000_000  # cycles, about a tenth of a second
 # Not test_autograd_registration: the native ops have no autograd of their own, for the public function, which is no
 # torch.ops, differentiates them; of inputs without a gradient that check would say nothing.
@@ -45,6 +49,37 @@ def drawn_backends(op: str) -> st.SearchStrategy[tuple[str, str]]:
     """For property tests: a (backend, device) of those that are built and can run here."""
     pairs = [p.values for p in backend_params(op) if p.values[1] == "cpu" or torch.cuda.is_available()]
     return st.sampled_from([tuple(pair) for pair in pairs])
+
+
+def has_kernel(case: Case, backend: str, dtype: torch.dtype) -> bool:
+    """Whether `backend` takes the case in `dtype`, by what is written here and not by what the op says of it."""
+    return backend != "cuda" or case.op not in NO_KERNEL or (dtype in HALF and case.name not in NO_KERNEL[case.op])
+
+
+def kernel_dtype(case: Case, backend: str) -> torch.dtype:
+    """float32, or a half type where only that has a kernel."""
+    only_half = has_kernel(case, backend, torch.float16) and not has_kernel(case, backend, torch.float32)
+    return torch.float16 if only_half else torch.float32
+
+
+def usable(case: Case, backend: str, device: str, dtype: torch.dtype) -> str:
+    """`backend`, or "auto" where that has no kernel for the case, which it then says instead of running another one."""
+    if has_kernel(case, backend, dtype):
+        return backend
+    refused_by_name(case, backend, case.arguments(dtype, device))
+    return "auto"
+
+
+def refused_by_name(case: Case, backend: str, arguments: list) -> None:
+    """Require that a backend without a kernel for the case refuses it, and that "auto" gives the definition's bits."""
+    message = f"^{case.op}: backend '{backend}' was asked for, but its kernel .*; use ops.backend=auto"
+    with ops.backend(backend), pytest.raises(ops.BackendError, match=message):
+        case.function(*arguments)
+    with ops.backend("torch"):
+        wanted = as_tuple(case.function(*arguments))
+    with ops.backend("auto"):
+        got = as_tuple(case.function(*arguments))
+    assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
@@ -107,7 +142,7 @@ def smooth_cases(op: str) -> list[Case]:
 
 def check_forward(case: Case, backend: str, device: str, dtype: torch.dtype) -> None:
     arguments = case.arguments(dtype, device)
-    with ops.backend(backend):
+    with ops.backend(usable(case, backend, device, dtype)):
         got = as_tuple(case.function(*arguments))
     loops = [x.double().cpu().numpy() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
     loops = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in loops]
@@ -131,7 +166,7 @@ def check_gradient(case: Case, backend: str, device: str) -> None:
 
     inputs = [x.requires_grad_() for x in case.tensors(arguments)]
     repeats_differ_by = 1e-12 if device == "cuda" else 0.0  # atomic additions come in any order
-    with ops.backend(backend):
+    with ops.backend(usable(case, backend, device, torch.float64)):
         assert torch.autograd.gradcheck(function, inputs, nondet_tol=repeats_differ_by)
         if case.second_order and all(x.numel() for x in inputs):
             assert torch.autograd.gradgradcheck(function, inputs, nondet_tol=repeats_differ_by)
@@ -139,6 +174,7 @@ def check_gradient(case: Case, backend: str, device: str) -> None:
 
 def check_layouts(case: Case, backend: str, device: str) -> None:
     """Transposed storage, slices of a larger tensor and expanded gradients change nothing."""
+    backend = usable(case, backend, device, torch.float64)
     results = []
     for relayout in (lambda x: x, _transposed, _sliced):
         arguments = [relayout(x) if isinstance(x, Tensor) else x for x in case.arguments(torch.float64, device)]
@@ -181,15 +217,24 @@ def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
 
 
 def check_compiles(case: Case, backend: str, device: str) -> None:
-    """Under torch.compile, forward and backward give what they give without."""
+    """Under torch.compile, forward and backward give what they give without, and a fused backend runs its own op."""
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _) -> Callable:
+        graphs.append(str(graph.graph))
+        return make_boxed_func(graph.forward)
+
+    is_fused = backend != "torch" and has_kernel(case, backend, torch.float64)
     arguments = case.arguments(torch.float64, device)
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
     torch._dynamo.reset()
-    with ops.backend(backend):
+    with ops.backend(usable(case, backend, device, torch.float64)):
         eager = forward_and_backward(case, arguments)
-        compiled = torch.compile(case.function, backend="aot_eager", fullgraph=case.op not in BROKEN_GRAPH[backend])
+        compiler = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
+        compiled = torch.compile(case.function, backend=compiler, fullgraph=case.op not in BROKEN_GRAPH[backend])
         outputs = as_tuple(compiled(*arguments))
+        assert any("nerfkit._" in graph for graph in graphs) == is_fused, "whether a native op was compiled"
         inputs = case.tensors(arguments)
         smooth = [x for x in outputs if x.is_floating_point()]
         gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
@@ -213,27 +258,27 @@ class NativeCalls(TorchDispatchMode):
 def check_native_ops(case: Case, backend: str, device: str) -> None:
     """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
     half = [torch.float16] if device == "cuda" else []  # which have kernels of their own
-    wide = [torch.float32] if (case.op, device) != ("mlp", "cuda") else []  # there the library's products take it
-    for dtype in wide + half:
+    for dtype in (torch.float32, *half):
         arguments = case.arguments(dtype, device)
         for tensor in case.tensors(arguments):
             tensor.requires_grad_()
-        with ops.backend(backend), NativeCalls() as seen:
+        with ops.backend(usable(case, backend, device, dtype)), NativeCalls() as seen:
             forward_and_backward(case, arguments)
-        assert bool(seen.calls) == ((case.op, case.name, device) not in NO_KERNEL), "whether a native op was called"
+        assert bool(seen.calls) == has_kernel(case, backend, dtype), "whether a native op was called"
         for function, args in seen.calls:
             torch.library.opcheck(function, args, test_utils=OPCHECKS)
 
 
 def check_deterministic(case: Case, backend: str, device: str) -> None:
     """torch.use_deterministic_algorithms: ten runs give the same bits."""
-    arguments = case.arguments(torch.float32, device)
+    dtype = kernel_dtype(case, backend)
+    arguments = case.arguments(dtype, device)
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        with ops.backend(backend):
+        with ops.backend(usable(case, backend, device, dtype)):
             first, *others = (forward_and_backward(case, arguments) for _ in range(10))
     finally:
         torch.use_deterministic_algorithms(before)
@@ -261,10 +306,11 @@ def with_late_inputs(
 
 def check_graph_and_stream(case: Case) -> None:
     """On a side stream and in a CUDA graph the results are those of the default stream."""
-    arguments = case.arguments(torch.float32, "cuda")
+    dtype = kernel_dtype(case, "cuda")
+    arguments = case.arguments(dtype, "cuda")
     for tensor in case.tensors(arguments):
         tensor.requires_grad_()
-    with ops.backend("cuda"):
+    with ops.backend(usable(case, "cuda", "cuda", dtype)):
         wanted = forward_and_backward(case, arguments)
         arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
         side = torch.cuda.Stream()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import composite
 from nerfkit.ops.packed import offsets_from_counts
-from tests.ops.harness import checks_of, drawn_backends
+from tests.ops.harness import backend_params, checks_of, drawn_backends, fused_params
 
 TestComposite = checks_of("composite")
 
@@ -82,6 +82,74 @@ def test_many_dense_rays_before_change_nothing():
     )  # fmt: skip
     for a, b in zip(alone[:3], many[:3], strict=True):
         torch.testing.assert_close(b[-1], a[0], rtol=1e-6, atol=1e-6)
+
+
+COUNTS = (3, 0, 5, 1, 0, 0, 4, 2, 0)  # samples of nine rays
+INPUTS = ("density", "rgb", "t_starts", "t_ends", "background")
+
+
+def rays_and_gradients(dtype: torch.dtype, device: str = "cpu") -> tuple[dict, list[torch.Tensor]]:
+    """Inputs of nine rays that let some light through, and gradients of the outputs."""
+    n, r = sum(COUNTS), len(COUNTS)
+    t = torch.arange(n).double() / 4
+    values = torch.rand(n) + 0.5, torch.rand(n, 3), t, t + 0.25, torch.rand(r, 3)
+    inputs = {name: x.to(device, dtype) for name, x in zip(INPUTS, values, strict=True)}
+    inputs["ray_offsets"] = offsets_from_counts(torch.tensor(COUNTS, device=device))
+    return inputs, [torch.randn(size).to(device, dtype) for size in ((r, 3), (r,), (r,), (n,))]
+
+
+def outputs_and_gradients(backend: str, inputs: dict, grads: list[torch.Tensor]) -> list[torch.Tensor]:
+    smooth = [inputs[name].detach().clone().requires_grad_() for name in ("density", "rgb", "background")]
+    named = inputs | dict(zip(("density", "rgb", "background"), smooth, strict=True))
+    with ops.backend(backend):
+        outputs = composite(**named)
+        return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, smooth, grads))]
+
+
+NOT_FINITE = [math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.parametrize("backend, device", fused_params("composite"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("name", ["density", "rgb", "t_starts", "t_ends", "background"])
+def test_what_is_not_finite_is_so_at_the_definition_s_places(backend, device, dtype, value: float, name: str):
+    for place in range(sum(COUNTS)):
+        inputs, grads = rays_and_gradients(dtype)
+        flat = inputs[name].view(-1)
+        flat[place % len(flat)] = value
+        if name == "t_ends" and place % 2:  # two kinds of it in one ray
+            inputs["t_starts"][-1] = math.inf
+        wanted = outputs_and_gradients("torch", inputs, grads)
+        on_device = {name: x.to(device) for name, x in inputs.items()}
+        got = [x.cpu() for x in outputs_and_gradients(backend, on_device, [x.to(device) for x in grads])]
+        if device == "cpu":  # a GPU takes a sample's thickness off a sum again, which makes NaN of infinity
+            torch.testing.assert_close(got[:4], wanted[:4], rtol=1e-4, atol=1e-5, equal_nan=True)
+        for g, w in zip(got, wanted, strict=True):
+            assert torch.equal(g.isfinite(), w.isfinite())
+            torch.testing.assert_close(g[g.isfinite()], w[w.isfinite()], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("composite"))
+@pytest.mark.parametrize("value", NOT_FINITE)
+@pytest.mark.parametrize("name", ["density", "rgb", "t_starts", "t_ends", "background", "a gradient"])
+def test_what_is_not_finite_stays_in_its_ray(backend: str, device: str, value: float, name: str):
+    """All that is of another ray is what it is without: the samples 3 to 7 are of ray 2."""
+    inputs, grads = rays_and_gradients(torch.float32, device)
+    wanted = outputs_and_gradients(backend, inputs, grads)
+    if name == "a gradient":
+        grads[1][2] = value
+    else:
+        inputs[name][2 if name == "background" else 5] = value
+    got = outputs_and_gradients(backend, inputs, grads)
+    rays, samples = torch.arange(len(COUNTS)) != 2, torch.ones(sum(COUNTS), dtype=torch.bool)
+    samples[3:8] = False
+    of_rays = [True, True, True, False, False, False, True]  # color, opacity, depth, and the background's gradient
+    for g, w, of_ray in zip(got, wanted, of_rays, strict=True):
+        others = rays if of_ray else samples
+        assert w.isfinite().all() and g[others].isfinite().all()
+        torch.testing.assert_close(g[others], w[others], rtol=1e-6, atol=1e-6)
+    assert not all(x.isfinite().all() for x in got) or (name == "density" and value == math.inf)
 
 
 @pytest.mark.parametrize(

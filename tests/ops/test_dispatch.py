@@ -36,6 +36,28 @@ def test_auto_takes_the_fused_one_where_built(monkeypatch):
         assert ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3)).shape == (1, 1)
 
 
+UNFIT = "its kernel takes an even number of points, got 3"
+
+
+def test_a_call_that_the_kernel_does_not_take(monkeypatch):
+    monkeypatch.setitem(dispatch._implementations, ("trilinear", "cpp"), lambda: None)
+    assert dispatch.resolve("trilinear", "cpu", unfit=UNFIT) == ops.Resolved("torch", f"cpp: {UNFIT}")
+    assert dispatch.resolve("trilinear", "cpu", "torch", UNFIT) == ops.Resolved("torch", "asked for")
+    with pytest.raises(
+        BackendError,
+        match=f"^trilinear: backend 'cpp' was asked for, but {UNFIT}; use ops.backend=auto, or --ops.trilinear torch$",
+    ):
+        dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
+
+
+def test_what_was_not_built_is_said_before_what_it_would_not_take(monkeypatch):
+    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
+    assert dispatch.resolve("trilinear", "cpu", unfit=UNFIT) == ops.Resolved("torch", "cpp not built")
+    with pytest.raises(BackendError, match="not built"):
+        dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
+    assert dispatch.resolve("trilinear", "meta", unfit=UNFIT).reason == "no fused backend for meta tensors"
+
+
 def test_unknown_names_raise():
     with pytest.raises(BackendError, match="unknown op 'lstm'; the ops are trilinear"):
         ops.set_backend("auto", {"lstm": "torch"})

@@ -79,17 +79,77 @@ def test_a_table_at_an_odd_address(backend: str, device: str, dtype: torch.dtype
     torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("offsets", [[0, 3, 9], [0, 4, 2, 6], [2, 4, 6], [0, 2, 4], [-1, 3, 6]])
-def test_wrong_offsets_are_an_error_on_the_cpu(offsets: list):
-    offsets, x = torch.tensor(offsets), torch.rand(6, 2)
-    with ops.backend("cpp" if "cpp" in ops.available("lltm") else "torch"):
-        with pytest.raises((RuntimeError, ValueError)):
-            ops.depthwise_conv1d(x, torch.rand(2, 3), ray_offsets=offsets)
-        with pytest.raises((RuntimeError, ValueError)):
-            ops.composite(x[:, 0], torch.rand(6, 3), x[:, 0], x[:, 1], offsets, torch.ones(3))
-        states = torch.zeros(len(offsets) - 1, 4), torch.zeros(len(offsets) - 1, 4)
-        with pytest.raises((RuntimeError, ValueError)):
-            ops.lltm(x, offsets, torch.rand(12, 6), torch.rand(12), *states)
+BROKEN = {  # row pointers of rays with 6 samples
+    "past_the_end": [0, 2, 4, 9],
+    "a_fall": [0, 4, 2, 6],
+    "a_fall_past_the_end": [0, 9, 4, 6],
+    "not_from_0": [1, 2, 4, 6],
+    "below_0": [-1, 2, 4, 6],
+    "negative_all_over": [-6, -4, -2, 0],
+    "huge": [0, 2**62, 2**62, 2**62],
+    "differences_overflow": [0, 2**62, -(2**62), 6],
+    "least_and_most": [0, -(2**63), 2**63 - 1, 6],
+    "one_ray_past_the_end": [0, 7],
+}
+SHORT = {"before_the_end": [0, 2, 4, 5], "no_rays": [0]}  # visible and place have room for rows behind
+NEEDS_ALL = ("composite", "depthwise_conv1d", "lltm")
+OFFSETS = [(op, "ray_offsets") for op in (*NEEDS_ALL, "visible", "place")] + [("place", "source_offsets")]
+
+
+def call_with_offsets(op: str, offsets: torch.Tensor, n: int, broken: str) -> object:
+    """The op on `n` samples and as many rays as `offsets` have; of place the other offsets are right."""
+    rays, x = len(offsets) - 1, torch.rand(n, 3)
+    if op == "composite":
+        return ops.composite(x[:, 0], x, x[:, 1], x[:, 2], offsets, torch.ones(3))
+    if op == "visible":
+        return ops.visible(x[:, 0], x[:, 1], x[:, 2], offsets, 0.1)
+    if op == "depthwise_conv1d":
+        return ops.depthwise_conv1d(x, torch.rand(3, 3), ray_offsets=offsets)
+    if op == "lltm":
+        return ops.lltm(x, offsets, torch.rand(12, 7), torch.rand(12), torch.zeros(rays, 4), torch.zeros(rays, 4))
+    pairs = {
+        "source_offsets": (offsets, torch.zeros_like(offsets)),
+        "ray_offsets": (torch.arange(rays + 1) * (n // max(rays, 1)), offsets),
+    }
+    return ops.place(torch.rand(rays, 3), torch.rand(rays, 3), x[:, 0], x[:, 1], *pairs[broken], n)
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+@pytest.mark.parametrize("op, broken", OFFSETS)
+@pytest.mark.parametrize("kind", [*BROKEN, *SHORT])
+def test_broken_offsets_are_an_error_on_the_cpu(op: str, broken: str, kind: str, backend: str):
+    """A RuntimeError of the definition too, where `torch.repeat_interleave` would write beside its result."""
+    if backend not in ops.available(op):
+        pytest.skip("not built")
+    if kind in SHORT and op not in NEEDS_ALL:
+        pytest.skip("these have room")
+    offsets = torch.tensor((BROKEN | SHORT)[kind])
+    wanted = "row pointers must rise" if backend == "cpp" else f"^{op}: {broken} must rise from 0 to .*number of rows"
+    for n in (6, 0) if kind in BROKEN else (6,):
+        with ops.backend(backend), pytest.raises(RuntimeError, match=wanted):
+            call_with_offsets(op, offsets, n, broken)
+
+
+@pytest.mark.parametrize("op", ["composite", "visible", "depthwise_conv1d", "lltm", "place"])
+def test_offsets_that_fit_are_taken(op: str):
+    """Whatever rays are empty, and where there are none."""
+    for backend in {"torch", "cpp"} & set(ops.available(op)):
+        with ops.backend(backend):
+            for offsets, n in (([0, 0, 6, 6], 6), ([0, 6], 6), ([0, 0, 0], 0), ([0], 0)):
+                call_with_offsets(op, torch.tensor(offsets), n, "source_offsets")
+
+
+@pytest.mark.parametrize(
+    "offsets, message",
+    [
+        ([1, 2, 6], "composite: ray_offsets must rise from 0 to the number of rows, 6; they start at 1"),
+        ([0, 4, 2, 6], "composite: ray_offsets must .*; those of ray 1 fall from 4 to 2"),
+        ([0, 2, 7], "composite: ray_offsets must .*; they end at 7"),
+    ],
+)
+def test_the_definition_says_what_is_wrong_with_offsets(offsets: list, message: str):
+    with ops.backend("torch"), pytest.raises(RuntimeError, match=message):
+        call_with_offsets("composite", torch.tensor(offsets), 6, "ray_offsets")
 
 
 @pytest.mark.parametrize("backend, device", fused_params("trilinear"))
@@ -147,6 +207,46 @@ def test_distances_have_no_gradient(backend: str, device: str):
     with ops.backend(backend):
         color, *_ = ops.composite(density, torch.rand(5, 3, device=device), t, t + 0.1, offsets, torch.ones(3).to(t))
     assert torch.autograd.grad(color.sum(), [density, t], allow_unused=True)[1] is None
+
+
+def turned(angles: torch.Tensor) -> torch.Tensor:
+    """Rotation [3, 3] by `angles` [3] around x, y and z."""
+    a, b, c = angles.unbind()
+    zero = torch.zeros_like(a)
+    generator = torch.stack([zero, -c, b, c, zero, -a, -b, a, zero]).view(3, 3)
+    return torch.linalg.matrix_exp(generator)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
+def test_gradients_reach_a_camera(backend: str, device: str):
+    """Of what samples of its rays look like, through their positions and directions, beside finite differences."""
+    resolutions, counts = [3, 7], torch.tensor([4, 0, 3])
+    table = torch.randn(sum(level_entries(n, 4096) for n in resolutions), 2).double().to(device)
+    mix = torch.randn(16, 4).double().to(device)
+    towards = torch.nn.functional.normalize(torch.randn(3, 3).double(), dim=1).to(device)  # [R, 3]
+    ray_index = torch.arange(3).repeat_interleave(counts).to(device)  # [N]
+    t = torch.rand(len(ray_index), 1).double().to(device) * 0.3  # [N, 1]
+
+    def look(angles: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
+        directions = towards @ turned(angles).T
+        features = ops.grid_encode(origin + directions[ray_index] * t, table, resolutions, 4096)  # [N, 4]
+        return features * (ops.spherical_harmonics(directions, ray_index) @ mix)
+
+    pose = torch.randn(3).double().to(device) / 10, torch.tensor([0.48, 0.52, 0.55]).double().to(device)
+    with ops.backend(backend):
+        assert torch.autograd.gradcheck(look, tuple(x.requires_grad_() for x in pose), nondet_tol=1e-12)
+        gradients = torch.autograd.grad(look(*pose).sum(), pose)
+    assert all(gradient.abs().min() > 1e-3 for gradient in gradients)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("place"))
+def test_placed_samples_have_no_gradient(backend: str, device: str):
+    (case,) = (case for case in cases("place") if case.name == "long_and_short")
+    arguments = case.arguments(torch.float64, device)
+    for x in arguments[:4]:
+        x.requires_grad_()
+    with ops.backend(backend):
+        assert not any(x.requires_grad for x in ops.place(*arguments))
 
 
 def test_autocast_leaves_features_as_they_are():

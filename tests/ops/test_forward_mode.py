@@ -7,10 +7,14 @@ from torch.autograd import forward_ad
 
 from nerfkit import ops
 from tests.ops.cases import CASES, Case
-from tests.ops.harness import as_tuple, fused_params
+from tests.ops.harness import as_tuple, fused_params, has_kernel
 
 FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
 NATIVE = [pytest.param(op, *p.values, id=f"{op}-{p.id}", marks=p.marks) for op in FIRST for p in fused_params(op)]
+
+
+def dtype_of(case: Case, backend: str) -> torch.dtype:
+    return torch.float64 if has_kernel(case, backend, torch.float64) else torch.float16
 
 
 def output_of(case: Case, arguments: list, place: int, value: torch.Tensor) -> torch.Tensor:
@@ -21,7 +25,7 @@ def output_of(case: Case, arguments: list, place: int, value: torch.Tensor) -> t
 def test_a_dual_input_is_refused(op: str, backend: str, device: str):
     case = FIRST[op]
     message = f"^{op} has no forward-mode derivative; use reverse mode, or ops.backend\\('torch'\\)"
-    arguments = case.arguments(torch.float64, device)
+    arguments = case.arguments(dtype_of(case, backend), device)
     with ops.backend(backend):
         for place in case.differentiable:
             x = arguments[place]
@@ -36,7 +40,7 @@ def test_a_dual_input_is_refused(op: str, backend: str, device: str):
 @pytest.mark.parametrize("op, backend, device", NATIVE)
 def test_compiled_code_refuses_it_too(op: str, backend: str, device: str):
     case = FIRST[op]
-    arguments = case.arguments(torch.float64, device)
+    arguments = case.arguments(dtype_of(case, backend), device)
     x = arguments[case.differentiable[0]]
     torch._dynamo.reset()
     with ops.backend(backend):
@@ -49,7 +53,7 @@ def test_compiled_code_refuses_it_too(op: str, backend: str, device: str):
 @pytest.mark.parametrize("op, backend, device", NATIVE)
 def test_without_a_dual_input_nothing_changes(op: str, backend: str, device: str):
     case = FIRST[op]
-    arguments = case.arguments(torch.float64, device)
+    arguments = case.arguments(dtype_of(case, backend), device)
     with ops.backend(backend):
         wanted = as_tuple(case.function(*arguments))
         with forward_ad.dual_level():

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
+import re
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from nerfkit import nn, ops
 from nerfkit.ops import mlp
-from nerfkit.ops.mlp import n_parameters
-from tests.ops.harness import checks_of
+from nerfkit.ops.mlp import n_parameters, why_no_kernel
+from tests.ops.harness import NativeCalls, checks_of, fused_params
 
 TestMlp = checks_of("mlp")
 
@@ -51,6 +55,68 @@ def test_narrow_layers(widths: tuple, n_rows: int):
         wanted = results()
     for got, want in zip(results(), wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+H100 = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=232448)
+L4 = SimpleNamespace(major=8, minor=9, shared_memory_per_block_optin=101376)
+T4 = SimpleNamespace(major=7, minor=5, shared_memory_per_block_optin=65536)
+
+
+@pytest.mark.parametrize(
+    "gpu, dtype, widths, inputs, reason",
+    [
+        (H100, torch.float16, (96, 64, 64, 3), (16, 16, 64), None),
+        (H100, torch.bfloat16, (128, 16, 16), (128,), None),
+        (H100, torch.float32, (32, 64, 3), (32,), "its kernel takes float16 and bfloat16, got float32"),
+        (H100, torch.float16, (32, 3), (32,), "its kernel takes one or two hidden layers, got 0"),
+        (H100, torch.float16, (32, 64, 64, 64, 3), (32,), "its kernel takes one or two hidden layers, got 3"),
+        (H100, torch.float16, (32, 128, 3), (32,), "hidden layers of one width, 16, 32 or 64 units, got 128$"),
+        (H100, torch.float16, (32, 16, 64, 3), (32,), "hidden layers of one width, .* got 16 and 64$"),
+        (H100, torch.float16, (32, 64, 3), (24, 8), "inputs of a multiple of 16 values, got 24"),
+        (H100, torch.float16, (144, 64, 3), (128, 16), "inputs of at most 128 values together, got 144"),
+        (H100, torch.float16, (32, 64, 17), (32,), "at most 16 outputs, got 17"),
+        (L4, torch.float16, (32, 64, 3), (32,), "needs 150000 bytes of shared memory a block, this GPU has 101376"),
+        (T4, torch.float16, (32, 64, 3), (32,), "needs compute capability 8.0 or more, this GPU has 7.5"),
+    ],
+)
+def test_why_a_gpu_has_no_kernel(gpu, dtype, widths: tuple, inputs: tuple, reason: str | None, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    for device in ("cuda", torch.device("cuda:1")):
+        got = why_no_kernel(device, dtype, widths, inputs)
+        assert got is None if reason is None else re.search(reason, got)
+    assert why_no_kernel("cpu", dtype, widths, inputs) is None
+
+
+@pytest.mark.parametrize("backend, device", fused_params("mlp"))
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_by_name_it_never_falls_back(backend: str, device: str, compiles: bool, monkeypatch):
+    """A kernel that takes only even widths, of a network of 7: refused by name, the definition under auto."""
+
+    def why_not(device, dtype, widths, input_widths) -> str | None:
+        return f"its kernel takes even widths, got {widths[1]}" if widths[1] % 2 else None
+
+    monkeypatch.setattr(sys.modules["nerfkit.ops.mlp"], "why_no_kernel", why_not)
+    torch._dynamo.reset()
+    call = torch.compile(mlp, backend="aot_eager", fullgraph=True) if compiles else mlp
+    x = torch.randn(9, 16, device=device, dtype=torch.float16)
+    for hidden, is_native in ((7, False), (16, True)):
+        widths = (16, hidden, 3)
+        parameters = (torch.randn(n_parameters(widths), device=device) / 4).half()
+        with ops.backend("torch"):
+            wanted = mlp(parameters, widths, x)
+        with ops.backend("auto"), NativeCalls() as seen:
+            got = mlp(parameters, widths, x)
+        assert bool(seen.calls) == is_native
+        assert is_native or torch.equal(got, wanted)
+        with ops.backend("auto"):
+            torch.testing.assert_close(call(parameters, widths, x), wanted, rtol=1e-2, atol=2e-2)
+        with ops.backend(backend):
+            if is_native:
+                torch.testing.assert_close(call(parameters, widths, x), wanted, rtol=1e-2, atol=2e-2)
+                continue
+            # Of torch.compile, whose own error repeats it, or as it is.
+            with pytest.raises(RuntimeError, match=f"mlp: backend '{backend}' was asked for, but its kernel takes"):
+                call(parameters, widths, x)
 
 
 @pytest.mark.parametrize(

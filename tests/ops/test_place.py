@@ -59,11 +59,14 @@ WRONG = [  # source_offsets, ray_offsets of two rays; 6 rows in the source, 5 in
 ]  # fmt: skip
 
 
-@pytest.mark.skipif("cpp" not in ops.available("place"), reason="the definition does not check them")
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.parametrize("source, kept", WRONG)
-def test_wrong_offsets_are_an_error_on_the_cpu(source: list, kept: list):
-    with ops.backend("cpp"), pytest.raises(RuntimeError, match="must rise|more samples than"):
-        place(torch.rand(2, 3), torch.rand(2, 3), *torch.rand(2, 6), torch.tensor(source), torch.tensor(kept), 5)
+def test_wrong_offsets_are_an_error_on_the_cpu(source: list, kept: list, backend: str):
+    if backend not in ops.available("place"):
+        pytest.skip("not built")
+    rays = torch.rand(2, 3), torch.rand(2, 3)
+    with ops.backend(backend), pytest.raises(RuntimeError, match="must rise|more samples than"):
+        place(*rays, *torch.rand(2, 6), torch.tensor(source), torch.tensor(kept), 5)
 
 
 @pytest.mark.parametrize(

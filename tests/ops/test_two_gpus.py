@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from nerfkit import ops
 from tests.ops.cases import CASES, Case
-from tests.ops.harness import forward_and_backward
+from tests.ops.harness import forward_and_backward, usable
 from tests.ops.test_shapes import DRAWN, SHARE, check
 from tests.ops.tolerances import assert_close
 
@@ -20,7 +20,7 @@ def check_on(device: str, case: Case, backend: str, dtype: torch.dtype) -> None:
         tensor.requires_grad_()
     with ops.backend("torch"):
         wanted = forward_and_backward(case, wide)
-    with ops.backend(backend):
+    with ops.backend(usable(case, backend, device, dtype)):
         got = forward_and_backward(case, arguments)
     for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
         assert g.device == torch.device(device), f"result {index} is on {g.device}"
