@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from nerfkit.config import ModelConfig
 from nerfkit.nn import MLP
+from nerfkit.ops.mlp import why_no_kernel
 from nerfkit.ops.spherical_harmonics import N_HARMONICS
 
 MAX_LOG_DENSITY = 30.0
@@ -25,12 +26,20 @@ class Decoder(nn.Module):
         super().__init__()
         n_plain = config.embedding + N_HARMONICS
         n_context = n_features * config.encoder + config.state * config.aggregator
+        context = (n_features,) * config.encoder + (config.state,) * config.aggregator
+        self.color_inputs = (config.embedding, N_HARMONICS, *context)  # widths
         self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
         self.color_net = MLP(n_plain + n_context, config.hidden, 2, 3)
         with torch.no_grad():
             first, _ = self.color_net.layers()[0]  # [hidden, n_plain + n_context]
             first[:, :n_plain].uniform_(-(n_plain**-0.5), n_plain**-0.5)
             first[:, n_plain:].zero_()
+
+    def why_no_kernel(self, device: torch.device | str, dtype: torch.dtype) -> str | None:
+        """Why the fused kernel of `device` does not take both networks; None if it does."""
+        nets = (self.density_net, self.density_net.widths[:1]), (self.color_net, self.color_inputs)
+        reasons = (why_no_kernel(device, dtype, net.widths, inputs) for net, inputs in nets)
+        return next(filter(None, reasons), None)
 
     def density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Density [N] per scene unit and embedding [N, E] of features [N, C]."""

@@ -25,7 +25,7 @@ from nerfkit.model.decoder import Decoder
 from nerfkit.model.encoder import RayEncoder
 from nerfkit.model.grid import FeatureGrid
 from nerfkit.model.sampling import build_sampler
-from nerfkit.ops import spherical_harmonics
+from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
 
 
 class Renderer(Model):
@@ -70,7 +70,7 @@ class Renderer(Model):
 
     def normals(self, positions: Tensor) -> Tensor:
         """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
-        with torch.enable_grad():
+        with torch.enable_grad(), self.autocast(positions.device):
             positions = positions.detach().requires_grad_()
             log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
@@ -88,6 +88,12 @@ class Renderer(Model):
 
     def stats(self) -> dict[str, float]:
         return self.sampler.stats()
+
+    def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
+        device = torch.device(device)
+        dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
+        unfit = self.decoder.why_no_kernel(device, dtype)
+        return super().resolved(device) | {"mlp": resolve("mlp", str(device), choices()["mlp"], unfit)}
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere as the caller has it."""

@@ -25,6 +25,7 @@ MIN_RAYS = 64
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
 LOSS_SCALE = 1024.0  # at first; keeps gradients in half precision above what rounds to 0
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
+STATIC_DEFINITIONS = ("mlp",)  # ops whose definition in PyTorch has static shapes, too, and waits for nothing
 EAGER_STEPS = 3  # before a step is recorded: libraries and allocator set themselves up in them
 
 
@@ -192,9 +193,11 @@ class TrainingStep:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
         if self.device.type != "cuda" or not self.settings.capture or self.longest_ray is None:
             return False
-        names = (*self.model.ops, "lazy_adam") if self.settings.optimizer == "lazy_adam" else self.model.ops
-        resolved = ops.resolved(self.device)
-        return all(resolved[op].backend == "cuda" for op in names) and self.longest_ray <= self.settings.samples
+        resolved = self.model.resolved(self.device)
+        if self.settings.optimizer == "lazy_adam":
+            resolved |= {"lazy_adam": ops.resolved(self.device)["lazy_adam"]}
+        recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in resolved.items())
+        return all(recordable) and self.longest_ray <= self.settings.samples
 
 
 def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:
