@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import glob
 import os
+import re
 import secrets
 import shutil
 from pathlib import Path
 
 from nerfkit.errors import RunError
+from nerfkit.reading import shown
 
 try:
     import fcntl
@@ -19,6 +20,7 @@ except ImportError:  # Windows, where two processes in one folder are not notice
 MARKER = ".nerfkit"  # in each folder that nerfkit writes into: its kind, then what was written, a name a line
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 LARGEST_MARKER = 2**26  # bytes
+TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
 
 
 def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> None:
@@ -38,7 +40,7 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
             os.replace(kept_aside, keep)
         os.replace(aside, path)
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+        raise RunError(f"cannot write {shown(path)}: {error.strerror or error}") from None
     finally:
         _remove(aside)
         _remove(kept_aside)
@@ -50,7 +52,7 @@ def append_line(path: Path, line: str) -> None:
         with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab") as file:
             file.write(f"{line}\n".encode())
     except OSError as error:
-        raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+        raise RunError(f"cannot write {shown(path)}: {error.strerror or error}") from None
 
 
 class OwnFolder:
@@ -85,7 +87,7 @@ class OwnFolder:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise RunError(f"cannot use the folder {self.path}: {error.strerror}; choose another") from None
+            raise RunError(f"cannot use the folder {shown(self.path)}: {error.strerror}; choose another") from None
         return False
 
     def claim(self) -> None:
@@ -95,7 +97,7 @@ class OwnFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the folder {self.path}: {error.strerror}; choose another") from None
+            raise RunError(f"cannot make the folder {shown(self.path)}: {error.strerror}; choose another") from None
         self.mark()
 
     def mark(self) -> None:
@@ -105,7 +107,9 @@ class OwnFolder:
     def note(self, name: str) -> None:
         """List `name` as nerfkit's; raises RunError if the folder is gone."""
         if not (self.path / MARKER).exists():
-            raise RunError(f"the folder {self.path} is gone, or its file {MARKER} is: nothing can be saved there")
+            raise RunError(
+                f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
+            )
         if name not in self._listed:
             append_line(self.path / MARKER, name)
             self._listed.add(name)
@@ -140,14 +144,21 @@ class OwnFolder:
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
         """Delete what nerfkit wrote here, but for the marker and the names `keep`."""
+        self.remove_leftovers()
         for name in sorted(self._listed - set(keep), reverse=True):
             if name.endswith("/"):
                 self._clear_child(name.rstrip("/"))
             elif Path(name).name == name:  # of this folder, whatever somebody has put into the marker
-                remove_leftovers(self.path, name)
                 _remove(self.path / name)
         self._listed &= set(keep)
         self.mark()
+
+    def remove_leftovers(self, but: tuple[str, ...] = ()) -> None:
+        """Delete what kills in the middle of writing have left, but of the names `but`."""
+        for path in self.path.iterdir():
+            temporary = TEMPORARY.fullmatch(path.name)
+            if temporary and temporary[1] in self._listed and temporary[1] not in but:
+                _remove(path)
 
     def lock(self) -> None:
         """Keep other processes from writing here until this one ends; raises RunError if one does."""
@@ -202,17 +213,11 @@ class OwnFolder:
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-            raise RunError(f"cannot use the folder {self.path}: {getattr(error, 'strerror', error)}") from None
+            raise RunError(f"cannot use the folder {shown(self.path)}: {getattr(error, 'strerror', error)}") from None
         word, _, kind = first.partition(" ")
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
         return kind, names
-
-
-def remove_leftovers(folder: Path, name: str) -> None:
-    """Delete what kills in the middle of writing `name` have left beside it."""
-    for path in folder.glob(f".{glob.escape(name)}.*.tmp"):
-        _remove(path)
 
 
 def _unique_name(path: Path) -> Path:

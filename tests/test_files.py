@@ -220,3 +220,14 @@ def test_config_dump_is_utf8(tmp_path):
     options.data.path = "/bäume/été"
     config_module.dump(options, tmp_path / "x.toml")
     assert "bäume" in (tmp_path / "x.toml").read_bytes().decode("utf-8")
+
+
+def test_what_kills_left_is_cleaned_up(tmp_path):
+    folder = own_folder(tmp_path)
+    folder.write("a.txt", "a")
+    folder.note("metrics.json")
+    for name in (".a.txt.0123456789ab.tmp", ".metrics.json.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"):
+        (tmp_path / name).write_text("")
+    folder.remove_leftovers(but=("metrics.json",))
+    left = {path.name for path in tmp_path.glob(".*.tmp")}
+    assert left == {".metrics.json.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"}

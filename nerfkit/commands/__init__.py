@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from nerfkit.errors import UserError
+from nerfkit.reading import shown
 
 COMMANDS = {
     "train": "train a scene, or go on with a run",
@@ -62,7 +63,7 @@ def status_of(command: Callable[[], int | None]) -> int:
     except OSError as error:
         if error.filename is None and error.errno is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would fail again at the end
-        return _failed(f"{error.filename or 'standard output'}: {error.strerror or error}")
+        return _failed(f"{shown(error.filename or 'standard output')}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         from nerfkit.device import out_of_memory
 

@@ -146,6 +146,7 @@ def prepare(folder: OwnFolder, cameras: Cameras, outputs: tuple[str, ...], resum
     elif not resume:
         again = frame_names(range(len(cameras)), outputs)
         folder.clear(keep=tuple(folder.names() - again))
+    folder.remove_leftovers()
     folder.write(PATH_FILE, path)
 
 

@@ -17,7 +17,7 @@ from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.run_folder import METRICS, RunFolder, describe
 from nerfkit.training.trainer import Trainer
 
 # Of float32: features, hidden layers and their gradients; measured, a step takes this much and more.
@@ -63,6 +63,7 @@ def open_folder(options: TrainOptions, scene: Scene) -> RunFolder:
         return RunFolder.for_new_run(options.out or Path("runs") / scene.name, options.overwrite)
     folder = RunFolder.existing(options.resume)
     folder.lock()
+    folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(options, describe(scene))
     return folder
 
@@ -120,5 +121,6 @@ def how_it_runs(trainer: Trainer) -> str:
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else "a step runs op by op"
     if not trainer.config.trainer.deterministic:
         return recorded
-    price = "which costs nothing on a CPU" if trainer.device.type == "cpu" else "a step takes about twice as long"
+    costs_nothing = trainer.device.type == "cpu"
+    price = "which costs nothing on a CPU" if costs_nothing else "for which a step takes about 1.2 times as long"
     return f"{recorded}; deterministic: the same bits from the same seed, {price}"

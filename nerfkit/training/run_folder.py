@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, replace
+from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular
+from nerfkit.reading import read_regular, shown
 from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -73,7 +74,7 @@ class RunFolder(OwnFolder):
         Raises RunError if it holds a run already, which only `overwrite` replaces, or files of somebody else.
         """
         folder = cls(path)
-        if not (folder.path / MARKER).exists() and (folder.path / CONFIG).exists() and checkpoint.exists(folder.path):
+        if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and checkpoint.exists(folder.path):
             raise RunError(
                 f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
                 f"--resume {folder.path}, choose another folder with --out, or delete this one yourself"
@@ -93,9 +94,9 @@ class RunFolder(OwnFolder):
     def existing(cls, path: str | Path) -> RunFolder:
         """The folder of a run that is there; one of nerfkit 0.1, which wrote no marker, gets one."""
         folder = cls(path)
-        if not (folder.path / CONFIG).exists():
-            raise RunError(f"{folder.path} is not a run folder: {CONFIG} is missing")
-        if (folder.path / MARKER).exists():
+        if not exists(folder.path / CONFIG):
+            raise RunError(f"{shown(folder.path)} is not a run folder: {CONFIG} is missing")
+        if exists(folder.path / MARKER):
             folder.check_free()
             return folder
         read_config(folder.path), read_scene(folder.path)  # it is one
@@ -169,8 +170,8 @@ def _same(a: Any, b: Any) -> bool:
 
 def read_config(folder: Path) -> Config:
     """The configuration of a run."""
-    if not (folder / CONFIG).exists():
-        raise RunError(f"{folder} is not a run folder: {CONFIG} is missing")
+    if not exists(folder / CONFIG):
+        raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
     return config_module.load([folder / CONFIG])
 
 
