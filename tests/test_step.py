@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of training: of fixed sizes, recorded, in half precision."""
 
+import threading
+
 import pytest
 import torch
 
@@ -81,10 +83,8 @@ def gpu_config(small_config, request):
     small_config.trainer.optimizer = request.param
     small_config.device = "cuda"
     small_config.model.levels, small_config.trainer.steps, small_config.trainer.log_every = 8, 1000, 10
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    yield small_config
-    torch.use_deterministic_algorithms(before)
+    small_config.trainer.deterministic = True
+    return small_config
 
 
 def differing(a: Trainer, b: Trainer) -> list[str]:
@@ -221,3 +221,43 @@ def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend:
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cuda"))
     assert metrics["psnr"] > 20
+
+
+@pytest.mark.cuda
+def test_recording_leaves_other_threads_free(small_config):
+    """A viewer's thread allocates and waits on the GPU while a step is recorded."""
+    small_config.device, small_config.model.levels = "cuda", 8
+    trainer, errors = make_trainer(small_config), []
+
+    def train() -> None:
+        try:
+            for _ in trainer.steps():
+                pass
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    while thread.is_alive():
+        torch.rand(1000, 100 + int(torch.randint(9, ())), device="cuda").sum().item()
+    assert errors == [] and trainer.step == 60
+
+
+def test_deterministic_is_asked_of_torch_for_a_step_alone(small_config):
+    seen = []
+    small_config.trainer.deterministic = True
+    trainer = make_trainer(small_config)
+    trainer.model.update = lambda step: seen.append(torch.are_deterministic_algorithms_enabled())
+    trainer.train_step()
+    assert seen == [True] and not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_network_without_a_kernel_can_still_be_recorded(small_config, monkeypatch):
+    """What auto takes for it has static shapes; any other op in PyTorch has not."""
+    trainer = make_trainer(small_config)
+    step, on = trainer.training_step, {op: ops.Resolved("cuda", "") for op in trainer.model.ops}
+    step.device = torch.device("cuda")
+    for unfused, wanted in (((), True), (("mlp",), True), (("march",), False), (("mlp", "lltm"), False)):
+        chosen = on | dict.fromkeys(unfused, ops.Resolved("torch", ""))
+        monkeypatch.setattr(trainer.model, "resolved", lambda device, chosen=chosen: chosen)
+        assert step._can_be_recorded() == wanted, unfused

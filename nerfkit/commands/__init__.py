@@ -36,6 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Run one command; ends the process with its exit status."""
+    in_utf8()
 
     def command() -> int | None:
         module = importlib.import_module(f"nerfkit.commands.{name.replace('-', '_')}")
@@ -44,11 +45,17 @@ def run_command(name: str, arguments: list[str]) -> None:
     sys.exit(status_of(command))
 
 
+def in_utf8() -> None:
+    """Begin the process again in Python's UTF-8 mode where the locale has another encoding, such as ASCII."""
+    if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
+        os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
+
+
 def status_of(command: Callable[[], int | None]) -> int:
     """Exit status of a command: an error that a user can mend is one line, without a traceback."""
-    for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are, whatever the locale
+    for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8", errors="surrogateescape")
+            stream.reconfigure(errors="surrogateescape")
     try:
         status = command()
         sys.stdout.flush()

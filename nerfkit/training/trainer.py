@@ -220,7 +220,7 @@ class Trainer:
             self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
             self.training_step.load_state_dict(state)
             restore_random_states(checkpoint.part(tensors, "random"), state["random"])
-        except (KeyError, ValueError, TypeError, RuntimeError, IndexError) as error:
+        except (KeyError, ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
         self.step, self.seconds = state["step"], state["seconds"]

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands as a user runs them where something is in the way: nothing lost, one line that says what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nerfkit import config as config_module
+from nerfkit.files import MARKER
+from nerfkit.training import checkpoint
+from tests.toy_scene import write_scene
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def call(*arguments, status: int = 0, folder=ROOT, **options) -> str:
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **options)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
+
+
+def last_line(output: str) -> str:
+    return output.strip().splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory) -> Path:
+    """A file of options that train a toy scene within a second."""
+    folder = tmp_path_factory.mktemp("commands")
+    config = config_module.Config(device="cpu")
+    config.data.path, config.data.box = str(write_scene(folder / "scene", size=15)), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 8, 24
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
+    config.trainer.steps, config.trainer.samples, config.trainer.log_every = 8, 512, 2
+    config.eval.sheets = 1
+    config_module.dump(config, folder / "options.toml")
+    return folder / "options.toml"
+
+
+@pytest.fixture(scope="module")
+def trained(options) -> Path:
+    run = options.parent / "run"
+    call("scripts/train.py", "--config", options, "--out", run)
+    return run
+
+
+@pytest.fixture
+def run(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
+    images = tmp_path / "scene" / "train"
+    images.mkdir(parents=True)
+    for name in ("0000.png", "path.json", "rgb.mp4"):
+        (images / name).write_text("mine")
+    before = content(images)
+    output = call("scripts/render.py", run, "--frames", "1", "--size", "5", "4", "--out", images, status=1)
+    assert "did not write" in last_line(output) and content(images) == before
+    assert "holds a run" in call("scripts/render.py", run, "--frames", "1", "--out", run, status=1)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        ("--model.kind", "nothing"),
+        ("--data.box", "50", "50", "50", "51", "51", "51"),
+        ("--trainer.samples", "60000000"),
+        ("--model.options", "a", "1"),
+        ("--data.downscale", "999"),
+    ],
+    ids=" ".join,
+)
+def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run, bad):
+    before = content(run)
+    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *bad, status=1)
+    assert last_line(output).startswith("error: ") and content(run) == before
+
+
+def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
+    (run / "eval" / "mine.png").write_text("mine")
+    (run / "notes").write_text("mine")
+    call("scripts/train.py", "--config", options, "--out", run, "--overwrite", "--eval.after_training", "false")
+    assert (run / "eval" / "mine.png").exists() and (run / "notes").exists()
+    assert not (run / "metrics.json").exists() and not (run / "eval" / "r_0.png").exists(), "the old run's are gone"
+
+
+def test_scores_on_another_scene_are_kept_apart(run, tmp_path):
+    other = write_scene(tmp_path / "garden", size=15, counts={"train": 3, "test": 3})
+    before = content(run)
+    output = call("scripts/eval.py", run, "--data", other)
+    assert "garden is not the scene that the run was trained on" in output
+    after = content(run)
+    assert {name: after[name] for name in before if name != MARKER} == {k: v for k, v in before.items() if k != MARKER}
+    assert json.loads(after["eval/on_garden/test/metrics.json"])["n_views"] == 3
+
+
+def test_the_same_scene_elsewhere_is_the_runs_own(options, run, tmp_path):
+    moved = shutil.copytree(options.parent / "scene", tmp_path / "moved")
+    os.remove(run / "metrics.json")
+    call("scripts/eval.py", run, "--data", moved)
+    assert (run / "metrics.json").exists()
+
+
+def test_a_model_that_gives_no_numbers_scores_nothing(run):
+    """And leaves the scores that there are."""
+    tensors, state = checkpoint.load(run)
+    tensors["model.decoder.color_net.packed"][:] = float("nan")
+    from nerfkit.training.run_folder import RunFolder
+
+    checkpoint.save(RunFolder.existing(run), tensors, state)
+    before = (run / "metrics.json").read_bytes()
+    assert "psnr is nan" in last_line(call("scripts/eval.py", run, status=1))
+    assert (run / "metrics.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("change", ["poses", "names", "views"])
+def test_a_changed_scene_is_not_resumed(options, run, tmp_path, change: str):
+    scene = shutil.copytree(options.parent / "scene", tmp_path / "scene")
+    file = scene / "transforms_train.json"
+    transforms = json.loads(file.read_text())
+    if change == "poses":
+        transforms["frames"][4]["transform_matrix"][0][3] += 0.01
+    elif change == "names":
+        shutil.copy(scene / "train" / "r_4.png", scene / "train" / "new.png")
+        transforms["frames"][4]["file_path"] = "train/new"
+    else:
+        transforms["frames"].pop()
+    file.write_text(json.dumps(transforms))
+    before = content(run)
+    output = call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9", status=1)
+    named = {"poses": "train view 4 (r_4): transform_matrix", "names": "train view 4 (new): file_path", "views": "11"}
+    assert named[change] in last_line(output) and content(run) == before
+
+
+def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
+    file = run / checkpoint.NEWEST
+    flipped = bytearray(file.read_bytes())
+    flipped[-5] ^= 4
+    file.write_bytes(flipped)
+    output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", "--eval.after_training", "false")
+    assert output.count("is damaged") == 1 and checkpoint.load(run)[1]["step"] == 9
+
+
+@pytest.mark.parametrize(
+    "key, value", [("random", {}), ("random", {"python": 1}), ("n_rays", -(10**30)), ("scaler", [])]
+)
+def test_a_state_that_was_edited_is_one_line(run, key: str, value):
+    from nerfkit.training.run_folder import RunFolder
+
+    tensors, state = checkpoint.load(run)
+    checkpoint.save(RunFolder.existing(run), tensors, state | {key: value})
+    if key != "scaler":  # which a CPU has no use for
+        output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
+        assert "cannot be resumed" in last_line(output)
+
+
+def test_a_moment_of_another_shape_is_one_line(run):
+    from nerfkit.training.run_folder import RunFolder
+
+    tensors, state = checkpoint.load(run)
+    checkpoint.save(RunFolder.existing(run), tensors | {"optimizer.0.exp_avg": torch.zeros(3)}, state)
+    output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
+    assert "optimizer.0.exp_avg is no moment" in last_line(output)
+
+
+def test_a_run_folder_that_vanishes_ends_the_run_with_an_error(options, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "scripts/train.py", "--config", options, "--out", run, "--trainer.steps", "1000000"]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        while not (run / "metrics.jsonl").exists():
+            assert process.poll() is None
+        shutil.rmtree(run)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "is gone" in last_line(errors) and not run.exists()
+
+
+def test_output_that_nobody_reads(options, tmp_path):
+    command = f"{sys.executable} scripts/train.py --config {options} --out {tmp_path / 'run'}"
+    done = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+    if os.path.exists("/dev/full"):
+        done = subprocess.run(f"{command} > /dev/full", shell=True, capture_output=True, text=True)
+        assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path):
+    outputs = [
+        call("scripts/train.py", "--config", options, "--out", tmp_path / name, "--trainer.deterministic", "true")
+        for name in "ab"
+    ]
+    assert all("deterministic: the same bits from the same seed" in output for output in outputs)
+    (a, _), (b, _) = (checkpoint.load(tmp_path / name) for name in "ab")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_names_are_utf8_whatever_the_locale(options, run, tmp_path):
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    out = tmp_path / "bäume"
+    output = call("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
+    assert "bäume" in output and (out / "config.toml").exists()
+    call("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
+
+
+def test_a_model_of_ones_own_from_a_module(options, tmp_path):
+    (tmp_path / "mymodel.py").write_text(
+        "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
+        "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
+        "        return rendering._replace(color=rendering.color * 0.5)\n"
+    )
+    scripts, run = ROOT / "scripts", tmp_path / "run"
+    own = ("--model.kind", "dark", "--model.module", "mymodel")
+    call(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
+    frames = ("--frames", "1", "--size", "6", "5")
+    output = call(scripts / "render.py", run, *frames, status=1, folder=tmp_path)
+    assert "--module mymodel" in last_line(output), "a run folder imports nothing by itself"
+    call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
+    from PIL import Image
+
+    assert np.asarray(Image.open(run / "render" / "orbit" / "0000.png")).max() <= 128
+    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
+    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", *own[2:], folder=tmp_path)
+
+
+def test_a_clone_where_nothing_is_installed(tmp_path):
+    """With a Python that has no packages, and no nerfkit on its path."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for script in ("train", "render", "eval", "summary"):
+        done = subprocess.run(
+            [sys.executable, "-S", "-E", str(tmp_path / "scripts" / f"{script}.py")], capture_output=True, text=True
+        )
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and "pip install -e ." in done.stderr, done.stderr
+
+
+def test_every_command_has_help():
+    assert "train" in call("-m", "nerfkit", "--help")
+    for command in ("train", "render", "eval", "summary"):
+        assert "usage" in call("-m", "nerfkit", command, "--help").lower()
+    call("-m", "nerfkit", "paint", status=2)
+
+
+def test_the_wheel_has_presets_types_and_the_command(tmp_path):
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns(".*", "build", "runs", "data", "*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    pip = ["-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", tmp_path, "."]
+    call(*pip, folder=source, env=os.environ | {"NERFKIT_NATIVE": "0"})
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"nerfkit/configs/lego.toml", "nerfkit/py.typed", "nerfkit/commands/train.py"} <= set(names)
+    entry = next(name for name in names if name.endswith("entry_points.txt"))
+    assert "nerfkit = nerfkit.commands:main" in zipfile.ZipFile(wheel).read(entry).decode()
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    code = "from nerfkit.config import load; print(load(['lego']).trainer.max_seconds)"
+    assert "60" in call("-c", code, folder=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")})

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The house drawn from its imports: rooms stand on rooms below them, and no arrow runs back."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path("nerfkit")
+# From below to above: a room may import those before it.
+FLOORS = ("ground", "ops", "nn", "config", "data", "model", "rendering", "training", "jit", "commands")
+GROUND = ("errors", "version", "reading", "files", "option_types", "device", "metrics")
+OUTSIDE = ("__init__", "__main__")  # the front door
+
+
+def module_of(file: Path) -> str:
+    return ".".join(file.with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_of(file): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+
+def room_of(module: str) -> str:
+    name = (module.split(".") + ["__init__"])[1]
+    return "ground" if name in GROUND else name
+
+
+def imports_of(file: Path) -> set[str]:
+    """Modules of the package that a file imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "nerfkit":
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= names & set(MODULES) or {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "nerfkit"}
+    return {name for name in found if name in MODULES}
+
+
+GRAPH = {module: imports_of(file) for module, file in MODULES.items()}
+
+
+def test_every_module_has_a_room():
+    assert {room_of(module) for module in MODULES} <= {*FLOORS, *OUTSIDE}
+
+
+def test_no_arrow_runs_back():
+    for module, imported in GRAPH.items():
+        room = room_of(module)
+        for other in imported:
+            if room not in OUTSIDE and room_of(other) != room:
+                assert FLOORS.index(room_of(other)) < FLOORS.index(room), f"{module} imports {other}"
+
+
+def test_there_is_no_circle():
+    left = {module: set(imported) - {module} for module, imported in GRAPH.items() if room_of(module) not in OUTSIDE}
+    while left:
+        free = [module for module, imported in left.items() if not imported & set(left)]
+        assert free, f"a circle among {sorted(left)}"
+        for module in free:
+            del left[module]
+
+
+def test_data_knows_no_model_and_rendering_no_run_folder():
+    for module, imported in GRAPH.items():
+        if room_of(module) == "data":
+            assert not {room_of(other) for other in imported} & {"model", "training", "rendering"}, module
+        if room_of(module) == "rendering":
+            assert "training" not in {room_of(other) for other in imported}, module
