@@ -27,7 +27,7 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
             f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
-            "run `python -m nerfkit doctor`, or use --device cpu"
+            "run `nerfkit doctor`, or use --device cpu"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1

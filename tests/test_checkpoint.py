@@ -215,7 +215,7 @@ def test_unknown_device(name: str):
 
 def test_a_gpu_that_is_not_there(monkeypatch):
     if not torch.cuda.is_available():
-        with pytest.raises(RunError, match="sees no GPU; run .python -m nerfkit doctor"):
+        with pytest.raises(RunError, match="sees no GPU; run .nerfkit doctor"):
             pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
