@@ -31,3 +31,12 @@ def test_figures_of_training_on_a_gpu_are_the_measured_ones():
     assert on_a_gpu and all(re.search(r"[\d.]+(?= dB)", line)[0] in page for line in on_a_gpu)
     steps = [line.split("|")[8].strip() for line in page.splitlines() if line.startswith(("| lego", "| orrery"))]
     assert "1.83" in steps and all(ms in steps for ms in re.findall(r"([\d.]+) ms", README))
+
+
+def test_the_price_of_deterministic_is_the_measured_one():
+    runs = json.loads(Path("docs/benchmarks/deterministic_h200.json").read_text())["runs"]
+    plain, same = (
+        [r["ms_per_step"] for r in runs if r["preset"]["deterministic"] is wanted] for wanted in (False, True)
+    )
+    assert len(plain) == len(same) == 2
+    assert f"a step then takes {sum(same) / sum(plain):.2f} times as long on an H200" in README
