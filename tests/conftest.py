@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: many threads on few cores wait for ever
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
