@@ -253,6 +253,22 @@ def test_gradients_reach_origins_and_directions(small_config):
     assert max(map(abs, found)) < 1e-4 * origins.grad.abs().max()
 
 
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.zeros(8, 24, 24, 3),
+        torch.zeros(8, 24, 24, 3, dtype=torch.uint8),
+        torch.zeros(12, 24, 23, 3, dtype=torch.uint8),
+        torch.zeros(12, 3, 24, 24, dtype=torch.uint8),
+        torch.zeros(12, 24, 24, 1, dtype=torch.uint8),
+    ],
+)
+def test_images_that_do_not_fit_the_cameras(small_config, images):
+    cameras = make_trainer(small_config).cameras
+    with pytest.raises(nerfkit.UserError, match=r"must be uint8 \[12, 24, 24, 3 or 4\].*got"):
+        nerfkit.Trainer(small_config, cameras, images)
+
+
 def test_an_unknown_sampler_is_named(small_config):
     small_config.sampling.kind = "spheres"
     with pytest.raises(ConfigError, match="no sampler 'spheres'; there are box"):

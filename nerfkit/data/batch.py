@@ -54,6 +54,12 @@ class TrainingViews:
     """Cameras and their images [V, H, W, 3 or 4] uint8, on one device, of which batches are drawn."""
 
     def __init__(self, cameras: Cameras, images: Tensor, background: str):
+        wanted = [len(cameras), cameras.height, cameras.width]
+        if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
+            raise SceneError(
+                f"images must be uint8 {[*wanted, '3 or 4']}, as the cameras are, got "
+                f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}".replace("'", "")
+            )
         self.cameras, self.images = cameras, images
         self.background = Background(background, images.shape[-1] == 4, images.device)
 
