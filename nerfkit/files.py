@@ -39,20 +39,21 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
             _link_or_copy(path, kept_aside)
             os.replace(kept_aside, keep)
         os.replace(aside, path)
-    except OSError as error:
-        raise RunError(f"cannot write {shown(path)}: {error.strerror or error}") from None
+    except (OSError, UnicodeError) as error:
+        raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
     finally:
         _remove(aside)
         _remove(kept_aside)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file in UTF-8, through no link; raises RunError."""
+    """Add a line to a text file in UTF-8, through no link, and after a line that a kill cut; raises RunError."""
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab") as file:
-            file.write(f"{line}\n".encode())
-    except OSError as error:
-        raise RunError(f"cannot write {shown(path)}: {error.strerror or error}") from None
+        with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab+") as file:
+            is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            file.write(("\n" * is_torn + f"{line}\n").encode())
+    except (OSError, UnicodeError) as error:
+        raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
 
 
 class OwnFolder:
@@ -79,7 +80,7 @@ class OwnFolder:
         if kind:
             raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
         try:
-            if any(self.path.iterdir()):
+            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # a kill leaves that
                 raise RunError(
                     f"{self.path} holds files that nerfkit did not write, and which it therefore leaves alone; "
                     "choose another folder, or empty this one"
@@ -105,12 +106,14 @@ class OwnFolder:
         atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
 
     def note(self, name: str) -> None:
-        """List `name` as nerfkit's; raises RunError if the folder is gone."""
-        if not (self.path / MARKER).exists():
+        """List `name` as nerfkit's; raises RunError if the folder is gone, or somebody else's file has that name."""
+        if not (self.path / MARKER).exists() or not self._is_where_it_was():
             raise RunError(
                 f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
             )
         if name not in self._listed:
+            if not name.endswith("/") and os.path.lexists(self.path / name):
+                raise RunError(f"{shown(self.path / name)} is there, and nerfkit did not write it; move it away")
             append_line(self.path / MARKER, name)
             self._listed.add(name)
 
@@ -148,7 +151,7 @@ class OwnFolder:
         for name in sorted(self._listed - set(keep), reverse=True):
             if name.endswith("/"):
                 self._clear_child(name.rstrip("/"))
-            elif Path(name).name == name:  # of this folder, whatever somebody has put into the marker
+            elif "/" not in name:  # of this folder, whatever somebody has put into the marker
                 _remove(self.path / name)
         self._listed &= set(keep)
         self.mark()
@@ -174,6 +177,10 @@ class OwnFolder:
         except OSError:  # a file system without locks
             pass
 
+    def _is_where_it_was(self) -> bool:
+        """Whether the folder that is locked is the one at its path still: it may have been moved."""
+        return self._lock is None or os.path.samestat(os.fstat(self._lock), os.stat(self.path))
+
     def unlock(self) -> None:
         """Undo `lock`."""
         if self._lock is not None:
@@ -192,6 +199,8 @@ class OwnFolder:
             folder.kind, names = folder._read_marker()
         except (OSError, RunError):
             return
+        if folder.kind == self.kind:
+            return  # another run, which somebody put there
         folder._listed = set(names)
         folder.clear()
         _remove(folder.path / MARKER)
@@ -209,15 +218,22 @@ class OwnFolder:
                 if not os.path.lexists(file):
                     raise FileNotFoundError
                 raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
-            first, *names = file.read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+            first, *names = file.read_bytes().decode(errors="replace").split("\n")
         except FileNotFoundError:
             raise
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
             raise RunError(f"cannot use the folder {shown(self.path)}: {getattr(error, 'strerror', error)}") from None
+        names = [name for name in names if _is_name(name)]
         word, _, kind = first.partition(" ")
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
         return kind, names
+
+
+def _is_name(name: str) -> bool:
+    """Whether a line of a marker can be the name of a file, or of a folder with a slash behind it."""
+    parts = name.removesuffix("/").split("/")
+    return name.isprintable() and all(part not in ("", ".", "..") for part in parts)
 
 
 def _unique_name(path: Path) -> Path:

@@ -146,6 +146,17 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
         RunFolder.for_new_run(tmp_path / "file" / "run")
 
 
+def test_a_run_that_came_in_meanwhile_is_not_replaced(small_config, scene, tmp_path):
+    """Two new runs into one folder: the slower one finds the other's when it starts."""
+    slow, fast = (RunFolder.for_new_run(tmp_path / "run") for _ in range(2))
+    fast.start(small_config, scene)
+    save_steps(fast, 7)
+    fast.unlock()
+    with pytest.raises(RunError, match="holds a run already"):
+        slow.start(small_config, scene)
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 7
+
+
 def test_a_run_killed_before_its_first_checkpoint_is_begun_anew(small_config, scene, tmp_path):
     run = RunFolder.for_new_run(tmp_path)
     run.start(small_config, scene)

@@ -81,6 +81,7 @@ def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, monkeyp
     folder.child("eval", "scores")
     monkeypatch.setattr(files.os, "fsync", lambda number: (_ for _ in ()).throw(OSError(28, "No space left")))
     for name, write in writers.items():
+        folder.note(name)
         (tmp_path / name).write_text("as it was")
         with pytest.raises(RunError, match=f"cannot write .*{name}: No space left"):
             write()
@@ -231,3 +232,52 @@ def test_what_kills_left_is_cleaned_up(tmp_path):
     folder.remove_leftovers(but=("metrics.json",))
     left = {path.name for path in tmp_path.glob(".*.tmp")}
     assert left == {".metrics.json.0123456789ab.tmp", ".mine.0123456789ab.tmp", ".a.txt.tmp"}
+
+
+def test_a_file_of_somebody_else_in_nerfkits_own_folder_stays(tmp_path):
+    folder = own_folder(tmp_path)
+    (tmp_path / "metrics.json").write_text("mine")
+    for act in (lambda: folder.write("metrics.json", "{}"), lambda: folder.append("metrics.json", "line")):
+        with pytest.raises(RunError, match="metrics.json is there, and nerfkit did not write it"):
+            act()
+    folder.clear()
+    assert (tmp_path / "metrics.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("line", ["/", "./", "..", "", "a/../b/", "x\0y", "a\u2028b", "a\rb", "//", "\x7f"])
+def test_a_damaged_marker_loses_nothing_and_raises_nothing(tmp_path, line: str):
+    folder = own_folder(tmp_path)
+    folder.write("a.txt", "a")
+    (tmp_path / "b").write_text("mine")
+    with open(tmp_path / MARKER, "a", newline="") as file:
+        file.write(f"{line}\ntorn")
+    again = own_folder(tmp_path)
+    again.write("c.txt", "c")
+    assert own_folder(tmp_path).names() >= {"a.txt", "c.txt"}, "a torn line swallows no name"
+    own_folder(tmp_path).clear()
+    assert {path.name for path in tmp_path.iterdir()} == {MARKER, "b"}
+
+
+def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):
+    folder = own_folder(tmp_path / "run")
+    folder.lock()
+    (tmp_path / "run").rename(tmp_path / "moved")
+    own_folder(tmp_path / "run").write("a.txt", "another's")
+    with pytest.raises(RunError, match="is gone"):
+        folder.write("a.txt", "mine")
+    assert (tmp_path / "run" / "a.txt").read_text() == "another's"
+
+
+def test_another_run_in_a_folder_of_this_one_is_not_cleared(tmp_path):
+    folder = own_folder(tmp_path / "run")
+    folder.child("eval", "scores")
+    files.shutil.rmtree(tmp_path / "run" / "eval")
+    own_folder(tmp_path / "run" / "eval").write("checkpoint", "another run's")
+    folder.clear()
+    assert (tmp_path / "run" / "eval" / "checkpoint").exists()
+
+
+def test_what_is_no_text_is_an_error(tmp_path):
+    with pytest.raises(RunError, match="cannot write"):
+        files.atomic_write(tmp_path / "x", "\udcff")
+    assert list(tmp_path.iterdir()) == []

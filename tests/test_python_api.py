@@ -123,6 +123,40 @@ class Constant(nerfkit.Model):
         return nerfkit.Rendering(self.color.expand(n_rays, 3), ones, ones)
 
 
+def test_terms_must_stay_the_same(small_config):
+    names = iter(["a", "b"])
+    trainer = make_trainer(small_config, loss_fn=lambda r, b: {next(names): r.color.mean()})
+    trainer.train_step()
+    with pytest.raises(TypeError, match="same terms at every step"):
+        trainer.train_step()
+
+
+def test_weights_of_pixels_count():
+    values, weight = torch.tensor([1.0, 5.0, 9.0]), torch.tensor([1.0, 0.0, 3.0])
+    assert nerfkit.weighted_mean(values, weight) == 7
+    assert nerfkit.weighted_mean(values, torch.zeros(3)) == 0
+
+
+def test_a_rays_weight_is_that_of_its_pixel(small_config):
+    """A view whose pixels weigh nothing is not learned from: the loss is that of the others."""
+    trainer = make_trainer(small_config)
+    draw = trainer.views.draw
+
+    def some_count(n_rays):
+        batch = draw(n_rays)
+        return batch._replace(weight=batch.weight * (batch.view % 2))
+
+    seen = {}
+
+    def loss_fn(rendering, batch):
+        seen.update(weight=batch.weight, view=batch.view)
+        return nerfkit.squared_error(rendering, batch)
+
+    trainer.views.draw, trainer.training_step.loss_fn = some_count, loss_fn
+    trainer.train_step()
+    assert (seen["weight"][seen["view"] % 2 == 0] == 0).all() and seen["weight"].sum() > 0
+
+
 def test_a_model_without_samples_trains(small_config, tmp_path, monkeypatch):
     monkeypatch.setitem(MODELS, "constant", Constant)
     small_config.model.kind = "constant"
@@ -281,3 +315,13 @@ def test_only_ops_that_a_model_uses_are_its_own(small_config):
     plain = nerfkit.build_model(small_config)
     assert set(with_all.ops) - set(plain.ops) == {"depthwise_conv1d", "lltm"}
     assert not {"trilinear", "depthwise_conv2d", "lltm_cell"} & set(with_all.resolved("cpu"))
+
+
+def test_a_trained_background_is_what_is_rendered(small_config, tmp_path):
+    small_config.data.background = "black"
+    make_trainer(small_config).save(tmp_path / "run")
+    run = nerfkit.load_run(tmp_path / "run", "cpu")
+    with torch.no_grad():
+        run.model.sampler.occupancy.zero_()
+    assert run.render(run.cameras(), 0)["rgb"].max() == 0
+    assert run.background.tolist() == [0, 0, 0]

@@ -95,7 +95,7 @@ def test_render_follows_a_path_file_and_resumes(trained):
     call("scripts/render.py", trained, "--path", spiral / "path.json", "--out", out, "--resume", "--device", "cpu")
     assert (out / "0000.png").exists() and (out / "0001.png").stat().st_mtime_ns == before
     message = call("scripts/render.py", trained, "--frames", "2", "--out", out, "--resume", "--device", "cpu", status=1)
-    assert "holds frames of another path or size; render all anew without --resume, or choose" in message
+    assert "holds frames of another path, size or checkpoint; render all anew without --resume, or choose" in message
     assert (out / "0001.png").stat().st_mtime_ns == before
 
 

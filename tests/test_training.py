@@ -181,3 +181,28 @@ def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
     trainer = make_trainer(small_config)
     assert trainer.train() and trainer.seconds >= 0.5
     assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)
+
+
+def test_the_rate_rises_in_the_warm_up(small_config):
+    trainer = make_trainer(small_config)
+    rates = []
+    for _ in range(12):
+        rates.append(trainer.learning_rate())
+        trainer.train_step()
+    first, falls = small_config.trainer.learning_rate, (0.0003 / 0.03) ** (1 / 60)
+    assert rates[0] == pytest.approx(first / 10) and rates[4] == pytest.approx(first / 2 * falls**4)
+    assert rates[11] == pytest.approx(first * falls**11)
+
+
+def test_checkpoints_on_the_way_and_time_that_goes_on(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.save_every = 20, 6
+    trainer, saved = make_trainer(small_config), []
+    save = trainer.save
+    trainer.save = lambda folder: (saved.append(trainer.step), save(folder))
+    trainer.train(tmp_path / "run")
+    assert saved == [0, 6, 12, 18, 20]
+    trainer.seconds = 123.0
+    save(tmp_path / "run")
+    other = make_trainer(small_config)
+    other.restore(tmp_path / "run")
+    assert other.seconds == 123

@@ -45,6 +45,11 @@ def run_command(name: str, arguments: list[str]) -> None:
     sys.exit(status_of(command))
 
 
+def as_typed(command: str) -> str:
+    """What to type for `command`, in the way that this process was begun."""
+    return f"python scripts/{command}.py" if sys.argv[0].endswith(".py") else f"nerfkit {command}"
+
+
 def in_utf8() -> None:
     """Begin the process again in Python's UTF-8 mode where the locale has another encoding, such as ASCII."""
     if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":

@@ -35,6 +35,8 @@ def train_options(arguments: list[str]) -> TrainOptions:
     first.add_argument("--resume", default="")
     known, _ = first.parse_known_args(arguments)
     config = config_module.merged(known.config, _config_of_run(known.resume) if known.resume else None)
+    if known.resume:
+        config = replace(config, out=known.resume)  # a file's out is of new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = tyro.cli(TrainOptions, args=arguments, default=default, prog="nerfkit train", **TYRO)
     options.model.options = config.model.options | options.model.options

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> int:
     n_bytes = cameras.width * cameras.height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {cameras.width}x{cameras.height}", torch.device("cpu"))
     folder = open_folder(options)
-    prepare(folder, cameras, outputs, options.resume)
+    prepare(folder, cameras, run.state["step"], outputs, options.resume)
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
@@ -131,14 +131,15 @@ def open_folder(options: RenderOptions) -> OwnFolder:
     return RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
 
 
-def prepare(folder: OwnFolder, cameras: Cameras, outputs: tuple[str, ...], resume: bool) -> None:
+def prepare(folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool) -> None:
     """Write the path, and remove frames that must not pass for this path's."""
     file = folder.path / PATH_FILE
-    path = json.dumps(to_json(cameras, [f"{view:04d}" for view in range(len(cameras))]))
+    names = [f"{view:04d}" for view in range(len(cameras))]
+    path = json.dumps(to_json(cameras, names) | {"checkpoint_step": step})
     was = file.read_text(encoding="utf-8", errors="replace") if folder.owns(PATH_FILE) else None
     if resume and was is not None and was != path:
         raise RunError(
-            f"{folder.path} holds frames of another path or size; render all anew without --resume, "
+            f"{folder.path} holds frames of another path, size or checkpoint; render all anew without --resume, "
             "or choose another folder with --out"
         )
     if was != path:

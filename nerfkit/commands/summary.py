@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nerfkit.commands import as_typed
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
 from nerfkit.training.evaluator import score_name, scores_file
@@ -19,7 +20,7 @@ def main(arguments: list[str]) -> int:
     split = read_config(folder).eval.split
     file = scores_file(folder, split)
     if not file.exists():
-        raise RunError(f"{file} is missing; score the run first: python scripts/eval.py {folder}")
+        raise RunError(f"{file} is missing; score the run first: {as_typed('eval')} {folder}")
     try:
         metrics = read_json(file, RunError, "the scores")
         protocol = metrics["protocol"]
@@ -29,7 +30,7 @@ def main(arguments: list[str]) -> int:
             f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is not what scripts/eval.py writes ({error}); score the run again") from None
+        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
     print(line)
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from nerfkit import ops
+from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.data.load import load_scene
@@ -33,7 +34,7 @@ def main(arguments: list[str]) -> int:
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     folder = open_folder(options, scene)
     views = scene.split("train")
-    images = views.load()
+    images = views.load(print)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device)
     with StopSignals() as signals:
@@ -44,16 +45,20 @@ def main(arguments: list[str]) -> int:
         else:
             print(summary(scene, trainer, folder.path))
             trainer.timed_step()  # what cannot be trained fails here, before an earlier run is replaced
+            trainer.check_finite()
+            if signals.arrived():
+                print("\nstopped before the first checkpoint; nothing was written")
+                return 128 + signals.number
             folder.start(options, describe(scene))
             trainer.save(folder)
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
     plot_training(folder)
     if not finished:
-        print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  python scripts/train.py --resume {folder.path}")
+        print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {as_typed('train')} --resume {folder.path}")
         return 128 + signals.number
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
     score(options, scene, trainer, folder)
-    print(f"run folder: {folder.path}\nnext: python scripts/render.py {folder.path}")
+    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}")
     return 0
 
 

@@ -46,11 +46,14 @@ class Views:
         """Memory that the images take."""
         return len(self.files) * self.cameras.height * self.cameras.width * self.channels
 
-    def load(self, report: Callable[[str], None] = print) -> Tensor:
-        """All images, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area."""
+    def load(self, report: Callable[[str], None] | None = None) -> Tensor:
+        """All images, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area.
+
+        With `report`, such as print, it is told how many there are, and a progress bar is drawn.
+        """
         width, height = self.cameras.width, self.cameras.height
         n_threads, decoding = self._room_to_decode()
-        report(
+        (report or (lambda text: None))(
             f"loading {len(self.files)} images, {width}x{height}: {self.bytes() / 2**20:.0f} MB in memory, "
             f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
         )
@@ -60,7 +63,8 @@ class Views:
             read_image(self.files[index], (self.header.width, self.header.height), images[index].numpy())
 
         with ThreadPoolExecutor(n_threads) as pool:
-            for _ in tqdm(pool.map(fill, range(len(self.files))), total=len(self.files), desc="images", leave=False):
+            done, total = pool.map(fill, range(len(self.files))), len(self.files)
+            for _ in tqdm(done, total=total, desc="images", leave=False, disable=report is None):
                 pass
         return images
 

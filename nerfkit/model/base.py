@@ -13,19 +13,20 @@ from nerfkit.config import Config
 from nerfkit.data.cameras import Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
-from nerfkit.ops import Resolved, resolved
+from nerfkit.model.sampling import RaySampler
+from nerfkit.ops import Resolved, choices, resolve
 
 
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
-    Only `forward` must be written; what follows has defaults that fit a model of one's own.
+    Only `forward` must be written. A model that has its sampler as `self.sampler` has the rest from it, but for
+    `density`.
     """
 
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
     ops: tuple[str, ...] = ()  # the ops of nerfkit that it calls: where all are fused, a step is a CUDA graph
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
-    max_samples_per_ray: float | None = None  # None: its sizes vary, and a step is never a CUDA graph
 
     def __init__(self, config: Config):
         super().__init__()
@@ -54,19 +55,33 @@ class Model(nn.Module):
         return -nn.functional.normalize(gradient, dim=-1)
 
     def update(self, step: int) -> None:
-        """Called before each training step: an occupancy grid follows the field here."""
+        """Called before each training step: the sampler follows the field here."""
+        if sampler := self._sampler():
+            sampler.update(self.density, step)
 
     def sees(self, rays: Rays) -> Tensor:
         """Which rays [R] can have a sample at all, bool."""
+        if sampler := self._sampler():
+            return sampler.sees(rays)
         return torch.ones(rays.origins.shape[0], dtype=torch.bool, device=rays.origins.device)
 
     def stats(self) -> dict[str, float]:
         """What is worth logging, by name."""
-        return {}
+        sampler = self._sampler()
+        return sampler.stats() if sampler else {}
+
+    @property
+    def max_samples_per_ray(self) -> float | None:
+        """Samples of the longest ray; None where nothing tells, and then a step is never a CUDA graph."""
+        sampler = self._sampler()
+        return sampler.max_samples_per_ray if sampler else None
 
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         """The backend of each op that the model calls, and why; raises BackendError if one cannot run."""
-        return {op: chosen for op, chosen in resolved(device).items() if op in self.ops}
+        return {op: resolve(op, str(torch.device(device)), choices()[op]) for op in self.ops}
+
+    def _sampler(self) -> RaySampler | None:
+        return getattr(self, "sampler", None)
 
     def _read_options(self, config: Config) -> Any:
         given = config.model.options

@@ -38,7 +38,7 @@ def import_models(module: str) -> None:
         sys.path.insert(0, here)
     try:
         importlib.import_module(module)
-    except (ImportError, SyntaxError, ValueError) as error:
+    except (ImportError, SyntaxError, ValueError, TypeError) as error:
         raise ConfigError(f"model.module: cannot import {module!r}: {error}") from None
 
 

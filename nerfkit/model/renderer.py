@@ -76,19 +76,6 @@ class Renderer(Model):
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)
 
-    @property
-    def max_samples_per_ray(self) -> float:
-        return self.sampler.max_samples_per_ray
-
-    def update(self, step: int) -> None:
-        self.sampler.update(self.density, step)
-
-    def sees(self, rays: Rays) -> Tensor:
-        return self.sampler.sees(rays)
-
-    def stats(self) -> dict[str, float]:
-        return self.sampler.stats()
-
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         device = torch.device(device)
         dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32

@@ -70,7 +70,7 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             return tensors, state
     if problems:
         raise RunError(f"no whole checkpoint in {folder}: {'; '.join(problems)}")
-    raise RunError(f"no checkpoint in {folder}; is it a run folder made by scripts/train.py?")
+    raise RunError(f"no checkpoint in {folder}; is it a run folder?")
 
 
 def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -130,3 +130,5 @@ def _check_state(state: dict[str, Any]) -> None:
     wrong = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
     if wrong:
         raise ValueError(f"its state has no {wrong[0]}")
+    if not 0 <= state["step"] < 2**53 or not 0 <= state["seconds"] < 1e300:
+        raise ValueError("its step or seconds cannot be")

@@ -42,7 +42,7 @@ def evaluate(
     `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is no number;
     the scores before are then as they were.
     """
-    images = views.load()  # [V, H, W, 3 or 4]
+    images = views.load(print)  # [V, H, W, 3 or 4]
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
@@ -59,7 +59,7 @@ def evaluate(
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_sheets and sheets is not None:
-            sheets.write(f"{name}.png", png_bytes(error_sheet(truth, render)))
+            sheets.write(_file_name(name, view), png_bytes(error_sheet(truth, render)))
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
@@ -75,6 +75,11 @@ def evaluate(
     return metrics
 
 
+def _file_name(name: str, view: int) -> str:
+    """A view's comparison image; one whose name no file system takes gets its number."""
+    return f"{name}.png" if name.isprintable() and len(name) <= 60 else f"{view:04d}.png"
+
+
 def score_name(split: str, other_scene: str = "") -> str:
     """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
     scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
@@ -88,7 +93,10 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 
 
 def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
-    return folder.child(score_name(split, other_scene), "scores")
+    name = score_name(split, other_scene)
+    if name != "eval":
+        folder.child("eval", "scores")  # below which it is
+    return folder.child(name, "scores")
 
 
 def _sheet_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder | None:

@@ -66,6 +66,7 @@ class RunFolder(OwnFolder):
 
     def __init__(self, path: str | Path):
         super().__init__(Path(path), "run")
+        self.overwrite = False
 
     @classmethod
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
@@ -74,21 +75,24 @@ class RunFolder(OwnFolder):
         Raises RunError if it holds a run already, which only `overwrite` replaces, or files of somebody else.
         """
         folder = cls(path)
+        folder.overwrite = overwrite
         if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and checkpoint.exists(folder.path):
             raise RunError(
                 f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
                 f"--resume {folder.path}, choose another folder with --out, or delete this one yourself"
             )
-        if not folder.check_free():
-            return folder
-        folder.lock()
-        if checkpoint.exists(folder.path) and not overwrite:
-            folder.unlock()
+        if folder.check_free():
+            folder.lock()
+            folder._check_no_run()
+        return folder
+
+    def _check_no_run(self) -> None:
+        if checkpoint.exists(self.path) and not self.overwrite:
+            self.unlock()
             raise RunError(
-                f"{folder.path} holds a run already; go on with --resume {folder.path}, "
+                f"{self.path} holds a run already; go on with --resume {self.path}, "
                 "choose another folder with --out, or replace it with --overwrite"
             )
-        return folder
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
@@ -105,17 +109,19 @@ class RunFolder(OwnFolder):
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:
-        """Take the place of what was here, and write what the run is."""
+        """Take the place of what was here, and write what the run is; raises RunError if a run came in meanwhile."""
+        files = _description(config, scene)  # what cannot be written is found before anything goes
         self.claim()
         self.lock()
+        self._check_no_run()
         self.clear()
-        self.save_description(config, scene)
+        for name, text in files.items():
+            self.write(name, text)
 
     def save_description(self, config: Config, scene: RunScene) -> None:
         """Write the configuration, with the scene's folder as seen from anywhere, and the scene's cameras."""
-        path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
-        self.write(CONFIG, config_module.dumps(replace(config, data=replace(config.data, path=path))))
-        self.write(SCENE, json.dumps({"name": scene.name, "up": scene.up, "splits": scene.splits}))
+        for name, text in _description(config, scene).items():
+            self.write(name, text)
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
         """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
@@ -134,6 +140,15 @@ class RunFolder(OwnFolder):
                 f"{'; '.join(differences[:SHOWN_DIFFERENCES])}{more}. Give the run's scene with --data.path, or train "
                 "a new run with another --out instead of --resume"
             )
+
+
+def _description(config: Config, scene: RunScene) -> dict[str, str]:
+    """What config.toml and scene.json hold; raises ConfigError for a path that they cannot."""
+    path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
+    config = replace(config, data=replace(config.data, path=path))
+    config_module.check(config)
+    scene_json = json.dumps({"name": scene.name, "up": scene.up, "splits": scene.splits})
+    return {CONFIG: config_module.dumps(config), SCENE: scene_json}
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
@@ -179,9 +194,12 @@ def read_scene(folder: Path) -> RunScene:
     """What the run knows of its scene; raises RunError if that is missing or broken."""
     content = read_regular(folder / SCENE, LARGEST_SCENE, "the run's scene", RunError)
     try:
-        return msgspec.json.decode(content, type=RunScene)
-    except (msgspec.DecodeError, RecursionError) as error:
+        scene = msgspec.json.decode(content, type=RunScene)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
+    for split in scene.splits:
+        scene.cameras(split, folder / SCENE)  # raises SceneError
+    return scene
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -194,12 +212,10 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        numbers = ("step", "seconds", "loss")
-        if isinstance(line, dict) and all(isinstance(line.get(key), int | float) for key in numbers):
-            lines.append(line)
+        if isinstance(line, dict) and all(_is_number(line.get(key)) for key in ("step", "seconds", "loss")):
+            lines.append({key: value for key, value in line.items() if _is_number(value)})
     return lines
 
 
-def read_cameras(folder: Path, split: str) -> Cameras:
-    """Cameras of one split of the run's scene."""
-    return read_scene(folder).cameras(split, folder / SCENE)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # NaN is not

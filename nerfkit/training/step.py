@@ -128,8 +128,9 @@ class TrainingStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         n_complete = ray_complete.sum()
-        self._add_up(n_complete, n_samples, torch.where(is_finite, self._parts(loss, terms), 0))
-        if self.longest_ray is not None:
+        samples = n_complete.new_zeros(()) if n_samples is None else n_samples
+        self._add_up(n_complete, samples, torch.where(is_finite, self._parts(loss, terms), 0))
+        if n_samples is not None:
             self._adapt_ray_count(n_complete, n_samples)
 
     def _parts(self, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
@@ -144,15 +145,15 @@ class TrainingStep:
             self.sums = torch.zeros_like(values)
         self.sums += values
 
-    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Terms of the loss, the rays that it is a mean over [R] bool, and how many samples they have."""
+    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
+        """Terms of the loss, the rays that it is a mean over [R] bool, and how many samples they have, if any."""
         n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
         rays = batch.rays._replace(directions=batch.rays.directions * active[:, None])  # without direction no samples
         capacity = self.settings.samples if self.static_shapes else None
         rendering = self.model(rays, batch.background, batch.jitter, capacity)
-        ray_complete, n_samples = active, active.new_zeros((), dtype=torch.int64)
+        ray_complete, n_samples = active, None
         if rendering.samples is not None:
             ray_complete = rendering.samples.whole & active
             n_samples = rendering.samples.ray_offsets[n_rays]
@@ -162,8 +163,10 @@ class TrainingStep:
 
     def _terms(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.loss_fn(rendering, batch)
-        if not isinstance(terms, dict) or not terms or any(t.dim() for t in terms.values()):
+        if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
             raise TypeError("loss_fn must give a dict of scalar tensors by name, such as {'mse': ...}")
+        if self.term_names and tuple(terms) != self.term_names:
+            raise TypeError(f"loss_fn must give the same terms at every step: {self.term_names}, then {tuple(terms)}")
         return terms
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:
@@ -191,11 +194,11 @@ class TrainingStep:
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
-        if self.device.type != "cuda" or not self.settings.capture or self.longest_ray is None:
+        if self.device.type != "cuda" or not self.settings.capture or not self.model.ops or self.longest_ray is None:
             return False
         resolved = self.model.resolved(self.device)
         if self.settings.optimizer == "lazy_adam":
-            resolved |= {"lazy_adam": ops.resolved(self.device)["lazy_adam"]}
+            resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), self.backends["lazy_adam"])}
         recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in resolved.items())
         return all(recordable) and self.longest_ray <= self.settings.samples
 
@@ -203,6 +206,10 @@ class TrainingStep:
 def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:
     named = rays._asdict() | rendering._asdict()
     return {name: x.detach() for name, x in named.items() if isinstance(x, Tensor)}
+
+
+def _is_scalar(term: Any) -> bool:
+    return isinstance(term, Tensor) and term.dim() == 0
 
 
 def _added(terms: list[Tensor]) -> Tensor:

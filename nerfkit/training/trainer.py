@@ -110,6 +110,8 @@ class Trainer:
         settings = self.config.trainer
         if folder is not None:
             folder = self._own(folder)
+            folder.lock()
+            self._drop_later_log_lines(folder)
             if not checkpoint.exists(folder.path):
                 self.save(folder)  # from now on there is something to go back to
         stopped = should_stop()
@@ -127,9 +129,11 @@ class Trainer:
                 stopped = should_stop()
                 if stopped:
                     break
-        if folder is not None and self._saved_step != self.step:
-            self.save(folder)
-        return not stopped
+        if folder is not None:
+            if self._saved_step != self.step:
+                self.save(folder)
+            folder.unlock()
+        return not stopped or self.progress >= 1
 
     def timed_step(self) -> None:
         """One optimiser step, whose time counts as training."""
@@ -181,10 +185,8 @@ class Trainer:
 
         A path becomes a run folder that `nerfkit.load_run` loads; one that holds a run of somebody else is refused.
         """
+        self.check_finite()
         folder = self._own(folder)
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            self._stop_not_finite("a parameter is not finite", {})
-        self._check_finite()
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -206,9 +208,10 @@ class Trainer:
 
     def resolved(self) -> dict[str, Resolved]:
         """The backend of each op of model and optimiser, and why; raises BackendError if one cannot run."""
-        own = ("lazy_adam",) if self.config.trainer.optimizer == "lazy_adam" else ()
-        others = {op: resolved for op, resolved in ops.resolved(self.device).items() if op in own}
-        return self.model.resolved(self.device) | others
+        resolved = self.model.resolved(self.device)
+        if self.config.trainer.optimizer == "lazy_adam":
+            resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), ops.choices()["lazy_adam"])}
+        return resolved
 
     def restore(self, folder: RunFolder | str | Path) -> None:
         """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options."""
@@ -225,7 +228,6 @@ class Trainer:
             raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
         self.step, self.seconds = state["step"], state["seconds"]
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
-        self._drop_later_log_lines(folder)
 
     def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
         """Moments and steps from tensors called `<index of the parameter>.<name>`."""
@@ -243,11 +245,13 @@ class Trainer:
         """`folder` as a run folder of this training, which a path becomes with what the trainer knows of the scene."""
         if isinstance(folder, RunFolder):
             self.folder = folder
-        elif self.folder is None or self.folder.path != Path(folder):
-            self.folder = RunFolder.for_new_run(folder)
+        elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
             cameras = self.cameras.to("cpu")
             splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
-            self.folder.start(self.config, RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits))
+            new = RunFolder.for_new_run(folder)
+            new.start(self.config, RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits))
+            new.unlock()
+            self.folder = new
         return self.folder
 
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
@@ -261,8 +265,16 @@ class Trainer:
 
     def _drop_later_log_lines(self, folder: RunFolder) -> None:
         """Drop logged steps after the checkpoint: they are trained, and logged, again."""
-        lines = [line for line in read_log(folder.path) if line["step"] <= self.step]
-        folder.write(LOG, "".join(json.dumps(line) + "\n" for line in lines))
+        lines = read_log(folder.path)
+        earlier = [line for line in lines if line["step"] <= self.step]
+        if len(earlier) < len(lines):
+            folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
+
+    def check_finite(self) -> None:
+        """Raise TrainingError if the loss or a parameter is not finite."""
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            self._stop_not_finite("a parameter is not finite", {})
+        self._check_finite()
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
@@ -271,7 +283,7 @@ class Trainer:
     def _stop_not_finite(self, what: str, last_batch: dict[str, Tensor]) -> None:
         """Stop; write what was being trained to a report. The last good checkpoint stays."""
         lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
-        if self.folder is None:
+        if self.folder is None or not checkpoint.exists(self.folder.path):
             raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
         parameters = dict(self.model.named_parameters())
         report = {

@@ -42,7 +42,7 @@ REFUSED = {  # keys that change what the pixels are, with what to do
 USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
 HARMLESS = {  # where other programs put the scene, and what they say of its making
     "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
-    "sharpness", "rotation", "colmap_im_id", "depth_file_path", "fps",
+    "sharpness", "rotation", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
