@@ -302,10 +302,17 @@ def check(config: Config) -> None:
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
+    n_bytes = len(dumps(config).encode())
+    if n_bytes > MOST_BYTES:  # the run could not be read again
+        raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MOST_BYTES}; shorten model.options")
 
 
 def _check_values(options: Any, prefix: str) -> None:
-    for name, kind in get_type_hints(type(options), include_extras=True).items():
+    hints = get_type_hints(type(options), include_extras=True)
+    for name in vars(options).keys() - hints.keys():  # set in Python, where a dataclass takes any name
+        near = difflib.get_close_matches(name, hints, n=1, cutoff=0.5)
+        raise ConfigError(f"unknown option {prefix}{name}" + (f"; did you mean {prefix}{near[0]}?" if near else ""))
+    for name, kind in hints.items():
         value, full_name = getattr(options, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
             _check_values(value, f"{full_name}.")

@@ -172,7 +172,7 @@ class OwnFolder:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.unlock()
-            message = f"another process is training in {self.path}; wait for it, or choose another folder"
+            message = f"another process is writing to {self.path}; wait for it, or choose another folder"
             raise RunError(message) from None
         except OSError:  # a file system without locks
             pass

@@ -282,3 +282,10 @@ def test_every_option_has_help(capsys):
             for option in dataclasses.fields(group.default_factory):
                 assert f"--{group.name}.{option.name}" in text
     assert "[scene units]" in text and "default: 20000" in text
+
+
+def test_options_that_could_not_be_read_again_are_refused():
+    options = config.Config()
+    options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
+    with pytest.raises(ConfigError, match="shorten model.options"):
+        config.check(options)

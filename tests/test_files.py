@@ -181,7 +181,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     try:
         assert held.wait(60)
         folder = own_folder(tmp_path / "run")
-        with pytest.raises(RunError, match="another process is training"):
+        with pytest.raises(RunError, match="another process is writing to"):
             folder.lock()
     finally:
         done.set()

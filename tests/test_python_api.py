@@ -325,3 +325,42 @@ def test_a_trained_background_is_what_is_rendered(small_config, tmp_path):
         run.model.sampler.occupancy.zero_()
     assert run.render(run.cameras(), 0)["rgb"].max() == 0
     assert run.background.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("outputs, view", [(("depht",), 0), ("rgb", 0), (("rgb",), 12), (("rgb",), -1)])
+def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int):
+    trainer = make_trainer(small_config)
+    with pytest.raises(nerfkit.UserError, match="cannot render"):
+        nerfkit.ImageRenderer(trainer.model, torch.ones(3))(trainer.cameras, view, outputs)
+
+
+@pytest.mark.parametrize(
+    "name, value", [("stpes", 3), ("steps", 2.5), ("steps", "x"), ("steps", 0), ("optimizer", "sgd"), ("capture", 1)]
+)
+def test_options_set_in_python_are_checked(small_config, name: str, value):
+    setattr(small_config.trainer, name, value)
+    with pytest.raises(ConfigError, match=f"trainer.{name}"):
+        make_trainer(small_config)
+
+
+def test_cameras_that_are_none_are_named(small_config):
+    trainer = make_trainer(small_config)
+    good = trainer.cameras
+    with pytest.raises(nerfkit.UserError, match="focal must have shape"):
+        nerfkit.Cameras(good.camera_to_world, good.focal[:, 0], good.center, 24, 24)
+    with pytest.raises(nerfkit.UserError, match="whole pixels"):
+        nerfkit.Cameras(good.camera_to_world, good.focal, good.center, 24.5, 24)
+    for broken in (2 * good.camera_to_world, good.camera_to_world * float("nan")):
+        cameras = nerfkit.Cameras(broken, good.focal, good.center, 24, 24)
+        with pytest.raises(nerfkit.UserError, match="not rigid"):
+            nerfkit.Trainer(small_config, cameras, trainer.views.images)
+
+
+def test_a_run_saved_from_python_is_known_to_the_commands(small_config, tmp_path):
+    """With its scene given, names and splits are the scene's: resuming and scoring find it again."""
+    from nerfkit.training.run_folder import RunFolder, describe
+
+    scene = nerfkit.load_scene(small_config.data.path)
+    make_trainer(small_config, scene=scene).save(tmp_path / "run")
+    RunFolder.existing(tmp_path / "run").check_resumable(small_config, describe(scene))
+    assert len(nerfkit.load_run(tmp_path / "run", "cpu").cameras("test")) == 2

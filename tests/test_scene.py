@@ -428,3 +428,12 @@ def test_mutated_images(tmp_path):
     for trial in range(300):
         file.write_bytes(mutated(files[trial % 3], generator))
         outcome(folder)
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("transforms.json", "instant-ngp"), ("poses_bounds.npy", "LLFF"), ("sparse", "COLMAP")]
+)
+def test_formats_that_are_not_supported_yet_are_named(tmp_path, name: str, kind: str):
+    (tmp_path / name).mkdir()
+    with pytest.raises(SceneError, match=f"{kind}.*not supported yet"):
+        load_scene(str(tmp_path))

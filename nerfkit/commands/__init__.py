@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import warnings
 from collections.abc import Callable
 
 from nerfkit.errors import UserError
@@ -29,6 +30,8 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] not in COMMANDS:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help", "help")
+        if arguments and not asked_for_help:
+            print(f"error: there is no command {shown(arguments[0])!r}", file=sys.stderr)
         print(USAGE, file=sys.stdout if asked_for_help else sys.stderr)
         sys.exit(0 if asked_for_help else 2)
     run_command(arguments[0], arguments[1:])
@@ -58,6 +61,7 @@ def in_utf8() -> None:
 
 def status_of(command: Callable[[], int | None]) -> int:
     """Exit status of a command: an error that a user can mend is one line, without a traceback."""
+    warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="surrogateescape")

@@ -40,7 +40,7 @@ class RenderOptions:
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     path: str = "orbit"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json
     frames: int = 60  # frames of orbit, spiral and interpolate, at most 100000
-    size: tuple[int, int] | None = None  # width and height [pixels]; as trained if left out
+    size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
     outputs: str = "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, depth in scene units
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
@@ -58,7 +58,7 @@ def main(arguments: list[str]) -> int:
     ops.set_backend(options.ops.backend, options.ops.overrides())
     run.model.resolved(run.device)
     cameras = choose_cameras(options, run)
-    if options.size is not None:
+    if options.size != (0, 0):
         cameras = cameras.resized(*options.size)
     n_bytes = cameras.width * cameras.height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {cameras.width}x{cameras.height}", torch.device("cpu"))
@@ -90,7 +90,7 @@ def choose_outputs(names: str) -> tuple[str, ...]:
 
 def check_numbers(options: RenderOptions) -> None:
     """Raise UserError for a number that nothing can be rendered with."""
-    if options.size is not None and not all(1 <= side <= 2**16 for side in options.size):
+    if options.size != (0, 0) and not all(1 <= side <= 2**16 for side in options.size):
         width, height = options.size
         raise UserError(f"--size must be 1 to {2**16} pixels each way, got {width} {height}")
     for name, most in (("frames", 100_000), ("fps", 1000)):
@@ -103,7 +103,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     like = run.cameras("train")
     if options.path.endswith(".json"):
         file = Path(options.path)
-        size = options.size or (like.width, like.height)
+        size = (like.width, like.height) if options.size == (0, 0) else options.size
         return parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file)
     if options.path in run.scene.splits:
         return run.cameras(options.path)
@@ -127,8 +127,10 @@ def open_folder(options: RenderOptions) -> OwnFolder:
     if options.out:
         folder = OwnFolder(Path(options.out), "rendering")
         folder.claim()
-        return folder
-    return RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
+    else:
+        folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
+    folder.lock()
+    return folder
 
 
 def prepare(folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool) -> None:

@@ -11,11 +11,13 @@ from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, train_options
 from nerfkit.commands.signals import StopSignals
+from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.device import check_memory, pick_device
+from nerfkit.errors import RunError
 from nerfkit.model.registry import import_models, model_bytes
-from nerfkit.training.evaluator import evaluate
+from nerfkit.training.evaluator import check_scorable, evaluate
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe
@@ -34,12 +36,18 @@ def main(arguments: list[str]) -> int:
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     folder = open_folder(options, scene)
     views = scene.split("train")
+    if options.eval.after_training and options.eval.split in scene.views:
+        check_scorable(scene.split(options.eval.split))
     images = views.load(print)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device)
     with StopSignals() as signals:
         if options.resume:
             trainer.restore(folder)
+            if options.trainer.steps < trainer.step:
+                raise RunError(
+                    f"the run is at step {trainer.step} already; --trainer.steps {options.trainer.steps} is less"
+                )
             folder.save_description(options, describe(scene))
             print(summary(scene, trainer, folder.path))
         else:
@@ -54,11 +62,16 @@ def main(arguments: list[str]) -> int:
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
     plot_training(folder)
     if not finished:
-        print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {as_typed('train')} --resume {folder.path}")
+        module = f" --model.module {options.model.module}" if options.model.module else ""
+        print(
+            f"\nstopped at step {trainer.step}, saved. "
+            f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}"
+        )
         return 128 + signals.number
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
     score(options, scene, trainer, folder)
-    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}")
+    module = f" --module {options.model.module}" if options.model.module else ""
+    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
     return 0
 
 
@@ -80,7 +93,8 @@ def check_sizes(options: TrainOptions, device: torch.device) -> None:
         f"a model with log2_table {model.log2_table}, {model.levels} levels, {model.features} features, hidden "
         f"{model.hidden} and occupancy_resolution {sampling.occupancy_resolution}"
     )
-    check_memory(4 * model_bytes(options), f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
+    n_bytes = 4 * model_bytes(options) + 24 * sampling.occupancy_resolution**3
+    check_memory(n_bytes, f"{sizes}, its gradients and Adam's moments,", device)  # of which are two
     per_sample = {"features": model.levels * model.features, "state": model.state, "other": 1}
     n_values = trainer.samples * sum(VALUES_PER_SAMPLE[name] * count for name, count in per_sample.items())
     check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
@@ -116,9 +130,17 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
         f"device    {trainer.device}; {how_it_runs(trainer)}",
+        *not_scored(scene, config),
         f"run       {folder}",
     ]
     return "\n".join(lines)
+
+
+def not_scored(scene: Scene, config: Config) -> list[str]:
+    """A line, before training, where nothing will be scored after it."""
+    split = config.eval.split
+    missing = config.eval.after_training and split not in scene.views
+    return [f"scoring   none: the scene has no {split} views, only {', '.join(scene.views)}"] if missing else []
 
 
 def how_it_runs(trainer: Trainer) -> str:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nerfkit.errors import SceneError
+
 
 class Rays(NamedTuple):
     """R rays in world space."""
@@ -32,6 +34,17 @@ class Cameras:
     center: Tensor  # [V, 2] principal point, from the upper left corner [pixels]
     width: int
     height: int
+
+    def __post_init__(self) -> None:
+        n_views = self.camera_to_world.shape[0]
+        wanted = {"camera_to_world": (n_views, 3, 4), "focal": (n_views, 2), "center": (n_views, 2)}
+        for name, shape in wanted.items():
+            if tuple(getattr(self, name).shape) != shape:
+                raise SceneError(
+                    f"Cameras: {name} must have shape {['V', *shape[1:]]}, got {list(getattr(self, name).shape)}"
+                )
+        if not (isinstance(self.width, int) and isinstance(self.height, int)) or min(self.width, self.height) < 1:
+            raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
     def __len__(self) -> int:
         return self.camera_to_world.shape[0]

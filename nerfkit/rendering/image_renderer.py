@@ -12,6 +12,7 @@ from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.ops.packed import ray_indices, sum_rays
 
+OUTPUTS = ("rgb", "depth", "opacity", "normal")
 MIN_CHUNK = 64
 
 RAY_BYTES = 2**15  # of a ray through a field that is not trained yet, twofold
@@ -34,6 +35,10 @@ class ImageRenderer:
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Pictures of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
         and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where nothing is seen."""
+        unknown = [name for name in outputs if name not in OUTPUTS]
+        if unknown or not 0 <= view < len(cameras):
+            what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
+            raise UserError(f"cannot render {what}")
         n_pixels = cameras.width * cameras.height
         chunks, start = [], 0
         while start < n_pixels:

@@ -68,7 +68,9 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             if problems:
                 warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state['step']}", stacklevel=2)
             return tensors, state
-    if problems:
+        elif path.name == NEWEST:
+            problems.append(f"{path.name} is missing")
+    if problems and exists(folder):
         raise RunError(f"no whole checkpoint in {folder}: {'; '.join(problems)}")
     raise RunError(f"no checkpoint in {folder}; is it a run folder?")
 

@@ -17,9 +17,9 @@ from nerfkit.data.cameras import Cameras
 from nerfkit.data.pixels import background_color, blend
 from nerfkit.data.scene import Views
 from nerfkit.device import device_name
-from nerfkit.errors import RunError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
-from nerfkit.metrics import MOST_PSNR, SSIM_DEFINITION, psnr, ssim
+from nerfkit.metrics import MIN_SIDE, MOST_PSNR, SSIM_DEFINITION, psnr, ssim
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import error_sheet, png_bytes
@@ -42,6 +42,7 @@ def evaluate(
     `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is no number;
     the scores before are then as they were.
     """
+    check_scorable(views)
     images = views.load(print)  # [V, H, W, 3 or 4]
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
@@ -78,6 +79,15 @@ def evaluate(
 def _file_name(name: str, view: int) -> str:
     """A view's comparison image; one whose name no file system takes gets its number."""
     return f"{name}.png" if name.isprintable() and len(name) <= 60 else f"{view:04d}.png"
+
+
+def check_scorable(views: Views) -> None:
+    """Raise SceneError for images that SSIM's window does not fit into."""
+    if min(views.cameras.width, views.cameras.height) < MIN_SIDE:
+        raise SceneError(
+            f"images of {views.cameras.width}x{views.cameras.height} are too small to be scored, SSIM takes {MIN_SIDE} "
+            "pixels a side and more; lower data.downscale, or leave scoring out (--eval.after_training false)"
+        )
 
 
 def score_name(split: str, other_scene: str = "") -> str:

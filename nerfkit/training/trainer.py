@@ -14,10 +14,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit import ops
-from nerfkit.config import Config
+from nerfkit.config import Config, check, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.readers.transforms import to_json
+from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.model.base import Model
@@ -28,7 +29,7 @@ from nerfkit.training.losses import LossFn, squared_error
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
-from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, read_log
+from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
 from nerfkit.training.step import TrainingStep
 from nerfkit.version import versions
 
@@ -45,6 +46,10 @@ class Trainer:
         model: what is trained; None builds config.model.kind.
         loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added.
         device: cpu, cuda, ...; config.device if None.
+        scene: where cameras and images come from, for a run folder to know the scene's names, splits and up axis.
+
+    Which implementation of an op runs is the process's choice, `nerfkit.ops.set_backend`; config.ops is only what
+    the commands set it to.
 
     >>> import nerfkit
     >>> config = nerfkit.Config()
@@ -66,8 +71,11 @@ class Trainer:
         model: Model | None = None,
         loss_fn: LossFn = squared_error,
         device: torch.device | str | None = None,
+        scene: Scene | None = None,
     ):
-        self.config = config
+        from_dict(to_dict(config), "config")  # raises ConfigError for what was set to no value of its kind
+        check(config)
+        self.config, self.scene = config, scene
         self.device = pick_device(str(device or config.device))
         self.model = (build_model(config) if model is None else model).to(self.device)
         self.cameras = cameras.to(self.device)
@@ -246,13 +254,17 @@ class Trainer:
         if isinstance(folder, RunFolder):
             self.folder = folder
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
-            cameras = self.cameras.to("cpu")
-            splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
             new = RunFolder.for_new_run(folder)
-            new.start(self.config, RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits))
+            new.start(self.config, describe(self.scene) if self.scene else self._own_scene(Path(folder).resolve().name))
             new.unlock()
             self.folder = new
         return self.folder
+
+    def _own_scene(self, name: str) -> RunScene:
+        """What the trainer itself knows of its scene: the training cameras."""
+        cameras = self.cameras.to("cpu")
+        splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
+        return RunScene(name, (0.0, 0.0, 1.0), splits)
 
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
         line = self.pop_stats()
@@ -310,10 +322,14 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     rows = torch.arange(0, height, max(height // 16, 1), device=device)
     columns = torch.arange(0, width, max(width // 16, 1), device=device)
     view, row, column = (x.flatten() for x in torch.meshgrid(views, rows, columns, indexing="ij"))
+    rotation = cameras.camera_to_world[:, :, :3]
+    error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
+    if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not
+        raise SceneError("the cameras' poses are not rigid camera-to-world matrices: scaled, skewed or not numbers")
     if not model.sees(cameras.rays(view, column, row)).any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(
-            f"no ray of the training views meets the box {list(box)}; the cameras stand between "
-            f"{[round(x, 3) for x in low]} and {[round(x, 3) for x in high]}. Set data.box around what they look at "
-            "(and check that poses are camera-to-world, OpenGL axes)"
+            f"no ray of the training views meets the box {list(box)} between sampling.near and far; the "
+            f"cameras stand between {[round(x, 3) for x in low]} and {[round(x, 3) for x in high]}. "
+            "Set data.box around what they look at (and check that poses are camera-to-world, OpenGL axes)"
         )

@@ -15,6 +15,16 @@ from nerfkit.errors import SceneError
 READERS: dict[str, Reader] = {reader.name: reader for reader in (nerf_synthetic.READER,)}
 
 
+NOT_YET = {  # files that show other formats
+    "transforms.json": "an instant-ngp or nerfstudio capture",
+    "poses_bounds.npy": "an LLFF capture",
+    "sparse": "a COLMAP reconstruction",
+    "colmap": "a COLMAP reconstruction",
+    "cameras.bin": "a COLMAP reconstruction",
+    "cameras.txt": "a COLMAP reconstruction",
+}
+
+
 def find_reader(folder: Path, format: str) -> Reader:
     """The reader of `format`, or with "auto" the first that recognises `folder`."""
     if format != "auto":
@@ -24,5 +34,11 @@ def find_reader(folder: Path, format: str) -> Reader:
     for reader in READERS.values():
         if reader.recognises(folder):
             return reader
+    for name, kind in NOT_YET.items():
+        if (folder / name).exists():
+            raise SceneError(
+                f"data.path: {folder} is {kind} ({name}), a format that is not supported yet; convert it to "
+                f"{', '.join(f'{reader.name} ({reader.needs})' for reader in READERS.values())}"
+            )
     expected = "; ".join(f"{reader.name} needs {reader.needs}" for reader in READERS.values())
     raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
