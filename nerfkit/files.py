@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -19,6 +20,7 @@ except ImportError:  # Windows, where two processes in one folder are not notice
 
 MARKER = ".nerfkit"  # in each folder that nerfkit writes into: its kind, then what was written, a name a line
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 LARGEST_MARKER = 2**26  # bytes
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
 
@@ -86,7 +88,7 @@ class OwnFolder:
                     "choose another folder, or empty this one"
                 )
         except FileNotFoundError:
-            pass
+            return False  # it can be made
         except OSError as error:
             raise RunError(f"cannot use the folder {shown(self.path)}: {error.strerror}; choose another") from None
         return False
@@ -152,9 +154,18 @@ class OwnFolder:
             if name.endswith("/"):
                 self._clear_child(name.rstrip("/"))
             elif "/" not in name:  # of this folder, whatever somebody has put into the marker
-                _remove(self.path / name)
+                self._delete(name)
         self._listed &= set(keep)
         self.mark()
+
+    def _delete(self, name: str) -> None:
+        """Delete a file of nerfkit's own; raises RunError if it stays, for it would pass for a new one."""
+        try:
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"cannot delete {shown(self.path / name)}: {error.strerror}; nothing new is written"
+            ) from None
 
     def remove_leftovers(self, but: tuple[str, ...] = ()) -> None:
         """Delete what kills in the middle of writing have left, but of the names `but`."""
@@ -174,8 +185,10 @@ class OwnFolder:
             self.unlock()
             message = f"another process is writing to {self.path}; wait for it, or choose another folder"
             raise RunError(message) from None
-        except OSError:  # a file system without locks
-            pass
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                self.unlock()
+                raise RunError(f"cannot lock {shown(self.path)}: {error.strerror}; choose another folder") from None
 
     def _is_where_it_was(self) -> bool:
         """Whether the folder that is locked is the one at its path still: it may have been moved."""

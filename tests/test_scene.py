@@ -88,9 +88,11 @@ def test_a_frames_intrinsics_beat_the_files(scene_folder, of_file, of_frame, foc
 )
 def test_keys_that_change_nothing(scene_folder, model):
     others = {"aabb_scale": 16, "scale": 0.3, "offset": [0, 0, 0], "applied_transform": np.eye(4).tolist(), "fps": 3}
+    plain = load_scene(str(scene_folder)).split("train").cameras
     change(scene_folder, lambda c: (c.update(model | others), c["frames"][0].update(sharpness=3.0, colmap_im_id=3)))
     with warnings.catch_warnings(action="error"):
-        load_scene(str(scene_folder))
+        cameras = load_scene(str(scene_folder)).split("train").cameras
+    assert torch.equal(cameras.focal, plain.focal) and torch.equal(cameras.camera_to_world, plain.camera_to_world)
 
 
 def test_unknown_keys_are_named_once(scene_folder):
@@ -366,8 +368,8 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
         views.load()
 
 
-def outcome(folder: Path) -> None:
-    """Load the scene; only a SceneError of one line may come of it."""
+def outcome(folder: Path) -> bool:
+    """Whether the scene loads; only a SceneError of one line may come of it else."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -376,6 +378,8 @@ def outcome(folder: Path) -> None:
             assert scene.split("train").cameras.camera_to_world.isfinite().all()
         except SceneError as error:
             assert str(error).isprintable(), repr(str(error))
+            return False
+        return True
 
 
 def mutated(content: bytes, generator: np.random.Generator) -> bytes:
@@ -408,11 +412,13 @@ def test_mutated_transforms(tmp_path):
     folder = write_scene(tmp_path, size=6, counts={"train": 2})
     file, generator = folder / "transforms_train.json", np.random.default_rng(0)
     text = json.dumps(json.loads(file.read_text()) | {"w": 6, "h": 6, "cx": 3, "cy": 3, "k1": 0}).encode()
+    loaded = set()
     for trial in range(300):
         content = json.loads(text)
         with_another_value(content, generator)
         file.write_bytes(mutated(text, generator) if trial % 2 else json.dumps(content).encode())
-        outcome(folder)
+        loaded.add(outcome(folder))
+    assert loaded == {True, False}, "both happen among them"
 
 
 def test_mutated_images(tmp_path):
@@ -425,9 +431,11 @@ def test_mutated_images(tmp_path):
         tags[274] = 1
         (image.convert("RGB") if format == "JPEG" else image).save(tmp_path / "saved", format, exif=tags)
         files.append((tmp_path / "saved").read_bytes())
+    loaded = set()
     for trial in range(300):
         file.write_bytes(mutated(files[trial % 3], generator))
-        outcome(folder)
+        loaded.add(outcome(folder))
+    assert loaded == {True, False}, "both happen among them"
 
 
 @pytest.mark.parametrize(

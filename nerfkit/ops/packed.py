@@ -113,6 +113,10 @@ def _sum_behind(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tenso
     return torch.where(spoilt, math.nan, steps[1:].flip(0).cumsum(0).flip(0))
 
 
+def _save_offsets(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[1:])
+
+
 class _ExclusiveCumsum(torch.autograd.Function):
     """Autograd would run the gradients of all rays through one sum, where one that is NaN spoils those before it."""
 
@@ -122,9 +126,7 @@ class _ExclusiveCumsum(torch.autograd.Function):
     def forward(values, ray_offsets, ray_index):
         return _exclusive_cumsum(values, ray_offsets, ray_index)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[1:])
+    setup_context = staticmethod(_save_offsets)
 
     @staticmethod
     def backward(ctx, grad):
@@ -140,9 +142,7 @@ class _SumBehind(torch.autograd.Function):
     def forward(values, ray_offsets, ray_index):
         return _sum_behind(values, ray_offsets, ray_index)
 
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[1:])
+    setup_context = staticmethod(_save_offsets)
 
     @staticmethod
     def backward(ctx, grad):
