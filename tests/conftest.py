@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
@@ -67,6 +68,12 @@ def device(request) -> str:
 def toy_scene(tmp_path_factory) -> Path:
     """Folder of a small scene; do not write into it."""
     return write_scene(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture
+def scene_folder(toy_scene, tmp_path) -> Path:
+    """A copy of the small scene, to write into."""
+    return shutil.copytree(toy_scene, tmp_path / "scene")
 
 
 @pytest.fixture

@@ -80,7 +80,7 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
     [
         ("--model.kind", "nothing"),
         ("--data.box", "50", "50", "50", "51", "51", "51"),
-        ("--trainer.samples", "60000000"),
+        ("--model.log2_table", "30", "--model.features", "128"),  # more memory than any machine has
         ("--model.options", "a", "1"),
         ("--data.downscale", "999"),
     ],
@@ -271,3 +271,9 @@ def test_the_wheel_has_presets_types_and_the_command(tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
     code = "from nerfkit.config import load; print(load(['lego']).trainer.max_seconds)"
     assert "60" in call("-c", code, folder=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")})
+
+
+def test_frames_are_not_of_a_path_that_has_cameras(run):
+    """Neither a split nor a file of cameras has another number of frames than its own."""
+    message = call("scripts/render.py", run, "--path", "test", "--frames", "9", status=1)
+    assert "--frames" in message and "test" in message

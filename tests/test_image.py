@@ -25,6 +25,17 @@ def test_chunks_give_one_picture(setting):
     torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
 
 
+def test_depth_along_the_ray_and_along_the_axis(setting):
+    """depth_z is the distance of what is seen from the camera's plane, whatever the pixel."""
+    renderer, cameras = setting
+    images = ImageRenderer(renderer, torch.ones(3))(cameras, 1, ("depth",))
+    row, column = torch.meshgrid(torch.arange(24) + 0.5, torch.arange(24) + 0.5, indexing="ij")
+    x, y = (column - cameras.center[1, 0]) / cameras.focal[1, 0], (row - cameras.center[1, 1]) / cameras.focal[1, 1]
+    wanted = images["depth_ray"] / (1 + x * x + y * y).sqrt()
+    torch.testing.assert_close(images["depth_z"], wanted)
+    assert (images["depth_z"] < 0.97 * images["depth_ray"]).any(), "towards the corners they differ"
+
+
 def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
     renderer, cameras = setting
     wanted = ImageRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]

@@ -69,7 +69,8 @@ def test_the_run_folder_is_complete(trained):
 
 
 def test_render_needs_the_run_folder_alone(trained):
-    call("scripts/render.py", trained, "--frames", "3", "--outputs", "rgb,depth,opacity,normal", "--device", "cpu")
+    outputs = ("--outputs", "rgb,depth,opacity,normal")
+    call("scripts/render.py", trained, "--frames", "3", *outputs, "--fps", "7", "--device", "cpu")
     folder = trained / "render" / "orbit"
     frame = imageio.imread(folder / "0000.png")
     assert frame.shape == (17, 17, 3) and frame.std() > 5
@@ -82,6 +83,7 @@ def test_render_needs_the_run_folder_alone(trained):
     assert 1.8 < values["depth_ray"][seen].mean() < 4, "the balls are 2 to 4 units away"
     video = imageio.get_reader(folder / "rgb.mp4")
     assert video.count_frames() == 3 and video.get_meta_data()["size"] == (18, 18)
+    assert video.get_meta_data()["fps"] == 7
 
 
 def test_render_follows_a_path_file_and_resumes(trained):
@@ -117,10 +119,11 @@ def test_render_into_the_working_folder(trained, tmp_path):
     assert not list(out.glob("depth_z_*")), "frames of another path must not pass for this path's"
 
 
-@pytest.mark.parametrize("path", ["test", "train", "interpolate"])
-def test_render_paths(trained, path: str):
-    call("scripts/render.py", trained, "--path", path, "--frames", "2", "--size", "6", "6", "--device", "cpu")
-    assert (trained / "render" / path / "rgb.mp4").exists()
+@pytest.mark.parametrize("path, frames", [("test", []), ("interpolate", ["--frames", "3"])])
+def test_render_paths(trained, path: str, frames: list[str]):
+    call("scripts/render.py", trained, "--path", path, *frames, "--size", "6", "6", "--device", "cpu")
+    n_frames = len(list((trained / "render" / path).glob("0*.png")))
+    assert n_frames == (3 if frames else 2) and (trained / "render" / path / "rgb.mp4").exists()
 
 
 def test_errors_say_what_to_do(trained, tmp_path):

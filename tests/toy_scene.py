@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,11 @@ def write_scene(
         content = {"camera_angle_x": ANGLE_X, "frames": frames}
         (folder / f"transforms_{split}.json").write_text(json.dumps(content))
     return folder
+
+
+def change(folder: Path, edit: Callable[[dict], object]) -> None:
+    """Apply edit(content) to transforms_train.json."""
+    file = folder / "transforms_train.json"
+    content = json.loads(file.read_text())
+    edit(content)
+    file.write_text(json.dumps(content))

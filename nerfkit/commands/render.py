@@ -39,7 +39,7 @@ class RenderOptions:
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     path: str = "orbit"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json
-    frames: int = 60  # frames of orbit, spiral and interpolate, at most 100000
+    frames: int | None = None  # frames of orbit, spiral and interpolate, at most 100000; 60 if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
     outputs: str = "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, depth in scene units
@@ -93,14 +93,16 @@ def check_numbers(options: RenderOptions) -> None:
     if options.size != (0, 0) and not all(1 <= side <= 2**16 for side in options.size):
         width, height = options.size
         raise UserError(f"--size must be 1 to {2**16} pixels each way, got {width} {height}")
-    for name, most in (("frames", 100_000), ("fps", 1000)):
-        if not 1 <= getattr(options, name) <= most:
-            raise UserError(f"--{name} must be from 1 to {most}, got {getattr(options, name)}")
+    for name, number, most in (("frames", options.frames, 100_000), ("fps", options.fps, 1000)):
+        if number is not None and not 1 <= number <= most:
+            raise UserError(f"--{name} must be from 1 to {most}, got {number}")
 
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     """Cameras of the path that was asked for."""
-    like = run.cameras("train")
+    like, n_frames = run.cameras("train"), options.frames or 60
+    if options.frames and (options.path.endswith(".json") or options.path in run.scene.splits):
+        raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
     if options.path.endswith(".json"):
         file = Path(options.path)
         size = (like.width, like.height) if options.size == (0, 0) else options.size
@@ -110,12 +112,12 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if options.path == "orbit":
-        return paths.orbit(like, target, up, options.frames)
+        return paths.orbit(like, target, up, n_frames)
     if options.path == "spiral":
-        return paths.spiral(like, target, up, options.frames)
+        return paths.spiral(like, target, up, n_frames)
     if options.path == "interpolate":
         through = run.cameras("test" if "test" in run.scene.splits else "train")
-        return paths.interpolate(through, options.frames)
+        return paths.interpolate(through, n_frames)
     raise UserError(
         f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, "
         f"{', '.join(run.scene.splits)} or a FILE.json"

@@ -19,7 +19,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
-from nerfkit.training.run_folder import SCENE, RunScene, read_config, read_scene
+from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_scene
 
 
 @dataclass(frozen=True)
@@ -74,4 +74,6 @@ def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:
         model.load_state_dict(checkpoint.part(tensors, "model"))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise RunError(f"the checkpoint in {folder} does not fit its configuration: {reason[:400]}") from None
+        raise RunError(
+            f"the checkpoint in {folder} does not fit {CONFIG} beside it; was that edited? ({reason[:200]})"
+        ) from None

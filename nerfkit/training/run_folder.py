@@ -128,9 +128,10 @@ class RunFolder(OwnFolder):
         changed = config_module.fixed_differences(read_config(self.path), config)
         if changed:
             options = "; ".join(f"{name} is {old} in the run, but {new} was asked for" for name, old, new in changed)
+            names = ", ".join(name for name, _, _ in changed)
             raise RunError(
-                f"cannot resume {self.path}: {options}. Leave out {', '.join(name for name, _, _ in changed)} to go "
-                "on, or train a new run with another --out instead of --resume"
+                f"cannot resume {self.path}: {options}. Leave out what sets {names} "
+                "to go on, or train a new run with another --out instead of --resume"
             )
         differences = scene_differences(read_scene(self.path), scene) if scene else []
         if differences:

@@ -38,6 +38,7 @@ def _read(folder: Path, downscale: float) -> Scene:
 def _read_split(file: Path, downscale: float) -> Views:
     content = read_json(file)
     paths = [_find_image(frame, file, index) for index, frame in enumerate(content["frames"])]
+    _check_distinct(paths, file)
     header = _common_header(paths)
     cameras = parse_cameras(content, file, header.width, header.height)
     return Views(_downscaled(cameras, downscale), paths, header)
@@ -64,6 +65,17 @@ def _find_image(frame: dict, file: Path, index: int) -> Path:
         if os.path.exists(candidate):
             return Path(candidate)
     raise SceneError(f"{where}: image {shown(path)} is missing (looked for {', '.join(EXTENSIONS)})")
+
+
+def _check_distinct(paths: list[Path], file: Path) -> None:
+    """Raise SceneError if two frames have one image."""
+    first: dict[Path, int] = {}
+    for index, path in enumerate(paths):
+        before = first.setdefault(path.resolve(), index)
+        if before != index:
+            raise SceneError(
+                f"{shown(file)}: frames {before} and {index} are both of image {shown(path)}; leave out one of them"
+            )
 
 
 def _common_header(paths: list[Path]) -> ImageHeader:

@@ -46,6 +46,7 @@ HARMLESS = {  # where other programs put the scene, and what they say of its mak
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
+ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 POSITION_LIMIT = 1e6  # scene units: float32 has a sixteenth of one there
 
 
@@ -141,6 +142,7 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
     if "fl_x" in values:
         focal_x = _number(values, "fl_x", where, above=0) * scale_x
         focal_y = _number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
+        _check_angles(values, where, {"x": (focal_x, width), "y": (focal_y, height)})
     elif "camera_angle_x" in values:
         focal_x = focal_y = 0.5 * width / _half_tangent(values, "camera_angle_x", where)
         if "camera_angle_y" in values:
@@ -162,6 +164,18 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
                 "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
             )
     return (focal_x, focal_y), (center_x, center_y)
+
+
+def _check_angles(values: dict[str, Any], where: str, axes: dict[str, tuple[float, int]]) -> None:
+    """Refuse an angle of view that contradicts the focal length [pixels] of its axis."""
+    for axis, (focal, side) in axes.items():
+        if f"camera_angle_{axis}" in values:
+            of_angle = 0.5 * side / _half_tangent(values, f"camera_angle_{axis}", where)
+            if abs(of_angle - focal) > ANGLE_TOLERANCE * focal:
+                raise SceneError(
+                    f"{where}: 'fl_{axis}' means a focal length of {focal:.6g} pixels in images of {side}, but "
+                    f"'camera_angle_{axis}' {of_angle:.6g}; leave out the wrong one, or give 'w' and 'h' of 'fl_{axis}'"
+                )
 
 
 def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tuple[float, float]:

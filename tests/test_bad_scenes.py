@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scenes that cannot be read: an error names the file, the frame, the key and the value; nothing else comes of them."""
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nerfkit.data.load import load_scene
+from nerfkit.errors import SceneError
+from tests.toy_scene import change, write_scene
+
+
+def frame(**values):
+    """An edit that gives frame 0 other values."""
+    return lambda content: content["frames"][0].update(values)
+
+
+def everywhere(**values):
+    """An edit that gives the file other values; of two that give a focal length, the angle goes."""
+    return lambda content: ("fl_x" in values and content.pop("camera_angle_x"), content.update(values))
+
+
+def matrix(row: int, column: int, value):
+    """An edit that changes one value of the matrix of frame 0."""
+    return lambda content: content["frames"][0]["transform_matrix"][row].__setitem__(column, value)
+
+
+def frames_with(value):
+    """An edit that puts a value in the place of frame 1."""
+    return lambda content: content["frames"].__setitem__(1, value)
+
+
+EYE = np.eye(4)
+TRANSPOSED = EYE.copy()
+TRANSPOSED[3, :3] = 1, 2, 3
+FILE = "transforms_train.json"
+FRAME = (FILE, "frame 0")
+
+
+def error_of(path: str, **options) -> str:
+    """What loading a scene and its images says."""
+    with pytest.raises(SceneError) as caught:
+        load_scene(path, **options).split("train").load()
+    return str(caught.value)
+
+
+EDITS = {  # a change of the file, and what the error has to name
+    "no_frames_key": (lambda c: c.pop("frames"), FILE, "frames", "missing"),
+    "zero_views": (everywhere(frames=[]), FILE, "frames"),
+    "frames_null": (everywhere(frames=None), FILE, "frames"),
+    "frames_object": (everywhere(frames={"0": {}}), FILE, "frames"),
+    "frames_text": (everywhere(frames="frames"), FILE, "frames"),
+    "frame_null": (frames_with(None), FILE, "frame 1", "None"),
+    "frame_number": (frames_with(3), FILE, "frame 1", "3"),
+    "frame_list": (frames_with([{}]), FILE, "frame 1"),
+    "frame_text": (frames_with("file_path"), FILE, "frame 1", "file_path"),
+    "no_file_path": (lambda c: c["frames"][0].pop("file_path"), *FRAME, "file_path", "missing"),
+    "file_path_number": (frame(file_path=5), *FRAME, "file_path", "5"),
+    "file_path_null": (frame(file_path=None), *FRAME, "file_path", "None"),
+    "file_path_list": (frame(file_path=["a", "b"]), *FRAME, "file_path", "'a'", "'b'"),
+    "file_path_empty": (frame(file_path=""), *FRAME, "file_path", "''"),
+    "file_path_root": (frame(file_path="/"), "folder"),
+    "file_path_folder": (frame(file_path="train"), "folder"),
+    "file_path_above": (frame(file_path=".."), "folder"),
+    "file_path_long": (frame(file_path="n" * 5000), *FRAME, "nnn"),
+    "file_path_nul": (frame(file_path="train/r_0\0"), *FRAME, "r_0\\x00"),
+    "file_path_newline": (frame(file_path="a\nb"), *FRAME, "a\\nb"),
+    "file_path_surrogate": (frame(file_path="a\ud800"), *FRAME, "file_path"),
+    "file_path_missing": (frame(file_path="./train/r_99"), *FRAME, "r_99", ".png"),
+    "file_path_json": (frame(file_path="transforms_test.json"), "transforms_test.json", "PNG"),
+    "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
+    "file_path_passwords": (frame(file_path="/etc/passwd"), "/etc/passwd", "PNG"),
+    "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "missing"),
+    "matrix_null": (frame(transform_matrix=None), *FRAME, "transform_matrix", "None"),
+    "matrix_number": (frame(transform_matrix=1.0), *FRAME, "transform_matrix", "1.0"),
+    "matrix_text": (frame(transform_matrix="eye"), *FRAME, "transform_matrix", "'eye'"),
+    "matrix_object": (frame(transform_matrix={"0": 1}), *FRAME, "transform_matrix"),
+    "matrix_empty": (frame(transform_matrix=[]), *FRAME, "transform_matrix", "0 rows"),
+    "matrix_flat": (frame(transform_matrix=[1.0] * 16), *FRAME, "transform_matrix"),
+    "matrix_deep": (frame(transform_matrix=[[[1.0]] * 4] * 4), *FRAME, "transform_matrix", "[1"),
+    "matrix_2x2": (frame(transform_matrix=[[1, 0], [0, 1]]), *FRAME, "transform_matrix", "[2, 2]"),
+    "matrix_4x3": (frame(transform_matrix=EYE[:, :3].tolist()), *FRAME, "transform_matrix", "[3, 3"),
+    "matrix_ragged": (
+        lambda c: c["frames"][0]["transform_matrix"][1].pop(),
+        *FRAME,
+        "transform_matrix",
+        "4, 3, 4, 4",
+    ),
+    "matrix_row_null": (lambda c: c["frames"][0]["transform_matrix"].__setitem__(2, None), *FRAME, "transform_matrix"),
+    "value_text": (matrix(0, 3, "1.5"), *FRAME, "transform_matrix", "'1.5'"),
+    "value_null": (matrix(1, 1, None), *FRAME, "transform_matrix", "None"),
+    "value_true": (matrix(3, 3, True), *FRAME, "transform_matrix", "True"),
+    "value_nan": (matrix(0, 3, float("nan")), *FRAME, "transform_matrix", "nan"),
+    "value_infinite": (matrix(2, 3, float("-inf")), *FRAME, "transform_matrix", "-inf"),
+    "value_1e300": (matrix(1, 3, 1e300), *FRAME, "transform_matrix", "1e+300"),
+    "value_1e30": (matrix(1, 3, -1e30), *FRAME, "transform_matrix", "-1e+30"),
+    "value_10_to_290": (matrix(1, 3, 10**290), *FRAME, "transform_matrix", "10000000"),
+    "value_10_to_400": (matrix(1, 3, 10**400), FILE, "401 digits"),
+    "transposed": (frame(transform_matrix=TRANSPOSED.tolist()), *FRAME, "1.0, 2.0, 3.0", "transposed"),
+    "w_of_2": (frame(transform_matrix=np.diag([1.0, 1, 1, 2]).tolist()), *FRAME, "0.0, 2.0"),
+    "mirrored": (frame(transform_matrix=np.diag([1.0, 1, -1, 1]).tolist()), *FRAME, "determinant -1", "mirrored"),
+    "scaled": (frame(transform_matrix=np.diag([2.0, 2, 2, 1]).tolist()), *FRAME, "determinant 8", "scaled"),
+    "all_zeros": (frame(transform_matrix=np.diag([0.0, 0, 0, 1]).tolist()), *FRAME, "determinant 0"),
+    "skewed": (frame(transform_matrix=(EYE + np.eye(4, k=1) * [1, 1, 1, 0]).tolist()), *FRAME, "orthogonal"),
+    "no_intrinsics": (lambda c: c.pop("camera_angle_x"), *FRAME, "intrinsics", "missing", "camera_angle_x"),
+    "only_fl_y": (frame(fl_y=30.0), *FRAME, "intrinsics", "missing"),
+    "focal_negative": (everywhere(fl_x=-5.0), *FRAME, "fl_x", "-5.0"),
+    "focal_zero": (frame(fl_x=30, fl_y=0), *FRAME, "fl_y", "got 0"),
+    "focal_text": (everywhere(fl_x="50"), *FRAME, "fl_x", "'50'"),
+    "focal_null": (everywhere(fl_x=None), *FRAME, "fl_x", "None"),
+    "focal_true": (everywhere(fl_x=True), *FRAME, "fl_x", "True"),
+    "focal_list": (everywhere(fl_x=[50]), *FRAME, "fl_x", "[50"),
+    "focal_nan": (everywhere(fl_x=float("nan")), *FRAME, "fl_x", "nan"),
+    "focal_1e300": (everywhere(fl_x=1e300), *FRAME, "fl_x", "1e+300"),
+    "focal_10_to_400": (everywhere(fl_x=10**400), FILE, "401 digits"),
+    "focal_1e8": (everywhere(fl_x=1e8), *FRAME, "focal length", "1e+08"),
+    "focal_tiny": (everywhere(fl_x=1e-9), *FRAME, "focal length", "1e-09"),
+    "angle_zero": (everywhere(camera_angle_x=0), *FRAME, "camera_angle_x", "0"),
+    "angle_tiny": (everywhere(camera_angle_x=1e-300), *FRAME, "camera_angle_x", "1e-300"),
+    "angle_straight": (everywhere(camera_angle_y=3.2), *FRAME, "camera_angle_y", "3.2"),
+    "center_infinite": (frame(cx=float("inf")), *FRAME, "cx", "inf"),
+    "center_text": (frame(cy="12"), *FRAME, "cy", "'12'"),
+    "center_outside": (everywhere(fl_x=1111.0, cx=400.0, cy=400.0), *FRAME, "principal point", "(400, 400)", "24x24"),
+    "center_negative": (frame(cx=-1.0), *FRAME, "principal point", "(-1, 12)"),
+    "center_far": (frame(w=24, h=24, cy=1e6), *FRAME, "principal point"),
+    "width_zero": (everywhere(w=0, h=24), *FRAME, "'w'", "0"),
+    "width_tiny": (everywhere(w=1e-9, h=1e-9), *FRAME, "'w'", "1e-09"),
+    "width_huge": (everywhere(w=24, h=1e300), *FRAME, "h", "1e+300"),
+    "width_nan": (frame(w=float("nan"), h=24), *FRAME, "'w'", "nan"),
+    "width_text": (frame(w="24", h=24), *FRAME, "'w'", "'24'"),
+    "width_alone": (everywhere(w=24), *FRAME, "'h'", "None"),
+    "width_of_a_frame_alone": (lambda c: (c.update(w=24, h=24), frame(w=24)(c)), *FRAME, "'h'", "None"),
+    "another_shape": (everywhere(w=100, h=24), *FRAME, "'w'", "'h'", "100x24", "24x24"),
+    "another_shape_slightly": (everywhere(w=800, h=866), *FRAME, "'w'", "'h'", "800x866", "24x24"),
+    "distorted": (everywhere(k1=0.1), *FRAME, "k1", "undistort"),
+    "distorted_high": (frame(k6=1e-4, p2=-0.1), *FRAME, "k6, p2"),
+    "distorted_text": (frame(p1="0.1"), *FRAME, "p1"),
+    "fisheye_model": (everywhere(camera_model="OPENCV_FISHEYE"), *FRAME, "camera_model", "'OPENCV_FISHEYE'"),
+    "model_number": (everywhere(camera_model=5), *FRAME, "camera_model", "5"),
+    "model_list": (frame(camera_model=["PINHOLE"]), *FRAME, "camera_model", "'PINHOLE'"),
+    "is_fisheye": (everywhere(is_fisheye=True), *FRAME, "is_fisheye", "undistort"),
+    "equirectangular": (frame(equirectangular=True), *FRAME, "equirectangular"),
+    "mask": (frame(mask_path="m.png"), *FRAME, "mask_path", "alpha"),
+    "ortho": (everywhere(ortho=True), *FRAME, "ortho"),
+    "rolling_shutter": (everywhere(rolling_shutter=[0, 0, 0.1, 0]), *FRAME, "rolling_shutter"),
+    "other_axes": (everywhere(from_na=True), *FRAME, "from_na"),
+    "angle_of_another_focal": (lambda c: c.update(fl_x=30.0), *FRAME, "fl_x", "30", "camera_angle_x"),
+    "angle_of_another_axis": (frame(fl_x=30.0, camera_angle_y=0.2), *FRAME, "fl_y", "camera_angle_y", "119"),
+    "one_image_twice": (frame(file_path="train/../train/r_1.png"), FILE, "frames 0 and 1", "r_1.png"),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_bad_transforms(scene_folder, name: str):
+    edit, *named = EDITS[name]
+    change(scene_folder, edit)
+    message = error_of(str(scene_folder))
+    assert all(part in message for part in named) and message.isprintable() and len(message) < 600, message
+
+
+TEXTS = {
+    "cut_short": (b"{", "JSON"),
+    "null": (b"null", "frames"),
+    "number": (b"5", "frames"),
+    "list": (b"[{}]", "frames"),
+    "text": (b'"frames"', "frames"),
+    "nested": (b'{"frames": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested"),
+    "nested_so_that_it_loads": (b'{"frames": [' + b"[" * 900 + b"]" * 900 + b"]}", "frame 0"),
+    "utf_16": ('{"frames": []}'.encode("utf-16"), "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_bad_json(scene_folder, name: str):
+    content, *named = TEXTS[name]
+    (scene_folder / FILE).write_bytes(content)
+    message = error_of(str(scene_folder))
+    assert all(part in message for part in (FILE, *named)), message
+
+
+def test_a_pipe_instead_of_a_file(scene_folder):
+    for name in ("transforms_train.json", "train/r_4.png"):
+        kept = (scene_folder / name).rename(scene_folder / "kept")
+        os.mkfifo(scene_folder / name)
+        message = error_of(str(scene_folder))
+        assert name in message and "pipe" in message
+        kept.replace(scene_folder / name)
+    (scene_folder / "transforms_val.json").symlink_to("nowhere")  # a split that is meant to be there
+    assert "transforms_val.json" in error_of(str(scene_folder))
+
+
+def test_images_elsewhere(scene_folder, tmp_path):
+    (scene_folder / "train" / "r_0.png").rename(tmp_path / "r_0.png")
+    (scene_folder / "train" / "r_1.png").rename(tmp_path / "r_1.png")
+    change(scene_folder, frame(file_path="../r_0.png"))
+    change(scene_folder, lambda c: c["frames"][1].update(file_path=str(tmp_path / "r_1")))
+    assert load_scene(str(scene_folder)).split("train").load().shape == (12, 24, 24, 4)
+    (scene_folder / "train" / "r_2.png").unlink()
+    (scene_folder / "train" / "r_2.png").symlink_to("/etc/passwd")
+    assert "r_2.png" in error_of(str(scene_folder))
+
+
+def test_truncated_image(scene_folder):
+    file = scene_folder / "train" / "r_5.png"
+    file.write_bytes(file.read_bytes()[:-300])
+    message = error_of(str(scene_folder))
+    assert "r_5.png" in message and "truncated" in message
+
+
+def test_image_of_another_size(scene_folder):
+    Image.new("RGBA", (30, 24)).save(scene_folder / "train" / "r_4.png")
+    message = error_of(str(scene_folder))
+    assert all(part in message for part in ("r_4.png", "30x24", "r_0.png", "24x24"))
+
+
+@pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 1e-300, 5e-324, 1e-4, 1e300, float("inf"), 100])
+def test_bad_downscale(toy_scene, downscale: float):
+    message = error_of(str(toy_scene), downscale=downscale)
+    assert "data.downscale" in message and any(text in message for text in (str(downscale), f"{downscale:g}"))
+
+
+def test_bad_paths(tmp_path, toy_scene):
+    for path, named in {
+        "": "data.path",
+        "nowhere": "nowhere",
+        str(toy_scene / FILE): FILE,
+        "~nosuchuser/scene": "~nosuchuser/scene",
+        "n" * 5000: "nnn",
+        "a\0b": "a\\x00b",
+        "\ud800": "\\ud800",
+        str(tmp_path): "transforms_train.json",
+    }.items():
+        message = error_of(path)
+        assert named in message and message.isprintable() and len(message) < 600
+    message = error_of(str(toy_scene), format="ply")
+    assert "'ply'" in message and "nerf_synthetic" in message
+    with pytest.raises(SceneError, match="has no split 'val'; it has train, test"):
+        load_scene(str(toy_scene)).split("val")
+
+
+def outcome(folder: Path) -> bool:
+    """Whether the scene loads; only a SceneError of one line may come of it else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            scene = load_scene(str(folder))
+            assert scene.split("train").load(lambda text: None).dtype == torch.uint8
+            assert scene.split("train").cameras.camera_to_world.isfinite().all()
+        except SceneError as error:
+            assert str(error).isprintable(), repr(str(error))
+            return False
+        return True
+
+
+def mutated(content: bytes, generator: np.random.Generator) -> bytes:
+    """A few bytes changed, cut out or doubled."""
+    for _ in range(generator.integers(1, 4)):
+        start, length = int(generator.integers(len(content))), int(generator.integers(1, 12))
+        part = content[start : start + length]
+        flipped = bytes([part[0] ^ 1 << int(generator.integers(8))]) + part[1:]
+        part = [generator.bytes(length), b"", part + part, flipped][generator.integers(4)]
+        content = content[:start] + part + content[start + length :] or b"0"
+    return content
+
+
+VALUES = [None, True, -1, 0, 1e300, 10**400, float("nan"), "", "text", "1.5", [], [[]], {}, "/", "\0", "\ud800"]
+
+
+def with_another_value(content, generator: np.random.Generator) -> None:
+    """Put something else in a random place of what was JSON."""
+    place = content
+    while True:
+        key = generator.choice(list(place)) if isinstance(place, dict) else int(generator.integers(len(place)))
+        inner = place[key]
+        if not isinstance(inner, (dict, list)) or not inner or generator.random() < 0.2:
+            place[key] = VALUES[generator.integers(len(VALUES))]
+            return
+        place = inner
+
+
+def test_mutated_transforms(tmp_path):
+    folder = write_scene(tmp_path, size=6, counts={"train": 2})
+    file, generator = folder / "transforms_train.json", np.random.default_rng(0)
+    text = json.dumps(json.loads(file.read_text()) | {"w": 6, "h": 6, "cx": 3, "cy": 3, "k1": 0}).encode()
+    loaded = set()
+    for trial in range(300):
+        content = json.loads(text)
+        with_another_value(content, generator)
+        file.write_bytes(mutated(text, generator) if trial % 2 else json.dumps(content).encode())
+        loaded.add(outcome(folder))
+    assert loaded == {True, False}, "both happen among them"
+
+
+def test_mutated_images(tmp_path):
+    folder = write_scene(tmp_path, size=6, counts={"train": 2})
+    file, generator = folder / "train" / "r_1.png", np.random.default_rng(0)
+    image = Image.open(file).copy()
+    files = []
+    for format in ("PNG", "JPEG", "WEBP"):
+        tags = Image.Exif()
+        tags[274] = 1
+        (image.convert("RGB") if format == "JPEG" else image).save(tmp_path / "saved", format, exif=tags)
+        files.append((tmp_path / "saved").read_bytes())
+    loaded = set()
+    for trial in range(300):
+        file.write_bytes(mutated(files[trial % 3], generator))
+        loaded.add(outcome(folder))
+    assert loaded == {True, False}, "both happen among them"
+
+
+@pytest.mark.parametrize(
+    "name, kind", [("transforms.json", "instant-ngp"), ("poses_bounds.npy", "LLFF"), ("sparse", "COLMAP")]
+)
+def test_formats_that_are_not_supported_yet_are_named(tmp_path, name: str, kind: str):
+    (tmp_path / name).mkdir()
+    message = error_of(str(tmp_path))
+    assert kind in message and name in message
