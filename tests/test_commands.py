@@ -80,7 +80,14 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
     [
         ("--model.kind", "nothing"),
         ("--data.box", "50", "50", "50", "51", "51", "51"),
-        ("--model.log2_table", "30", "--model.features", "128"),  # more memory than any machine has
+        (
+            "--model.log2_table",
+            "30",
+            "--model.features",
+            "128",
+            "--model.max_resolution",
+            "60000",
+        ),  # more memory than any machine has
         ("--model.options", "a", "1"),
         ("--data.downscale", "999"),
     ],
