@@ -61,9 +61,9 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
         "Tensor? jitter, Tensor counts, Tensor tile_offsets, Tensor kept, int n_rows) -> (Tensor, Tensor, Tensor)");
 
   // Rows behind the last ray's are not looked at.
-  m.def("_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float min_transmittance) -> Tensor");
+  m.def("_count_visible(Tensor density, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float min_transmittance) -> Tensor");
   // -> positions, t_starts, t_ends, ray_index, with n_rows rows.
-  m.def("_place(Tensor origins, Tensor directions, Tensor t_starts, Tensor t_ends, Tensor source_offsets, "
+  m.def("_compact_samples(Tensor origins, Tensor directions, Tensor t_starts, Tensor t_ends, Tensor source_offsets, "
         "Tensor ray_offsets, int n_rows) -> (Tensor, Tensor, Tensor, Tensor)");
 
   // One row a ray, or with ray_index one for each of its elements, in the type `dtype`.

@@ -44,11 +44,11 @@ Steps = integer(0, 10**9)
 
 @dataclass
 class DataConfig:
-    """The scene and how its pictures are read."""
+    """The scene and how its images are read."""
 
     path: str = ""  # folder of the scene
     format: str = "auto"  # scene format; auto recognises it from the files
-    downscale: number(0.1, 1000) = 1.0  # divide the picture size by this, averaging areas
+    downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     background: Literal["white", "black", "random"] = "white"  # behind transparent pixels; random: training only
     box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # x, y, z of the lowest, then highest corner [scene units]
 
@@ -86,7 +86,7 @@ class SamplingConfig:
     occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
     occupancy_threshold: number(0, 1) = 0.01  # a cell is occupied above this opacity per interval
-    candidates: number(1, 16) = 3.0  # room in a step's graph for samples in occupied cells, to one that light reaches
+    candidates_per_sample: number(1, 16) = 3.0  # in a step's graph: occupied cells' samples to one that light reaches
     min_transmittance: number(0, 0.99) = 1e-4  # samples behind less light than this are dropped
 
 
@@ -102,7 +102,7 @@ class TrainerConfig:
     learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises
-    background_warmup: Steps = 500  # first steps, with random backgrounds behind pictures with alpha: no fog is learned
+    background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: Steps = 2000  # steps between two checkpoints; 0: only at the end
@@ -115,7 +115,7 @@ class EvalConfig:
 
     split: str = "test"  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
-    sheets: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as pictures; -1: all
+    comparisons: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as images; -1: all
 
 
 @dataclass
@@ -128,8 +128,8 @@ class OpsConfig:
     lltm: OpBackend = "same"
     mlp: OpBackend = "same"
     march: OpBackend = "same"
-    visible: OpBackend = "same"
-    place: OpBackend = "same"
+    count_visible: OpBackend = "same"
+    compact_samples: OpBackend = "same"
     spherical_harmonics: OpBackend = "same"
     composite: OpBackend = "same"
     lazy_adam: OpBackend = "same"
@@ -192,8 +192,12 @@ def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) 
             _check_names(value, factory, source, f"{prefix}{name}.")
 
 
-# Old name of an option -> its name today, as in {"model.width": "model.hidden"}: files with old ones can be read.
-RENAMED: dict[str, str] = {}
+RENAMED = {  # old name of an option, in files of earlier versions -> its name today
+    "sampling.candidates": "sampling.candidates_per_sample",
+    "eval.sheets": "eval.comparisons",
+    "ops.visible": "ops.count_visible",
+    "ops.place": "ops.compact_samples",
+}
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:

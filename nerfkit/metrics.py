@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Picture metrics, each named and defined."""
+"""Image metrics, each named and defined."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def psnr(render: Tensor, truth: Tensor) -> float:
 
 
 def ssim(render: Tensor, truth: Tensor) -> float:
-    """Structural similarity of two pictures [H, W, 3] in [0, 1]: SSIM_DEFINITION."""
-    batch = [picture.movedim(-1, 0)[None] for picture in (render, truth)]  # [1, 3, H, W]
+    """Structural similarity of two images [H, W, 3] in [0, 1]: SSIM_DEFINITION."""
+    batch = [image.movedim(-1, 0)[None] for image in (render, truth)]  # [1, 3, H, W]
     return structural_similarity_index_measure(
         *batch, gaussian_kernel=True, sigma=1.5, kernel_size=11, k1=0.01, k2=0.03, data_range=1.0
     ).item()

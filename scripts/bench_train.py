@@ -58,7 +58,7 @@ class BenchOptions(config.Config):
     profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
     show: Path | None = None  # print that file as Markdown tables, and measure nothing
-    draw: Path | None = None  # and draw its curves to this picture
+    draw: Path | None = None  # and draw its curves to this image
 
 
 def main(arguments: list[str]) -> int:
@@ -98,7 +98,7 @@ def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
     device = pick_device(options.device)
     scene = load_scene(options.data.path, options.data.format, options.data.downscale)
     train, test = scene.split("train"), scene.split(options.eval.split)
-    train, test = Pictures(train, train.load()), Pictures(test, test.load())
+    train, test = LoadedViews(train, train.load()), LoadedViews(test, test.load())
     for case in cases:
         for seed in options.seeds:
             size = f"{test.views.cameras.width}x{test.views.cameras.height}"
@@ -109,8 +109,8 @@ def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
                 add_to(options.json, result, device)
 
 
-class Pictures(NamedTuple):
-    """Views with their pictures [V, H, W, 3 or 4] uint8."""
+class LoadedViews(NamedTuple):
+    """Views with their images [V, H, W, 3 or 4] uint8."""
 
     views: Views
     pixels: Tensor
@@ -147,7 +147,7 @@ def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
 
 
 def measure(
-    options: BenchOptions, case: Case, seed: int, train: Pictures, test: Pictures, device: torch.device
+    options: BenchOptions, case: Case, seed: int, train: LoadedViews, test: LoadedViews, device: torch.device
 ) -> dict[str, Any]:
     settings = varied(options, case.changes, seed)
     ops.set_backend(settings.ops.backend, settings.ops.overrides())
@@ -157,8 +157,8 @@ def measure(
     trainer = Trainer(settings, train.views.cameras, train.pixels, model=case.model(settings), device=device)
     n_views = options.views or len(test.pixels)
 
-    def score(pictures: Pictures = test) -> float:
-        return mean_psnr(trainer, pictures, n_views, device)
+    def score(views: LoadedViews = test) -> float:
+        return mean_psnr(trainer, views, n_views, device)
 
     curve: list[dict[str, float]] = []
     end = float("inf") if options.steps else options.seconds
@@ -235,25 +235,25 @@ def short_name(kernel: str) -> str:
     return kernel[:90]
 
 
-def mean_psnr(trainer: Trainer, pictures: Pictures, n_views: int, device: torch.device) -> float:
+def mean_psnr(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.device) -> float:
     background = background_color(trainer.config.data.background, device)
-    picture_of = ImageRenderer(trainer.model, background)
-    cameras = pictures.views.cameras.to(device)
+    image_of = ImageRenderer(trainer.model, background)
+    cameras = of.views.cameras.to(device)
     views = range(len(cameras))[:n_views]
-    scores = [psnr(picture_of(cameras, v)["rgb"], blend(pictures.pixels[v], background.cpu())) for v in views]
+    scores = [psnr(image_of(cameras, v)["rgb"], blend(of.pixels[v], background.cpu())) for v in views]
     return sum(scores) / len(scores)
 
 
 def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
-    """Of whole pictures, which stay on the device."""
+    """Of whole images, which stay on the device."""
     background = background_color(trainer.config.data.background, device)
-    picture_of = ImageRenderer(trainer.model, background, stays_on_device=True)
+    image_of = ImageRenderer(trainer.model, background, stays_on_device=True)
     cameras = test.cameras.to(device)
 
     def render(frames: range) -> None:
         for frame in frames:
-            picture = picture_of(cameras, frame % len(cameras))
-        picture["rgb"][0, 0].tolist()  # waits
+            image = image_of(cameras, frame % len(cameras))
+        image["rgb"][0, 0].tolist()  # waits
 
     render(range(2))
     began = time.perf_counter()
@@ -296,8 +296,8 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-USUAL = {"final_learning_rate": 0.0003, "candidates": 3.0, "occupancy_threshold": 0.01, "max_resolution": 2048,
-         "samples": 262144, "background_warmup": 500}  # fmt: skip
+USUAL = {"final_learning_rate": 0.0003, "candidates_per_sample": 3.0, "occupancy_threshold": 0.01,
+         "max_resolution": 2048, "samples": 262144, "background_warmup": 500}  # fmt: skip
 
 
 def unusual(preset: dict[str, Any]) -> dict[str, float]:

@@ -24,32 +24,32 @@ from tqdm import tqdm
 
 @dataclass
 class Options:
-    """Render the scene Orrery. The defaults give the shipped pictures, bit for bit.
+    """Render the scene Orrery. The defaults give the shipped images, bit for bit.
 
     Mitsuba compiles for the LLVM library, 17 or later: DRJIT_LIBLLVM_PATH says where its libLLVM*.so is.
     """
 
     out: Path = Path("scenes/orrery")  # scene folder to write
-    size: int = 400  # width and height of a picture, pixels
+    size: int = 400  # width and height of an image, pixels
     spp: int = 256  # samples per pixel of the train views
     spp_eval: int = 576  # samples per pixel of the val and test views: their noise bounds the PSNR
     only: tuple[str, ...] = ()  # views to render, e.g. test/0 train/17; each looks as it does among all
     variant: Literal["llvm_ad_rgb", "scalar_rgb"] = "llvm_ad_rgb"  # scalar_rgb needs no LLVM; other noise
-    overwrite: bool = False  # replace pictures that the folder holds already
+    overwrite: bool = False  # replace images that the folder holds already
 
 
 def main(arguments: list[str]) -> None:
     options = tyro.cli(Options, args=arguments, prog="scripts/make_orrery.py", use_underscores=True)
     chosen = choose(views(), options)
     if not options.overwrite and any(options.out.glob("*/r_*.png")):
-        raise OrreryError(f"{options.out} holds pictures already; choose another --out or add --overwrite")
+        raise OrreryError(f"{options.out} holds images already; choose another --out or add --overwrite")
     mi = load_mitsuba(options.variant)
     scene = load_scene(mi, model.build())
     progress = tqdm(chosen, unit="view")
     for view in progress:
         progress.set_description(view.name)
         samples = options.spp if view.split == "train" else options.spp_eval
-        file = picture(options.out, view)
+        file = image_file(options.out, view)
         file.parent.mkdir(parents=True, exist_ok=True)
         save_png(render(mi, scene, view.camera_to_world, options.size, samples, view.seed), file)
     write_transforms(options.out)
@@ -69,17 +69,17 @@ def choose(available: list[View], options: Options) -> list[View]:
     return [view for view in available if not options.only or view.name in options.only]
 
 
-def picture(folder: Path, view: View) -> Path:
+def image_file(folder: Path, view: View) -> Path:
     return folder / f"{view.file_stem}.png"
 
 
 def write_transforms(folder: Path) -> None:
-    """List the views whose pictures are there, one file per split."""
+    """List the views whose images are there, one file per split."""
     for split in ("train", "val", "test"):
         frames = [
             {"file_path": f"./{view.file_stem}", "transform_matrix": view.camera_to_world.tolist()}
             for view in views()
-            if view.split == split and picture(folder, view).exists()
+            if view.split == split and image_file(folder, view).exists()
         ]
         if frames:
             content = {"camera_angle_x": CAMERA_ANGLE_X, "frames": frames}

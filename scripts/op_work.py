@@ -19,7 +19,13 @@ from scripts.work_of_layers import (
     mlp_work,
     trilinear_work,
 )
-from scripts.work_of_rays import composite_work, march_work, place_work, spherical_harmonics_work, visible_work
+from scripts.work_of_rays import (
+    compact_samples_work,
+    composite_work,
+    count_visible_work,
+    march_work,
+    spherical_harmonics_work,
+)
 
 
 def lazy_adam_work(device: str, share: float = 0.15) -> Iterator[Work]:
@@ -59,8 +65,8 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "mlp": mlp_work,
     "composite": composite_work,
     "march": march_work,
-    "visible": visible_work,
-    "place": place_work,
+    "count_visible": count_visible_work,
+    "compact_samples": compact_samples_work,
     "spherical_harmonics": spherical_harmonics_work,
     "lazy_adam": lazy_adam_work,
 }

@@ -119,8 +119,8 @@ def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: in
                 bias=rand(size[1], dtype=dtype, device=device),
             )
             case = f"({','.join(map(str, size))}) {how} {str(dtype)[6:]} {name}"
-            picture = size_of(x["x"])
-            result = picture // stride**2
+            image = size_of(x["x"])
+            result = image // stride**2
             yield Work(
                 "depthwise_conv2d",
                 case,
@@ -128,8 +128,8 @@ def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: in
                 call,
                 under("torch", call),
                 "F.conv2d, same layout",
-                picture + result,
-                2 * picture + result,
+                image + result,
+                2 * image + result,
                 tuple(x),
                 products=x["x"].numel() // stride**2 * k * k,
                 tolerance=2e-3,  # PyTorch's sums over two million pixels of noise are off by a thousandth

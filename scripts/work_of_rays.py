@@ -74,16 +74,16 @@ def marched_rays(device: str, rays: int = 50000) -> tuple[Tensor, Tensor]:
     return torch.arange(int(offsets[-1]), device=device) % 256 / 64, offsets
 
 
-def visible_work(device: str) -> Iterator[Work]:
+def count_visible_work(device: str) -> Iterator[Work]:
     t, offsets = marched_rays(device)
     # Sums of these thicknesses are exact, so both sides count the same.
     density = torch.randint(0, 64, t.shape, device=device).float() / 2
     x = {"density": density, "t_starts": t, "t_ends": t + 1 / 64, "ray_offsets": offsets}
-    call = lambda x: ops.visible(*x.values(), 1e-4)  # noqa: E731
+    call = lambda x: ops.count_visible(*x.values(), 1e-4)  # noqa: E731
     rays = offsets.shape[0] - 1
     moved = int(call(x).sum()) * 12 + size_of(offsets) + rays * 8  # no sample behind the last lit one has to be read
     yield Work(
-        "visible",
+        "count_visible",
         f"{len(t)} samples of {rays} rays",
         x,
         call,
@@ -94,7 +94,7 @@ def visible_work(device: str) -> Iterator[Work]:
     )
 
 
-def place_work(device: str, n_rows: int = 2**19) -> Iterator[Work]:
+def compact_samples_work(device: str, n_rows: int = 2**19) -> Iterator[Work]:
     t, source_offsets = marched_rays(device)
     counts = source_offsets.diff()
     offsets = offsets_from_counts(counts - counts // 8)
@@ -102,9 +102,9 @@ def place_work(device: str, n_rows: int = 2**19) -> Iterator[Work]:
     x = {name: rand(rays, 3, device=device) for name in ("origins", "directions")}
     read = size_of(*x.values(), source_offsets, offsets) + int(offsets[-1]) * 8
     x |= {"t_starts": t, "t_ends": t + 1 / 64, "source_offsets": source_offsets, "ray_offsets": offsets}
-    call = lambda x: ops.place(*x.values(), n_rows)  # noqa: E731
+    call = lambda x: ops.compact_samples(*x.values(), n_rows)  # noqa: E731
     yield Work(
-        "place",
+        "compact_samples",
         f"{offsets[-1]} of {len(t)} samples of {rays} rays, {n_rows} rows",
         x,
         call,

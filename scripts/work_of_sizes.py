@@ -60,8 +60,8 @@ TRILINEAR = [(1_000_000, 4), (50_000, 3), (2000, 32), (20_000, 1000)]  # points,
 def sizes_work(device: str) -> Iterator[Work]:
     fewer = 1 if device == "cuda" else 8
     dtypes = (torch.float32, torch.float16) if device == "cuda" else (torch.float32,)
-    for (b, *picture), k, stride, dilation in CONV2D:
-        yield from conv2d_of((-(-b // fewer), *picture), k, stride, dilation, device)
+    for (b, *image), k, stride, dilation in CONV2D:
+        yield from conv2d_of((-(-b // fewer), *image), k, stride, dilation, device)
     for dtype in dtypes:
         for rays, samples, i, h in LLTM:
             yield lltm_of(-(-rays // fewer), samples, i, h, dtype, device)

@@ -15,7 +15,7 @@ def cameras(toy_scene):
 
 
 def test_rays_go_back_to_their_pixels(cameras):
-    rays = cameras.picture_rays(3)
+    rays = cameras.image_rays(3)
     pixels, depth = cameras.project(rays.origins + 2.5 * rays.directions, 3)
     row, column = torch.meshgrid(torch.arange(cameras.height), torch.arange(cameras.width), indexing="ij")
     torch.testing.assert_close(pixels, torch.stack([column, row], -1).flatten(0, 1) + 0.5, rtol=1e-4, atol=1e-3)
@@ -23,7 +23,7 @@ def test_rays_go_back_to_their_pixels(cameras):
 
 
 def test_known_points_project_into_the_pictures(toy_scene):
-    """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the pictures."""
+    """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the images."""
     views = READER.read(toy_scene, 1.0).split("test")
     images = views.load()
     for view in range(2):
@@ -36,11 +36,11 @@ def test_known_points_project_into_the_pictures(toy_scene):
 
 
 def test_directions_are_of_unit_length(cameras):
-    torch.testing.assert_close(cameras.picture_rays(0).directions.norm(dim=-1), torch.ones(24 * 24))
+    torch.testing.assert_close(cameras.image_rays(0).directions.norm(dim=-1), torch.ones(24 * 24))
 
 
 def test_rays_know_their_view(cameras):
-    rays = cameras.picture_rays(3, 5, 9)
+    rays = cameras.image_rays(3, 5, 9)
     assert rays.view.tolist() == [3] * 4 and rays.view.dtype == torch.int64
     view = torch.tensor([2, 0, 2])
     assert cameras.rays(view, torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])).view.tolist() == [2, 0, 2]

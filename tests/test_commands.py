@@ -43,7 +43,7 @@ def options(tmp_path_factory) -> Path:
     config.model.hidden = config.model.state = 16
     config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
     config.trainer.steps, config.trainer.samples, config.trainer.log_every = 8, 512, 2
-    config.eval.sheets = 1
+    config.eval.comparisons = 1
     config_module.dump(config, folder / "options.toml")
     return folder / "options.toml"
 

@@ -66,7 +66,7 @@ def test_no_link_is_followed(tmp_path):
 def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, monkeypatch):
     """config.toml, scene.json, metrics.json, images, plot and checkpoint: none is cut short."""
     scene, renderer, device = load_scene(small_config.data.path), Renderer(small_config), torch.device("cpu")
-    small_config.eval.sheets = 0
+    small_config.eval.comparisons = 0
     state = {"seconds": 1.0, "step": 1}
     folder = RunFolder(tmp_path)
     folder.start(small_config, describe(scene))

@@ -40,8 +40,8 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
     renderer, cameras = setting
     wanted = ImageRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
     sizes = []
-    picture_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain = picture_of._chunk
+    image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
+    plain = image_of._chunk
 
     def hungry(cameras, view, start, end, outputs):
         sizes.append(end - start)
@@ -49,37 +49,37 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(cameras, view, start, end, outputs)
 
-    monkeypatch.setattr(picture_of, "_chunk", hungry)
-    torch.testing.assert_close(picture_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
+    monkeypatch.setattr(image_of, "_chunk", hungry)
+    torch.testing.assert_close(image_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
     assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
 
 
-@pytest.mark.parametrize("backend, device", backend_params("place"))
+@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
 def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: str, device: str):
     """An op that asks for more than any machine has."""
     renderer, cameras = setting
     rays, t, none = torch.zeros(1, 3, device=device), torch.zeros(0, device=device), torch.zeros(2, device=device)
-    picture_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain, sizes = picture_of._chunk, []
+    image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
+    plain, sizes = image_of._chunk, []
 
     def hungry(cameras, view, start, end, outputs):
         sizes.append(end - start)
         if end - start > 300:
             with ops.backend(backend):
-                ops.place(rays, rays, t, t, none.long(), none.long(), 2**44)
+                ops.compact_samples(rays, rays, t, t, none.long(), none.long(), 2**44)
         return plain(cameras, view, start, end, outputs)
 
-    monkeypatch.setattr(picture_of, "_chunk", hungry)
-    picture_of(cameras, 0)
+    monkeypatch.setattr(image_of, "_chunk", hungry)
+    image_of(cameras, 0)
     assert sizes[:2] == [512, 256]
 
 
 def test_other_errors_are_not_swallowed(setting, monkeypatch):
     renderer, cameras = setting
-    picture_of = ImageRenderer(renderer, torch.ones(3))
-    monkeypatch.setattr(picture_of, "_chunk", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    image_of = ImageRenderer(renderer, torch.ones(3))
+    monkeypatch.setattr(image_of, "_chunk", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
-        picture_of(cameras, 0)
+        image_of(cameras, 0)
 
 
 def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):

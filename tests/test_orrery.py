@@ -33,13 +33,13 @@ def vertices() -> np.ndarray:
 
 
 def covered(split: str, index: int) -> np.ndarray:
-    """Where a shipped picture shows anything, bool [H, W]."""
+    """Where a shipped image shows anything, bool [H, W]."""
     file = SCENE / f"{transforms(split)['frames'][index]['file_path']}.png"
     return np.asarray(Image.open(file))[..., 3] > 0
 
 
 def project(points: np.ndarray, camera_to_world: np.ndarray, angle_x: float) -> tuple[np.ndarray, ...]:
-    """Pixel coordinates (right, down) of points [P, 3], from the corner of the picture, and depths, each [P].
+    """Pixel coordinates (right, down) of points [P, 3], from the corner of the image, and depths, each [P].
 
     A pinhole that looks down -z, with x to the right and y up.
     """
@@ -50,7 +50,7 @@ def project(points: np.ndarray, camera_to_world: np.ndarray, angle_x: float) -> 
 
 
 def miss_rate(right: np.ndarray, down: np.ndarray, depth: np.ndarray, mask: np.ndarray) -> float:
-    """Share of projected points that are behind the camera, outside the picture or where it shows nothing."""
+    """Share of projected points that are behind the camera, outside the image or where it shows nothing."""
     column, row = np.floor(right).astype(int), np.floor(down).astype(int)
     inside = (depth > 0) & (column >= 0) & (column < SIZE) & (row >= 0) & (row < SIZE)
     hit = np.zeros(len(depth), bool)

@@ -6,7 +6,7 @@ from torch import Tensor
 from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Rays
 from nerfkit.model import sampling
-from nerfkit.model.sampling import FIRST_ROUND, BoxSampler
+from nerfkit.model.sampling import FIRST_PASS_SAMPLES, BoxSampler
 
 N_RAYS = 200
 
@@ -32,11 +32,11 @@ def test_rounds_find_the_same_samples(monkeypatch, device: str, density: float):
 
     found = {}
     for worth in (10**9, 0):
-        monkeypatch.setattr(sampling, "WORTH_ROUNDS", worth)
+        monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", worth)
         found[worth] = sampler(rays, density_fn)
     at_once, *rounds = looked
     counts = found[0].ray_offsets.diff()
-    assert counts.max() > FIRST_ROUND or density > 1000
+    assert counts.max() > FIRST_PASS_SAMPLES or density > 1000
     for a, b in zip(found[0], found[10**9], strict=True):
         assert torch.equal(a, b)
     assert len(rounds) == 2 and rounds[0] > 0
@@ -44,7 +44,7 @@ def test_rounds_find_the_same_samples(monkeypatch, device: str, density: float):
 
 
 def test_rounds_without_samples(monkeypatch, device: str):
-    monkeypatch.setattr(sampling, "WORTH_ROUNDS", 0)
+    monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
     sampler, rays = sampler_and_rays(device)
     assert len(sampler(rays, lambda positions: positions[:, 0].bfloat16().abs()).positions) > 0  # any type of density
     sampler.occupancy.zero_()

@@ -41,9 +41,9 @@ def test_images_that_are_no_squares(tmp_path):
 
 
 def test_downscale_averages_areas_weighted_by_alpha(scene_folder):
-    picture = np.zeros((24, 24, 4), dtype=np.uint8)
-    picture[0, 0], picture[0, 1] = (200, 100, 0, 255), (0, 0, 255, 0)  # the second is transparent
-    Image.fromarray(picture).save(scene_folder / "train" / "r_0.png")
+    image = np.zeros((24, 24, 4), dtype=np.uint8)
+    image[0, 0], image[0, 1] = (200, 100, 0, 255), (0, 0, 255, 0)  # the second is transparent
+    Image.fromarray(image).save(scene_folder / "train" / "r_0.png")
     views = load_scene(str(scene_folder), downscale=2).split("train")
     red, green, blue, alpha = views.load()[0, 0, 0].tolist()
     assert (red, green, blue) == pytest.approx((200, 100, 0), abs=3) and alpha == pytest.approx(64, abs=1)

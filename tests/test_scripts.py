@@ -36,7 +36,7 @@ def trained(tmp_path_factory):
     options.model.hidden = options.model.state = 16
     options.trainer.steps, options.trainer.samples, options.device = 150, 4096, "cpu"
     options.trainer.learning_rate, options.trainer.warmup = 0.03, 10
-    options.eval.sheets = 1
+    options.eval.comparisons = 1
     config_module.dump(options, folder / "options.toml")
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
     assert "scene     scene (nerf_synthetic): 12 train, 2 test views of 17x17" in output
@@ -48,15 +48,15 @@ def trained(tmp_path_factory):
 
 
 def score_twice(folder) -> None:
-    """Scores of the train views leave those of the test views alone; --sheets stays the run's unless given."""
-    scores, sheets = (folder / "metrics.json").read_text(), len(list((folder / "eval").glob("*.png")))
-    assert sheets == 1, "the run asks for one"
-    assert "12 train views: PSNR" in call("scripts/eval.py", folder, "--split", "train", "--sheets", "2")
-    assert (folder / "metrics.json").read_text() == scores and len(list((folder / "eval").glob("*.png"))) == sheets
+    """Scores of the train views leave those of the test views alone; --comparisons stays the run's unless given."""
+    scores, comparisons = (folder / "metrics.json").read_text(), len(list((folder / "eval").glob("*.png")))
+    assert comparisons == 1, "the run asks for one"
+    assert "12 train views: PSNR" in call("scripts/eval.py", folder, "--split", "train", "--comparisons", "2")
+    assert (folder / "metrics.json").read_text() == scores and len(list((folder / "eval").glob("*.png"))) == comparisons
     assert json.loads((folder / "eval" / "train" / "metrics.json").read_text())["protocol"]["split"] == "train"
     assert len(list((folder / "eval" / "train").glob("*.png"))) == 2
     assert "2 test views: PSNR" in call("scripts/eval.py", folder)
-    assert len(list((folder / "eval").glob("*.png"))) == sheets
+    assert len(list((folder / "eval").glob("*.png"))) == comparisons
 
 
 def test_the_run_folder_is_complete(trained):

@@ -44,7 +44,7 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     capacity = int(wanted.samples.ray_offsets[100]) + 1
     got = trainer.model(batch.rays, batch.background, batch.jitter, capacity)
     whole, background = wanted.samples.ray_offsets[1:] <= capacity, batch.background
-    assert torch.equal(got.samples.whole, whole) and 100 <= whole.sum() < 200
+    assert torch.equal(got.samples.ray_complete, whole) and 100 <= whole.sum() < 200
     assert got.samples.positions.shape[0] == capacity
     torch.testing.assert_close(got.color[whole], wanted.color[whole])
     torch.testing.assert_close(got.color[~whole], background[~whole])

@@ -61,19 +61,20 @@ def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, opti
 
 
 @pytest.mark.parametrize(
-    "group, key, value, message",
+    "group, key, value, named",
     [
-        ("data", "box", (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0), r"data.box is \(-0.8.*\) in the run, but \(-1.0, .*asked"),
-        ("model", "hidden", 32, "model.hidden is 16 in the run, but 32 was asked for. Leave out model.hidden to go on"),
-        ("sampling", "step", 0.05, "sampling.step is 0.04 in the run, but 0.05 was .* or train a new run with .*--out"),
-        ("", "seed", 7, "seed is 0 in the run, but 7 was asked for"),
+        ("data", "box", (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0), ("data.box", "(-0.8", "(-1.0")),
+        ("model", "hidden", 32, ("model.hidden", "16", "32", "--out")),
+        ("sampling", "step", 0.05, ("sampling.step", "0.04", "0.05")),
+        ("", "seed", 7, ("seed", "0", "7")),
     ],
 )
-def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, message: str):
+def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, named: tuple):
     make_trainer(small_config).save(tmp_path)
     setattr(getattr(small_config, group) if group else small_config, key, value)
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(RunError) as caught:
         make_trainer(small_config).restore(tmp_path)
+    assert all(part in str(caught.value) for part in named), caught.value
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
@@ -81,7 +82,7 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
     first.train_step()
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
-    small_config.out, small_config.eval.sheets, small_config.ops.lltm = "elsewhere", 1, "torch"
+    small_config.out, small_config.eval.comparisons, small_config.ops.lltm = "elsewhere", 1, "torch"
     small_config.trainer.capture = False
     second = make_trainer(small_config)
     second.restore(tmp_path)
@@ -93,9 +94,9 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
     make_trainer(small_config).save(tmp_path)
     small_config.model.hidden = 32
     config_module.dump(small_config, tmp_path / run_folder.CONFIG)
-    with pytest.raises(RunError, match="does not fit its configuration: .*size mismatch for decoder"):
+    with pytest.raises(RunError, match="config.toml.*size mismatch for decoder"):
         make_trainer(small_config).restore(tmp_path)
-    with pytest.raises(RunError, match="does not fit its configuration: .*size mismatch for decoder"):
+    with pytest.raises(RunError, match="config.toml.*size mismatch for decoder"):
         load_run(tmp_path, "cpu")
 
 

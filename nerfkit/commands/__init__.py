@@ -16,7 +16,7 @@ COMMANDS = {
     "train": "train a scene, or go on with a run",
     "render": "render novel views of a run: images, depth, video",
     "eval": "score a run on held-out views",
-    "summary": "say what a run scored and where its pictures are",
+    "summary": "say what a run scored and where its images are",
     "doctor": "print what this installation can do, with a verdict",
     "build-ops": "compile the fused ops of a checkout, only what changed (for who writes ops; needs ninja)",
 }

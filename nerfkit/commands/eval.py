@@ -31,7 +31,7 @@ class EvalOptions:
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
-    sheets: int | None = None  # views to save truth, render and error of; -1: all; the run's own choice if left out
+    comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
     ops: OpsConfig = field(default_factory=OpsConfig)
@@ -44,10 +44,10 @@ def main(arguments: list[str]) -> int:
     ops.set_backend(options.ops.backend, options.ops.overrides())
     config = run.config
     config.eval.split = options.split or config.eval.split
-    if options.sheets is not None:
-        if options.sheets < -1:
-            raise RunError(f"--sheets must be -1 (all views) or more, got {options.sheets}")
-        config.eval.sheets = options.sheets
+    if options.comparisons is not None:
+        if options.comparisons < -1:
+            raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
+        config.eval.comparisons = options.comparisons
     scene = find_scene(options.data, config)
     views = scene.split(config.eval.split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit summary`: what a run scored and where its pictures are."""
+"""`nerfkit summary`: what a run scored and where its images are."""
 
 from __future__ import annotations
 

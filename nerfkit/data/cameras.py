@@ -2,7 +2,7 @@
 """Pixels, intrinsics and poses -> rays.
 
 Poses are camera-to-world in OpenGL axes: x right, y up, the camera looks down -z. Pixel (column, row) has its centre
-at (column + 0.5, row + 0.5); (0, 0) is the upper left corner of the picture.
+at (column + 0.5, row + 0.5); (0, 0) is the upper left corner of the image.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Rays(NamedTuple):
 
 @dataclass(frozen=True)
 class Cameras:
-    """V pinhole cameras of one picture size."""
+    """V pinhole cameras of one image size."""
 
     camera_to_world: Tensor  # [V, 3, 4]
     focal: Tensor  # [V, 2] along x and y [pixels]
@@ -67,7 +67,7 @@ class Cameras:
         return replace(self, **tensors)
 
     def resized(self, width: int, height: int) -> Cameras:
-        """The same cameras with pictures of another size."""
+        """The same cameras with images of another size."""
         scale = torch.tensor([width / self.width, height / self.height], device=self.focal.device)
         return replace(self, focal=self.focal * scale, center=self.center * scale, width=width, height=height)
 
@@ -82,8 +82,8 @@ class Cameras:
         directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
         return Rays(pose[:, :, 3], directions, view)
 
-    def picture_rays(self, view: int, start: int = 0, end: int | None = None) -> Rays:
-        """Rays of pixels start..end of one picture, row by row."""
+    def image_rays(self, view: int, start: int = 0, end: int | None = None) -> Rays:
+        """Rays of pixels start..end of one image, row by row."""
         end = self.width * self.height if end is None else end
         pixel = torch.arange(start, end, device=self.focal.device)
         return self.rays(torch.full_like(pixel, view), pixel % self.width, pixel // self.width)

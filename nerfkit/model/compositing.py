@@ -24,9 +24,9 @@ class Rendering(NamedTuple):
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:
     """Composite samples over `background` [R, 3] or [3]."""
-    n_rays, n_fillers = samples.whole.shape[0], samples.ray_offsets.shape[0] - 1 - samples.whole.shape[0]
-    if background.dim() == 2 and n_fillers:
-        background = F.pad(background, (0, 0, 0, n_fillers))
+    n_rays, n_padding = samples.ray_complete.shape[0], samples.ray_offsets.shape[0] - 1 - samples.ray_complete.shape[0]
+    if background.dim() == 2 and n_padding:
+        background = F.pad(background, (0, 0, 0, n_padding))
     color, opacity, depth, weights = composite(
         density, rgb, samples.t_starts, samples.t_ends, samples.ray_offsets, background
     )

@@ -24,16 +24,16 @@ class Decoder(nn.Module):
 
     def __init__(self, config: ModelConfig, n_features: int):
         super().__init__()
-        n_plain = config.embedding + N_HARMONICS
+        n_base_inputs = config.embedding + N_HARMONICS
         n_context = n_features * config.encoder + config.state * config.aggregator
         context = (n_features,) * config.encoder + (config.state,) * config.aggregator
         self.color_inputs = (config.embedding, N_HARMONICS, *context)  # widths
         self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
-        self.color_net = MLP(n_plain + n_context, config.hidden, 2, 3)
+        self.color_net = MLP(n_base_inputs + n_context, config.hidden, 2, 3)
         with torch.no_grad():
-            first, _ = self.color_net.layers()[0]  # [hidden, n_plain + n_context]
-            first[:, :n_plain].uniform_(-(n_plain**-0.5), n_plain**-0.5)
-            first[:, n_plain:].zero_()
+            first, _ = self.color_net.layers()[0]  # [hidden, n_base_inputs + n_context]
+            first[:, :n_base_inputs].uniform_(-(n_base_inputs**-0.5), n_base_inputs**-0.5)
+            first[:, n_base_inputs:].zero_()
 
     def why_no_kernel(self, device: torch.device | str, dtype: torch.dtype) -> str | None:
         """Why the fused kernel of `device` does not take both networks; None if it does."""

@@ -16,10 +16,10 @@ class RayEncoder(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(channels, kernel) / kernel)  # [C, k]
         self.bias = nn.Parameter(torch.zeros(channels))  # [C]
-        itself = torch.arange(kernel) == kernel // 2
-        self.register_buffer("itself", itself, persistent=False)  # [k] the tap that gives the features themselves
+        identity_tap = torch.arange(kernel) == kernel // 2
+        self.register_buffer("identity_tap", identity_tap, persistent=False)  # [k]
 
     def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
         """Encoded features [N, C] of packed features [N, C]."""
-        weight = self.weight + self.itself.to(self.weight.dtype)  # the sum in one pass
+        weight = self.weight + self.identity_tap.to(self.weight.dtype)  # the sum in one pass
         return depthwise_conv1d(features, weight, self.bias, ray_offsets)

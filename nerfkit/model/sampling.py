@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Rays
 from nerfkit.errors import ConfigError
-from nerfkit.ops import march, place, visible
+from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
-from nerfkit.ops.packed import fill_rows, fit, offsets_from_counts
+from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
 
-FIRST_ROUND = 24  # samples of a ray; most rays of a surface end within them
-WORTH_ROUNDS = 2**18  # samples that are not looked at all at once
+FIRST_PASS_SAMPLES = 24  # of a ray; most rays end at a surface within them
+TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
+
+OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
 
 DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
@@ -38,8 +40,8 @@ class Samples(NamedTuple):
     t_starts: Tensor  # [N]
     t_ends: Tensor  # [N]
     ray_index: Tensor  # [N] int64
-    ray_offsets: Tensor  # [R+1] int64; with a capacity [R+1+M], see `packed.fill_rows`
-    whole: Tensor  # [R] bool, rays with all their samples
+    ray_offsets: Tensor  # [R+1] int64; with a capacity [R+1+M], see `packed.pad_offsets`
+    ray_complete: Tensor  # [R] bool, rays with all their samples
 
 
 class RaySampler(Protocol):
@@ -66,7 +68,7 @@ class RaySampler(Protocol):
 class BoxSampler(nn.Module):
     """Marches rays in steps of one length through an occupancy grid in a box, which follows the density field."""
 
-    ops = ("march", "visible", "place")
+    ops = ("march", "count_visible", "compact_samples")
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__()
@@ -96,48 +98,52 @@ class BoxSampler(nn.Module):
         """Samples that light reaches: in occupied cells, and not behind what is already opaque.
 
         `jitter` [R] in [0, 1] shifts the samples of a ray, in steps. With a `capacity` there are that many samples and
-        nothing waits for a GPU: rays that have no room are not whole and get no samples, and rows that no ray needs go
-        to fillers: short further rays, of samples of no length. Positions are differentiable in the rays' origins and
-        directions; how far along its ray a sample lies is not.
+        nothing waits for a GPU: rays beyond the capacity are not complete and get no samples, and rows that no ray
+        needs go to padding rays: short further rays, of samples of no length. Positions are differentiable in the
+        rays' origins and directions; how far along its ray a sample lies is not.
         """
         config = self.config
         stops = config.min_transmittance > 0
-        room = None if capacity is None else int(capacity * (config.candidates if stops else 1))
+        march_capacity = None if capacity is None else int(capacity * (config.candidates_per_sample if stops else 1))
         with torch.no_grad():
             t_starts, t_ends, source_offsets = march(
                 rays.origins, rays.directions, self.occupancy, self.box,
-                config.step, config.near, config.far, jitter, room,
+                config.step, config.near, config.far, jitter, march_capacity,
             )  # fmt: skip
             n_rows = t_starts.shape[0]
-            source_offsets, whole = fit(source_offsets, n_rows)
+            source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
             ray_offsets = source_offsets
             if stops:
-                in_rounds = capacity is None and n_rows >= WORTH_ROUNDS
-                density = (self._density_in_rounds if in_rounds else self._density)(marched, density_fn)  # [M]
-                ray_offsets = offsets_from_counts(self._visible(marched, density))
+                in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
+                density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
+                ray_offsets = offsets_from_counts(self._count_visible(marched, density))
                 n_rows = int(ray_offsets[-1]) if capacity is None else capacity
-                ray_offsets, fits = fit(ray_offsets, n_rows)
-                whole = whole & fits
-            placed = place(rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
+                ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
+                ray_complete = ray_complete & fits
+            compacted = compact_samples(
+                rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
+            )
             if capacity is not None:
-                ray_offsets = fill_rows(ray_offsets, capacity)
-        positions, t_starts, t_ends, ray_index = placed
+                ray_offsets = pad_offsets(ray_offsets, capacity)
+        positions, t_starts, t_ends, ray_index = compacted
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
-        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, whole)
+        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
 
-    def _visible(self, marched: Marched, density: Tensor) -> Tensor:
+    def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
         """How many of its samples [R] light reaches, from the density [M] of all."""
         _, t_starts, t_ends, ray_offsets = marched
-        return visible(density, t_starts, t_ends, ray_offsets, self.config.min_transmittance)
+        return count_visible(density, t_starts, t_ends, ray_offsets, self.config.min_transmittance)
 
     def _density(self, marched: Marched, density_fn: DensityFn) -> Tensor:
         rays, t_starts, t_ends, ray_offsets = marched
         n_rows = t_starts.shape[0]
-        return density_fn(place(rays.origins, rays.directions, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)[0])
+        return density_fn(
+            compact_samples(rays.origins, rays.directions, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)[0]
+        )
 
-    def _density_in_rounds(self, marched: Marched, density_fn: DensityFn) -> Tensor:
+    def _density_in_two_passes(self, marched: Marched, density_fn: DensityFn) -> Tensor:
         """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0.
 
         What is visible is the same as with the density of all, if `density_fn` does not depend on the batch.
@@ -145,42 +151,42 @@ class BoxSampler(nn.Module):
         _, t_starts, _, ray_offsets = marched
         density = torch.zeros_like(t_starts)
         counts = ray_offsets.diff()  # [R]
-        first = counts.clamp(max=FIRST_ROUND)
-        self._look(marched, density_fn, 0, first, density)
-        passes = self._visible(marched, density) > first  # [R]
-        self._look(marched, density_fn, FIRST_ROUND, torch.where(passes, counts - first, 0), density)
+        first = counts.clamp(max=FIRST_PASS_SAMPLES)
+        self._evaluate_density(marched, density_fn, 0, first, density)
+        passes = self._count_visible(marched, density) > first  # [R]
+        self._evaluate_density(marched, density_fn, FIRST_PASS_SAMPLES, torch.where(passes, counts - first, 0), density)
         return density
 
     @staticmethod
-    def _look(marched: Marched, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor) -> None:
+    def _evaluate_density(marched: Marched, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor) -> None:
         """Write the density of `counts` [R] samples of each ray, from its sample number `skip` on."""
         rays, t_starts, t_ends, ray_offsets = marched
-        looked = offsets_from_counts(counts)
-        n_rows = int(looked[-1])
+        offsets = offsets_from_counts(counts)
+        n_rows = int(offsets[-1])
         source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
-        positions, *_, ray_index = place(
-            rays.origins, rays.directions, t_starts[skip:], t_ends[skip:], source_offsets, looked, n_rows
+        positions, *_, ray_index = compact_samples(
+            rays.origins, rays.directions, t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
         )
-        shift = ray_offsets[:-1] + skip - looked[:-1]  # [R]
+        shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
         density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions).to(density.dtype)
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
         """Let the occupancy grid follow the density field: every `occupancy_every` training steps.
 
-        During the warm-up all cells are looked at, later a quarter of them at random and half as many occupied ones.
-        Each look is at a random point of the cell; a cell's value falls by 10 % an update unless a look renews it.
+        During the warm-up the density of all cells is evaluated, later that of a quarter of them at random and of half
+        as many occupied ones, at a random point of each; a cell's value falls by 10 % an update unless that renews it.
         Nothing waits for a GPU.
         """
         if step % self.config.occupancy_every:
             return
         cells = self._all_cells() if step < self.config.occupancy_warmup else self._some_cells()
         opacity = self.opacity.flatten()
-        opacity *= 0.9
+        opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
             points = self._random_points(chunk)
-            seen = -torch.expm1(-density_fn(points) * self.config.step)
-            opacity.scatter_reduce_(0, chunk, seen, "amax")
+            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
+            opacity.scatter_reduce_(0, chunk, evaluated, "amax")
         threshold = opacity.mean().clamp(max=self.config.occupancy_threshold)
         self.occupancy.copy_((opacity > threshold).view_as(self.occupancy))
 
@@ -191,9 +197,9 @@ class BoxSampler(nn.Module):
         """A quarter as many cells as there are, at random, and half of that of the occupied ones."""
         device, n_cells = self.opacity.device, self.opacity.numel()
         anywhere = torch.randint(n_cells, (n_cells // 4,), device=device)
-        upto = self.occupancy.flatten().cumsum(0)  # [n_cells] occupied cells, this one included
-        chosen = (torch.rand(n_cells // 8, device=device, dtype=torch.float64) * upto[-1]).long()
-        occupied = torch.searchsorted(upto, chosen, right=True).clamp(max=n_cells - 1)
+        up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] occupied cells, this one included
+        chosen = (torch.rand(n_cells // 8, device=device, dtype=torch.float64) * up_to[-1]).long()
+        occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])
 
     def _random_points(self, cells: Tensor) -> Tensor:

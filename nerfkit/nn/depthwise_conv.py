@@ -61,7 +61,7 @@ class _DepthwiseConv(nn.Module):
 
 
 class DepthwiseConv2d(_DepthwiseConv):
-    """Convolve every channel of pictures with a kernel of its own.
+    """Convolve every channel of images with a kernel of its own.
 
     Equation at `nerfkit.ops.depthwise_conv2d`.
 

@@ -5,7 +5,9 @@ Letters used throughout: R rays, N packed samples, S samples per ray, B batch, C
 L levels, H state, I input; ``t`` a distance along a ray.
 """
 
+from nerfkit.ops.compact_samples import compact_samples
 from nerfkit.ops.composite import composite
+from nerfkit.ops.count_visible import count_visible
 from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
 from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
 from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
@@ -15,10 +17,8 @@ from nerfkit.ops.lltm import lltm
 from nerfkit.ops.lltm_cell import lltm_cell
 from nerfkit.ops.march import march
 from nerfkit.ops.mlp import mlp
-from nerfkit.ops.place import place
 from nerfkit.ops.spherical_harmonics import spherical_harmonics
 from nerfkit.ops.trilinear import trilinear
-from nerfkit.ops.visible import visible
 
 __all__ = [
     "BackendError",
@@ -35,11 +35,11 @@ __all__ = [
     "lltm_cell",
     "march",
     "mlp",
-    "place",
+    "compact_samples",
     "resolve",
     "resolved",
     "set_backend",
     "spherical_harmonics",
     "trilinear",
-    "visible",
+    "count_visible",
 ]

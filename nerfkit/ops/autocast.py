@@ -4,7 +4,7 @@
 | ops | under autocast |
 |---|---|
 | depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
-| march, visible, place, composite | all floating inputs in float32: distances and sums of many samples |
+| march, count_visible, compact_samples, composite | all floating inputs in float32: distances, sums of many samples |
 | spherical_harmonics | half directions in float32; the result in the type that is asked for |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features as they are; half points in float32 |

@@ -85,14 +85,14 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str =
     check_device(op, samples, **{name: ray_offsets})
 
 
-def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", room: bool = False) -> None:
-    """Require that row pointers [R+1] rise from 0 to `n_rows`, with `room` to at most that; else RuntimeError.
+def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", padded: bool = False) -> None:
+    """Require that row pointers [R+1] rise from 0 to `n_rows`, if `padded` to at most that; else RuntimeError.
 
     Of those on a CPU: on a GPU reading them would stall, and a compiler has no values. There it is a promise.
     """
     if not can_be_read(ray_offsets):
         return
-    wanted = f"{op}: {name} must rise from 0 to {'at most ' if room else ''}the number of rows, {n_rows}"
+    wanted = f"{op}: {name} must rise from 0 to {'at most ' if padded else ''}the number of rows, {n_rows}"
     first, last = int(ray_offsets[0]), int(ray_offsets[-1])
     if first != 0:
         raise RuntimeError(f"{wanted}; they start at {first}")
@@ -100,7 +100,7 @@ def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offs
     if falls.any():
         ray = int(falls.nonzero()[0])
         raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
-    if last > n_rows or (last < n_rows and not room):
+    if last > n_rows or (last < n_rows and not padded):
         raise RuntimeError(f"{wanted}; they end at {last}")
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 # exp(-50) is below the last bit of float64's 1: a larger optical thickness changes no output, but could overflow sums.
@@ -117,7 +117,7 @@ class _Composite(torch.autograd.Function):
         arguments = ctx.saved_tensors
         needs_grad = (*ctx.needs_input_grad[:2], False, False, False, ctx.needs_input_grad[5])
         if wants_second_derivative():
-            return through_definition(_composite_torch, arguments, needs_grad, grad_outputs)
+            return reference_backward(_composite_torch, arguments, needs_grad, grad_outputs)
         density, rgb, background = torch.ops.nerfkit._composite_bwd(*grad_outputs, *arguments)
         if needs_grad[5] and arguments[5].dim() == 1:
             background = background.sum(0)

@@ -11,7 +11,7 @@ from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import ray_indices
 
 
@@ -101,7 +101,7 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
 @implements("depthwise_conv1d", "cpp", "cuda")
 def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dilation):
     needs_autograd = wants_gradient("depthwise_conv1d", x, weight, bias)
-    if ray_offsets is None:  # a picture of height 1
+    if ray_offsets is None:  # an image of height 1
         window = (1, stride), (0, padding), (1, dilation)
         return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
     if needs_autograd:
@@ -123,7 +123,7 @@ class _DepthwiseConv1d(torch.autograd.Function):
         needs_grad = ctx.needs_input_grad[:3]
         if wants_second_derivative():
             arguments = x, weight, bias, ray_offsets, 1, padding, dilation
-            gradients = through_definition(
+            gradients = reference_backward(
                 _depthwise_conv1d_torch, arguments, (*needs_grad, False, False, False, False), [grad_out]
             )
             return *gradients[:3], None, None, None

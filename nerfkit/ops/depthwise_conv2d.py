@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Depthwise convolution of pictures."""
+"""Depthwise convolution of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 
 Pair = int | tuple[int, int]
 
@@ -116,7 +116,7 @@ class _DepthwiseConv2d(torch.autograd.Function):
         if wants_second_derivative():
             window = ctx.window[:2], ctx.window[2:4], ctx.window[4:]
             needs_grad = (*ctx.needs_input_grad[:3], False, False, False)
-            gradients = through_definition(_depthwise_conv2d_torch, (x, weight, bias, *window), needs_grad, [grad_out])
+            gradients = reference_backward(_depthwise_conv2d_torch, (x, weight, bias, *window), needs_grad, [grad_out])
             return *gradients[:3], None
         channels_last = _is_channels_last(x)
         if channels_last:

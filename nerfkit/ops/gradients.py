@@ -35,7 +35,7 @@ def no_second_derivative(
     return tuple(refused)
 
 
-def through_definition(
+def reference_backward(
     definition: Callable, arguments: Sequence, needs_grad: Sequence[bool], grad_outputs: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """Gradients of those `arguments` that need one, which with create_graph=True can themselves be differentiated.

@@ -13,7 +13,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.trilinear import corner_weights
 
 MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of the kernels, and so of all
@@ -186,7 +186,7 @@ class _GridEncode(torch.autograd.Function):
         points, table, rounded = ctx.saved_tensors
         if wants_second_derivative():
             arguments = points, table, *ctx.levels, ctx.dtype
-            return through_definition(_grid_encode_torch, arguments, ctx.needs_input_grad, [grad_out])
+            return reference_backward(_grid_encode_torch, arguments, ctx.needs_input_grad, [grad_out])
         needs_grad = ctx.needs_input_grad[:2]
         deterministic = torch.are_deterministic_algorithms_enabled()
         grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(

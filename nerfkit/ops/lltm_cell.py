@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 
 
 def lltm_cell(
@@ -101,7 +101,7 @@ class _LltmCell(torch.autograd.Function):
     def backward(ctx, grad_h, grad_c):
         *arguments, gates, c_new = ctx.saved_tensors
         if wants_second_derivative():
-            return through_definition(_lltm_cell_torch, arguments, ctx.needs_input_grad, [grad_h, grad_c])
+            return reference_backward(_lltm_cell_torch, arguments, ctx.needs_input_grad, [grad_h, grad_c])
         return only_needed(_gradients(*arguments, gates, c_new, grad_h, grad_c), ctx.needs_input_grad)
 
 

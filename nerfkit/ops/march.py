@@ -12,7 +12,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import fit, offsets_from_counts
+from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
 BLOCK = 8  # steps that one look at the coarse grid can skip
 MOST_SAMPLES = 2**62  # of R rays; of one that has more intervals than allowed, a kernel counts MOST_SAMPLES / R
@@ -52,7 +52,7 @@ def march(
     Returns:
         t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far. With a capacity, t_starts
         and t_ends have that many rows: those of rays that end behind it, and those behind N, are 0. ray_offsets are
-        those of all samples; `nerfkit.ops.packed.fit` gives those of the whole rays.
+        those of all samples; `nerfkit.ops.packed.truncate_offsets` gives those of the complete rays.
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or step, TypeError for a dtype that does not fit.
@@ -102,10 +102,10 @@ def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, c
 
 
 def _cut(t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """`t_starts` and `t_ends` [N] with `capacity` rows: those of whole rays, then zeros."""
+    """`t_starts` and `t_ends` [N] with `capacity` rows: those of complete rays, then zeros."""
     if capacity is None:
         return t_starts, t_ends
-    used = int(fit(ray_offsets, capacity)[0][-1])
+    used = int(truncate_offsets(ray_offsets, capacity)[0][-1])
     return tuple(F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import reference_backward, wants_gradient, wants_second_derivative
 
 MAX_INPUTS, MAX_LAYERS = 4, 8  # of the kernels, and so of all
 SHARED_BYTES = 150_000  # of a block, beside tensor cores what the GPU's kernel needs
@@ -171,7 +171,7 @@ class _Mlp(torch.autograd.Function):
         parameters, *inputs = ctx.saved_tensors
         if wants_second_derivative():
             arguments = parameters, ctx.widths, *inputs
-            return through_definition(_mlp_torch, arguments, ctx.needs_input_grad, [grad_out])
+            return reference_backward(_mlp_torch, arguments, ctx.needs_input_grad, [grad_out])
         to_parameters, _, *to_inputs = ctx.needs_input_grad
         wanted = [int(to) for to in to_inputs]
         grad_inputs, parts = torch.ops.nerfkit._mlp_bwd(grad_out, inputs, parameters, ctx.widths, wanted)

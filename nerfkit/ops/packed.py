@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from nerfkit.ops.checks import check_rises
 
-FILLER_LENGTH = 16
+PADDING_RAY_LENGTH = 16  # samples
 
 
 def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:
@@ -40,23 +40,25 @@ def offsets_from_counts(counts: Tensor) -> Tensor:
     return torch.cat([zero, counts.cumsum(0, dtype=torch.int64)])
 
 
-def fit(ray_offsets: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Row pointers [R+1] without the samples of rays that end behind `capacity`, and whether each ray [R] is whole.
+def truncate_offsets(ray_offsets: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Row pointers [R+1] without the samples of rays that end behind `capacity`, and whether each ray [R] is complete.
 
-    >>> offsets, whole = fit(torch.tensor([0, 2, 5, 6]), capacity=4)
-    >>> offsets.tolist(), whole.tolist()
+    >>> offsets, complete = truncate_offsets(torch.tensor([0, 2, 5, 6]), capacity=4)
+    >>> offsets.tolist(), complete.tolist()
     ([0, 2, 2, 2], [True, False, False])
     """
     used = torch.where(ray_offsets <= capacity, ray_offsets, 0).amax()
     return ray_offsets.minimum(used), ray_offsets[1:] <= capacity
 
 
-def fill_rows(ray_offsets: Tensor, capacity: int) -> Tensor:
-    """Row pointers [R+1+M] with M more rays, of at most FILLER_LENGTH samples, that own the rows up to `capacity`.
+def pad_offsets(ray_offsets: Tensor, capacity: int) -> Tensor:
+    """Row pointers [R+1+M] with M more rays, of at most PADDING_RAY_LENGTH samples, that own the rows up to `capacity`.
 
     So every row has a ray, whatever the number of samples, which then need not be known to the host.
     """
-    steps = torch.arange(1, -(-capacity // FILLER_LENGTH) + 1, device=ray_offsets.device) * FILLER_LENGTH  # [M]
+    steps = (
+        torch.arange(1, -(-capacity // PADDING_RAY_LENGTH) + 1, device=ray_offsets.device) * PADDING_RAY_LENGTH
+    )  # [M]
     return torch.cat([ray_offsets, (ray_offsets[-1] + steps).clamp(max=capacity)])
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, through_definition, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 
 
 def trilinear(
@@ -80,7 +80,7 @@ class _Trilinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_out):
         if wants_second_derivative():
-            return through_definition(_trilinear_torch, ctx.saved_tensors, ctx.needs_input_grad, [grad_out])
+            return reference_backward(_trilinear_torch, ctx.saved_tensors, ctx.needs_input_grad, [grad_out])
         gradients = torch.ops.nerfkit._trilinear_bwd(grad_out, *ctx.saved_tensors, *ctx.needs_input_grad)
         return only_needed(gradients, ctx.needs_input_grad)
 

@@ -19,9 +19,9 @@ RAY_BYTES = 2**15  # of a ray through a field that is not trained yet, twofold
 
 
 class ImageRenderer:
-    """Renders whole pictures in chunks of rays that halve when memory runs out.
+    """Renders whole images in chunks of rays that halve when memory runs out.
 
-    Finished chunks move to the CPU, so the device's peak memory does not grow with the picture, unless
+    Finished chunks move to the CPU, so the device's peak memory does not grow with the image, unless
     `stays_on_device`, as for a viewer.
     """
 
@@ -33,7 +33,7 @@ class ImageRenderer:
 
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
-        """Pictures of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
+        """Images of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
         and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where nothing is seen."""
         unknown = [name for name in outputs if name not in OUTPUTS]
         if unknown or not 0 <= view < len(cameras):
@@ -58,7 +58,7 @@ class ImageRenderer:
         return {name: torch.cat([c[name] for c in chunks]).unflatten(0, size) for name in chunks[0]}
 
     def _chunk(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        rays = cameras.picture_rays(view, start, end)
+        rays = cameras.image_rays(view, start, end)
         rendering = self.model(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
         if "depth" in outputs:

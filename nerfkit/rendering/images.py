@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 
-def to_uint8(picture: Tensor) -> np.ndarray:
-    """8-bit copy of a picture in [0, 1], rounded."""
-    return (picture.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
+def to_uint8(image: Tensor) -> np.ndarray:
+    """8-bit copy of an image in [0, 1], rounded."""
+    return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
 
 
 def png_bytes(image: Tensor) -> bytes:
@@ -32,24 +32,24 @@ def npz_bytes(**values: np.ndarray) -> bytes:
 
 
 def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
-    """Picture [H, W, 3] of values [H, W], low to high along a colormap."""
+    """Image [H, W, 3] of values [H, W], low to high along a colormap."""
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
     return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
 
 
-def preview(name: str, pictures: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
-    """Picture [H, W, 3] to look at, of the output `name`; depth and normals fade to white where little is seen."""
-    picture = pictures[name]
+def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
+    """Image [H, W, 3] to look at, of the output `name`; depth and normals fade to white where little is seen."""
+    image = images[name]
     if name == "rgb":
-        return picture
-    opacity = pictures["opacity"][..., None]  # [H, W, 1]
+        return image
+    opacity = images["opacity"][..., None]  # [H, W, 1]
     if name == "opacity":
         return opacity.expand(-1, -1, 3)
-    colors = picture / 2 + 0.5 if name == "normal" else colorize(picture, *depth_range)
+    colors = image / 2 + 0.5 if name == "normal" else colorize(image, *depth_range)
     return colors * opacity + (1 - opacity)
 
 
-def error_sheet(truth: Tensor, render: Tensor) -> Tensor:
+def comparison_image(truth: Tensor, render: Tensor) -> Tensor:
     """Truth | render | error, side by side; errors of 0.25 and more are the brightest."""
     error = (render - truth).abs().mean(-1)  # [H, W]
     return torch.cat([truth, render, colorize(error, 0, 0.25, "inferno")], dim=1)

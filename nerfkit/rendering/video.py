@@ -25,9 +25,9 @@ class VideoWriter:
             path, format="FFMPEG", fps=fps, codec="libx264", quality=8, macro_block_size=1, ffmpeg_log_level="error"
         )
 
-    def add(self, picture: Tensor) -> None:
-        """Append a picture [H, W, 3] in [0, 1]."""
-        frame = to_uint8(picture)
+    def add(self, image: Tensor) -> None:
+        """Append an image [H, W, 3] in [0, 1]."""
+        frame = to_uint8(image)
         height, width = frame.shape[:2]
         self._writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 

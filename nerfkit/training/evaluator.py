@@ -22,7 +22,7 @@ from nerfkit.files import OwnFolder
 from nerfkit.metrics import MIN_SIDE, MOST_PSNR, SSIM_DEFINITION, psnr, ssim
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import error_sheet, png_bytes
+from nerfkit.rendering.images import comparison_image, png_bytes
 from nerfkit.training.run_folder import METRICS, RunFolder
 from nerfkit.version import versions
 
@@ -48,8 +48,8 @@ def evaluate(
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
     split = config.eval.split
-    sheets = _sheet_folder(folder, split, other_scene)
-    n_sheets = len(cameras) if config.eval.sheets < 0 else config.eval.sheets
+    comparisons = _comparison_folder(folder, split, other_scene)
+    n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
     rows = []
     bar = tqdm(range(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True)
     for view in bar:
@@ -59,8 +59,8 @@ def evaluate(
         rows.append({"psnr": psnr(render, truth), "ssim": ssim(render, truth), "view": name})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
-        if view < n_sheets and sheets is not None:
-            sheets.write(_file_name(name, view), png_bytes(error_sheet(truth, render)))
+        if view < n_comparisons and comparisons is not None:
+            comparisons.write(_file_name(name, view), png_bytes(comparison_image(truth, render)))
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
@@ -109,7 +109,7 @@ def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
     return folder.child(name, "scores")
 
 
-def _sheet_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder | None:
+def _comparison_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder | None:
     """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
     try:
         return _score_folder(folder, split, other_scene)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loss and PSNR of a run over time, as a picture."""
+"""Loss and PSNR of a run over time, as an image."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ checkpoint.safetensors    model, optimiser, occupancy and random states (see ner
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step
 metrics.json              scores on the test views, with their protocol
-loss.png  eval/  render/  pictures; eval/<split>/ has pictures and metrics.json of another split
+loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
 """
 
 from __future__ import annotations

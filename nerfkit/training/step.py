@@ -155,7 +155,7 @@ class TrainingStep:
         rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
-            ray_complete = rendering.samples.whole & active
+            ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         self.last_batch = _detached(rays, rendering)
         terms = self._terms(rendering, batch._replace(rays=rays, weight=batch.weight * ray_complete))

@@ -3,7 +3,7 @@
 
 Everything is computed: no outside asset is read. One module per concern:
 
-    cameras    where the pictures are taken from, and with which seed
+    cameras    where the images are taken from, and with which seed
     meshes     mesh primitives: lathe, tube, ring, gear, ...
     textures   planets, wood, lettered scales and the light of the studio
     model      the parts of the orrery

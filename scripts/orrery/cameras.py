@@ -16,7 +16,7 @@ CAMERA_RADIUS = 4.031128874149275  # distance from the world origin in scene uni
 
 
 class View(NamedTuple):
-    """One picture to take."""
+    """One image to take."""
 
     split: str  # "train", "val" or "test"
     index: int  # within the split
@@ -29,7 +29,7 @@ class View(NamedTuple):
 
     @property
     def file_stem(self) -> str:
-        """Path of the picture within the scene folder, without its extension."""
+        """Path of the image within the scene folder, without its extension."""
         return f"{self.split}/r_{self.index}"
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of the orrery, placed in the world (z up, scene units).
 
-The order of the parts is that of the triangles in the renderer, so the pictures may depend on it bit for bit.
+The order of the parts is that of the triangles in the renderer, so the images may depend on it bit for bit.
 """
 
 from __future__ import annotations

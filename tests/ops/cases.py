@@ -197,8 +197,8 @@ def between(levels: int) -> float:
     return math.exp(-(levels + 0.5) / 32)
 
 
-def _visible(name: str, counts: tuple, behind: int) -> Case:
-    return Case("visible", name, lambda: (*visible_inputs(counts, behind), between(30)), differentiable=())
+def _count_visible(name: str, counts: tuple, behind: int) -> Case:
+    return Case("count_visible", name, lambda: (*visible_inputs(counts, behind), between(30)), differentiable=())
 
 
 def place_inputs(source: list[int], kept: list[int], source_behind: int, behind: int) -> tuple:
@@ -210,10 +210,10 @@ def place_inputs(source: list[int], kept: list[int], source_behind: int, behind:
     )  # fmt: skip
 
 
-def _place(name: str, counts: tuple, source_behind: int, behind: int) -> Case:
+def _compact_samples(name: str, counts: tuple, source_behind: int, behind: int) -> Case:
     kept = [(3 * n + 1) // 4 for n in counts]
     make = lambda: place_inputs(list(counts), kept, source_behind, behind)  # noqa: E731
-    return Case("place", name, make, differentiable=(), keep_wide=(0, 1, 2, 3))
+    return Case("compact_samples", name, make, differentiable=(), keep_wide=(0, 1, 2, 3))
 
 
 def unit_vectors(n: int) -> Tensor:
@@ -278,8 +278,8 @@ CASES: list[Case] = [
     _march("coarse", 17, (6, 9, 5), 0.7),
     _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
     _march("no_rays", 0, (4, 4, 4), 0.1),
-    *(_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
-    *(_place(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    *(_count_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    *(_compact_samples(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(_spherical_harmonics(name, counts) for name, counts in RAYS.items()),
     Case("spherical_harmonics", "a_row_a_ray", lambda: (unit_vectors(9),), differentiable=(0,), keep_wide=(0,)),
     *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),

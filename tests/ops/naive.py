@@ -61,8 +61,8 @@ def depthwise_conv1d(x, weight, bias, ray_offsets, stride, padding, dilation):
     taps = weight.shape[1]
     padding = dilation * (taps - 1) // 2 if padding is None else padding
     if ray_offsets is None:
-        picture, kernel = x[:, :, None, :], weight[:, None, None, :]
-        (out,) = depthwise_conv2d(picture, kernel, bias, (1, stride), (0, padding), (1, dilation))
+        image, kernel = x[:, :, None, :], weight[:, None, None, :]
+        (out,) = depthwise_conv2d(image, kernel, bias, (1, stride), (0, padding), (1, dilation))
         return (out[:, :, 0],)
     out = np.zeros(x.shape)
     for ray in rays_of(ray_offsets):
@@ -125,7 +125,7 @@ def march(origins, directions, occupancy, box, step, near, far, jitter):
     return starts, starts + step, np.concatenate([[0], np.cumsum(counts)])
 
 
-def visible(density, t_starts, t_ends, ray_offsets, min_transmittance):
+def count_visible(density, t_starts, t_ends, ray_offsets, min_transmittance):
     counts = []
     for ray in rays_of(ray_offsets):
         thickness, count = 0.0, 0
@@ -137,7 +137,7 @@ def visible(density, t_starts, t_ends, ray_offsets, min_transmittance):
     return (np.array(counts, dtype=int),)
 
 
-def place(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+def compact_samples(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
     positions, starts, ends = np.zeros((n_rows, 3)), np.zeros(n_rows), np.zeros(n_rows)
     ray_index = np.full(n_rows, max(len(origins) - 1, 0))
     for r, ray in enumerate(rays_of(ray_offsets)):

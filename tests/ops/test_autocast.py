@@ -18,7 +18,7 @@ def test_autocast_follows_the_table(op: str, device: str):
     with torch.autocast(device, dtype=torch.bfloat16):
         outputs = as_tuple(getattr(ops, op)(*arguments))
     wanted = torch.bfloat16 if op in (*IN_AUTOCAST_DTYPE, "grid_encode") else torch.float32
-    assert {x.dtype for x in outputs if x.is_floating_point()} <= {wanted}  # visible has none
+    assert {x.dtype for x in outputs if x.is_floating_point()} <= {wanted}  # count_visible has none
 
 
 @pytest.mark.parametrize("op", NEEDS_ONE_DTYPE)

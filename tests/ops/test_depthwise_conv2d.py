@@ -30,7 +30,7 @@ def test_channels_last_gives_the_same():
 
 
 # Sizes on both sides of what kernels take at once: 16 or 24 channels, 1, 16 or 64 columns, 8 rows, tiles of 32, 256
-# parts of a sum; small planes of many channels or pictures; pictures that share a strip of 16 columns.
+# parts of a sum; small planes of many channels or images; images that share a strip of 16 columns.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
@@ -172,7 +172,7 @@ def test_gradients_one_after_another(kernel, dtype, layout, backend, device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("kernel, stride, width", [(3, 1, 120), (3, 2, 120), (5, 1, 120), (7, 1, 120), (7, 1, 56)])
 def test_blocks_that_walk_far(kernel, stride, width, dtype, layout, backend, device):
-    """More work than a GPU holds at once: blocks then take several pictures, or many rows; and each gradient alone."""
+    """More work than a GPU holds at once: blocks then take several images, or many rows; and each gradient alone."""
     torch.manual_seed(0)
     size = (64, 64, 12, width) if device == "cuda" else (5, 32, 12, 40)
     draw = lambda *shape: torch.randn(shape, device=device, dtype=dtype)  # noqa: E731
@@ -276,8 +276,8 @@ def test_what_lies_beside_a_picture_does_not_count(channels, width, dtype, layou
         n = channels * 11 * width
         some = torch.full((3 * n,), float("nan"), dtype=dtype, device=device)[n : 2 * n]
         last = layout == torch.channels_last
-        picture = some.view(1, 11, width, -1).permute(0, 3, 1, 2) if last else some.view(1, -1, 11, width)
-        return picture.copy_(torch.randn(picture.shape))
+        image = some.view(1, 11, width, -1).permute(0, 3, 1, 2) if last else some.view(1, -1, 11, width)
+        return image.copy_(torch.randn(image.shape))
 
     inputs = within_nan().requires_grad_(), torch.randn(channels, 1, 3, 3, dtype=dtype, device=device).requires_grad_()
     grad, results = within_nan(), []
@@ -352,7 +352,7 @@ def test_the_number_of_threads_changes_no_bit(size, kernel, stride):
     "channels, rows, columns, stride", [(2, 1, 3, 2**28 + 1), (16, 1, 3, 2**28 + 1), (16, 3, 25, 2**26)]
 )
 def test_padding_that_no_memory_holds(channels, rows, columns, stride, layout):
-    """Of a row as long as the stride and the padding make it only one place is in the picture."""
+    """Of a row as long as the stride and the padding make it only one place is in the image."""
     x = torch.randn(1, channels, 1, 1000).to(memory_format=layout).requires_grad_()
     weight, bias = (torch.randn(channels, *axes).requires_grad_() for axes in ((1, rows, 1), ()))
     middle = columns // 2
@@ -386,7 +386,7 @@ def test_places_near_the_end_of_an_int():
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="no native op")
 def test_dilation_that_no_memory_holds():
-    """Of three taps so far apart only the middle one meets the picture."""
+    """Of three taps so far apart only the middle one meets the image."""
     x, weight = torch.randn(1, 2, 5, 9), torch.randn(2, 1, 1, 3)
     inputs = [value.requires_grad_() for value in (x, weight)]
     with ops.backend("cpp"):

@@ -23,7 +23,7 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
     torch.manual_seed(0)
     cell = LLTMCell(3, 4, dtype=torch.float64)
     x, w = torch.randn(5, 2, 3).double(), torch.randn(3, 1, 3, 3).double()
-    picture, grid_table = torch.randn(1, 3, 6, 6).double(), torch.randn(level_entries(4, 4096), 2).double()
+    image, grid_table = torch.randn(1, 3, 6, 6).double(), torch.randn(level_entries(4, 4096), 2).double()
     points = torch.rand(7, 3).double()
 
     def recurrent(x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +39,7 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
         return ops.grid_encode(ops.grid_encode(points, table, [4], 4096)[:, [0, 1, 0]].sigmoid(), table, [4], 4096)
 
     for function, inputs in (
-        (recurrent, (x,)), (convolved_twice, (picture, w)), (looked_up_twice, (points, grid_table)),
+        (recurrent, (x,)), (convolved_twice, (image, w)), (looked_up_twice, (points, grid_table)),
     ):  # fmt: skip
         with ops.backend("torch"):
             wanted = second_order(function, *(i.clone().requires_grad_() for i in inputs))
@@ -55,7 +55,7 @@ def test_empty_pictures_have_gradients(backend: str, device: str, dtype: torch.d
     x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
     weight = torch.ones(shape[1], 1, 3, 3, dtype=dtype, device=device, requires_grad=True)
     if backend == "torch" and shape[1] == 0:
-        return  # F.conv2d refuses a picture without channels
+        return  # F.conv2d refuses an image without channels
     with ops.backend(backend):
         ops.depthwise_conv2d(x, weight, padding=1).sum().backward()
     assert x.grad.shape == x.shape and weight.grad.abs().sum() == 0
@@ -91,18 +91,20 @@ BROKEN = {  # row pointers of rays with 6 samples
     "least_and_most": [0, -(2**63), 2**63 - 1, 6],
     "one_ray_past_the_end": [0, 7],
 }
-SHORT = {"before_the_end": [0, 2, 4, 5], "no_rays": [0]}  # visible and place have room for rows behind
+SHORT = {"before_the_end": [0, 2, 4, 5], "no_rays": [0]}  # count_visible and compact_samples have room for rows behind
 NEEDS_ALL = ("composite", "depthwise_conv1d", "lltm")
-OFFSETS = [(op, "ray_offsets") for op in (*NEEDS_ALL, "visible", "place")] + [("place", "source_offsets")]
+OFFSETS = [(op, "ray_offsets") for op in (*NEEDS_ALL, "count_visible", "compact_samples")] + [
+    ("compact_samples", "source_offsets")
+]
 
 
 def call_with_offsets(op: str, offsets: torch.Tensor, n: int, broken: str) -> object:
-    """The op on `n` samples and as many rays as `offsets` have; of place the other offsets are right."""
+    """The op on `n` samples and as many rays as `offsets` have; of compact_samples the other offsets are right."""
     rays, x = len(offsets) - 1, torch.rand(n, 3)
     if op == "composite":
         return ops.composite(x[:, 0], x, x[:, 1], x[:, 2], offsets, torch.ones(3))
-    if op == "visible":
-        return ops.visible(x[:, 0], x[:, 1], x[:, 2], offsets, 0.1)
+    if op == "count_visible":
+        return ops.count_visible(x[:, 0], x[:, 1], x[:, 2], offsets, 0.1)
     if op == "depthwise_conv1d":
         return ops.depthwise_conv1d(x, torch.rand(3, 3), ray_offsets=offsets)
     if op == "lltm":
@@ -111,7 +113,7 @@ def call_with_offsets(op: str, offsets: torch.Tensor, n: int, broken: str) -> ob
         "source_offsets": (offsets, torch.zeros_like(offsets)),
         "ray_offsets": (torch.arange(rays + 1) * (n // max(rays, 1)), offsets),
     }
-    return ops.place(torch.rand(rays, 3), torch.rand(rays, 3), x[:, 0], x[:, 1], *pairs[broken], n)
+    return ops.compact_samples(torch.rand(rays, 3), torch.rand(rays, 3), x[:, 0], x[:, 1], *pairs[broken], n)
 
 
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
@@ -130,7 +132,7 @@ def test_broken_offsets_are_an_error_on_the_cpu(op: str, broken: str, kind: str,
             call_with_offsets(op, offsets, n, broken)
 
 
-@pytest.mark.parametrize("op", ["composite", "visible", "depthwise_conv1d", "lltm", "place"])
+@pytest.mark.parametrize("op", ["composite", "count_visible", "depthwise_conv1d", "lltm", "compact_samples"])
 def test_offsets_that_fit_are_taken(op: str):
     """Whatever rays are empty, and where there are none; every backend gives the same."""
     for offsets, n in (([0, 0, 6, 6], 6), ([0, 6], 6), ([0, 0, 0], 0), ([0], 0)):
@@ -142,7 +144,7 @@ def test_offsets_that_fit_are_taken(op: str):
         for other in found[1:]:
             torch.testing.assert_close(other, found[0])
         rows = found[0][0] if isinstance(found[0], tuple) else found[0]
-        assert len(rows) == (len(offsets) - 1 if op in ("composite", "visible") else n)
+        assert len(rows) == (len(offsets) - 1 if op in ("composite", "count_visible") else n)
 
 
 @pytest.mark.parametrize(
@@ -245,14 +247,14 @@ def test_gradients_reach_a_camera(backend: str, device: str):
     assert all(gradient.abs().min() > 1e-3 for gradient in gradients)
 
 
-@pytest.mark.parametrize("backend, device", backend_params("place"))
+@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
 def test_placed_samples_have_no_gradient(backend: str, device: str):
-    (case,) = (case for case in cases("place") if case.name == "long_and_short")
+    (case,) = (case for case in cases("compact_samples") if case.name == "long_and_short")
     arguments = case.arguments(torch.float64, device)
     for x in arguments[:4]:
         x.requires_grad_()
     with ops.backend(backend):
-        assert not any(x.requires_grad for x in ops.place(*arguments))
+        assert not any(x.requires_grad for x in ops.compact_samples(*arguments))
 
 
 def test_autocast_leaves_features_as_they_are():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """More than 2^31 elements: with LARGE=1, on a GPU of 100 GB and, what fits into 20 GB, on the CPU. Otherwise small.
 
-An op runs on many rays (or points, or pictures). At their beginning, middle and end the result has to be what the op
+An op runs on many rays (or points, or images). At their beginning, middle and end the result has to be what the op
 gives for that part alone. The gradient that comes in is zero elsewhere, so those of the parameters are the sum over
 the parts.
 """
@@ -20,7 +20,7 @@ from nerfkit.ops.packed import dense_offsets
 from tests.ops.harness import as_tuple, fused_params
 
 SAMPLES = 64  # of each ray
-PART = 100  # rays, points or pictures that are computed once more, alone; more than lltm_cell's small kernel takes
+PART = 100  # rays, points or images that are computed once more, alone; more than lltm_cell's small kernel takes
 SHARE = {torch.float32: 2e-4, torch.float16: 2e-2}  # of the largest value: a part may take another kernel
 LIMIT = 2**31
 CPU_BYTES = 20e9
@@ -29,7 +29,7 @@ LEVELS, ENTRIES = [8, 16, 32, 64], 2**12
 
 @dataclass(frozen=True)
 class Problem:
-    """Arguments for `units` rays, points or pictures."""
+    """Arguments for `units` rays, points or images."""
 
     arguments: dict
     rows: dict[str, int]  # of the arguments that have rows for each unit: how many
@@ -307,7 +307,7 @@ def test_a_large_table(backend: str, device: str):
 
 
 def check_channels(channels: int, device: str) -> int:
-    """The first and last of many channels, channels last, are as these alone; the picture's elements."""
+    """The first and last of many channels, channels last, are as these alone; the image's elements."""
     make = Make(torch.float16, device)
     x, grad = (make(1, 1, 64, channels).permute(0, 3, 1, 2) for _ in range(2))
     inputs = [value.requires_grad_() for value in (x, make(channels, 1, 7, 7), make(channels))]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.ops import march
-from nerfkit.ops.packed import fit
+from nerfkit.ops.packed import truncate_offsets
 from tests.ops import naive
 from tests.ops.cases import cases
 from tests.ops.harness import backend_params, checks_of, drawn_backends, fused_params
@@ -102,7 +102,7 @@ def test_rows_of_a_capacity_are_whole_rays_then_zeros(backend: str, device: str,
         n = len(t_starts)
         for capacity in (0, 1, n // 2, n // 2 + 1, n - 1, n, n + 1, n + 5000):
             got = march(*inputs, capacity=capacity)
-            used = fit(ray_offsets, capacity)[0][-1].item()
+            used = truncate_offsets(ray_offsets, capacity)[0][-1].item()
             assert torch.equal(got[2], ray_offsets)
             for rows, all_rows in zip(got[:2], (t_starts, t_ends), strict=True):
                 assert len(rows) == capacity

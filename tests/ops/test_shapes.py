@@ -176,19 +176,19 @@ def mlp(draw, any_widths: bool = False) -> Case:
 
 
 @st.composite
-def visible(draw) -> Case:
+def count_visible(draw) -> Case:
     counts = draw(st.lists(Int(0, 300), min_size=1, max_size=40))
     behind, levels = draw(Int(0, 300)), draw(Int(0, 2000))
-    return Case("visible", "drawn", lambda: (*visible_inputs(counts, behind), between(levels)), ()), {}
+    return Case("count_visible", "drawn", lambda: (*visible_inputs(counts, behind), between(levels)), ()), {}
 
 
 @st.composite
-def place(draw) -> Case:
+def compact_samples(draw) -> Case:
     source = draw(st.lists(Int(0, 300), max_size=40))
     kept = [draw(Int(0, n)) for n in source]
     source_behind, behind = draw(Int(0, 300)), draw(st.one_of(Int(0, 300), Int(5000, 9000)))
     make = lambda: place_inputs(source, kept, source_behind, behind)  # noqa: E731
-    return Case("place", "drawn", make, (), keep_wide=(0, 1, 2, 3)), {}
+    return Case("compact_samples", "drawn", make, (), keep_wide=(0, 1, 2, 3)), {}
 
 
 @st.composite
@@ -213,9 +213,8 @@ def lazy_adam(draw) -> Case:
 DRAWN = {
     "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
     "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
-    "mlp": mlp(),
-    "visible": visible(), "place": place(), "spherical_harmonics": spherical_harmonics(),
-    "lazy_adam": lazy_adam(),
+    "mlp": mlp(), "count_visible": count_visible(), "compact_samples": compact_samples(),
+    "spherical_harmonics": spherical_harmonics(), "lazy_adam": lazy_adam(),
 }  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scene formats: one module each with a Reader, listed here.
 
-A reader recognises its format from the files in a folder, and reads cameras and picture headers into a Scene.
+A reader recognises its format from the files in a folder, and reads cameras and image headers into a Scene.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 
 namespace nerfkit {
 
-struct VisibleArguments {
+struct CountVisibleArguments {
   const void *density, *t_starts, *t_ends;
   const int64_t* ray_offsets;
   int64_t n_rays;
@@ -16,7 +16,7 @@ struct VisibleArguments {
 };
 
 template <class T>
-struct VisibleInputs {
+struct CountVisibleInputs {
   const T *density, *t_starts, *t_ends;
   const int64_t* ray_offsets;
   int64_t n_rays;
@@ -24,17 +24,17 @@ struct VisibleInputs {
 };
 
 template <class T>
-VisibleInputs<T> typed(const VisibleArguments& a) {
+CountVisibleInputs<T> typed(const CountVisibleArguments& a) {
   return {(const T*)a.density, (const T*)a.t_starts, (const T*)a.t_ends, a.ray_offsets, a.n_rays, acc_t<T>(a.limit)};
 }
 
 template <class T>
-HD acc_t<T> thickness_of(const VisibleInputs<T>& in, int64_t n) {
+HD acc_t<T> thickness_of(const CountVisibleInputs<T>& in, int64_t n) {
   using A = acc_t<T>;
   const A thickness = A(in.density[n]) * (A(in.t_ends[n]) - A(in.t_starts[n]));
   return thickness > CompositeLimits<A>::max_thickness ? CompositeLimits<A>::max_thickness : thickness;
 }
 
-Status visible(DType, const VisibleArguments&, int64_t* counts, Stream);
+Status count_visible(DType, const CountVisibleArguments&, int64_t* counts, Stream);
 
 }  // namespace nerfkit

@@ -3,7 +3,7 @@
 // the rows behind.
 
 #include "gpu.cuh"
-#include "place.h"
+#include "compact_samples.h"
 
 namespace nerfkit {
 namespace {
@@ -13,12 +13,12 @@ constexpr int CLEARED = 8;  // rows behind that a thread clears, at most
 
 template <class P>
 __global__ void __launch_bounds__(THREADS)
-    rows(PlaceArguments in, P* __restrict__ positions, P* __restrict__ t_starts, P* __restrict__ t_ends,
+    rows(CompactArguments in, P* __restrict__ positions, P* __restrict__ t_starts, P* __restrict__ t_ends,
          int64_t* __restrict__ ray_index) {
   const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   const int64_t r = thread / LANES;
   if (r < in.n_rays) {
-    const PlacedRay<P> ray = placed_ray<P>(in, r);
+    const CompactedRay<P> ray = compacted_ray<P>(in, r);
     for (int64_t n = ray.begin + thread % LANES; n < ray.end; n += LANES) {
       const P start = ((const P*)in.t_starts)[n + ray.shift], stop = ((const P*)in.t_ends)[n + ray.shift];
       for (int i = 0; i < 3; ++i) positions[3 * n + i] = ray.origin[i] + ray.direction[i] * ((start + stop) / P(2));
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(THREADS)
 
 }  // namespace
 
-Status place(DType dtype, const PlaceArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index,
+Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index,
              Stream stream) {
   if (in.n_rows == 0) return 0;
   const unsigned blocks = blocks_for(std::max(in.n_rays * LANES, (in.n_rows + CLEARED - 1) / CLEARED));

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "bind.h"
-#include "visible.h"
+#include "count_visible.h"
 
 namespace nerfkit {
 namespace {
@@ -20,13 +20,13 @@ Tensor forward(const Tensor& density_in, const Tensor& starts_in, const Tensor& 
   const int64_t n_rays = ray_offsets.size(0) - 1;
   const double limit = min_transmittance > 0 ? -std::log(min_transmittance) : std::numeric_limits<double>::infinity();
   Tensor counts = empty(density, {n_rays}, ScalarType::Long);
-  const VisibleArguments arguments{data(density), data(t_starts), data(t_ends), offsets(ray_offsets, n_samples, true),
+  const CountVisibleArguments arguments{data(density), data(t_starts), data(t_ends), offsets(ray_offsets, n_samples, true),
                                    n_rays, limit};
-  ran("visible", visible(dtype_of(density), arguments, static_cast<int64_t*>(out(counts)), device.stream));
+  ran("count_visible", count_visible(dtype_of(density), arguments, static_cast<int64_t*>(out(counts)), device.stream));
   return counts;
 }
 
 }  // namespace
 }  // namespace nerfkit
 
-STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) { m.impl("_visible", TORCH_BOX(&nerfkit::forward)); }
+STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) { m.impl("_count_visible", TORCH_BOX(&nerfkit::forward)); }

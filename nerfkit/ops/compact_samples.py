@@ -21,7 +21,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import ray_indices
 
 
-def place(
+def compact_samples(
     origins: Tensor,  # [R, 3]
     directions: Tensor,  # [R, 3]
     t_starts: Tensor,  # [M]
@@ -55,35 +55,35 @@ def place(
     Source: a ray's points o + t d of NeRF (arXiv:2003.08934), section 4.
 
     >>> t, eye = torch.tensor([1.0, 2, 3, 5]), torch.eye(3)[:2]
-    >>> positions, t_starts, t_ends, ray_index = place(
+    >>> positions, t_starts, t_ends, ray_index = compact_samples(
     ...     torch.zeros(2, 3), eye, t, t + 1, torch.tensor([0, 3, 4]), torch.tensor([0, 2, 3]), n_rows=4)
     >>> positions.tolist()
     [[1.5, 0.0, 0.0], [2.5, 0.0, 0.0], [0.0, 5.5, 0.0], [0.0, 0.0, 0.0]]
     >>> t_starts, t_ends, ray_index
     (tensor([1., 2., 5., 0.]), tensor([2., 3., 6., 0.]), tensor([0, 0, 1, 1]))
     """
-    origins, directions, t_starts, t_ends = autocast.cast("place", origins, directions, t_starts, t_ends)
-    check_shape("place", "origins", origins, ("R", 3))
-    check_dtype("place", "origins", origins, POSITION_FLOATS)
-    check_shape("place", "directions", directions, tuple(origins.shape))
-    check_shape("place", "t_starts", t_starts, ("M",))
-    check_shape("place", "t_ends", t_ends, tuple(t_starts.shape))
+    origins, directions, t_starts, t_ends = autocast.cast("compact_samples", origins, directions, t_starts, t_ends)
+    check_shape("compact_samples", "origins", origins, ("R", 3))
+    check_dtype("compact_samples", "origins", origins, POSITION_FLOATS)
+    check_shape("compact_samples", "directions", directions, tuple(origins.shape))
+    check_shape("compact_samples", "t_starts", t_starts, ("M",))
+    check_shape("compact_samples", "t_ends", t_ends, tuple(t_starts.shape))
     for name, offsets in ("source_offsets", source_offsets), ("ray_offsets", ray_offsets):
-        check_ray_offsets("place", offsets, origins, name)
-        check_shape("place", name, offsets, (origins.shape[0] + 1,))
-    check_same("place", origins=origins, directions=directions, t_starts=t_starts, t_ends=t_ends)
+        check_ray_offsets("compact_samples", offsets, origins, name)
+        check_shape("compact_samples", name, offsets, (origins.shape[0] + 1,))
+    check_same("compact_samples", origins=origins, directions=directions, t_starts=t_starts, t_ends=t_ends)
     if n_rows < 0:
-        raise ValueError(f"place: n_rows must not be negative, got {n_rows}")
+        raise ValueError(f"compact_samples: n_rows must not be negative, got {n_rows}")
     with torch.no_grad():
-        run = implementation("place", origins)
+        run = implementation("compact_samples", origins)
         return run(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
 
 
-@implements("place", "torch")
-def _place_torch(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+@implements("compact_samples", "torch")
+def _compact_samples_torch(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
     n_rays, n_source = origins.shape[0], t_starts.shape[0]
-    check_rises("place", source_offsets, n_source, "source_offsets", room=True)
-    check_rises("place", ray_offsets, n_rows, room=True)
+    check_rises("compact_samples", source_offsets, n_source, "source_offsets", padded=True)
+    check_rises("compact_samples", ray_offsets, n_rows, padded=True)
     _check_counts(source_offsets, ray_offsets)
     # Rows that no ray needs are one more ray's, which is made of zeros and takes a zero behind the source.
     ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for those
@@ -103,17 +103,19 @@ def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
     if (wanted > there).any():
         ray = int((wanted > there).nonzero()[0])
         raise RuntimeError(
-            f"place: ray_offsets give a ray more samples than source_offsets: ray {ray} has {there[ray]} there, "
+            f"compact_samples: ray_offsets give a ray more samples than source_offsets: ray {ray} has {there[ray]}, "
             f"{wanted[ray]} are asked for"
         )
 
 
-@implements("place", "cpp", "cuda")
-def _place_native(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
-    return torch.ops.nerfkit._place(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows)
+@implements("compact_samples", "cpp", "cuda")
+def _compact_samples_native(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
+    return torch.ops.nerfkit._compact_samples(
+        origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
+    )
 
 
-@native.fake("_place")
+@native.fake("_compact_samples")
 def _(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
     rows = origins.new_empty(n_rows)
     return origins.new_empty(n_rows, 3), rows, torch.empty_like(rows), rows.new_empty(n_rows, dtype=torch.int64)

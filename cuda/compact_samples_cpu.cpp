@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "place.h"
+#include "compact_samples.h"
 
 #include "cpu.h"
 
@@ -10,10 +10,10 @@ namespace {
 constexpr int64_t GRAIN = 64, ROW_GRAIN = 4096;  // rays, and rows that no ray needs, that are worth a thread
 
 template <class P>
-void run(const PlaceArguments& in, P* positions, P* t_starts, P* t_ends, int64_t* ray_index) {
+void run(const CompactArguments& in, P* positions, P* t_starts, P* t_ends, int64_t* ray_index) {
   parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const PlacedRay<P> ray = placed_ray<P>(in, r);
+      const CompactedRay<P> ray = compacted_ray<P>(in, r);
       for (int64_t n = ray.begin; n < ray.end; ++n) {
         const P start = ((const P*)in.t_starts)[n + ray.shift], stop = ((const P*)in.t_ends)[n + ray.shift];
         for (int i = 0; i < 3; ++i) positions[3 * n + i] = ray.origin[i] + ray.direction[i] * ((start + stop) / P(2));
@@ -35,7 +35,7 @@ void run(const PlaceArguments& in, P* positions, P* t_starts, P* t_ends, int64_t
 
 }  // namespace
 
-Status place(DType dtype, const PlaceArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream) {
+Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream) {
   if (dtype == DType::f64)
     run(in, (double*)positions, (double*)t_starts, (double*)t_ends, ray_index);
   else

@@ -16,7 +16,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_before, sum_rays
 
 
-def visible(
+def count_visible(
     density: Tensor,  # [N]
     t_starts: Tensor,  # [N]
     t_ends: Tensor,  # [N]
@@ -46,28 +46,28 @@ def visible(
 
     >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
     >>> t = torch.arange(5.0)
-    >>> visible(half.expand(5), t, t + 1, torch.tensor([0, 4, 5]), 0.2)   # 1, 0.5, 0.25, 0.125; 1
+    >>> count_visible(half.expand(5), t, t + 1, torch.tensor([0, 4, 5]), 0.2)   # 1, 0.5, 0.25, 0.125; 1
     tensor([3, 1])
     """
-    density, t_starts, t_ends = autocast.cast("visible", density, t_starts, t_ends)
-    check_shape("visible", "density", density, ("N",))
-    check_dtype("visible", "density", density, FLOATS)
-    check_shape("visible", "t_starts", t_starts, tuple(density.shape))
-    check_shape("visible", "t_ends", t_ends, tuple(density.shape))
-    check_ray_offsets("visible", ray_offsets, density)
-    check_same("visible", density=density, t_starts=t_starts, t_ends=t_ends)
+    density, t_starts, t_ends = autocast.cast("count_visible", density, t_starts, t_ends)
+    check_shape("count_visible", "density", density, ("N",))
+    check_dtype("count_visible", "density", density, FLOATS)
+    check_shape("count_visible", "t_starts", t_starts, tuple(density.shape))
+    check_shape("count_visible", "t_ends", t_ends, tuple(density.shape))
+    check_ray_offsets("count_visible", ray_offsets, density)
+    check_same("count_visible", density=density, t_starts=t_starts, t_ends=t_ends)
     if not 0 <= min_transmittance <= 1:
-        raise ValueError(f"visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
+        raise ValueError(f"count_visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
     with torch.no_grad():
-        return implementation("visible", density)(density, t_starts, t_ends, ray_offsets, min_transmittance)
+        return implementation("count_visible", density)(density, t_starts, t_ends, ray_offsets, min_transmittance)
 
 
-@implements("visible", "torch")
-def _visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
+@implements("count_visible", "torch")
+def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
     if density.dtype in (torch.float16, torch.bfloat16):
         density, t_starts, t_ends = density.float(), t_starts.float(), t_ends.float()
     n_samples, n_rays = density.shape[0], ray_offsets.shape[0] - 1
-    check_rises("visible", ray_offsets, n_samples, room=True)
+    check_rises("count_visible", ray_offsets, n_samples, padded=True)
     ray_offsets = F.pad(ray_offsets, (0, 1), value=n_samples)  # [R+2] the rows behind are one more ray's
     ray_index = ray_indices(ray_offsets, n_samples)  # [N]
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
@@ -78,11 +78,11 @@ def _visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittance):
     return sum_rays((~dark).long(), ray_index, n_rays + 1)[:n_rays]
 
 
-@implements("visible", "cpp", "cuda")
-def _visible_native(density, t_starts, t_ends, ray_offsets, min_transmittance):
-    return torch.ops.nerfkit._visible(density, t_starts, t_ends, ray_offsets, min_transmittance)
+@implements("count_visible", "cpp", "cuda")
+def _count_visible_native(density, t_starts, t_ends, ray_offsets, min_transmittance):
+    return torch.ops.nerfkit._count_visible(density, t_starts, t_ends, ray_offsets, min_transmittance)
 
 
-@native.fake("_visible")
+@native.fake("_count_visible")
 def _(density, t_starts, t_ends, ray_offsets, min_transmittance):
     return density.new_empty(ray_offsets.shape[0] - 1, dtype=torch.int64)

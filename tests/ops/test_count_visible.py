@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerfkit import ops
-from nerfkit.ops import composite, visible
+from nerfkit.ops import composite, count_visible
 from tests.ops.cases import between, offsets, visible_inputs
 from tests.ops.harness import backend_params, checks_of
 
-TestVisible = checks_of("visible")
+TestCountVisible = checks_of("count_visible")
 
 
 @settings(max_examples=25, deadline=None)
@@ -24,34 +24,34 @@ def test_counts_the_samples_that_composite_gives_light(counts, levels, seed):
     *_, weights = composite(density, rgb, t_starts, t_ends, ray_offsets, background)
     transmittance = weights / -torch.expm1(-density * (t_ends - t_starts))
     lit = (transmittance > between(levels)).split(counts) if counts else []
-    got = visible(density, t_starts, t_ends, ray_offsets, between(levels))
+    got = count_visible(density, t_starts, t_ends, ray_offsets, between(levels))
     assert got.tolist() == [int(ray.sum()) for ray in lit]
 
 
-@pytest.mark.parametrize("backend, device", backend_params("visible"))
+@pytest.mark.parametrize("backend, device", backend_params("count_visible"))
 def test_all_none_and_those_before_the_first_wall(backend: str, device: str):
     t = torch.arange(30.0, device=device)
     ray_offsets = offsets(20, 0, 7).to(device)
     with ops.backend(backend):
         for thick in (0.0, 1e10, math.inf):
             density = torch.where(t % 10 == 5, thick, 0.0)
-            assert visible(density, t, t + 1, ray_offsets, 1.0).tolist() == [0, 0, 0]
-            assert visible(density, t, t + 1, ray_offsets, 0.0).tolist() == [20, 0, 7]
-            some = visible(density, t, t + 1, ray_offsets, 0.5).tolist()
+            assert count_visible(density, t, t + 1, ray_offsets, 1.0).tolist() == [0, 0, 0]
+            assert count_visible(density, t, t + 1, ray_offsets, 0.0).tolist() == [20, 0, 7]
+            some = count_visible(density, t, t + 1, ray_offsets, 0.5).tolist()
             assert some == ([6, 0, 6] if thick else [20, 0, 7])
 
 
-@pytest.mark.parametrize("backend, device", backend_params("visible"))
+@pytest.mark.parametrize("backend, device", backend_params("count_visible"))
 def test_rows_behind_the_rays_are_not_looked_at(backend: str, device: str):
     density, t_starts, t_ends, ray_offsets = (x.to(device) for x in visible_inputs((30, 0, 17), behind=40))
     density[47:], t_ends[47:] = math.nan, -math.inf
     alone = density[:47], t_starts[:47], t_ends[:47], ray_offsets
     with ops.backend(backend):
-        got = visible(density, t_starts, t_ends, ray_offsets, between(50))
-        assert torch.equal(got, visible(*alone, between(50)))
+        got = count_visible(density, t_starts, t_ends, ray_offsets, between(50))
+        assert torch.equal(got, count_visible(*alone, between(50)))
 
 
-@pytest.mark.parametrize("backend, device", backend_params("visible"))
+@pytest.mark.parametrize("backend, device", backend_params("count_visible"))
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("which", range(3), ids=["density", "t_starts", "t_ends"])
 def test_what_is_not_finite_stays_in_its_ray(backend: str, device: str, value: float, which: int):
@@ -72,7 +72,7 @@ def test_what_is_not_finite_stays_in_its_ray(backend: str, device: str, value: f
                     before, n = before + (50.0 if thickness > 50 else thickness), n + 1
                 wanted.append(int(n - begin))
             with ops.backend(backend):
-                got = visible(*(x.to(device) for x in changed), between(levels)).tolist()
+                got = count_visible(*(x.to(device) for x in changed), between(levels)).tolist()
             if device == "cuda" and (density * (t_ends - t_starts) == -math.inf).any():
                 # A GPU's lanes do not see that one before them is dark: that ray may count more.
                 ray = int((ray_offsets <= place).sum()) - 1
@@ -100,4 +100,4 @@ def test_bad_input(change, error, message):
         "ray_offsets": torch.tensor([0, 4]), "min_transmittance": 0.1,
     }  # fmt: skip
     with pytest.raises(error, match=message):
-        visible(**(good | change))
+        count_visible(**(good | change))

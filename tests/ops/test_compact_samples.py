@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerfkit import ops
-from nerfkit.ops import place
+from nerfkit.ops import compact_samples
 from nerfkit.ops.packed import ray_indices
 from tests.ops.cases import offsets, place_inputs
 from tests.ops.harness import backend_params, checks_of
 
-TestPlace = checks_of("place")
+TestCompactSamples = checks_of("compact_samples")
 
 
 @settings(max_examples=25, deadline=None)
@@ -21,14 +21,14 @@ def test_all_samples_of_all_rays_stay_where_they_are(counts, seed):
     torch.manual_seed(seed)
     inputs = place_inputs(counts, counts, source_behind=0, behind=0)
     origins, directions, t_starts, t_ends, ray_offsets, *_ = inputs
-    positions, starts, ends, ray_index = place(*inputs)
+    positions, starts, ends, ray_index = compact_samples(*inputs)
     assert torch.equal(starts, t_starts) and torch.equal(ends, t_ends)
     assert torch.equal(ray_index, ray_indices(ray_offsets, sum(counts)))
     along = positions - origins[ray_index]  # a multiple of the direction
     torch.testing.assert_close(along, directions[ray_index] * ((t_starts + t_ends) / 2)[:, None])
 
 
-@pytest.mark.parametrize("backend, device", backend_params("place"))
+@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
 @pytest.mark.parametrize("rays", [0, 1, 300])
 def test_rows_that_no_ray_needs(backend: str, device: str, rays: int):
     """They are 0 whatever stands in the rows of the source that are not taken."""
@@ -38,18 +38,20 @@ def test_rows_that_no_ray_needs(backend: str, device: str, rays: int):
     t_starts[5 * rays :], t_ends[5 * rays :] = math.nan, math.inf
     used, n_rows = 3 * rays, 3 * rays + 20000
     with ops.backend(backend):
-        positions, starts, ends, ray_index = place(origins, directions, t_starts, t_ends, source, kept, n_rows)
+        positions, starts, ends, ray_index = compact_samples(
+            origins, directions, t_starts, t_ends, source, kept, n_rows
+        )
     assert positions.shape == (n_rows, 3) and not positions[used:].any()
     assert not starts[used:].any() and not ends[used:].any()
     assert (ray_index[used:] == max(rays - 1, 0)).all()
     assert positions.isfinite().all() and (starts[:used] < ends[:used]).all()
 
 
-@pytest.mark.parametrize("backend, device", backend_params("place"))
+@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
 def test_no_rows_at_all(backend: str, device: str):
     inputs = [x.to(device) if isinstance(x, torch.Tensor) else x for x in place_inputs([3, 4], [0, 0], 0, 0)]
     with ops.backend(backend):
-        positions, *others = place(*inputs)
+        positions, *others = compact_samples(*inputs)
     assert positions.shape == (0, 3) and [x.shape for x in others] == [(0,)] * 3
 
 
@@ -62,11 +64,11 @@ WRONG = [  # source_offsets, ray_offsets of two rays; 6 rows in the source, 5 in
 @pytest.mark.parametrize("backend", ["torch", "cpp"])
 @pytest.mark.parametrize("source, kept", WRONG)
 def test_wrong_offsets_are_an_error_on_the_cpu(source: list, kept: list, backend: str):
-    if backend not in ops.available("place"):
+    if backend not in ops.available("compact_samples"):
         pytest.skip("not built")
     rays = torch.rand(2, 3), torch.rand(2, 3)
     with ops.backend(backend), pytest.raises(RuntimeError, match="must rise|more samples than"):
-        place(*rays, *torch.rand(2, 6), torch.tensor(source), torch.tensor(kept), 5)
+        compact_samples(*rays, *torch.rand(2, 6), torch.tensor(source), torch.tensor(kept), 5)
 
 
 @pytest.mark.parametrize(
@@ -89,4 +91,4 @@ def test_bad_input(change, error, message):
         "source_offsets": offsets(2, 2), "ray_offsets": offsets(1, 1), "n_rows": 3,
     }  # fmt: skip
     with pytest.raises(error, match=message):
-        place(**(good | change))
+        compact_samples(**(good | change))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "visible.h"
+#include "count_visible.h"
 
 #include "cpu.h"
 
@@ -10,7 +10,7 @@ namespace {
 constexpr int64_t GRAIN = 64;  // rays that are worth a thread
 
 template <class T>
-int64_t count(const VisibleInputs<T>& in, int64_t ray) {
+int64_t count(const CountVisibleInputs<T>& in, int64_t ray) {
   const int64_t begin = in.ray_offsets[ray], end = in.ray_offsets[ray + 1];
   acc_t<T> before = 0;
   int64_t n = begin;
@@ -20,7 +20,7 @@ int64_t count(const VisibleInputs<T>& in, int64_t ray) {
 
 }  // namespace
 
-Status visible(DType dtype, const VisibleArguments& arguments, int64_t* counts, Stream) {
+Status count_visible(DType dtype, const CountVisibleArguments& arguments, int64_t* counts, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto in = typed<T>(arguments);

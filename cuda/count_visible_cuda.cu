@@ -2,7 +2,7 @@
 // Eight lanes a ray, as in composite_cuda.cu. A warp ends with the last of its rays that is still lit.
 
 #include "gpu.cuh"
-#include "visible.h"
+#include "count_visible.h"
 
 namespace nerfkit {
 namespace {
@@ -10,7 +10,7 @@ namespace {
 constexpr int LANES = 8;
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) count(VisibleInputs<T> in, int64_t* __restrict__ counts) {
+__global__ void __launch_bounds__(THREADS) count(CountVisibleInputs<T> in, int64_t* __restrict__ counts) {
   using A = acc_t<T>;
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES;
@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(THREADS) count(VisibleInputs<T> in, int64_t* _
 
 }  // namespace
 
-Status visible(DType dtype, const VisibleArguments& arguments, int64_t* counts, Stream stream) {
+Status count_visible(DType dtype, const CountVisibleArguments& arguments, int64_t* counts, Stream stream) {
   if (arguments.n_rays == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);

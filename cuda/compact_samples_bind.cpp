@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
 #include "bind.h"
-#include "place.h"
+#include "compact_samples.h"
 
 namespace nerfkit {
 namespace {
 
 // No ray takes rows of the next. As with `offsets`, on the GPU that is a promise.
-void check_counts(const PlaceArguments& in) {
+void check_counts(const CompactArguments& in) {
 #ifndef USE_CUDA
   bool fits = true;
   for (int64_t i = 0; fits && i < in.n_rays; ++i)
@@ -27,13 +27,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins_in, con
   const Tensor t_ends = checked("t_ends", ends_in, origins, {t_starts.size(0)});
   const Tensor source_offsets = checked("source_offsets", source_in, origins, ScalarType::Long, {n_rays + 1});
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, origins, ScalarType::Long, {n_rays + 1});
-  const PlaceArguments arguments{data(origins), data(directions), data(t_starts), data(t_ends),
+  const CompactArguments arguments{data(origins), data(directions), data(t_starts), data(t_ends),
                                  offsets(source_offsets, t_starts.size(0), true), offsets(ray_offsets, n_rows, true),
                                  n_rays, n_rows};
   check_counts(arguments);
   Tensor positions = empty(origins, {n_rows, 3}), starts = empty(origins, {n_rows}), ends = empty(origins, {n_rows});
   Tensor ray_index = empty(origins, {n_rows}, ScalarType::Long);
-  ran("place", place(dtype_of(origins), arguments, out(positions), out(starts), out(ends),
+  ran("compact_samples", compact_samples(dtype_of(origins), arguments, out(positions), out(starts), out(ends),
                      static_cast<int64_t*>(out(ray_index)), device.stream));
   return {positions, starts, ends, ray_index};
 }
@@ -41,4 +41,4 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins_in, con
 }  // namespace
 }  // namespace nerfkit
 
-STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) { m.impl("_place", TORCH_BOX(&nerfkit::forward)); }
+STABLE_TORCH_LIBRARY_IMPL(nerfkit, NERFKIT_DEVICE, m) { m.impl("_compact_samples", TORCH_BOX(&nerfkit::forward)); }

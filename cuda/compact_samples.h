@@ -7,7 +7,7 @@
 
 namespace nerfkit {
 
-struct PlaceArguments {
+struct CompactArguments {
   const void *origins, *directions, *t_starts, *t_ends;
   const int64_t *source_offsets, *ray_offsets;
   int64_t n_rays, n_rows;
@@ -16,15 +16,15 @@ struct PlaceArguments {
 };
 
 template <class P>
-struct PlacedRay {
+struct CompactedRay {
   P origin[3], direction[3];
   int64_t begin, end;  // rows of the result
   int64_t shift;       // from there to the row of the source
 };
 
 template <class P>
-HD PlacedRay<P> placed_ray(const PlaceArguments& in, int64_t ray) {
-  PlacedRay<P> out;
+HD CompactedRay<P> compacted_ray(const CompactArguments& in, int64_t ray) {
+  CompactedRay<P> out;
   for (int i = 0; i < 3; ++i) {
     out.origin[i] = ((const P*)in.origins)[3 * ray + i];
     out.direction[i] = ((const P*)in.directions)[3 * ray + i];
@@ -35,6 +35,6 @@ HD PlacedRay<P> placed_ray(const PlaceArguments& in, int64_t ray) {
   return out;
 }
 
-Status place(DType, const PlaceArguments&, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream);
+Status compact_samples(DType, const CompactArguments&, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream);
 
 }  // namespace nerfkit
