@@ -1,5 +1,6 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
 # make test   the whole test suite
+# make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 # A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
@@ -9,7 +10,7 @@ PYTHON := python3
 VENV := .venv
 RUN := runs/orrery
 
-.PHONY: demo test lint kernels clean
+.PHONY: demo test lint docs kernels clean
 
 demo: $(VENV)/ready
 	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
@@ -22,6 +23,9 @@ test: $(VENV)/ready
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
+
+docs: $(VENV)/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/mkdocs/mkdocs.yml
 
 # Without a GPU: the CUDA kernels for all architectures, what ptxas says of them, and whether the library loads.
 kernels: $(VENV)/ready
@@ -38,5 +42,10 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
 	$(VENV)/bin/python -m pip install -q --no-build-isolation -e ".[test]"; \
 	touch $@
 
+# nerfkit is installed: only what the extra names is fetched.
+$(VENV)/docs-ready: $(VENV)/ready
+	$(VENV)/bin/python -m pip install -q "nerfkit[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build site *.egg-info

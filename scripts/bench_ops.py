@@ -152,7 +152,7 @@ def table(results: list[Result], bandwidth: float) -> str:
 
 
 def markdown(measured: dict) -> str:
-    """The JSON file's results as the tables of docs/benchmarks.md, one for each op."""
+    """The JSON file's results as tables, one for each op."""
     lines = []
     ops_in_order = dict.fromkeys(r["op"] for r in measured["results"])
     for op in ops_in_order:

@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The forms of the LLTM that are measured beside the one that ships."""
 
-import json
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -58,8 +55,3 @@ def test_mirrored_rows():
 def test_a_form_that_is_not_known(tmp_path):
     with pytest.raises(UserError, match="no form is called 'wide'; known: field, encoder, .*starts heard"):
         lltm_forms.main(["--variants", "wide"])
-
-
-def test_the_benchmark_page_shows_the_forms():
-    runs = json.loads(Path("docs/benchmarks/lltm_forms_h200.json").read_text())["runs"]
-    assert lltm_forms.markdown(runs) in Path("docs/benchmarks.md").read_text()
