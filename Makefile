@@ -1,5 +1,7 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
-# make test   the whole test suite
+# make test   what a change has to pass: all tests but those that take minutes
+# make test-fast   under a minute, while one writes: no test that starts a process or compiles
+# make test-all    every test: also all architectures, all instruction sets, large sizes, empty environments
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
@@ -10,7 +12,9 @@ PYTHON := python3
 VENV := .venv
 RUN := runs/orrery
 
-.PHONY: demo test lint docs kernels clean
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: demo test test-fast test-all lint docs kernels clean
 
 demo: $(VENV)/ready
 	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
@@ -19,7 +23,13 @@ demo: $(VENV)/ready
 	$(VENV)/bin/python scripts/summary.py $(RUN)
 
 test: $(VENV)/ready
-	$(VENV)/bin/python -m pytest
+	$(PYTEST) -m "not long"
+
+test-fast: $(VENV)/ready
+	$(PYTEST) -m "not slow and not long"
+
+test-all: $(VENV)/ready
+	$(PYTEST)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
