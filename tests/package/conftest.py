@@ -77,8 +77,11 @@ def sdist(source: Path, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def installed(sdist: Path, tmp_path_factory) -> Environment:
-    """An environment with the wheel that the sdist gives, its fused ops for the CPU compiled."""
+def installed(request, tmp_path_factory) -> Environment:
+    """An environment with the wheel that the sdist gives, its fused ops for the CPU compiled; or with NERFKIT_WHEEL."""
     folder = tmp_path_factory.mktemp("installed")
-    source = Path(shutil.copytree(sdist, folder / "source"))
-    return Environment(folder / "venv", build_wheel(source, folder, NERFKIT_NATIVE="1", NERFKIT_CUDA="0"))
+    wheel = os.environ.get("NERFKIT_WHEEL")
+    if not wheel:
+        source = Path(shutil.copytree(request.getfixturevalue("sdist"), folder / "source"))
+        wheel = build_wheel(source, folder, NERFKIT_NATIVE="1", NERFKIT_CUDA="0")
+    return Environment(folder / "venv", Path(wheel).resolve())
