@@ -78,7 +78,8 @@ def _run_on_gpus() -> tuple[list[str], str | None]:
         name = torch.cuda.get_device_name(index)
         lines.append(f"          {f'FAILED: {error}' if error else 'ran trilinear, rightly,'} on cuda:{index} {name}")
         broken = broken or error
-    return lines or ["          it has run on no GPU: there is none that torch can use"], broken
+    none = "it has code for none of them" if torch.cuda.device_count() else "there is none that torch can use"
+    return lines or [f"          has run on no GPU: {none}"], broken
 
 
 def _error_on(device: str) -> str | None:
