@@ -20,10 +20,10 @@ def tracked() -> list[str]:
 
 def test_the_sdist_holds_the_checkout_without_the_scene(sdist: Path):
     held = {str(file.relative_to(sdist)) for file in sdist.rglob("*") if file.is_file()}
-    pictures = re.compile(r"data/orrery/(train|val|test)/r_\d+\.png")
+    images = re.compile(r"data/orrery/(train|val|test)/r_\d+\.png")
     for name in tracked():
         if (ROOT / name).exists() and not name.startswith((".ci/", ".git")):
-            assert (name in held) != bool(pictures.fullmatch(name)), name
+            assert (name in held) != bool(images.fullmatch(name)), name
     assert not [name for name in held if name.endswith((".so", ".pyc", "built.txt"))]
 
 
