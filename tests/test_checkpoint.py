@@ -243,8 +243,9 @@ def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: s
     folder = tmp_path / "run"
     command = [sys.executable, "scripts/train.py"]
     process = subprocess.Popen(
-        [*command, "--config", str(tmp_path / "options.toml"), "--out", str(folder)], stdout=subprocess.PIPE, text=True
-    )
+        [*command, "--config", str(tmp_path / "options.toml"), "--out", str(folder)], stdout=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which nohup has ignored
+    )  # fmt: skip
     try:
         while not (folder / LOG).exists():
             assert process.poll() is None, "ended before its first step"

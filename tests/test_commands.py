@@ -14,19 +14,11 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit.files import MARKER
+from nerfkit.model import registry
 from nerfkit.training import checkpoint
 from tests.naming import assert_names
+from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def call(*arguments, status: int = 0, folder=ROOT, **options) -> str:
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **options)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout + done.stderr
 
 
 def last_line(output: str) -> str:
@@ -226,12 +218,14 @@ def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path)
 def test_names_are_utf8_whatever_the_locale(options, run, tmp_path):
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = tmp_path / "bäume"
-    output = call("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
+    output = call_process("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
     assert "bäume" in output and (out / "config.toml").exists()
-    call("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
+    call_process("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
 
 
-def test_a_model_of_ones_own_from_a_module(options, tmp_path):
+def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mymodel.py").write_text(
         "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
         "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
@@ -239,15 +233,15 @@ def test_a_model_of_ones_own_from_a_module(options, tmp_path):
     )
     scripts, run = ROOT / "scripts", tmp_path / "run"
     own = ("--model.kind", "dark", "--model.module", "mymodel")
-    call(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
+    call_process(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
     frames = ("--frames", "1", "--size", "6", "5")
     output = call(scripts / "render.py", run, *frames, status=1, folder=tmp_path)
     assert "--module mymodel" in last_line(output), "a run folder imports nothing by itself"
+    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
     call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
     from PIL import Image
 
     assert np.asarray(Image.open(run / "render" / "orbit" / "0000.png")).max() <= 128
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
     call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", *own[2:], folder=tmp_path)
 
 
@@ -262,10 +256,10 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
 
 
 def test_every_command_has_help():
-    assert "train" in call("-m", "nerfkit", "--help")
+    assert "train" in call_process("-m", "nerfkit", "--help")
     for command in ("train", "render", "eval", "summary"):
-        assert "usage" in call("-m", "nerfkit", command, "--help").lower()
-    call("-m", "nerfkit", "paint", status=2)
+        assert "usage" in call(f"scripts/{command}.py", "--help").lower()
+    call_process("-m", "nerfkit", "paint", status=2)
 
 
 def test_frames_are_not_of_a_path_that_has_cameras(run):

@@ -4,8 +4,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import imageio.v2 as imageio
 import numpy as np
@@ -14,15 +12,8 @@ import pytest
 from nerfkit import config as config_module
 from nerfkit.ops import native
 from tests.naming import assert_names
+from tests.processes import call
 from tests.toy_scene import write_scene
-
-
-def call(*arguments: str, status: int = 0, folder: str = ".") -> str:
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +145,7 @@ def test_a_missing_split_is_said(toy_scene, tmp_path):
 
 
 def test_doctor():
-    output = call("-m", "nerfkit", "doctor")
+    output = call("doctor")
     assert_names(output, "verdict", "lltm")
     for library in native.libraries():
         assert_names(output, library.path.name)
