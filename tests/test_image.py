@@ -115,7 +115,9 @@ def test_normals_where_the_density_underflows_or_is_limited(setting, bias: float
 
 
 def test_psnr_and_ssim_are_what_they_are_called():
-    structural_similarity = pytest.importorskip("skimage.metrics").structural_similarity
+    structural_similarity = pytest.importorskip(
+        "skimage.metrics", reason="needs scikit-image of the extra 'test'"
+    ).structural_similarity
     truth = torch.rand(40, 32, 3)
     render = (truth + 0.1 * torch.randn(40, 32, 3)).clamp(0, 1)
     assert psnr(truth, truth + 0.1) == pytest.approx(20, abs=1e-4)

@@ -104,7 +104,7 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
 def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tuple[str, ...]):
     """20 steps with one, 20 with the other, then resumed with the first; a switch changes no step that follows it."""
     if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
-        pytest.skip("needs the CPU's fused ops")
+        pytest.skip("needs the C++ ops")
     small_config.trainer.background_warmup = 0  # losses compare over one background
     trainer = make_trainer(small_config)
     trainer.save(tmp_path)

@@ -41,7 +41,8 @@ class Cameras:
         for name, shape in wanted.items():
             if tuple(getattr(self, name).shape) != shape:
                 raise SceneError(
-                    f"Cameras: {name} must have shape {['V', *shape[1:]]}, got {list(getattr(self, name).shape)}"
+                    f"Cameras: {name} must have shape [{', '.join(['V', *map(str, shape[1:])])}], "
+                    f"got {list(getattr(self, name).shape)}"
                 )
         if not (isinstance(self.width, int) and isinstance(self.height, int)) or min(self.width, self.height) < 1:
             raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
@@ -76,9 +77,9 @@ class Cameras:
         pixel = torch.stack([column, row], dim=-1) + 0.5  # [R, 2]
         x, y = ((pixel - self.center[view]) / self.focal[view]).unbind(-1)
         local = torch.stack([x, -y, -torch.ones_like(x)], dim=-1)  # [R, 3] camera axes
-        # Number by number: on a GPU, torch takes rows of a few numbers a block each.
-        place = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
-        pose = self.camera_to_world.flatten().take(place).unflatten(1, (3, 4))  # [R, 3, 4]
+        # By elements: on a GPU, torch's gather of rows takes one block per row, however short.
+        index = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
+        pose = self.camera_to_world.flatten().take(index).unflatten(1, (3, 4))  # [R, 3, 4]
         directions = torch.nn.functional.normalize((pose[:, :, :3] * local[:, None]).sum(-1), dim=-1)
         return Rays(pose[:, :, 3], directions, view)
 

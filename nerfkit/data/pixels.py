@@ -18,17 +18,17 @@ from nerfkit.reading import open_regular, shown
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 
-FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are not let near a file: one of them starts programs
+FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured); MPO is many JPEGs
-RESIZING_BYTES = 12  # of a pixel, beside those of decoding
+RESIZING_BYTES = 12  # of a pixel, in addition to decoding
 ORIENTATION = 274  # tag of EXIF; 2 to 8 are turned or mirrored
-BAND = 256  # rows that are converted together: a whole image would take as much memory again
+BAND = 256  # rows converted at a time, which bounds the extra memory
 
 
 class ImageHeader(NamedTuple):
-    """What an image file says of itself."""
+    """Metadata of an image file."""
 
     width: int
     height: int
@@ -37,7 +37,7 @@ class ImageHeader(NamedTuple):
 
 
 def image_header(path: Path) -> ImageHeader:
-    """The header of an image file; raises SceneError if it is missing, no image, or of a kind that is not read."""
+    """The header of an image file; raises SceneError if it is missing, no image, or unsupported."""
     with _opened(path) as image:
         decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
         return ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
@@ -54,7 +54,7 @@ def read_image(path: Path, size: tuple[int, int], out: np.ndarray) -> None:
         if image.size != size:
             raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {_by(*size)} a moment ago")
         image.load()
-        _check_orientation(image, path)  # a PNG may tell it after its pixels
+        _check_orientation(image, path)  # a PNG may store it after its pixels
         image = _eight_bits(image)
         if image.size != (width, height):
             # Pillow averages RGBA with colors weighted by alpha.
@@ -79,7 +79,7 @@ def background_color(kind: str, device: torch.device) -> Tensor:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image of a kind that is read, its header decoded; what Pillow raises in the block becomes a SceneError."""
+    """A supported image, its header decoded; what Pillow raises in the block becomes a SceneError."""
     with open_regular(path, FILE_LIMIT, "image", SceneError) as file:
         try:
             with Image.open(file, formats=FORMATS) as image:
@@ -98,14 +98,14 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _check_kind(image: Image.Image, path: Path) -> None:
-    """Refuse by name what would be read wrongly."""
+    """Reject images that would be decoded wrongly."""
     if image.mode not in MODES:
         raise SceneError(f"image {shown(path)} has the color space {image.mode}; save it as RGB, RGBA or gray")
     if image.mode.startswith("I") and "transparency" in image.info:
         raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
     if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-        raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
-    # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
+        raise SceneError(f"image {shown(path)} is animated; save one frame as a file of its own")
+    # Pillow would decode a PNG to look for EXIF after its pixels: checked when they are decoded.
     if image.format != "PNG" or "exif" in image.info:
         _check_orientation(image, path)
 
@@ -114,8 +114,8 @@ def _check_orientation(image: Image.Image, path: Path) -> None:
     orientation = image.getexif().get(ORIENTATION, 1)
     if orientation in range(2, 9):
         raise SceneError(
-            f"image {shown(path)} is to be turned by its EXIF orientation ({orientation}), and whether poses mean it "
-            "turned or as stored is not known; if turned, turn its pixels, and in any case remove the tag"
+            f"image {shown(path)} has an EXIF orientation ({orientation}), and whether the poses "
+            "refer to rotated or to stored pixels is unknown; rotate the pixels if so, and remove the tag"
         )
 
 
@@ -130,7 +130,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    """A few rows of `image` after another."""
+    """Bands of rows of `image`, from top to bottom."""
     for top in range(0, image.height, BAND):
         bottom = min(top + BAND, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))

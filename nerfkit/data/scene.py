@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene: cameras by split, and where their images are. A reader in `nerfkit.data.readers` makes it of one format."""
+"""Scene: cameras by split, and where their images are. Made by a reader in `nerfkit.data.readers`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 
-MAX_THREADS = 32  # that decode
+MAX_THREADS = 32  # of decoding
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Views:
 
     cameras: Cameras
     files: list[Path]
-    header: ImageHeader  # of every file; the most that one of them says
+    header: ImageHeader  # of all files; the maximum of each value
 
     @property
     def channels(self) -> int:
@@ -36,9 +36,9 @@ class Views:
 
     @property
     def names(self) -> list[str]:
-        """A name for each view that no other of the split has: its file's, behind a number where two are alike."""
+        """Unique names of the views: file stems, prefixed by the view's index where two are alike."""
         stems = [file.stem for file in self.files]
-        if len({stem.casefold() for stem in stems}) == len(stems):  # there are file systems that fold case, too
+        if len({stem.casefold() for stem in stems}) == len(stems):  # some file systems ignore case
             return stems
         return [f"{index:04d}_{stem}" for index, stem in enumerate(stems)]
 
@@ -49,10 +49,10 @@ class Views:
     def load(self, report: Callable[[str], None] | None = None) -> Tensor:
         """All images, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area.
 
-        With `report`, such as print, it is told how many there are, and a progress bar is drawn.
+        `report`, such as print, gets a line with number and memory, and a progress bar is shown.
         """
         width, height = self.cameras.width, self.cameras.height
-        n_threads, decoding = self._room_to_decode()
+        n_threads, decoding = self._decoding_threads()
         (report or (lambda text: None))(
             f"loading {len(self.files)} images, {width}x{height}: {self.bytes() / 2**20:.0f} MB in memory, "
             f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
@@ -68,8 +68,8 @@ class Views:
                 pass
         return images
 
-    def _room_to_decode(self) -> tuple[int, int]:
-        """How many threads may decode, and their memory; raises SceneError if not even one has room."""
+    def _decoding_threads(self) -> tuple[int, int]:
+        """Number of decoding threads that fit into memory, and their bytes; raises SceneError if none fits."""
         images, decoding = self.bytes(), self.header.decoding_bytes
         stored, wanted = (x.width * x.height for x in (self.header, self.cameras))  # pixels
         if (self.cameras.width, self.cameras.height) != (self.header.width, self.header.height):
@@ -88,7 +88,7 @@ class Views:
 
 @dataclass(frozen=True)
 class Scene:
-    """Views by split ("train", "test", ...), and the box that holds the scene."""
+    """Views by split ("train", "test", ...), and the scene's up axis."""
 
     name: str
     format: str

@@ -39,8 +39,8 @@ def evaluate(
     """Render every view of a split, compare it with the truth, and write scores and comparison images.
 
     They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
-    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is no number;
-    the scores before are then as they were.
+    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is not finite;
+    earlier scores are then unchanged.
     """
     check_scorable(views)
     images = views.load(print)  # [V, H, W, 3 or 4]
@@ -77,12 +77,12 @@ def evaluate(
 
 
 def _file_name(name: str, view: int) -> str:
-    """A view's comparison image; one whose name no file system takes gets its number."""
+    """A view's comparison image; named by its index if its name is no usable file name."""
     return f"{name}.png" if name.isprintable() and len(name) <= 60 else f"{view:04d}.png"
 
 
 def check_scorable(views: Views) -> None:
-    """Raise SceneError for images that SSIM's window does not fit into."""
+    """Raise SceneError for images smaller than SSIM's window."""
     if min(views.cameras.width, views.cameras.height) < MIN_SIDE:
         raise SceneError(
             f"images of {views.cameras.width}x{views.cameras.height} are too small to be scored, SSIM takes {MIN_SIDE} "
@@ -105,7 +105,7 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
     name = score_name(split, other_scene)
     if name != "eval":
-        folder.child("eval", "scores")  # below which it is
+        folder.child("eval", "scores")  # its parent folder
     return folder.child(name, "scores")
 
 
@@ -124,7 +124,7 @@ def _check_score(row: dict[str, Any], split: str) -> None:
     for name in ("psnr", "ssim"):
         if not math.isfinite(row[name]):
             raise RunError(
-                f"{split} view {row['view']}: {name} is {row[name]}, for the model gives colors that are not numbers. "
+                f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
                 "No scores are written; is the checkpoint damaged, or did training diverge?"
             )
 

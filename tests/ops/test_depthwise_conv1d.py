@@ -9,7 +9,7 @@ from nerfkit import ops
 from nerfkit.ops import depthwise_conv1d
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
 from tests.naming import raises_naming
-from tests.ops.harness import backend_params, checks_of, drawn_backends
+from tests.ops.harness import checks_of, drawn_backends, fused_params
 
 TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 
@@ -33,7 +33,7 @@ def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backen
             torch.testing.assert_close(got, alone[0].t())
 
 
-@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv1d"))
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv1d"))
 @pytest.mark.parametrize("kernel, channels", [(3, 32), (7, 8)])
 def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int, channels: int):
     torch.manual_seed(0)

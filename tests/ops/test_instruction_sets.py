@@ -94,9 +94,9 @@ def test_kernels_for_other_cpus(capability: str):
     """Every case of every op by that library: forward and backward."""
     library = LIBRARY_OF[capability]
     if not native.loaded("cpp"):
-        pytest.skip("the fused ops are not built")
+        pytest.skip("needs the C++ ops")
     if library == native.libraries()[0].path.name:
-        pytest.skip("all other tests are of this one")
+        pytest.skip(f"{library} is the one that is loaded: all other tests run it")
     if library not in [name for name, _ in native.libraries_for_cpu()]:
         pytest.skip(f"this CPU has no {capability}")
     if not (native.libraries()[0].path.parent / library).exists() and os.environ.get("NERFKIT_NATIVE") != "1":

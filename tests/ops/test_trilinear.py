@@ -32,7 +32,7 @@ def test_a_corner_gives_its_feature():
     assert trilinear(feats, corners)[:, 0].tolist() == list(range(8))
 
 
-@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 @pytest.mark.parametrize("features", [16, 33])
 def test_gradients_that_no_cache_keeps(features):
     """More than 32 MB: written past the caches where the features of a corner are whole lines of them."""
@@ -47,7 +47,7 @@ def test_gradients_that_no_cache_keeps(features):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 @pytest.mark.parametrize("features, dtype", [(48, torch.float32), (50, torch.float32), (40, torch.float64)])
 def test_results_that_no_cache_keeps(features, dtype):
     """More than 32 MB of results alone."""

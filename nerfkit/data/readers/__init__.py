@@ -15,7 +15,7 @@ from nerfkit.errors import SceneError
 READERS: dict[str, Reader] = {reader.name: reader for reader in (nerf_synthetic.READER,)}
 
 
-NOT_YET = {  # files that show other formats
+NOT_YET = {  # files that identify other formats
     "transforms.json": "an instant-ngp or nerfstudio capture",
     "poses_bounds.npy": "an LLFF capture",
     "sparse": "a COLMAP reconstruction",

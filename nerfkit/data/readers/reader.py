@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a scene format has to offer."""
+"""The interface of scene formats."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ class Reader:
     """One scene format."""
 
     name: str
-    needs: str  # files that show the format, for error messages
+    needs: str  # files that identify the format, for error messages
     recognises: Callable[[Path], bool]
     read: Callable[[Path, float], Scene]  # folder, downscale
