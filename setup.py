@@ -39,6 +39,8 @@ ROOT = Path(__file__).resolve().parent
 OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
 # Libraries for the CPU, and the -march of each; _C runs everywhere.
 INSTRUCTION_SETS = {"_C": "", "_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"}
+KINDS = {"_C": "baseline", "_C_avx2": "AVX2", "_C_avx512": "AVX-512", "_C_cuda": "CUDA"}
+RECORD = "built.txt"  # in the package: what was built; pip shows no build's output, `nerfkit doctor` shows this
 ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 
@@ -181,6 +183,18 @@ def why_pure_python() -> str | None:
     return None
 
 
+def why_no_cuda() -> str | None:
+    """Why the ops for GPUs are not built; None if they are."""
+    asked = switch("NERFKIT_CUDA")
+    if asked == "0":
+        return "NERFKIT_CUDA=0"
+    if not NVCC:
+        return about_nvcc()
+    if asked == "auto" and not TORCH.cuda:
+        return f"torch {TORCH.version} is a CPU build"
+    return None
+
+
 def libraries_for_cpus() -> list[str]:
     """Those of INSTRUCTION_SETS that this machine's kind of CPU may have and the compiler knows."""
     if platform.machine() not in ("x86_64", "AMD64"):
@@ -211,7 +225,7 @@ def extensions() -> list[Extension]:
     found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in libraries_for_cpus()]
     if cuda == "1" and not NVCC:
         sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
-    if cuda == "1" or (cuda == "auto" and NVCC and TORCH.cuda):
+    if not why_no_cuda():
         architectures()  # a wrong list stops the build before it starts
         gpu_sources = ["cuda/build_info.cpp", *sources["_bind.cpp"], *sources["_cuda.cu"]]
         found.append(Extension("nerfkit._C_cuda", gpu_sources, optional=not must and cuda != "1"))
@@ -220,17 +234,49 @@ def extensions() -> list[Extension]:
     return found
 
 
+def why_not(name: str) -> str | None:
+    """Why there is no library `name` after a build; None where nobody would want it."""
+    if f"nerfkit.{name}" in [module.name for module in modules]:
+        return "they did not compile, pip install -v shows why"
+    if name == "_C_cuda":
+        return why_no_cuda()
+    return f"{CXX[0]} does not know {INSTRUCTION_SETS[name]}" if platform.machine() in ("x86_64", "AMD64") else None
+
+
+def summary(built: set[str]) -> str:
+    """What was built and what was not, and why, in one line."""
+    if not modules:
+        return f"no fused ops, pure Python: {why_pure_python()}"
+    cpu = [KINDS[name] for name in INSTRUCTION_SETS if name in built]
+    parts = [f"CPU ops for {platform.machine()} {'+'.join(cpu)}"] if cpu else []
+    if "_C_cuda" in built:
+        parts.append(f"CUDA ops for compute capability {' '.join(architectures())}")
+    missing = {KINDS[name]: why_not(name) for name in KINDS if name not in built}
+    return "; ".join([*parts, *(f"no {kind} ops: {reason}" for kind, reason in missing.items() if reason)])
+
+
+def record(package: Path, built: set[str]) -> None:
+    """Say what was built, last of all, and leave it in the package for `nerfkit doctor`."""
+    package.mkdir(parents=True, exist_ok=True)
+    (package / RECORD).write_text(summary(built) + "\n")
+    say("done:", summary(built))
+
+
 class BuildPython(build_py):
-    """Ships the presets with the package: configs/ is their one place in a checkout, nerfkit/configs in a wheel."""
+    """Ships what has its one place elsewhere in a checkout: the presets, and the headers for ops of one's own."""
 
     def run(self) -> None:
         super().run()
+        package = Path("nerfkit" if self.editable_mode else self.build_lib + "/nerfkit")
+        if not modules:
+            record(package, set())
         if self.editable_mode:
             return
-        folder = Path(self.build_lib) / "nerfkit" / "configs"
-        folder.mkdir(parents=True, exist_ok=True)
-        for preset in (ROOT / "configs").glob("*.toml"):
-            shutil.copyfile(preset, folder / preset.name)
+        headers = [*(ROOT / "cuda").glob("*.h"), *(ROOT / "cuda").glob("*.cuh")]
+        for name, files in ("configs", (ROOT / "configs").glob("*.toml")), ("include", headers):
+            (package / name).mkdir(parents=True, exist_ok=True)
+            for file in files:
+                shutil.copyfile(file, package / name / file.name)
 
 
 def jobs() -> int:
@@ -266,10 +312,15 @@ class BuildLibraries(build_ext):
     def initialize_options(self) -> None:
         super().initialize_options()
         self.compiled: set[str] = set()  # objects, in this run
+        self.built: set[str] = set()  # libraries
 
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = None  # libraries share objects, and each is compiled by several jobs anyway
+
+    def run(self) -> None:
+        super().run()
+        record(Path("nerfkit" if self.inplace else self.build_lib + "/nerfkit"), self.built)
 
     def build_extension(self, extension: Extension) -> None:
         name = extension.name.removeprefix("nerfkit.")
@@ -286,6 +337,7 @@ class BuildLibraries(build_ext):
         except RuntimeError as error:
             say(error)
             raise CompileError(f"{extension.name} failed") from error
+        self.built.add(name)
 
     def object_of(self, source: str, library: str) -> str:
         """Where `source` is compiled to: what is the same in all libraries for the CPU, once."""

@@ -17,7 +17,8 @@ import torch
 from nerfkit.errors import UserError
 from nerfkit.ops import native
 
-SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout; headers for ops of one's own too
+SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout
+INSTALLED_HEADERS = Path(__file__).resolve().parent / "include"  # setup.py puts them there
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
 BEST_LIBRARY, MARCH = native.libraries_for_cpu()[0]
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
@@ -36,12 +37,17 @@ def build_folder(name: str) -> Path:
     return Path(root) / name
 
 
+def headers() -> Path:
+    """Folder of the headers for ops of one's own (bind.h, cpu.h, gpu.cuh): a checkout's, or the installed ones."""
+    return SOURCES if _in_checkout() else INSTALLED_HEADERS
+
+
 def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool = False) -> Path:
     """Compile `sources` into a library of private ops and load it, as `torch.ops.<its namespace>`.
 
     Args:
         name: of the library; a second build of one name compiles what changed.
-        sources: .cpp files, with `cuda` also .cu files. A checkout's headers in cuda/ can be included.
+        sources: .cpp files, with `cuda` also .cu files. They can include what is in `headers()`.
         cuda: build for the GPU, with USE_CUDA defined.
         verbose: show the compilers' commands.
 
@@ -67,17 +73,14 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
             sources=[str(source) for source in sources],
             extra_cflags=[*FLAGS, *flags],
             extra_cuda_cflags=CUDA_FLAGS,
-            extra_include_paths=[str(SOURCES)] if _in_checkout() else [],
+            extra_include_paths=[str(headers())],
             build_directory=str(folder),
             with_cuda=cuda,
             is_python_module=False,
             verbose=verbose,
         )
     except (RuntimeError, OSError) as error:
-        hint = (
-            "" if _in_checkout() else f"\nnerfkit's headers come with a checkout of its repository; {SOURCES} has none."
-        )
-        raise BuildError(f"{name} did not build: {error}{hint}") from error
+        raise BuildError(f"{name} did not build: {error}") from error
     return folder / f"{name}.so"
 
 

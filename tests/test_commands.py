@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -262,22 +261,6 @@ def test_every_command_has_help():
     for command in ("train", "render", "eval", "summary"):
         assert "usage" in call("-m", "nerfkit", command, "--help").lower()
     call("-m", "nerfkit", "paint", status=2)
-
-
-def test_the_wheel_has_presets_types_and_the_command(tmp_path):
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns(".*", "build", "runs", "data", "*.so", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, source, ignore=ignored)
-    pip = ["-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "-w", tmp_path, "."]
-    call(*pip, folder=source, env=os.environ | {"NERFKIT_NATIVE": "0"})
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    assert {"nerfkit/configs/lego.toml", "nerfkit/py.typed", "nerfkit/commands/train.py"} <= set(names)
-    entry = next(name for name in names if name.endswith("entry_points.txt"))
-    assert "nerfkit = nerfkit.commands:main" in zipfile.ZipFile(wheel).read(entry).decode()
-    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
-    code = "from nerfkit.config import load; print(load(['lego']).trainer.max_seconds)"
-    assert "60" in call("-c", code, folder=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")})
 
 
 def test_frames_are_not_of_a_path_that_has_cameras(run):

@@ -32,8 +32,15 @@ def vertices() -> np.ndarray:
     return np.concatenate([part.mesh.vertices for part in model.build()])
 
 
+def needs_images() -> None:
+    """An sdist, which has no .git, holds no images of the scene; a checkout without them is broken."""
+    if not (SCENE / "train").exists() and not (ROOT / ".git").exists():
+        pytest.skip("the scene's images, 18 MB, are not in the sdist")
+
+
 def covered(split: str, index: int) -> np.ndarray:
     """Where a shipped image shows anything, bool [H, W]."""
+    needs_images()
     file = SCENE / f"{transforms(split)['frames'][index]['file_path']}.png"
     return np.asarray(Image.open(file))[..., 3] > 0
 
@@ -60,6 +67,7 @@ def miss_rate(right: np.ndarray, down: np.ndarray, depth: np.ndarray, mask: np.n
 
 @pytest.mark.parametrize("split", COUNTS)
 def test_files_of_the_scene(split):
+    needs_images()
     frames = transforms(split)["frames"]
     assert [frame["file_path"] for frame in frames] == [f"./{split}/r_{i}" for i in range(COUNTS[split])]
     assert len(list((SCENE / split).iterdir())) == COUNTS[split]

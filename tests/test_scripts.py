@@ -126,7 +126,7 @@ def test_render_paths(trained, path: str, frames: list[str]):
     assert n_frames == (3 if frames else 2) and (trained / "render" / path / "rgb.mp4").exists()
 
 
-def test_errors_say_what_to_do(trained, tmp_path):
+def test_errors_say_what_to_do(trained, toy_scene, tmp_path):
     assert "--path 'round' is unknown; use orbit" in call(
         "scripts/render.py", trained, "--path", "round", "--device", "cpu", status=1
     )
@@ -140,7 +140,7 @@ def test_errors_say_what_to_do(trained, tmp_path):
     assert "give its folder with --data" in call("scripts/eval.py", trained, "--device", "cpu", status=1)
     assert "no scene given: set data.path" in call("scripts/train.py", "--out", tmp_path / "x", status=1)
     message = call(
-        "scripts/train.py", "--data.path", "data/orrery", "--ops.backend", "cuda", "--device", "cpu", "--out",
+        "scripts/train.py", "--data.path", toy_scene, "--ops.backend", "cuda", "--device", "cpu", "--out",
         tmp_path / "y", status=1,
     )  # fmt: skip
     assert "backend 'cuda' was asked for but is not built" in message or "'cuda' needs cuda tensors" in message

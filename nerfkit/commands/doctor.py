@@ -9,6 +9,7 @@ import sys
 
 import torch
 
+from nerfkit import ops
 from nerfkit.ops import dispatch, native
 from nerfkit.version import __version__
 
@@ -29,36 +30,69 @@ def report() -> tuple[list[str], bool]:
             )
     else:
         lines.append(f"device    cpu, {torch.get_num_threads()} threads (no GPU that torch can use)")
+    if built := native.what_was_built():
+        lines.append(f"installed {built}")
+    broken = None
     for library in native.libraries():
         lines += _library(library)
+    if native.loaded("cuda"):
+        ran, broken = _run_on_gpus()
+        lines += ran
     lines.append(f"ffmpeg    {_ffmpeg()}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lines.append(f"ops       on {device}, ops.backend=auto:")
     for op in dispatch.OPS:
         resolved = dispatch.resolve(op, device)
         lines.append(f"          {op:<17} {resolved.backend:<6} ({resolved.reason})")
-    works = _trains(device)
+    works = broken or _trains(device)
     lines.append("verdict   " + (f"training works on {device}" if works is None else f"BROKEN: {works}"))
     return lines, works is None
 
 
 def _library(library: native.Library) -> list[str]:
     """What loaded, what it was built for and with; what to type where it is missing."""
+    kind = "compute capability " if library.backend == "cuda" else ""
     if not library.loaded:
-        return [
-            f"{library.path.name:<13} not used: {library.reason}",
-            f"          {native.how_to_build(library.backend)}",
-        ]
+        lines = [f"{library.path.name:<13} not used: {library.reason}"]
+        if targets := native.targets_of(library.path):
+            lines.append(f"          it is for {kind}{targets}")
+        return [*lines, f"          {native.how_to_build(library.backend)}"]
     info = native.build_info(library.backend)
-    lines = [
-        f"{library.path.name:<13} loaded, for {info['targets']}; {info['compiler']}, headers of torch {info['torch']}"
-    ]
+    built_with = f"{info['compiler']}, headers of torch {info['torch']}"
+    lines = [f"{library.path.name:<13} loaded, for {kind}{info['targets']}; {built_with}"]
     if library.backend == "cpp" and (faster := native.faster_library()):
         lines.append(f"          this CPU would be faster with {faster}. {native.how_to_build('cpp')}")
     if library.backend == "cuda" and torch.cuda.is_available():
         reasons = [native.why_not_on(index) for index in range(torch.cuda.device_count())]
         lines += [f"          NOT usable: {reason}. {native.how_to_build('cuda')}" for reason in reasons if reason]
     return lines
+
+
+def _run_on_gpus() -> tuple[list[str], str | None]:
+    """Run a small op on each GPU that the CUDA library is for; lines to print, and what is wrong, if anything is."""
+    lines, broken = [], None
+    for index in range(torch.cuda.device_count()):
+        if native.why_not_on(index):
+            continue  # said above
+        error = _error_on(f"cuda:{index}")
+        name = torch.cuda.get_device_name(index)
+        lines.append(f"          {f'FAILED: {error}' if error else 'ran trilinear, rightly,'} on cuda:{index} {name}")
+        broken = broken or error
+    none = "it has code for none of them" if torch.cuda.device_count() else "there is none that torch can use"
+    return lines or [f"          has run on no GPU: {none}"], broken
+
+
+def _error_on(device: str) -> str | None:
+    """What is wrong with a fused op on `device`, against its definition on the CPU."""
+    feats, points = torch.randn(5, 8, 2), torch.rand(5, 3)
+    with dispatch.backend("torch"):
+        expected = ops.trilinear(feats, points)
+    try:
+        with dispatch.backend("cuda" if device.startswith("cuda") else "cpp"):
+            result = ops.trilinear(feats.to(device), points.to(device)).cpu()
+    except RuntimeError as error:
+        return str(error).splitlines()[0]
+    return None if torch.allclose(result, expected, atol=1e-5) else "trilinear differs from its definition"
 
 
 def _ffmpeg() -> str:

@@ -125,6 +125,21 @@ def build_info(backend: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in function().decode().splitlines())
 
 
+def targets_of(path: Path) -> str | None:
+    """What a library is for, read from the file, so that it may be one that did not load; None if it does not say."""
+    if not path.exists() or not path.stat().st_size:
+        return None
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
+        found = re.search(rb"\ntargets=([^\n\0]*)\n", library)
+        return found[1].decode() if found else None
+
+
+def what_was_built() -> str | None:
+    """What the installation built and what it did not, and why, in one line; None if it left no word of it."""
+    record = _FOLDER / "built.txt"
+    return record.read_text().strip() if record.exists() else None
+
+
 @functools.cache
 def why_not_on(gpu: int) -> str | None:
     """Why the CUDA library has no code for this GPU; None if it has."""

@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""setup.py reads its variables strictly: a word that it does not know is an error, not another build. And jit.load."""
+"""setup.py reads its variables strictly: a word that it does not know is an error, not another build.
 
+And what it says of the build, for `nerfkit doctor` to repeat.
+"""
+
+import platform
 import runpy
+import shutil
 import stat
 from pathlib import Path
 
@@ -9,9 +14,8 @@ import pytest
 import setuptools
 import torch
 
-from nerfkit import jit
+from tests.package.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CUDA_PATH CXX".split()
 
 
@@ -111,13 +115,34 @@ def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, capsys, m
         read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
 
 
-def test_compiling_without_a_checkout(tmp_path: Path, monkeypatch):
-    """An op that needs none of nerfkit's headers builds; for one that does, the error says where they are."""
-    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    (tmp_path / "alone.cpp").write_text("int alone() { return 1; }")
-    assert jit.load("alone", [tmp_path / "alone.cpp"]).exists()
-    (tmp_path / "needs.cpp").write_text('#include "op.h"')
-    message = f"(?s)op.h: No such file.*headers come with a checkout of its repository; {tmp_path}/cuda has none"
-    with pytest.raises(jit.BuildError, match=message):
-        jit.load("needs", [tmp_path / "needs.cpp"])
+@pytest.mark.parametrize(
+    "variables, reason",
+    [
+        ({"NERFKIT_CUDA": "0"}, "NERFKIT_CUDA=0"),
+        ({}, "no nvcc found"),
+        ({"CUDA_HOME": "/nowhere"}, "no nvcc found; CUDA_HOME=/nowhere has no bin/nvcc"),
+    ],
+)
+def test_why_there_are_no_cuda_ops(variables: dict[str, str], reason: str, read_setup, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name, which=shutil.which: None if name == "nvcc" else which(name))
+    monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
+    names = read_setup(**variables)
+    if why := names["why_pure_python"]():
+        pytest.skip(f"nothing is built here: {why}")
+    built = {module.name.removeprefix("nerfkit.") for module in names["modules"]}
+    said = names["summary"](built)
+    assert said.startswith(f"CPU ops for {platform.machine()} baseline") and said.endswith(f"; no CUDA ops: {reason}")
+    assert "no baseline ops: they did not compile" in names["summary"](set())
+
+
+def test_cuda_ops_are_said_with_their_architectures(toolkit: str, read_setup):
+    names = read_setup(CUDA_HOME=toolkit, NERFKIT_CUDA="1", TORCH_CUDA_ARCH_LIST="8.0 9.0a")
+    assert names["summary"]({"_C", "_C_cuda"}).count("CUDA ops for compute capability 8.0 9.0a") == 1
+    assert "no CUDA ops: they did not compile" in names["summary"]({"_C"})
+
+
+def test_pure_python_is_said_with_its_reason(read_setup):
+    assert read_setup(NERFKIT_NATIVE="0")["summary"](set()) == "no fused ops, pure Python: NERFKIT_NATIVE=0"
+    assert "no C++ compiler (no-such-compiler)" in read_setup(CXX="no-such-compiler", NERFKIT_CUDA="0")["summary"](
+        set()
+    )

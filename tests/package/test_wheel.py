@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `pip install` gives: the package, its command, presets and headers, in an environment that has nothing else."""
+
+import json
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nerfkit import config as config_module
+from nerfkit import jit
+from nerfkit.ops import dispatch
+from tests.package.conftest import ROOT, build_wheel, run
+from tests.test_add_an_op import BLOCK
+from tests.toy_scene import write_scene
+
+
+@pytest.fixture(scope="module")
+def pure(source: Path, tmp_path_factory) -> Path:
+    """The wheel without fused ops."""
+    return build_wheel(source, tmp_path_factory.mktemp("pure"), NERFKIT_NATIVE="0")
+
+
+def test_the_wheel_has_presets_types_headers_and_the_command(pure: Path):
+    names = set(zipfile.ZipFile(pure).namelist())
+    assert {"nerfkit/configs/lego.toml", "nerfkit/py.typed", "nerfkit/commands/train.py"} <= names
+    headers = {file.name for pattern in ("*.h", "*.cuh") for file in (ROOT / "cuda").glob(pattern)}
+    assert (
+        {"bind.h", "cpu.h", "gpu.cuh"} <= headers == {Path(n).name for n in names if n.startswith("nerfkit/include/")}
+    )
+    assert not [name for name in names if not name.startswith(("nerfkit/", "nerfkit-"))], "nothing but the package"
+    entry = next(name for name in names if name.endswith("entry_points.txt"))
+    assert "nerfkit = nerfkit.commands:main" in zipfile.ZipFile(pure).read(entry).decode()
+
+
+def test_the_wheel_without_fused_ops_works_and_says_why(pure: Path, tmp_path: Path):
+    zipfile.ZipFile(pure).extractall(tmp_path / "installed")
+    path = os.pathsep.join(filter(None, [str(tmp_path / "installed"), os.environ.get("PYTHONPATH")]))
+    code = "from nerfkit import config, jit; print(config.load(['lego']).trainer.max_seconds, jit.headers())"
+    said = run(sys.executable, "-c", code, folder=tmp_path, PYTHONPATH=path)
+    assert said.split() == ["60.0", str(tmp_path / "installed/nerfkit/include")]
+    said = run(sys.executable, "-m", "nerfkit", "doctor", folder=tmp_path, PYTHONPATH=path)
+    assert "no fused ops, pure Python: NERFKIT_NATIVE=0" in said and "verdict   training works" in said
+
+
+def test_own_ops_use_the_installed_headers(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(jit, "SOURCES", tmp_path / "cuda")
+    monkeypatch.setattr(jit, "INSTALLED_HEADERS", tmp_path / "include")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "needs.cpp").write_text('#include "op.h"\nint own() { return OWN; }')
+    with pytest.raises(jit.BuildError, match="(?s)op.h: No such file"):
+        jit.load("needs", [tmp_path / "needs.cpp"])
+    (tmp_path / "include").mkdir()
+    (tmp_path / "include" / "op.h").write_text("#define OWN 1\n")
+    assert jit.load("has", [tmp_path / "needs.cpp"]).exists()
+
+
+@pytest.mark.long
+def test_an_installation_has_the_command_and_every_fused_op(installed, tmp_path: Path):
+    assert "train" in installed.run("nerfkit", "--help", folder=tmp_path)
+    code = "import nerfkit; print(nerfkit.__file__)"
+    assert str(installed.package) in installed.run("python", "-c", code, folder=tmp_path)
+    said = installed.run("nerfkit", "doctor", folder=tmp_path)
+    assert "CPU ops for" in said and "CUDA ops" in said and "verdict   training works" in said
+    code = "from nerfkit import ops; print(sorted(op for op in ops.dispatch.OPS if 'cpp' in ops.available(op)))"
+    assert str(sorted(dispatch.OPS)) in installed.run("python", "-c", code, folder=tmp_path)
+
+
+@pytest.mark.long
+def test_an_installation_trains_and_renders(installed, tmp_path: Path):
+    config = config_module.Config(device="cpu")
+    config.data.path, config.data.box = str(write_scene(tmp_path / "scene", size=15)), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 8, 24
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
+    config.trainer.steps, config.trainer.samples, config.trainer.log_every = 40, 512, 20
+    config_module.dump(config, tmp_path / "options.toml")
+    installed.run("nerfkit", "train", "--config", "options.toml", "--out", "run", folder=tmp_path)
+    installed.run("nerfkit", "render", "run", "--frames", "2", "--size", "8", "8", folder=tmp_path)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert {"0000.png", "0001.png"} <= {file.name for file in (tmp_path / "run" / "render" / "orbit").iterdir()}
+
+
+@pytest.mark.long
+def test_an_installation_builds_ones_own_op(installed, tmp_path: Path):
+    if not shutil.which("ninja"):
+        pytest.skip("needs ninja")
+    for block in BLOCK.finditer((ROOT / "docs" / "add_an_op.md").read_text()):
+        (tmp_path / block["name"]).write_text(block["text"])
+    said = installed.run("python", "check.py", folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "built"))
+    assert "all checks passed" in said
