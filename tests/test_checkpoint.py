@@ -191,7 +191,7 @@ def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
         "train view 0 (r_0): transform_matrix": lambda s: s["train"]["frames"][0]["transform_matrix"][0].reverse(),
         "train view 1 (else): file_path": lambda s: s["train"]["frames"][1].update(file_path="else"),
         "11 train views instead of 12": lambda s: s["train"]["frames"].pop(),
-        "train images are 48x24 instead of 24x24": lambda s: s["train"].update(w=48),
+        "train images are 52x22 instead of 26x22": lambda s: s["train"].update(w=52),
         "no test views": lambda s: s.pop("test"),
         "and 9 more": lambda s: s["train"]["frames"].reverse(),
     }

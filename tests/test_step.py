@@ -67,7 +67,7 @@ def test_the_background_is_random_at_first(small_config, tmp_path, background: s
 
 def test_pictures_without_alpha_keep_their_background(small_config, tmp_path):
     """What is behind them is in them: over anything else they would be learned as a solid box."""
-    small_config.data.path = str(write_scene(tmp_path / "scene", size=9, extension="jpg"))
+    small_config.data.path = str(write_scene(tmp_path / "scene", size=(9, 7), extension="jpg"))
     small_config.data.background = "black"
     trainer = make_trainer(small_config)
     trainer.train_step()
@@ -220,7 +220,7 @@ def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend:
         views = load_scene(small_config.data.path).split("test")
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cuda"))
-    assert metrics["psnr"] > 20
+    assert metrics["psnr"] > 17, "white scores 12"
 
 
 @pytest.mark.cuda
