@@ -134,6 +134,13 @@ def test_psnr_and_ssim_are_what_they_are_called():
     assert ssim(truth, truth) == pytest.approx(1, abs=1e-6)
 
 
+def test_ssim_sees_into_shadows_and_lights():
+    """What differs below 0.15, or above 0.85 alone, is not the same."""
+    dark = 0.15 * torch.rand(40, 32, 3)
+    for image in (dark, 1 - dark):
+        assert ssim(image, image.flip(0)) < 0.5 and ssim(image, image) == pytest.approx(1, abs=1e-6)
+
+
 def test_8_bits_are_rounded():
     assert to_uint8(torch.tensor([0.0, 0.4 / 255, 0.6 / 255, 0.5, 254.6 / 255, 1.0, 1.2, -0.1])).tolist() == [
         0, 0, 1, 128, 255, 255, 255, 0,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.pixels import blend, image_header, read_image
+from nerfkit.data.pixels import background_color, blend, image_header, read_image
 from nerfkit.errors import SceneError
 
 HEIGHT, WIDTH = 5, 7
@@ -221,3 +221,8 @@ def test_colors_are_blended_as_they_are_stored():
     wanted = torch.tensor([[[0.04 + 0.8, 0.08 + 0.4, 0.16], [0.2, 0.4, 0.8]]])
     torch.testing.assert_close(blended, wanted)
     torch.testing.assert_close(blend(pixels[..., :3], background), wanted[:, [1, 1]])
+
+
+@pytest.mark.parametrize("kind, level", [("white", 1.0), ("black", 0.0), ("random", 1.0)])
+def test_what_is_rendered_stands_before_one_color(kind: str, level: float):
+    assert background_color(kind, torch.device("cpu")).tolist() == [level] * 3

@@ -11,6 +11,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError, TrainingError
 from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
+from nerfkit.training.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import write_scene
 from tests.trainers import make_trainer
@@ -48,6 +49,23 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     assert got.samples.positions.shape[0] == capacity
     torch.testing.assert_close(got.color[whole], wanted.color[whole])
     torch.testing.assert_close(got.color[~whole], background[~whole])
+
+
+def test_rays_that_are_cut_off_are_not_learned_from(small_config):
+    """In a step of fixed sizes: neither those that have no room nor those that only fill it."""
+    small_config.trainer.max_rays, seen = 300, {}
+
+    def loss_fn(rendering, batch):
+        seen.update(weight=batch.weight, complete=rendering.samples.ray_complete)
+        return squared_error(rendering, batch)
+
+    trainer = make_trainer(small_config, loss_fn=loss_fn)
+    trainer.training_step.n_rays.fill_(250)
+    trainer.training_step.static_shapes = True
+    trainer.training_step._run()
+    active, complete = torch.arange(300) < 250, seen["complete"]
+    assert 50 < complete[active].sum() < 250
+    assert torch.equal(seen["weight"], (complete & active).float())
 
 
 @pytest.mark.parametrize("background, color", [("white", 1.0), ("black", 0.0)])

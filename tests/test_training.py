@@ -127,6 +127,20 @@ def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config
         assert line["rays_per_second"] > 100 and 1 < line["samples_per_ray"] < 100
 
 
+def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.log_every = 9, 2
+    trainer, asked = make_trainer(small_config), []
+    assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 5)
+    assert trainer.step == 5 and checkpoint.load(tmp_path / "run")[1]["step"] == 5
+    trainer.folder.append(run_folder.LOG, json.dumps({"step": 6, "seconds": 1.0, "loss": 123.0}))  # not saved any more
+    resumed = make_trainer(small_config)
+    resumed.restore(tmp_path / "run")
+    assert resumed.train(tmp_path / "run")
+    lines = run_folder.read_log(tmp_path / "run")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8] and max(line["loss"] for line in lines) < 100
+    assert lines[2]["seconds"] > lines[1]["seconds"]
+
+
 def test_the_number_of_rays_follows_that_of_samples(small_config):
     """A step has about as many samples as asked for, once the field is known."""
     small_config.trainer.samples = 3000
