@@ -97,6 +97,39 @@ def test_a_resumed_run_takes_the_steps_that_are_left(options, run):
         call(train, "--resume", run, "--trainer.steps", STEPS)
 
 
+def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
+    again = ("--config", options, "--out", run, "--trainer.steps", 2, "--eval.after_training", "false")
+    with pytest.raises(RunError):
+        call(train, *again)
+    assert checkpoint.load(run)[1]["step"] == STEPS
+    call(train, *again, "--overwrite")
+    assert checkpoint.load(run)[1]["step"] == 2
+
+
+def test_smaller_images_are_trained_and_scored(options, tmp_path):
+    """15x13 by 1.25 is 12x10, and so are the cameras that the run keeps."""
+    run = tmp_path / "small"
+    small = ("--data.downscale", 1.25, "--trainer.steps", 2, "--eval.split", "train")
+    call(train, "--config", options, "--out", run, *small)
+    cameras = load_run(run, "cpu").cameras()
+    assert (cameras.width, cameras.height) == (12, 10)
+    for again in (False, True):
+        if again:
+            call(eval_command, run, "--split", "test", "--device", "cpu")
+        file = run / "metrics.json" if again else run / "eval" / "train" / "metrics.json"
+        protocol = json.loads(file.read_text())["protocol"]
+        assert (protocol["width"], protocol["height"], protocol["downscale"]) == (12, 10, 1.25)
+
+
+def test_the_background_of_a_run_is_behind_its_renders(run):
+    loaded = load_run(run, "cpu")
+    loaded.config.data.background = "black"
+    assert loaded.background.tolist() == [0, 0, 0]
+    with torch.no_grad():
+        loaded.model.sampler.occupancy.zero_()
+    assert loaded.render(loaded.cameras())["rgb"].max() == 0
+
+
 def test_scores_of_a_split_are_of_that_split(run):
     before = (run / "metrics.json").read_bytes()
     call(eval_command, run, "--split", "train", "--comparisons", 3, "--device", "cpu")
@@ -188,6 +221,21 @@ def test_frames_that_are_there_are_kept_on_request(run):
     assert (folder / "0000.png").stat().st_mtime_ns > before
 
 
+def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(run, tmp_path):
+    few = ("--outputs", "opacity", "--device", "cpu")
+    call(render, run, "--path", "interpolate", "--frames", 4, "--size", 7, 5, *few)
+    file, held_out = run / "render" / "interpolate" / "path.json", load_run(run, "cpu").cameras("test")
+    made = parse_cameras(read_json(file), file)
+    torch.testing.assert_close(made.camera_to_world[::2], held_out.camera_to_world, rtol=0, atol=1e-5)
+    call(render, run, "--path", file, "--out", tmp_path / "again", *few)
+    for view in range(4):
+        first, again = (
+            np.load(x / file_of("opacity", view, "npz"))["opacity"] for x in (file.parent, tmp_path / "again")
+        )
+        assert again.shape == (5, 7)
+        np.testing.assert_allclose(again, first, atol=1e-5)
+
+
 @pytest.mark.parametrize("path, n_frames", [("test", 2), ("train", 12)])
 def test_the_views_of_a_split_are_its_cameras(run, path: str, n_frames: int):
     call(render, run, "--path", path, "--outputs", "opacity", "--device", "cpu")
@@ -210,6 +258,14 @@ def test_a_summary_has_the_runs_numbers(run, capsys):
     for number in ("PSNR 23.46", "SSIM 0.7891", "17 test", "15x13", "4321 steps", "99 s"):
         assert number in output
     assert all(str(run / name) in output for name in ("render/orbit/rgb.mp4", "eval", "loss.png"))
+
+
+def test_a_summary_is_of_the_split_that_the_run_is_scored_on(options, tmp_path, capsys):
+    few = ("--trainer.steps", 2, "--eval.split", "train")
+    call(train, "--config", options, "--out", tmp_path / "run", *few)
+    capsys.readouterr()
+    call(summary, tmp_path / "run")
+    assert "12 train views" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("command", [render, eval_command])
