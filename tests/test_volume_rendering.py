@@ -76,7 +76,8 @@ def test_transmittance_only_falls(pair, counts, seed, log):
 @volumes
 def test_an_interval_cut_in_two_changes_nothing(pair, counts, seed, log):
     values = volume(counts, seed, log)
-    cut = torch.rand(sum(counts), dtype=torch.float64) * (values["t_ends"] - values["t_starts"]) + values["t_starts"]
+    share = torch.rand(sum(counts), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100))
+    cut = values["t_starts"] + share * (values["t_ends"] - values["t_starts"])
     twice = {name: values[name].repeat_interleave(2, 0) for name in ("density", "rgb")}
     t_starts = torch.stack([values["t_starts"], cut], 1).flatten()
     t_ends = torch.stack([cut, values["t_ends"]], 1).flatten()
