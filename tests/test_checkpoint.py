@@ -251,7 +251,7 @@ def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: s
             assert process.poll() is None, "ended before its first step"
             time.sleep(0.05)
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
     assert process.returncode == 128 + number
@@ -262,7 +262,7 @@ def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: s
         [*command, "--resume", str(folder), "--trainer.steps", str(step + 5)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert checkpoint.load(folder)[1]["step"] == step + 5
