@@ -18,17 +18,18 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def call(script: str | Path, *arguments: object, status: int = 0, folder: str | Path = ROOT) -> str:
     """What scripts/NAME.py prints, begun in `folder`; it has to end with `status`."""
-    printed, before = io.StringIO(), (os.getcwd(), sys.argv, warnings.showwarning)
+    printed, before = io.StringIO(), (os.getcwd(), sys.argv)
     os.chdir(folder)
     sys.argv = [str(script), *map(str, arguments)]
     try:
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), warnings.catch_warnings():
+            warnings.simplefilter("default")  # as in a new process
             commands.run_command(Path(script).stem, sys.argv[1:])
     except SystemExit as end:
         assert end.code == status, printed.getvalue()
     finally:
         os.chdir(before[0])
-        sys.argv, warnings.showwarning = before[1:]
+        sys.argv = before[1]
         ops.set_backend("auto")
     return printed.getvalue()
 

@@ -223,7 +223,7 @@ def test_saved_tensors_at_an_odd_address(n_state, dtype, limit):
 def test_what_does_not_fit_in_shared_memory_is_an_error(dtype, taken):
     sizes = (2, 100000), (3, 100001), (3,), (1, 1), (1, 1)
     x, *rest = (torch.zeros(*size, device="cuda", dtype=dtype) for size in sizes)
-    named = "lltm", "1", "100000", str(taken), "shared memory", "ops.lltm"
+    named = "lltm", "1", "100000", str(taken), "shared memory", "ops.backend"
     with ops.backend("cuda"), raises_naming(RuntimeError, *named):
         lltm(x, torch.tensor([0, 2], device="cuda"), *rest)
 
