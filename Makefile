@@ -3,7 +3,7 @@
 # make test-fast   under a minute, while one writes: no test that starts a process or compiles
 # make test-all    every test: also all architectures, all instruction sets, large sizes, empty environments
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
-# make kernels compile the CUDA kernels for all architectures and check what the compiler says (needs nvcc)
+# make kernels compile the CUDA kernels, once for architectures that share code, and check what the compiler says (nvcc)
 # make wheel  an sdist, and a wheel tagged for the oldest Linux that it runs on, in dist/
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 # A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
@@ -31,6 +31,7 @@ test-fast: $(VENV)/ready
 
 test-all: $(VENV)/ready
 	$(PYTEST)
+	if command -v nvcc >/dev/null; then $(VENV)/bin/python scripts/check_kernels.py --all; fi
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
@@ -38,7 +39,7 @@ lint: $(VENV)/ready
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/mkdocs/mkdocs.yml
 
-# Without a GPU: the CUDA kernels for all architectures, what ptxas says of them, and whether the library loads.
+# Without a GPU: the CUDA kernels, what ptxas says of them, and whether the library loads.
 kernels: $(VENV)/ready
 	$(VENV)/bin/python scripts/check_kernels.py
 
