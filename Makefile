@@ -1,7 +1,7 @@
 # make demo   train the shipped scene, score it on held-out views, render a turntable
 # make test   what a change has to pass: all tests but those that take minutes
-# make test-fast   under a minute, while one writes: no test that starts a process or compiles
-# make test-all    every test: also all architectures, all instruction sets, large sizes, empty environments
+# make test-fast   under a minute, while one writes: no test that trains, compiles or starts many processes
+# make test-all    every test: also all architectures, all instruction sets, empty environments
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels, once for architectures that share code, and check what the compiler says (nvcc)
 # make wheel  an sdist, and a wheel tagged for the oldest Linux that it runs on, in dist/

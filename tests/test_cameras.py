@@ -23,7 +23,7 @@ def test_rays_go_back_to_their_pixels(cameras):
     torch.testing.assert_close(depth, 2.5 * cameras.z_per_distance(3, rays.directions))
 
 
-def test_known_points_project_into_the_pictures(toy_scene):
+def test_known_points_project_into_the_images(toy_scene):
     """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the images."""
     views = READER.read(toy_scene, 1.0).split("test")
     images = views.load()

@@ -47,7 +47,7 @@ def field() -> Renderer:
 
 
 def cameras() -> Cameras:
-    """Two views of a picture that is no square, focal lengths and principal points of their own."""
+    """Two views of an image that is no square, focal lengths and principal points of their own."""
     eyes = torch.tensor([[2.0, 1.2, 1.0], [-1.5, 1.8, -1.0]])
     poses = look_at(eyes, torch.tensor([0.05, -0.1, 0.0]), torch.tensor([0.0, 0.0, 1.0]))
     focal, center = torch.tensor([[17.0, 14.0], [13.0, 16.0]]), torch.tensor([[6.5, 5.0], [7.4, 4.1]])

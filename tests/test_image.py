@@ -21,7 +21,7 @@ def setting(small_config, toy_scene):
     return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
 
 
-def test_chunks_give_one_picture(setting):
+def test_chunks_give_one_image(setting):
     renderer, cameras = setting
     whole, parts = (ImageRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
     assert whole["rgb"].shape == (22, 26, 3)

@@ -93,7 +93,7 @@ def test_views_are_seeded_in_the_order_of_the_splits():
 
 
 @pytest.mark.parametrize(("split", "index"), [("test", 5), ("train", 60)])
-def test_model_projects_onto_the_picture(split, index):
+def test_model_projects_onto_the_image(split, index):
     pose = np.array(transforms(split)["frames"][index]["transform_matrix"])
     mask = covered(split, index)
     right, down, depth = project(vertices(), pose, transforms(split)["camera_angle_x"])
@@ -113,7 +113,7 @@ def test_model_projects_onto_the_picture(split, index):
         pytest.param((-1, 1, 1), id="x_left"),
     ],
 )
-def test_other_axes_miss_the_picture(split, index, axes):
+def test_other_axes_miss_the_image(split, index, axes):
     pose = np.array(transforms(split)["frames"][index]["transform_matrix"])
     wrong = pose @ np.diag([*axes, 1.0])
     projected = project(vertices(), wrong, transforms(split)["camera_angle_x"])
@@ -132,7 +132,7 @@ def test_parts_of_the_model_are_sound():
         assert normals is None or normals.shape == points.shape, part.name
 
 
-def test_picture_has_straight_alpha_in_srgb():
+def test_image_has_straight_alpha_in_srgb():
     half_covered = [0.25, 0.5, 0.0, 0.5]  # linear, premultiplied: of color (0.5, 1, 0)
     image = render.to_image(np.array([[half_covered, [0.1, 0.1, 0.1, 0.0]]], np.float32))
     assert image.mode == "RGBA"

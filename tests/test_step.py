@@ -84,7 +84,7 @@ def test_the_background_is_random_at_first(small_config, tmp_path, background: s
     assert not (trainer.views.draw(50).background == color).any()
 
 
-def test_pictures_without_alpha_keep_their_background(small_config, tmp_path):
+def test_images_without_alpha_keep_their_background(small_config, tmp_path):
     """What is behind them is in them: over anything else they would be learned as a solid box."""
     small_config.data.path = str(write_scene(tmp_path / "scene", size=(9, 7), extension="jpg"))
     small_config.data.background = "black"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which tests wait: `make test-fast` runs what is neither slow nor long, `make test` what is not long, `make test-all`
-everything. A test belongs to a tier if a name below is part of its own, or if it is marked so itself."""
+everything. A test belongs to a tier if its file or its function is named below, or if it is marked so itself."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 
 TIERS = {
     "slow": (  # they start processes, compile, or train
+        "tests/package/test_compatibility.py",
         "tests/package/test_wheel.py",
         "tests/package/test_sdist.py",
         "tests/test_add_an_op.py",
         "tests/test_command_results.py",
         "tests/test_commands.py",
         "tests/test_docs_site.py",
-        "tests/test_quality.py",
         "tests/test_scripts.py",
         "tests/test_training.py",
         "tests/ops/test_forward_mode.py",
@@ -35,19 +35,26 @@ TIERS = {
         "test_two_processes_do_not_train_in_one_folder",
         "test_they_compile_to_one_graph_without_a_state",
         "test_threads_with_channels_in_common",
-        "::test_compiles",
-        "::test_gradient",
+        "test_compiles",
+        "test_gradient",
     ),
-    "long": (  # minutes: architectures, instruction sets, large sizes, builds
+    "long": (  # minutes: instruction sets, what no cache keeps, builds
         "test_ahead_of_time_it_builds_with_the_package",
         "test_kernels_for_other_cpus",
-        "test_pictures_that_no_cache_keeps",
+        "test_images_that_no_cache_keeps",
     ),
 }
+
+
+def _is_of(item: pytest.Item, name: str) -> bool:
+    """Whether a test is in the file `tests/...`, or its function is called `name`."""
+    if name.startswith("tests/"):
+        return item.nodeid.startswith(name)
+    return getattr(item, "originalname", item.name) == name
 
 
 def mark(item: pytest.Item) -> None:
     """Mark a test with its tiers."""
     for tier, names in TIERS.items():
-        if any(name in item.nodeid for name in names):
+        if any(_is_of(item, name) for name in names):
             item.add_marker(tier)

@@ -11,7 +11,7 @@ from tests.ops.harness import backend_params, checks_of, fused_params
 TestDepthwiseConv2d = checks_of("depthwise_conv2d")
 
 
-def test_constant_picture_gives_the_kernels_sum():
+def test_constant_image_gives_the_kernels_sum():
     weight = torch.randn(3, 1, 3, 3).double()
     out = depthwise_conv2d(torch.full((2, 3, 6, 6), 0.5).double(), weight)
     torch.testing.assert_close(out, 0.5 * weight.sum((1, 2, 3))[None, :, None, None].expand_as(out))
@@ -198,7 +198,7 @@ def test_blocks_that_walk_far(kernel, stride, width, dtype, layout, backend, dev
 @pytest.mark.parametrize("channels, dtype", [(64, torch.float32), (65, torch.float32), (32, torch.float64)])
 @pytest.mark.parametrize("layout, width", [(torch.channels_last, 513), (torch.contiguous_format, 528)])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1)])
-def test_pictures_that_no_cache_keeps(kernel, stride, layout, width, channels, dtype):
+def test_images_that_no_cache_keeps(kernel, stride, layout, width, channels, dtype):
     """More than 32 MB: written past the caches where pixels or rows are whole lines of them."""
     check_beside_library((1, channels, 300, width), kernel, stride, layout, dtype)
 
@@ -269,7 +269,7 @@ def test_what_is_asked_for_ahead(layout, kernel):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("channels, width", [(20, 9), (3, 9), (3, 33), (3, 64)])
-def test_what_lies_beside_a_picture_does_not_count(channels, width, dtype, layout, backend, device):
+def test_what_lies_beside_a_image_does_not_count(channels, width, dtype, layout, backend, device):
     """Of x and of the outputs' gradient, in memory full of NaN."""
     torch.manual_seed(0)
 

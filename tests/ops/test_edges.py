@@ -61,7 +61,7 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_empty_pictures_have_gradients(backend: str, device: str, shape: tuple, dtype: torch.dtype):
+def test_empty_images_have_gradients(backend: str, device: str, shape: tuple, dtype: torch.dtype):
     x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
     weight = torch.ones(shape[1], 1, 3, 3, dtype=dtype, device=device, requires_grad=True)
     with ops.backend(backend):
