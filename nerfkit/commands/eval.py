@@ -16,12 +16,13 @@ import tyro
 from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
+from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.training.evaluator import evaluate, score_name, scores_file
 from nerfkit.training.run import load_run
-from nerfkit.training.run_folder import RunFolder, describe, scene_differences
+from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
 
 
 @dataclass
@@ -48,7 +49,7 @@ def main(arguments: list[str]) -> int:
         if options.comparisons < -1:
             raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
         config.eval.comparisons = options.comparisons
-    scene = find_scene(options.data, config)
+    scene = find_scene(options.data, config, run_frame(folder.path))
     views = scene.split(config.eval.split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
     other = scene.name if differences else ""
@@ -61,8 +62,8 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(data: str, config: Config) -> Scene:
-    """The scene in folder `data`, or where the run had it."""
+def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
+    """The scene in folder `data`, or where the run had it, in the run's frame."""
     if not data and not Path(config.data.path).is_dir():
         raise RunError(f"the run's scene is not at {config.data.path} any more; give its folder with --data")
-    return load_scene(data or config.data.path, config.data.format, config.data.downscale)
+    return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame)

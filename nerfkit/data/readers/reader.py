@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nerfkit.data.scene import Scene
+from nerfkit.data.capture import Capture
 
 
 @dataclass(frozen=True)
@@ -17,4 +17,4 @@ class Reader:
     name: str
     needs: str  # files that show the format, for error messages
     recognises: Callable[[Path], bool]
-    read: Callable[[Path, float], Scene]  # folder, downscale
+    read: Callable[[Path], Capture]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import reprlib
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ REFUSED = {  # keys that change what the pixels are, with what to do
 USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
 HARMLESS = {  # where other programs put the scene, and what they say of its making
     "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
-    "sharpness", "rotation", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
+    "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
@@ -89,15 +90,20 @@ def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None,
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
-    """`cameras` in the schema of a transforms file."""
-    frames = []
+    """`cameras` in the schema of a transforms file; `lens` is what the images had, rendering takes none."""
+    frames, same = [], len(set(cameras.sizes())) == 1
     for index, name in enumerate(names):
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
         (fl_x, fl_y), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
+        width, height = cameras.size(index)
+        size = {} if same else {"w": width, "h": height}
+        lens = {"lens": asdict(cameras.lenses[index])} if cameras.lenses else {}
         frames.append(
-            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, "transform_matrix": pose.tolist()}
-        )
-    return {"w": cameras.width, "h": cameras.height, "frames": frames}
+            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **size, **lens,
+             "transform_matrix": pose.tolist()}
+        )  # fmt: skip
+    width, height = cameras.size(0)
+    return {"w": width, "h": height, "frames": frames}
 
 
 def _frames(content: Any, where: str) -> list[dict[str, Any]]:
