@@ -75,7 +75,9 @@ class DirectionMap(NamedTuple):
 class Lens:
     """A camera model of one image size. Pixel centres lie at +0.5; axes are OpenCV's: x right, y down, z forward.
 
-    A pixel is (fx x' + cx, fy y' + cy), with (x', y') of `lens_models.Perspective` or `lens_models.Fisheye`.
+    A pixel is (fx x' + cx, fy y' + cy), with (x', y') of `lens_models.Fisheye` or `lens_models.Perspective`. Of the
+    latter, k1, k2, k3 are n1, n2, n3; k4, k5, k6 of FULL_OPENCV are d1, d2, d3, but k4 of RADIAL4_TANGENTIAL is n4.
+    Coefficients that a model does not have are 0, and f is both fx and fy.
     """
 
     model: str  # COLMAP's name of it
@@ -134,7 +136,8 @@ class Lens:
     def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
         """Unit directions [N, 3] in camera axes of pixels [N, 2], and how far their projections are off [pixels, N].
 
-        Both float64. Where no direction leads to a pixel, the direction is NaN and the residual infinite.
+        Both float64. Where no direction leads to a pixel, the direction is NaN and the residual infinite. A residual
+        above `TOLERANCE` says that a strange lens's direction was not found.
         """
         pixels = pixels.double()
         focal, center = pixels.new_tensor(self.focal), pixels.new_tensor(self.center)
@@ -199,7 +202,7 @@ class Lens:
 
     def check_share(self, valid: Tensor) -> None:
         """Refuse the lens if too many of its pixels [H*W] are not valid."""
-        share = 1 - valid.double().mean().item()
+        share = (~valid).sum().item() / len(valid)
         if share <= LARGEST_INVALID:
             return
         nearest, start = math.inf, 0
@@ -219,9 +222,9 @@ class Lens:
 
 def for_rays(directions: Tensor, valid: Tensor) -> Tensor:
     """Unit directions [N, 3] float32 in OpenGL axes of those in OpenCV's; the axis where not valid."""
-    axes = directions.new_tensor([1, -1, -1])
-    turned = torch.where(valid[:, None], directions * axes, directions.new_tensor([0, 0, -1]))
-    return normalize(turned, dim=-1).float()
+    x, y, z = directions.unbind(-1)
+    x, y, z = torch.where(valid, x, 0), torch.where(valid, y, 0), torch.where(valid, z, 1)
+    return normalize(torch.stack([x, -y, -z], dim=-1), dim=-1).float()
 
 
 @lru_cache(maxsize=4096)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Directions of pixels of many perspective lenses, interpolated between the nodes of a grid for each.
 
-Distortion is smooth: with nodes every 8 pixels the directions of a phone's lens are right to 0.004 pixels, in about a
-hundredth of the memory of a map for each.
+Distortion is smooth: with nodes every 8 pixels the directions of a phone's lens of 1080x1920 are right to 0.004 pixels,
+in about a hundredth of the memory of a map for each. The error grows with the square of the spacing, and as the images
+are made smaller: at 270x480 it is 0.015 pixels.
 """
 
 from __future__ import annotations

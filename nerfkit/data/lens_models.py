@@ -52,8 +52,8 @@ class Perspective:
     def project(self, points: Tensor) -> Tensor:
         """(x', y') [N, 2] of points [N, 3]; NaN behind the camera and beyond the fold."""
         seen = self._sees(points.detach())
-        points = torch.where(seen[:, None], points, points.new_tensor([0, 0, 1]))  # finite gradients of the others
-        distorted = self._distort(points[:, :2] / points[:, 2:])
+        sideways = torch.where(seen[:, None], points[:, :2], 0)  # so that gradients of the others are finite
+        distorted = self._distort(sideways / torch.where(seen, points[:, 2], 1)[:, None])
         return torch.where(seen[:, None], distorted, math.nan)
 
     def unproject(self, distorted: Tensor) -> Tensor:
@@ -71,15 +71,18 @@ class Perspective:
         seen = (points[:, 2] > 0) & (plane.square().sum(-1) < self.fold**2)
         if any(self.tangential):
             (xx, xy), yy = self._slopes(plane)
-            seen &= xx * yy > xy * xy
+            seen &= (xx > 0) & (xx * yy > xy * xy)  # positive definite, as it is at the centre
         return seen
 
     def _factor(self, r2: Tensor) -> tuple[Tensor, Tensor]:
         """d and its derivative by r2, [N] each."""
         top, bottom = (1, *self.numerator), (1, *self.denominator)
-        factor = _polynomial(top, r2) / _polynomial(bottom, r2)
-        slope = _polynomial(_derivative(top), r2) - factor * _polynomial(_derivative(bottom), r2)
-        return factor, slope / _polynomial(bottom, r2)
+        factor, slope = _polynomial(top, r2), _polynomial(_derivative(top), r2)
+        if not any(self.denominator):
+            return factor, slope
+        divisor = _polynomial(bottom, r2)
+        factor = factor / divisor
+        return factor, (slope - factor * _polynomial(_derivative(bottom), r2)) / divisor
 
     def _distort(self, plane: Tensor) -> Tensor:
         """(x', y') [N, 2] of (x, y) [N, 2]."""
@@ -175,8 +178,9 @@ class Fisheye:
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:
     """The polynomial with coefficients of rising powers at x, of the shape of x."""
-    value = torch.zeros_like(x)
-    for coefficient in reversed(coefficients):
+    degree = max((power for power, value in enumerate(coefficients) if value), default=0)
+    value = torch.full_like(x, coefficients[degree])
+    for coefficient in reversed(coefficients[:degree]):
         value = value * x + coefficient
     return value
 
@@ -218,7 +222,8 @@ def _invert_rising(
         newton = x - (value - target) / slope
         close = (newton - x).abs() <= TOLERANCE * (1 + x)
         new = torch.where(close | ((newton >= low) & (newton <= high)), newton, (low + high) / 2)
-        moved, x = (new - x).abs() > tolerance * (1 + x), new
+        inexact = (value - target).abs() > TOLERANCE * (1 + target)  # near a fold x moves on by more than rounding
+        moved, x = inexact & ((new - x).abs() > tolerance * (1 + x)), new
         if not moved.any():
             break
     return torch.where(target.isnan(), math.nan, x)
