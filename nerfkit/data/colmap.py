@@ -85,7 +85,7 @@ def read_model(folder: Path) -> Model:
     _check_images(images, cameras, folder / f"images{form}")
     world_to_camera, notes = _poses(images, folder, form)
     order = sorted(range(len(images.ids)), key=images.names.__getitem__)
-    camera_to_world = _inverted(world_to_camera, images)
+    camera_to_world = _inverted(world_to_camera)
     model_images = [ModelImage(images.names[i], images.camera_ids[i], camera_to_world[i]) for i in order]
     points, point_notes = _points(folder, form, np.array(images.ids, np.int64)[order])
     return Model(folder, cameras, model_images, points, (*notes, *point_notes))
@@ -179,7 +179,7 @@ def _matrices(poses: Iterable[tuple[float, ...]]) -> np.ndarray:
     low, high = QUATERNION_LIMITS
     with np.errstate(over="ignore", invalid="ignore"):
         length = np.linalg.norm(values[:, :4], axis=1)
-        usable = np.isfinite(values).all(axis=1) & (length >= low) & (length <= high)
+        usable = (np.abs(values[:, 4:]) <= COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
     values = np.where(usable[:, None], values, np.nan)
     w, x, y, z = (values[:, :4] / np.where(usable, length, 1)[:, None]).T
     rows = [
@@ -190,15 +190,10 @@ def _matrices(poses: Iterable[tuple[float, ...]]) -> np.ndarray:
     return np.moveaxis(np.array(rows), -1, 0).copy()
 
 
-def _inverted(world_to_camera: np.ndarray, images: ImageRecords) -> np.ndarray:
+def _inverted(world_to_camera: np.ndarray) -> np.ndarray:
     """Camera to world [N, 3, 4] in OpenGL axes."""
     rotation = world_to_camera[:, :, :3].transpose(0, 2, 1)  # [N, 3, 3]
     center = -rotation @ world_to_camera[:, :, 3:]  # [N, 3, 1]
-    far = ~(np.abs(center) <= COORDINATE_LIMIT).all(axis=(1, 2))
-    if far.any():
-        index = int(far.argmax())
-        place, position = images.places[index], center[index, :, 0].tolist()
-        raise SceneError(f"{place}: the camera's position must be at most {COORDINATE_LIMIT:g}, got {position}")
     return np.concatenate([rotation * TO_OPENGL, center], axis=2)
 
 

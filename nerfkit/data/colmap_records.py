@@ -117,7 +117,7 @@ def image_name(name: bytes, where: str) -> str:
         text = name.decode()
     except UnicodeDecodeError:
         raise SceneError(f"{where}: image name '{shown(repr(name)[2:-1])}' is not UTF-8; rename the image") from None
-    if not text.strip() or "\0" in text or len(name) > NAME_LIMIT:
+    if not text.strip() or "\0" in text or len(name) > NAME_LIMIT or posixpath.basename(text) in ("", "."):
         raise SceneError(f"{where}: '{shown(text)}' cannot be the name of an image")
     if posixpath.isabs(text) or ".." in text.split("/"):
         raise SceneError(f"{where}: image name '{shown(text)}' leads out of the folder of images; use names within it")
