@@ -261,6 +261,24 @@ def test_kinds_of_degenerate_cameras(name: str, kind: str):
     assert find_frame(DEGENERATE[name]).kind == kind
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_any_cameras_at_all(seed: int):
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(1, 12))
+    turns = np.linalg.qr(generator.normal(size=(n, 3, 3)))[0]
+    turns[:, :, 2] *= np.sign(np.linalg.det(turns))[:, None]
+    places = generator.normal(size=(n, 3, 1)) * 10.0 ** generator.integers(-7, 6, (1, 3, 1))
+    poses = np.concatenate([turns, places + generator.normal(size=(1, 3, 1)) * generator.integers(0, 2)], axis=-1)
+    points = cloud((0, 0, 0), float(10.0 ** generator.integers(-6, 7)), n, n=int(generator.integers(1, 40)))
+    bounds = np.sort(generator.uniform(1e-5, 1e3, (n, 2)), axis=1)
+    for used in ({}, {"points": points}, {"bounds": bounds}, {"points": points, "bounds": bounds, "has_alpha": True}):
+        for kind in (None, *KINDS):
+            frame = find_frame(poses, kind=kind, **used)
+            check_sane(frame)
+            error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
+            assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
+
+
 def test_parallel_axes_are_forward_only_if_the_points_are_far():
     poses = DEGENERATE["straight down"]
     far, close = (cloud((3, 10, depth), 0.1, len(poses)) for depth in (-200, -1))

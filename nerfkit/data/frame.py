@@ -246,6 +246,8 @@ def find_frame(
     lines.append(f"kind {kind}: {why}")
     upward, why = (_unit(up, "up"), "given") if up is not None else find_up(evidence.rig)
     lines.append(f"up {vector_text(upward)} in the input: {why}")
+    if why.endswith("check it"):
+        lines.append(f"{WARNING}the cameras do not say for sure which way is up; check up, or give it")
     middle, why = (_vector_of(center, "center"), "given") if center is not None else _center(evidence, kind)
     lines.append(f"center {vector_text(middle)} in the input: {why}")
     if radius is not None and not 0 < radius < math.inf:
@@ -280,6 +282,9 @@ def _evidence(poses, points, bounds, training, tangents) -> tuple[_Evidence, lis
     if points is not None:
         depths, what = observed_depths(poses, points, training, tangents)
         lines.append(f"points: {len(points.positions)}, {_depth_text(depths, rig)} over {len(depths)} {what}")
+        if rig.distance > 0:
+            within = np.linalg.norm(points.positions - rig.focus, axis=1) < 2 * rig.distance
+            lines.append(f"points within twice the cameras' distance from the focus: {within.mean():.1%}")
     bounds = np.zeros((0, 2)) if bounds is None else np.asarray(bounds, dtype=np.float64)[training]
     bounds = bounds[np.isfinite(bounds).all(1) & (bounds > 0).all(1)]
     if len(bounds):

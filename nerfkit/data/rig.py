@@ -134,8 +134,8 @@ def _last_resort(rig: Rig) -> tuple[np.ndarray, str]:
     values, vectors = np.linalg.eigh(offsets.T @ offsets)
     if rig.baseline > 0 and values[0] < 0.01 * values[1]:
         sign = 1.0 if first @ vectors[:, 0] >= 0 else -1.0
-        return sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; may be upside down"
-    return first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; give it"
+        return sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; check it"
+    return first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; check it"
 
 
 def observed_depths(
@@ -147,7 +147,7 @@ def observed_depths(
     and height at depth 1.
     """
     if len(points.views) and len(points.views) == points.track_lengths.sum():
-        index = _even(len(points.views), MOST_OBSERVATIONS)
+        index = evenly(len(points.views), MOST_OBSERVATIONS)
         ends = np.cumsum(points.track_lengths)
         point, view = np.searchsorted(ends, index, side="right"), points.views[index]
         known = (view >= 0) & (view < len(poses))
@@ -157,8 +157,8 @@ def observed_depths(
         depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
         return depths[depths > 0], "observations of training images"
     seen = []
-    cloud = points.positions[_even(len(points.positions), MOST_UNTRACKED[1])]
-    for view in np.flatnonzero(training)[_even(int(training.sum()), MOST_UNTRACKED[0])]:
+    cloud = points.positions[evenly(len(points.positions), MOST_UNTRACKED[1])]
+    for view in np.flatnonzero(training)[evenly(int(training.sum()), MOST_UNTRACKED[0])]:
         x, y, z = ((cloud - poses[view, :, 3]) @ poses[view, :, :3]).T
         seen.append(-z[(z < 0) & (np.abs(x) < tangents[view, 0] * -z) & (np.abs(y) < tangents[view, 1] * -z)])
     return np.concatenate([np.zeros(0), *seen]), "points inside of training images (the points have no tracks)"
@@ -166,7 +166,7 @@ def observed_depths(
 
 def _dots(directions: np.ndarray) -> tuple[float, float]:
     """Lowest and 5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
-    some = directions[_even(len(directions), MOST_PAIRED)]
+    some = directions[evenly(len(directions), MOST_PAIRED)]
     if len(some) < 2:
         return 1.0, 1.0
     dots = (some @ some.T)[np.triu_indices(len(some), 1)]
@@ -203,7 +203,7 @@ def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) ->
     return np.einsum("ij,ij->i", directions, point - positions)
 
 
-def _even(count: int, most: int) -> np.ndarray:
+def evenly(count: int, most: int) -> np.ndarray:
     """At most `most` indices below `count`, evenly spaced."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
