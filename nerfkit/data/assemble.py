@@ -69,8 +69,9 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
                 ", turned: its EXIF orientation may be missing" if (lens.height, lens.width) == (width, height) else ""
             )
             raise SceneError(
-                f"image {shown(image.file)} is {width}x{height}{turned}, but its camera is of {lens.width}x{lens.height} "
-                "images; give the images that the camera was found with, or resized ones of the same shape"
+                f"image {shown(image.file)} is {width}x{height}{turned}, but its camera is of "
+                f"{lens.width}x{lens.height} images; give the images that "
+                "the camera was found with, or resized ones of the same shape"
             )
         lens = lens.resized(width, height)
     if downscale != 1:
@@ -85,7 +86,7 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
     """Images by split, and the rule that made it: what the files say, else every 8th of the sorted names is a test."""
     by_name = {image.name: image for image in images}
     if capture.splits:
-        splits = {split: [by_name[n] for n in sorted(names) if n in by_name] for split, names in capture.splits.items()}
+        splits = {split: [by_name[n] for n in names if n in by_name] for split, names in capture.splits.items()}
         return {split: chosen for split, chosen in splits.items() if chosen}, "as the files say"
     ordered = [by_name[name] for name in sorted(by_name)]
     if len(ordered) < 2 * TEST_EVERY:

@@ -144,8 +144,8 @@ def _check_orientation(image: Image.Image, path: Path) -> None:
     orientation = _orientation(image)
     if orientation != 1:
         raise SceneError(
-            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too late "
-            "to be heeded; turn its pixels, and remove the tag"
+            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too "
+            "late to be heeded; turn its pixels, and remove the tag"
         )
 
 

@@ -105,7 +105,7 @@ def read_synthetic(folder: Path) -> Capture:
     merged = _merged_splits(frames, notes)
     images = _images(merged, Masks([None] * len(merged)), False, notes)
     _check_axes(folder, images, None, Z_UP, notes)
-    splits = {SPLIT_FILES[file.name]: sorted(frame.name for frame in listed) for file, listed in frames.items()}
+    splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     unused = _unused_notes(contents)
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, False, (*notes, *unused))
 
