@@ -370,7 +370,7 @@ def test_frame_of_a_capture():
     assert frame.kind == "walk-through" and frame.near == pytest.approx(0.9 * frame.scale)
     assert frame.directions_to_model(np.array([0, 1.0, 0])) == pytest.approx([0, 0, 1])
     assert frame_of(capture, up=(0, 0, 1)).directions_to_model(np.array([0, 0, 1.0])) == pytest.approx([0, 0, 1])
-    assert frame_of(capture, training=[image.name for image in images[3:]]).near == 0.05
+    assert frame_of(capture, training=[image.name for image in images[3:]]).near == 0.01
     assert frame_of(capture, has_alpha=True, near=0.2).near == 0.2
     with pytest.raises(SceneError):
         frame_of(replace(capture, images=[]))

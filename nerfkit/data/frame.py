@@ -32,7 +32,8 @@ INWARD_SHARE, INWARD_SPREAD = 0.9, 0.5  # cameras with the focus in front; sprea
 CENTER_BASELINES = 5.0  # a focus farther away than that is too uncertain to be the centre
 GUESSED_BASELINES = 4.0  # to the content of a forward scene of which nothing says how far it is
 RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
-NEAR_QUANTILE, NEAR_FACTOR, NEAR_RADIUS = 0.001, 0.5, 0.05  # near: factor x quantile of depths, or in radii
+NEAR_QUANTILE, NEAR_FACTOR = 0.001, 0.5  # near: factor x quantile of depths
+NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]; the radius of a walk is the length of its path
 BOUNDS_FACTORS = (0.9, 1.2)  # of the nearest and the farthest bound
 FAR_RADIUS = 256.0  # where nothing limits the scene: beyond that nothing moves in a contracted cube
 FORWARD_BOX = 4.0  # radii, at most, from the centre to the side of a forward scene's box
@@ -425,7 +426,8 @@ def _near(frame: Frame, evidence: _Evidence) -> tuple[float, str]:
     if len(evidence.depths):
         depth = float(np.quantile(evidence.depths, NEAR_QUANTILE))
         return NEAR_FACTOR * depth * frame.scale, "0.5 x the 0.1 % quantile of depths"
-    return NEAR_RADIUS, "0.05 of the radius, as there are neither points nor bounds"
+    near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
+    return near, f"{near:g} of the radius, as there are neither points nor bounds"
 
 
 def _far(frame: Frame, evidence: _Evidence, box: np.ndarray | None) -> tuple[float, str]:
