@@ -91,6 +91,8 @@ BAD = {
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_much": (header(count=10**9), BODY, "1000000000"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
+    "much_before": (header(before="element face 99999999999\nproperty uchar a\n"), BODY, "2"),
+    "blank_rows": (header(), b" \n" * 40, "2"),
     "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
     "short_row": (header(), b"1 2 3 10 20 30\n1 2 3 10 20\n  ", "vertex"),
     "long_rows": (header(), b"1 2 3 10 20 30 40\n1 2 3 10 20 30 40\n", "6", "7"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import reprlib
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
@@ -149,7 +150,9 @@ def _ascii(content: bytes, header: _Header, where: str) -> dict[str, np.ndarray]
     text = io.BytesIO(content)
     text.seek(header.start)
     try:
-        rows = np.loadtxt(text, skiprows=header.skipped, max_rows=header.count, comments=None, ndmin=2)  # [P, fields]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file without rows, which are counted below
+            rows = np.loadtxt(text, skiprows=header.skipped, max_rows=header.count, comments=None, ndmin=2)
     except ValueError as error:
         raise SceneError(f"{where}: a vertex is not a line of {len(names)} numbers ({shown(str(error))})") from None
     if rows.shape != (header.count, len(names)):

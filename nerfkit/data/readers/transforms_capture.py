@@ -229,11 +229,11 @@ def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list
     images, lenses, sizes = [], {}, _Sizes(frames)
     beaten = 0
     for frame, mask in zip(frames, masks.files, strict=True):
+        values = values_of_frame(frame.content, frame.own, frame.where)
+        lens = lens_of(values, frame.where, *sizes.of(frame, values), is_nerfstudio)
         if "transform_matrix" not in frame.own:
             raise SceneError(f"{frame.where}: key 'transform_matrix' is missing")
         pose = pose_of(frame.own["transform_matrix"], frame.where)
-        values = values_of_frame(frame.content, frame.own, frame.where)
-        lens = lens_of(values, frame.where, *sizes.of(frame, values), is_nerfstudio)
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
         images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask))
     if beaten:

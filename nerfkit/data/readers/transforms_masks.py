@@ -61,7 +61,8 @@ def _masks(files: list[Path | None], kind: str, white_ignores: bool = False) -> 
 def _names_beside(frames: list[Frame]) -> dict[Path, set[str]]:
     """What is in the images' folders and has a meaning beside an image, by folder; refuses what is not supported."""
     names = {folder: _special_names(folder) for folder in {path.parent for _, _, path in frames}}
-    for _, where, path in frames:
+    is_special = any(not name.startswith(DYNAMIC) for inside in names.values() for name in inside)
+    for _, where, path in frames if is_special else []:
         for name in (f"rays_{path.stem}.dat", f"{path.stem}.alpha{path.suffix}"):
             if name in names[path.parent]:
                 raise SceneError(
@@ -99,6 +100,8 @@ def _named(frames: list[Frame], folder: Path) -> list[Path | None]:
 
 def _dynamic(frames: list[Frame], names: dict[Path, set[str]]) -> list[Path | None]:
     """Files that lie beside the images, if any does."""
+    if not any(name.startswith(DYNAMIC) for inside in names.values() for name in inside):
+        return []
     wanted = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
     found = [file if file.name in names[file.parent] else None for file in wanted]
     return found if any(found) else []
@@ -106,11 +109,13 @@ def _dynamic(frames: list[Frame], names: dict[Path, set[str]]) -> list[Path | No
 
 def _in_folder(frames: list[Frame], folder: Path) -> list[Path | None]:
     """Files in the folder beside the images' own that have the images' names, but for extensions, if any has."""
+    if not os.path.isdir(folder / FOLDER):
+        return []
     found: list[Path | None] = []
     for _, where, path in frames:
         stem = _place(path, folder)
         beside = [stem + extension for extension in EXTENSIONS] + [f"{stem}{path.suffix}.png"]
-        files = [Path(file) for file in beside if os.path.isfile(file)] if os.path.isdir(folder / FOLDER) else []
+        files = [Path(file) for file in beside if os.path.isfile(file)]
         if len(files) > 1:
             raise SceneError(f"{where}: {shown(files[0])} and {shown(files[1].name)} are both masks of one image")
         found.append(files[0] if files else None)
