@@ -221,7 +221,7 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
 def write_model(folder: Path, capture: Capture, text: bool = False) -> None:
     """Write a capture's lenses, poses and points as a model, .bin or .txt; raises RunError.
 
-    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: NaN.
+    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: (-1, -1).
     """
     form = ".txt" if text else ".bin"
     _check_folder(folder, form)
