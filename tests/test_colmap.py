@@ -190,7 +190,7 @@ def test_rigs_give_the_poses_that_images_lack(tmp_path, form: str, replaced: tup
     model = read_model(tmp_path / form)
     for one, other in zip(model.images, whole.images, strict=True):
         np.testing.assert_allclose(one.camera_to_world, other.camera_to_world, atol=1e-12)
-    assert any("9 images" in note and f"images.{form}" in note for note in model.notes)
+    assert any(f"images.{form}: 9" in note for note in model.notes)
     (tmp_path / form / f"frames.{form}").unlink()
     assert_names(error_of(tmp_path / form), f"images.{form}", "no usable pose", str(replaced[0]), f"frames.{form}")
 
@@ -200,7 +200,7 @@ def test_frames_that_contradict_or_are_damaged(tmp_path, form: str):
     synthetic(tmp_path, 2)
     without_poses(tmp_path / form, (1.0, 0, 0, 0, 9, 9, 9), lambda index: index == 3)
     model = read_model(tmp_path / form)
-    assert any("1 images" in note and f"frames.{form}" in note for note in model.notes)
+    assert any(f"frames.{form}: 1" in note for note in model.notes)
     assert sum(np.allclose(image.camera_to_world[:, 3], [-9, -9, -9]) for image in model.images) == 1
     frames = tmp_path / form / f"frames.{form}"
     frames.write_bytes(frames.read_bytes()[:-20])
@@ -376,6 +376,13 @@ BAD_TEXT = {
 def test_bad_text(tmp_path, name: str):
     changed, *named = BAD_TEXT[name]
     assert_names(error_of(text_model(tmp_path, **changed)), *named)
+
+
+def test_both_endings(tmp_path):
+    text_model(model_of(tmp_path))
+    model = read_model(tmp_path)
+    assert [image.name for image in model.images] == ["a.png", "b.png"]
+    assert_names(model.notes[0], "images.bin", "images.txt")
 
 
 def test_a_line_without_an_end(tmp_path, monkeypatch):
