@@ -88,7 +88,7 @@ def read_model(folder: Path) -> Model:
     camera_to_world = _inverted(world_to_camera)
     model_images = [ModelImage(images.names[i], images.camera_ids[i], camera_to_world[i]) for i in order]
     points, point_notes = _points(folder, form, np.array(images.ids, np.int64)[order])
-    return Model(folder, cameras, model_images, points, (*notes, *point_notes))
+    return Model(folder, cameras, model_images, points, (*_form_notes(folder, form), *notes, *point_notes))
 
 
 def _form(folder: Path) -> str | None:
@@ -97,6 +97,12 @@ def _form(folder: Path) -> str | None:
         if all(os.path.lexists(folder / f"{part}{form}") for part in PARTS[:2]):
             return form
     return None
+
+
+def _form_notes(folder: Path, form: str) -> list[str]:
+    """A note if there are files of the other ending."""
+    others = [other for other in FORMS if other != form and os.path.lexists(folder / f"images{other}")]
+    return [f"images{form} is read, not images{other}, which may differ" for other in others]
 
 
 def _check_images(images: ImageRecords, cameras: dict[int, Lens], file: Path) -> None:
@@ -148,13 +154,15 @@ def _pose_notes(stated: np.ndarray, composed: np.ndarray, images: ImageRecords, 
     notes = []
     missing = ~np.isfinite(stated).all(axis=(1, 2))
     if missing.any():
-        notes.append(f"{missing.sum()} images have no pose in images{form}; it is made of those in frames and rigs")
+        notes.append(
+            f"images without a pose in images{form}: {missing.sum()}; theirs are made of those in frames and rigs"
+        )
     scale = 1 + np.abs(stated[:, :, 3]).max(axis=1)  # [N]
     differs = np.abs(stated - composed).max(axis=(1, 2)) > AGREEMENT * scale  # not so where one of them is NaN
     if differs.any():
         first = shown(images.names[int(differs.argmax())])
         notes.append(
-            f"{differs.sum()} images have another pose in images{form} than in frames{form} (first: {first}); that of "
+            f"images with another pose in images{form} than in frames{form}: {differs.sum()} (first: {first}); that of "
             f"images{form} is taken, while COLMAP takes the other: write the model anew if that is wrong"
         )
     return notes
@@ -221,7 +229,7 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
 def write_model(folder: Path, capture: Capture, text: bool = False) -> None:
     """Write a capture's lenses, poses and points as a model, .bin or .txt; raises RunError.
 
-    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: NaN.
+    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: (-1, -1).
     """
     form = ".txt" if text else ".bin"
     _check_folder(folder, form)

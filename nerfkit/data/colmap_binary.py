@@ -22,6 +22,7 @@ from nerfkit.data.colmap_records import (
     MODELS,
     NAME_LIMIT,
     POINTS_LIMIT,
+    UNKNOWN_PIXEL,
     FrameRecords,
     ImageRecords,
     PointRecords,
@@ -298,7 +299,7 @@ def images_bytes(images: ImageRecords, observations: list[np.ndarray]) -> bytes:
     for image_id, pose, camera_id, name, seen in rows:
         parts.append(struct.pack("<I7dI", image_id, *pose, camera_id) + name.encode() + b"\0")
         points = np.empty(len(seen), [("position", "<f8", 2), ("point_id", "<i8")])
-        points["position"], points["point_id"] = np.nan, seen
+        points["position"], points["point_id"] = UNKNOWN_PIXEL, seen
         parts.append(struct.pack("<Q", len(seen)) + points.tobytes())
     return b"".join(parts)
 

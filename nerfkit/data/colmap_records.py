@@ -79,6 +79,7 @@ class FrameRecords:
     images: dict[int, tuple[int, int, tuple[float, ...]]] = field(default_factory=dict)
 
 
+UNKNOWN_PIXEL = -1.0  # x and y of 2D points of which no more is known than what they see
 IDENTITY = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # pose of a rig's first camera
 
 
@@ -101,7 +102,10 @@ def make_lens(model: str, width: int, height: int, params: tuple[float, ...], wh
             raise SceneError(f"{where}: the focal length must lie between {low:g} and {high:g} pixels, got {focal:g}")
     if n_focal:
         _check_center(params[n_focal : n_focal + 2], (width, height), where)
-    return Lens(model, params, width, height)
+    try:
+        return Lens(model, params, width, height)
+    except SceneError as error:  # a model that nerfkit has no equations of
+        raise SceneError(f"{where}: {error}") from None
 
 
 def _check_center(center: tuple[float, ...], size: tuple[int, int], where: str) -> None:

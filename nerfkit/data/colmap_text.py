@@ -13,6 +13,7 @@ from nerfkit.data.colmap_records import (
     FILE_LIMIT,
     IDENTITY,
     POINTS_LIMIT,
+    UNKNOWN_PIXEL,
     FrameRecords,
     ImageRecords,
     PointRecords,
@@ -251,7 +252,7 @@ def images_bytes(images: ImageRecords, observations: list[np.ndarray]) -> bytes:
     rows = zip(images.ids, images.poses, images.camera_ids, images.names, observations, strict=True)
     for image_id, pose, camera_id, name, seen in rows:
         lines.append(f"{image_id} {_joined(pose)} {camera_id} {name}")
-        lines.append(" ".join(f"nan nan {point_id}" for point_id in seen.tolist()))
+        lines.append(" ".join(f"{UNKNOWN_PIXEL:g} {UNKNOWN_PIXEL:g} {point_id}" for point_id in seen.tolist()))
     return _joined_lines(lines)
 
 
