@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from nerfkit.training.run import load_run as load_run
     from nerfkit.training.trainer import Trainer as Trainer
 
-# Where each name lives; it is imported when it is first used, so that nerfkit.nn alone costs no more than itself.
+# Module of each public name, imported at first use, so that nerfkit.nn alone imports nothing else.
 _HOME = {
     "Config": "nerfkit.config",
     "Batch": "nerfkit.data.batch",

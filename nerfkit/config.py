@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every option, once: its name, default, range, unit and help.
 
-A TOML file changes some of them (`configs/*.toml` are such differences), the command line beats the file. An unknown
-name, a wrong type or a value out of range is an error that names the option and what it takes.
+A TOML file changes some of them (`configs/*.toml` are such differences), the command line overrides the file. An
+unknown name, a wrong type or a value out of range is an error that names the option and its range.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MOST_ROWS = 2**31  # of all grid levels: a row's number has 32 bits
+MOST_ROWS = 2**31  # of all grid levels: row indices have 32 bits
 MOST_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
 MOST_TEXT = 4096  # characters of an option; the longest path
 MOST_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
@@ -192,7 +192,7 @@ def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) 
             _check_names(value, factory, source, f"{prefix}{name}.")
 
 
-RENAMED = {  # old name of an option, in files of earlier versions -> its name today
+RENAMED = {  # old name of an option, in files of earlier versions -> current name
     "sampling.candidates": "sampling.candidates_per_sample",
     "eval.sheets": "eval.comparisons",
     "ops.visible": "ops.count_visible",
@@ -201,7 +201,7 @@ RENAMED = {  # old name of an option, in files of earlier versions -> its name t
 
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a file under today's names; where it has both, today's counts."""
+    """The values of a file under current names; where it has both, the current one's."""
     for old, new in RENAMED.items():
         (old_group, _, old_key), (group, _, key) = old.rpartition("."), new.rpartition(".")
         table = values.get(old_group) if old_group else values
@@ -250,7 +250,7 @@ def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
-    """As `load`, but whether the values work together is left to `check`, once the command line is known too.
+    """As `load`, without checking values against each other: `check` does, once the command line is known.
 
     Each file is checked by itself, to name it in errors.
     """
@@ -278,7 +278,7 @@ def dump(config: Config, path: Path) -> None:
     atomic_write(path, dumps(config))
 
 
-# What a resumed run may be given anew: all else is in the checkpoint, or what the field was trained for.
+# Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
     "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture",
@@ -287,7 +287,7 @@ FREE_ON_RESUME = (
 
 
 def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
-    """Name, old and new value of every option that differs, and must not when a run is resumed."""
+    """Name, old and new value of every option that differs and must not change on resume."""
     before, after = _flat(to_dict(old)), _flat(to_dict(new))
     names = [name for name in before | after if not name.startswith(FREE_ON_RESUME)]  # of model.options, any
     return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
@@ -301,7 +301,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for a value out of its range, and for values that cannot work together."""
+    """Raise ConfigError for a value out of its range, and for values that contradict each other."""
     _check_values(config, "")
     _check_box(config.data.box)
     _check_model(config.model)
@@ -338,7 +338,7 @@ def _check_value(name: str, value: Any, metadata: tuple) -> None:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Require what a TOML file can hold and, as most text is a path, the system takes for one."""
+    """Require text that a TOML file can hold and, as most of it is a path, the system accepts as one."""
     is_unicode = text.encode(errors="replace").decode() == text
     if len(text) > MOST_TEXT or "\0" in text or not is_unicode:
         raise ConfigError(
@@ -349,7 +349,7 @@ def _check_text(name: str, text: str) -> None:
 def _check_box(box: tuple[float, ...]) -> None:
     low, high = box[:3], box[3:]
     for a, b in zip(low, high, strict=True):
-        if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would take them for one
+        if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would not tell them apart
             raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
 
 

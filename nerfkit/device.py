@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The device that everything runs on, in words, and how much memory there is."""
+"""Choice and name of the device, free memory, determinism."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def pick_device(name: str) -> torch.device:
         raise RunError(f"device: {name!r} is unknown; use auto, cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise RunError(
-            f"device: {name} was asked for, but torch {torch.__version__} sees no GPU; "
+            f"device: {name} was requested, but torch {torch.__version__} sees no GPU; "
             "run `nerfkit doctor`, or use --device cpu"
         )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         last = torch.cuda.device_count() - 1
-        raise RunError(f"device: {name} was asked for, but there are cuda:0 to cuda:{last} only")
+        raise RunError(f"device: {name} was requested, but there are cuda:0 to cuda:{last} only")
     return device
 
 
 def device_name(device: torch.device) -> str:
-    """The device in words."""
+    """Name of the device, for people."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{device.type} ({platform.machine()}, {torch.get_num_threads()} threads)"
 
 
 def free_memory() -> int | None:
-    """Bytes of memory that can be had, caches of files included, where the system tells."""
+    """Available bytes of main memory, file caches included; None where the system does not report them."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -60,7 +60,7 @@ def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
 
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """Inside, the same inputs give the same bits, on a GPU too; nothing changes where not `enabled`."""
+    """Inside, results are reproducible to the bit, on a GPU too; without `enabled`, no effect."""
     if not enabled:
         yield
         return
@@ -77,6 +77,6 @@ def deterministic(enabled: bool) -> Iterator[None]:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out; of what a native op asked for, torch says no more than that the call failed."""
+    """Whether memory ran out; torch reports a native op's failed allocation only as a failed call."""
     signs = "can't allocate memory", "API call failed"
     return isinstance(error, torch.OutOfMemoryError) or any(sign in str(error) for sign in signs)

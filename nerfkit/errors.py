@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that a user can mend: the scripts print their message alone, without a traceback."""
+"""Errors that a user can fix: the commands print their message alone, without a traceback."""
 
 
 class UserError(Exception):

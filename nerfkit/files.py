@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that matter: whole or not there at all, and only in folders that are nerfkit's own."""
+"""Atomic writes of files, only in folders that nerfkit owns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
 except ImportError:  # Windows, where two processes in one folder are not noticed
     fcntl = None
 
-MARKER = ".nerfkit"  # in each folder that nerfkit writes into: its kind, then what was written, a name a line
+MARKER = ".nerfkit"  # in each folder of nerfkit: its kind, then the names of nerfkit's files, one per line
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 LARGEST_MARKER = 2**26  # bytes
@@ -26,30 +26,30 @@ TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are 
 
 
 def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> None:
-    """Write `content` beside `path` and rename it, so that `path` is the old file or the new one at every moment.
+    """Write `content` to a temporary file and rename it to `path`, which is the old or the new file at every moment.
 
-    What is at `path` is also at `keep` from then on, if one is given. Text is UTF-8. No link is followed, no folder
-    made. Raises RunError; `path` is then as it was.
+    The old file stays as `keep`, if that is given. Text is UTF-8. No link is followed, no folder created. Raises
+    RunError; `path` is then unchanged.
     """
-    aside, kept_aside = _unique_name(path), _unique_name(keep or path)
+    temporary, kept_temporary = _unique_name(path), _unique_name(keep or path)
     try:
-        with open(aside, "xb") as file:  # x: never through a link that lies there
+        with open(temporary, "xb") as file:  # x: not through an existing link
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
-            _link_or_copy(path, kept_aside)
-            os.replace(kept_aside, keep)
-        os.replace(aside, path)
+            _link_or_copy(path, kept_temporary)
+            os.replace(kept_temporary, keep)
+        os.replace(temporary, path)
     except (OSError, UnicodeError) as error:
         raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
     finally:
-        _remove(aside)
-        _remove(kept_aside)
+        _remove(temporary)
+        _remove(kept_temporary)
 
 
 def append_line(path: Path, line: str) -> None:
-    """Add a line to a text file in UTF-8, through no link, and after a line that a kill cut; raises RunError."""
+    """Append a line to a UTF-8 text file, also after an incomplete line; follows no link, raises RunError."""
     try:
         with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab+") as file:
             is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
@@ -59,9 +59,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 class OwnFolder:
-    """A folder that nerfkit made, or found empty, and wrote its marker into.
+    """A folder that nerfkit created, or found empty, and put its marker into.
 
-    Each file's name is in the marker before the file is there. Nothing else in the folder is ever touched.
+    A file's name is in the marker before the file exists. Other files in the folder are never changed.
     """
 
     def __init__(self, path: Path, kind: str):
@@ -71,7 +71,7 @@ class OwnFolder:
         self._lock: int | None = None
 
     def check_free(self) -> bool:
-        """Whether the folder is nerfkit's already; raises RunError if it is somebody else's or cannot be one."""
+        """Whether nerfkit owns the folder already; raises RunError if it holds other files or is not usable."""
         try:
             kind, names = self._read_marker()
         except FileNotFoundError:
@@ -82,25 +82,25 @@ class OwnFolder:
         if kind:
             raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
         try:
-            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # a kill leaves that
+            if any(not path.name.startswith(f".{MARKER}.") for path in self.path.iterdir()):  # left by a killed process
                 raise RunError(
-                    f"{self.path} holds files that nerfkit did not write, and which it therefore leaves alone; "
+                    f"{self.path} holds files that nerfkit did not write and does not change; "
                     "choose another folder, or empty this one"
                 )
         except FileNotFoundError:
-            return False  # it can be made
+            return False  # it can be created
         except OSError as error:
             raise RunError(f"cannot use the folder {shown(self.path)}: {error.strerror}; choose another") from None
         return False
 
     def claim(self) -> None:
-        """Make the folder, or take an empty one, and mark it; raises RunError if it is somebody else's."""
+        """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
         if self.check_free():
             return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot make the folder {shown(self.path)}: {error.strerror}; choose another") from None
+            raise RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another") from None
         self.mark()
 
     def mark(self) -> None:
@@ -108,19 +108,19 @@ class OwnFolder:
         atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
 
     def note(self, name: str) -> None:
-        """List `name` as nerfkit's; raises RunError if the folder is gone, or somebody else's file has that name."""
+        """List `name` as nerfkit's; raises RunError if the folder is gone, or another file has that name."""
         if not (self.path / MARKER).exists() or not self._is_where_it_was():
             raise RunError(
                 f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
             )
         if name not in self._listed:
             if not name.endswith("/") and os.path.lexists(self.path / name):
-                raise RunError(f"{shown(self.path / name)} is there, and nerfkit did not write it; move it away")
+                raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
             append_line(self.path / MARKER, name)
             self._listed.add(name)
 
     def write(self, name: str, content: str | bytes, keep: str | None = None) -> None:
-        """Write the file `name`, atomically; what was there is at `keep` then. Raises RunError."""
+        """Write the file `name` atomically; the old one stays as `keep`. Raises RunError."""
         self.note(name)
         if keep is not None:
             self.note(keep)
@@ -128,7 +128,7 @@ class OwnFolder:
         self.written.add(name)
 
     def append(self, name: str, line: str) -> None:
-        """Add a line to the file `name`; raises RunError."""
+        """Append a line to the file `name`; raises RunError."""
         self.note(name)
         append_line(self.path / name, line)
 
@@ -140,26 +140,26 @@ class OwnFolder:
         return folder
 
     def names(self) -> set[str]:
-        """What is listed as nerfkit's, whether it is there or not; folders end in a slash."""
+        """Names listed as nerfkit's, existing or not; folders end in a slash."""
         return set(self._listed)
 
     def owns(self, name: str) -> bool:
-        """Whether the file `name` is there and nerfkit's."""
+        """Whether the file `name` exists and is nerfkit's."""
         return name in self._listed and (self.path / name).exists()
 
     def clear(self, keep: tuple[str, ...] = ()) -> None:
-        """Delete what nerfkit wrote here, but for the marker and the names `keep`."""
+        """Delete nerfkit's files here, except for the marker and the names `keep`."""
         self.remove_leftovers()
         for name in sorted(self._listed - set(keep), reverse=True):
             if name.endswith("/"):
                 self._clear_child(name.rstrip("/"))
-            elif "/" not in name:  # of this folder, whatever somebody has put into the marker
+            elif "/" not in name:  # in this folder, whatever the marker says
                 self._delete(name)
         self._listed &= set(keep)
         self.mark()
 
     def _delete(self, name: str) -> None:
-        """Delete a file of nerfkit's own; raises RunError if it stays, for it would pass for a new one."""
+        """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
         try:
             (self.path / name).unlink(missing_ok=True)
         except OSError as error:
@@ -168,14 +168,14 @@ class OwnFolder:
             ) from None
 
     def remove_leftovers(self, but: tuple[str, ...] = ()) -> None:
-        """Delete what kills in the middle of writing have left, but of the names `but`."""
+        """Delete temporary files of killed processes, except for those of the names `but`."""
         for path in self.path.iterdir():
             temporary = TEMPORARY.fullmatch(path.name)
             if temporary and temporary[1] in self._listed and temporary[1] not in but:
                 _remove(path)
 
     def lock(self) -> None:
-        """Keep other processes from writing here until this one ends; raises RunError if one does."""
+        """Lock the folder for this process; raises RunError if another one holds the lock."""
         if fcntl is None or self._lock is not None:
             return
         try:
@@ -191,7 +191,7 @@ class OwnFolder:
                 raise RunError(f"cannot lock {shown(self.path)}: {error.strerror}; choose another folder") from None
 
     def _is_where_it_was(self) -> bool:
-        """Whether the folder that is locked is the one at its path still: it may have been moved."""
+        """Whether the locked folder is still the one at its path: it may have been moved."""
         return self._lock is None or os.path.samestat(os.fstat(self._lock), os.stat(self.path))
 
     def unlock(self) -> None:
@@ -206,25 +206,25 @@ class OwnFolder:
     def _clear_child(self, name: str) -> None:
         parts = [self.path.joinpath(*Path(name).parts[: n + 1]) for n in range(len(Path(name).parts))]
         if ".." in Path(name).parts or Path(name).is_absolute() or any(p.is_symlink() for p in parts):
-            return  # not of this folder: a marker is a file like any other, and may come from elsewhere
+            return  # outside of this folder: a marker may come from elsewhere
         folder = OwnFolder(parts[-1], "")
         try:
             folder.kind, names = folder._read_marker()
         except (OSError, RunError):
             return
         if folder.kind == self.kind:
-            return  # another run, which somebody put there
+            return  # another run, put there by a user
         folder._listed = set(names)
         folder.clear()
         _remove(folder.path / MARKER)
         for part in reversed(parts):
             try:
-                part.rmdir()  # unless something of the user's is in it
+                part.rmdir()  # unless a user's files are in it
             except OSError:
                 break
 
     def _read_marker(self) -> tuple[str, list[str]]:
-        """Kind and names; raises FileNotFoundError if there is no marker, RunError if it is none of nerfkit's."""
+        """Kind and names; raises FileNotFoundError if there is no marker, RunError if it is not nerfkit's."""
         file = self.path / MARKER
         try:
             if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST_MARKER:
@@ -263,5 +263,5 @@ def _link_or_copy(path: Path, to: Path) -> None:
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
-    except OSError:  # its folder is no folder, or cannot be written: nothing was left there
+    except OSError:  # an unusable folder: nothing was left there
         pass

@@ -32,7 +32,7 @@ class BuildError(UserError, RuntimeError):
 
 
 def build_folder(name: str) -> Path:
-    """Where `name` is compiled: in TORCH_EXTENSIONS_DIR, or the user's cache."""
+    """Build folder of `name`: in TORCH_EXTENSIONS_DIR, or the user's cache."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "nerfkit"
     return Path(root) / name
 
@@ -46,13 +46,13 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
     """Compile `sources` into a library of private ops and load it, as `torch.ops.<its namespace>`.
 
     Args:
-        name: of the library; a second build of one name compiles what changed.
+        name: of the library; a second build of that name compiles only what changed.
         sources: .cpp files, with `cuda` also .cu files. They can include what is in `headers()`.
         cuda: build for the GPU, with USE_CUDA defined.
         verbose: show the compilers' commands.
 
     Returns:
-        The library's path. Raises BuildError with the compiler's words, or for a lock that a killed build left behind.
+        The library's path. Raises BuildError with the compiler's messages, or for the lock of a killed build.
     """
     from torch.utils import cpp_extension
 
@@ -87,7 +87,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
 def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
     """Compile nerfkit's own ops from a checkout's cuda/ and put them beside the package, for the next start of Python.
 
-    Of the CPU's libraries, the one for this CPU's instructions.
+    Of the CPU libraries, only the one for this CPU.
     `cuda` is whether to build the GPU's library too; by default, if this torch is a CUDA build.
     """
     if not _in_checkout():

@@ -10,8 +10,8 @@ from torchmetrics.functional.image import (
 )
 
 SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
-MIN_SIDE = 6  # pixels that SSIM's window, mirrored at the edges, takes
-MOST_PSNR = 100.0  # dB, of images that are the same: a mean over views is to be a number
+MIN_SIDE = 6  # pixels, needed by SSIM's window, mirrored at the edges
+MOST_PSNR = 100.0  # dB, of identical images: keeps a mean over views finite
 
 
 def psnr(render: Tensor, truth: Tensor) -> float:

@@ -11,7 +11,7 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.errors import ConfigError
 
-LARGEST = 1e300  # of a number whose range only its model knows
+LARGEST = 1e300  # of numbers in model.options, which have no range of their own
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Range:
 
 
 def ranged(kind: Any, low: float, high: float) -> Any:
-    """The type `kind` with a range, which --help shows beside the default."""
+    """The type `kind` with a range, which --help shows with the default."""
     limits = Range(low, high)
     return Annotated[kind, limits, tyro.conf.arg(help_behavior_hint=lambda default: f"(default: {default}; {limits})")]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A user's files, whatever they hold: regular files of a sane size, UTF-8 in every locale, JSON.
+"""Reading untrusted files: regular files of bounded size, UTF-8 in every locale, JSON.
 
-All that can go wrong is an error of the class that the caller names, in one line.
+Every failure is a one-line error of the class that the caller gives.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a soc
 def open_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]) -> BinaryIO:
     """The open file `path`, called `what` in messages; never waits for a pipe or a device."""
     try:
-        status = os.stat(path)  # before opening, which may do something to a device already
-    except (OSError, ValueError) as problem:  # ValueError: a NUL, or what the file system cannot spell
+        status = os.stat(path)  # before opening, which has side effects on a device
+    except (OSError, ValueError) as problem:  # ValueError: NUL, or a name that cannot be encoded
         raise _unreadable(path, what, error, problem) from None
     if not stat.S_ISREG(status.st_mode):
         kind = KINDS.get(stat.S_IFMT(status.st_mode), "a device")
@@ -44,8 +44,8 @@ def read_regular(path: Path, limit_bytes: int, what: str, error: type[UserError]
             content = file.read(size + 1)
         except OSError as problem:
             raise _unreadable(path, what, error, problem) from None
-    if len(content) != size:  # of the system's own files, too, whose size is not told
-        raise error(f"{what} {shown(path)} changes while it is read")
+    if len(content) != size:  # also files of /proc, whose size is reported as 0
+        raise error(f"{what} {shown(path)} changed while it was read")
     return content
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all tests: one seed, one thread, devices, and skips that cannot lie."""
+"""Shared by all tests: one seed, one thread, devices, and which tests are left out."""
 
 from __future__ import annotations
 
@@ -28,9 +28,28 @@ def pytest_report_header() -> str:
     return f"torch {torch.__version__}, GPU: {gpu}, backends: {built}"
 
 
+def missing_gpu(item: pytest.Item) -> str | None:
+    """If the test needs a GPU that is missing, the environment variable that makes that a failure; else None."""
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        return "REQUIRE_CUDA"
+    if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
+        return "REQUIRE_TWO_GPUS"
+    return None
+
+
+LEFT_OUT = pytest.StashKey[int]()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """TEST_SHARE=k/n leaves the k-th of every n tests that are selected, so that n processes can share them."""
+    """Tests of a GPU that is not there are left out, unless it is required.
+
+    TEST_SHARE=k/n then leaves the k-th of every n tests that are selected, so that n processes can share them.
+    """
+    runs = [os.environ.get(name) == "1" if (name := missing_gpu(item)) else True for item in items]
+    config.hook.pytest_deselected(items=[item for item, run in zip(items, runs, strict=True) if not run])
+    items[:] = [item for item, run in zip(items, runs, strict=True) if run]
+    config.stash[LEFT_OUT] = runs.count(False)
     share = os.environ.get("TEST_SHARE")
     if share:
         k, _, n = share.partition("/")
@@ -41,15 +60,33 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = items[k - 1 :: n]
 
 
+def left_out(config: pytest.Config) -> str | None:
+    n = config.stash.get(LEFT_OUT, 0)
+    return f"{n} tests left out, for torch sees {torch.cuda.device_count()} GPUs" if n else None
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> str | list[str]:
+    return left_out(config) or []
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of a process of pytest-xdist, which shows no lines of its own
+        session.config.workeroutput["left_out"] = session.config.stash.get(LEFT_OUT, 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    node.config.stash[LEFT_OUT] = getattr(node, "workeroutput", {}).get("left_out", 0)  # all processes collect the same
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if config.pluginmanager.hasplugin("dsession") and (line := left_out(config)):
+        terminalreporter.write_line(line)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
-        if os.environ.get("REQUIRE_CUDA") == "1":
-            pytest.fail("REQUIRE_CUDA=1, but torch sees no GPU")
-        pytest.skip("needs a GPU")
-    if item.get_closest_marker("two_gpus") and torch.cuda.device_count() < 2:
-        if os.environ.get("REQUIRE_TWO_GPUS") == "1":
-            pytest.fail(f"REQUIRE_TWO_GPUS=1, but torch sees {torch.cuda.device_count()}")
-        pytest.skip("needs two GPUs")
+    if name := missing_gpu(item):
+        pytest.fail(f"{name}=1, but torch sees {torch.cuda.device_count()} GPUs")
 
 
 @pytest.fixture(autouse=True)

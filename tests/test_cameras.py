@@ -6,6 +6,7 @@ from nerfkit.data.readers.nerf_synthetic import READER
 from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
+from tests.naming import raises_naming
 from tests.toy_scene import BALLS, RADII
 
 
@@ -69,7 +70,7 @@ def test_json_round_trip(cameras, tmp_path):
 @pytest.mark.parametrize("width", [0, 0.5, "24", None, True, 1e300, float("nan")])
 def test_a_path_with_a_bad_size(cameras, tmp_path, width):
     content = to_json(cameras, [str(i) for i in range(len(cameras))]) | {"w": width}
-    with pytest.raises(SceneError, match="x.json: 'w' must be a whole number of pixels from 1 to 100000, got"):
+    with raises_naming(SceneError, "x.json", "'w'", 1, 100000, repr(width)):
         parse_cameras(content, tmp_path / "x.json")
 
 

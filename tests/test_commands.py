@@ -14,18 +14,11 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit.files import MARKER
+from nerfkit.model import registry
 from nerfkit.training import checkpoint
+from tests.naming import assert_names
+from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene
-
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def call(*arguments, status: int = 0, folder=ROOT, **options) -> str:
-    command = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **options)
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout + done.stderr
 
 
 def last_line(output: str) -> str:
@@ -70,8 +63,9 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
         (images / name).write_text("mine")
     before = content(images)
     output = call("scripts/render.py", run, "--frames", "1", "--size", "5", "4", "--out", images, status=1)
-    assert "did not write" in last_line(output) and content(images) == before
-    assert "holds a run" in call("scripts/render.py", run, "--frames", "1", "--out", run, status=1)
+    assert_names(last_line(output), images)
+    assert content(images) == before
+    assert_names(last_line(call("scripts/render.py", run, "--frames", "1", "--out", run, status=1)), run)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +104,7 @@ def test_scores_on_another_scene_are_kept_apart(run, tmp_path):
     other = write_scene(tmp_path / "garden", size=15, counts={"train": 3, "test": 3})
     before = content(run)
     output = call("scripts/eval.py", run, "--data", other)
-    assert "garden is not the scene that the run was trained on" in output
+    assert_names(output, "garden")
     after = content(run)
     assert {name: after[name] for name in before if name != MARKER} == {k: v for k, v in before.items() if k != MARKER}
     assert json.loads(after["eval/on_garden/test/metrics.json"])["n_views"] == 3
@@ -131,7 +125,7 @@ def test_a_model_that_gives_no_numbers_scores_nothing(run):
 
     checkpoint.save(RunFolder.existing(run), tensors, state)
     before = (run / "metrics.json").read_bytes()
-    assert "psnr is nan" in last_line(call("scripts/eval.py", run, status=1))
+    assert_names(last_line(call("scripts/eval.py", run, status=1)), "psnr", "nan")
     assert (run / "metrics.json").read_bytes() == before
 
 
@@ -150,8 +144,9 @@ def test_a_changed_scene_is_not_resumed(options, run, tmp_path, change: str):
     file.write_text(json.dumps(transforms))
     before = content(run)
     output = call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9", status=1)
-    named = {"poses": "train view 4 (r_4): transform_matrix", "names": "train view 4 (new): file_path", "views": "11"}
-    assert named[change] in last_line(output) and content(run) == before
+    named = {"poses": ("4", "r_4", "transform_matrix"), "names": ("4", "new", "file_path"), "views": ("11", "12")}
+    assert_names(last_line(output), "train", *named[change])
+    assert content(run) == before
 
 
 def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
@@ -160,7 +155,7 @@ def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
     flipped[-5] ^= 4
     file.write_bytes(flipped)
     output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", "--eval.after_training", "false")
-    assert output.count("is damaged") == 1 and checkpoint.load(run)[1]["step"] == 9
+    assert output.count(f"{checkpoint.NEWEST} ") == 1 and checkpoint.load(run)[1]["step"] == 9
 
 
 @pytest.mark.parametrize(
@@ -173,7 +168,7 @@ def test_a_state_that_was_edited_is_one_line(run, key: str, value):
     checkpoint.save(RunFolder.existing(run), tensors, state | {key: value})
     if key != "scaler":  # which a CPU has no use for
         output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-        assert "cannot be resumed" in last_line(output)
+        assert_names(last_line(output), run)
 
 
 def test_a_moment_of_another_shape_is_one_line(run):
@@ -182,7 +177,7 @@ def test_a_moment_of_another_shape_is_one_line(run):
     tensors, state = checkpoint.load(run)
     checkpoint.save(RunFolder.existing(run), tensors | {"optimizer.0.exp_avg": torch.zeros(3)}, state)
     output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-    assert "optimizer.0.exp_avg is no moment" in last_line(output)
+    assert_names(last_line(output), "optimizer.0.exp_avg")
 
 
 def test_a_run_folder_that_vanishes_ends_the_run_with_an_error(options, tmp_path):
@@ -196,7 +191,8 @@ def test_a_run_folder_that_vanishes_ends_the_run_with_an_error(options, tmp_path
         _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 1 and "is gone" in last_line(errors) and not run.exists()
+    assert process.returncode == 1 and not run.exists()
+    assert_names(last_line(errors), run)
 
 
 def test_output_that_nobody_reads(options, tmp_path):
@@ -213,7 +209,8 @@ def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path)
         call("scripts/train.py", "--config", options, "--out", tmp_path / name, "--trainer.deterministic", "true")
         for name in "ab"
     ]
-    assert all("deterministic: the same bits from the same seed" in output for output in outputs)
+    for output in outputs:
+        assert_names(output, "deterministic")
     (a, _), (b, _) = (checkpoint.load(tmp_path / name) for name in "ab")
     assert all(torch.equal(a[name], b[name]) for name in a)
 
@@ -221,12 +218,14 @@ def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path)
 def test_names_are_utf8_whatever_the_locale(options, run, tmp_path):
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = tmp_path / "bäume"
-    output = call("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
+    output = call_process("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
     assert "bäume" in output and (out / "config.toml").exists()
-    call("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
+    call_process("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
 
 
-def test_a_model_of_ones_own_from_a_module(options, tmp_path):
+def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
+    monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mymodel.py").write_text(
         "import nerfkit\n\n\n@nerfkit.register_model('dark')\nclass Dark(nerfkit.Renderer):\n"
         "    def forward(self, *arguments):\n        rendering = super().forward(*arguments)\n"
@@ -234,15 +233,15 @@ def test_a_model_of_ones_own_from_a_module(options, tmp_path):
     )
     scripts, run = ROOT / "scripts", tmp_path / "run"
     own = ("--model.kind", "dark", "--model.module", "mymodel")
-    call(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
+    call_process(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
     frames = ("--frames", "1", "--size", "6", "5")
     output = call(scripts / "render.py", run, *frames, status=1, folder=tmp_path)
     assert "--module mymodel" in last_line(output), "a run folder imports nothing by itself"
+    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
     call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
     from PIL import Image
 
     assert np.asarray(Image.open(run / "render" / "orbit" / "0000.png")).max() <= 128
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
     call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", *own[2:], folder=tmp_path)
 
 
@@ -257,10 +256,10 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
 
 
 def test_every_command_has_help():
-    assert "train" in call("-m", "nerfkit", "--help")
+    assert "train" in call_process("-m", "nerfkit", "--help")
     for command in ("train", "render", "eval", "summary"):
-        assert "usage" in call("-m", "nerfkit", command, "--help").lower()
-    call("-m", "nerfkit", "paint", status=2)
+        assert "usage" in call(f"scripts/{command}.py", "--help").lower()
+    call_process("-m", "nerfkit", "paint", status=2)
 
 
 def test_frames_are_not_of_a_path_that_has_cameras(run):

@@ -9,6 +9,7 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import options as cli
 from nerfkit.errors import ConfigError
+from tests.naming import assert_names, raises_naming
 
 
 def write(folder, text: str) -> str:
@@ -48,48 +49,48 @@ def test_shipped_files_are_small_differences(name: str):
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text, named",
     [
-        ("[trainer]\nstep = 7\n", r"unknown option trainer.step; did you mean trainer.steps\?"),
-        ("[train]\nsteps = 7\n", r"unknown option train; did you mean trainer\?"),
-        ("[trainer]\nsteps = 'many'\n", "trainer.steps: Expected `int`, got `str`"),
-        ("[trainer]\nsteps = -1\n", "trainer.steps must be from 1 to 1000000000, got -1"),
-        ("[trainer]\nfinal_learning_rate = 0.0\n", "trainer.final_learning_rate must be from 1e-12 to 100, got 0.0"),
-        ("[data]\nbackground = 'pink'\n", "data.background: Invalid enum value 'pink'"),
-        ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", "data.box: the lowest corner .* must be below"),
-        ("[model]\nkernel = 4\n", "model.kernel must be odd, got 4"),
-        ("[model]\nmax_resolution = 4\n", "must be at least model.base_resolution"),
-        ("[ops]\nbackend = 'cudnn'\n", "ops.backend: Invalid enum value 'cudnn'"),
-        ("[trainer\n", "is not valid TOML"),
+        ("[trainer]\nstep = 7\n", ("trainer.step", "trainer.steps")),
+        ("[train]\nsteps = 7\n", ("train", "trainer")),
+        ("[trainer]\nsteps = 'many'\n", ("trainer.steps", "int", "str")),
+        ("[trainer]\nsteps = -1\n", ("trainer.steps", "1", "1000000000", "-1")),
+        ("[trainer]\nfinal_learning_rate = 0.0\n", ("trainer.final_learning_rate", "1e-12", "100", "0.0")),
+        ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
+        ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
+        ("[model]\nkernel = 4\n", ("model.kernel", "odd", "4")),
+        ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
+        ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
+        ("[trainer\n", ("options.toml", "TOML")),
     ],
 )
-def test_bad_file(tmp_path, text: str, message: str):
-    with pytest.raises(ConfigError, match=message):
+def test_bad_file(tmp_path, text: str, named: tuple):
+    with raises_naming(ConfigError, *named):
         config.load([write(tmp_path, text)])
 
 
 @pytest.mark.parametrize(
-    "text, message",
+    "text, named",
     [
-        ("[model]\nlevels = 65\n", r"options.toml: model.levels must be from 1 to 64, got 65$"),
-        ("[sampling]\nnear = nan\n", r"sampling.near must be from 0 to 1e\+10, got nan$"),
-        ("[data]\nbox = [-1, -1, -inf, 1, 1, 1]\n", r"data.box must be from -1e\+06 to 1e\+06, got -inf$"),
-        ("[data]\nbox = [0.0, 0.0, 0.0, 1.0, 1.0, 1e-30]\n", "data.box: the lowest corner .* must be below"),
-        (f"[model]\nlevels = 0x{16**5000:x}\n", r"model.levels must be from 1 to 64, got about 2\^20000$"),
-        ("seed = 4294967296\n", "seed must be from 0 to 4294967295, got 4294967296"),
-        ("[model]\nlog2_table = 28\n", r"model.log2_table \(28\) is too large for 16 levels"),
-        ("[sampling]\nstep = 1e-6\n", "cuts the longest ray in data.box, 5.19615, into more than 1048575 intervals"),
-        ("[sampling]\nstep = 6.0\n", r"sampling.step \(6\) is longer than the longest ray in data.box, 5.19615"),
-        ("[sampling]\nnear = 2.0\nfar = 1.0\n", "sampling.near .* must be below sampling.far"),
-        ('out = "a\\u0000b"\n', "out must be text in UTF-8 of at most 4096 characters without NUL"),
-        ("[model.options]\nwidth = inf\n", "model.options.width must be from .*, got inf"),
-        ("[model.options]\nwidth = [1]\n", "model.options.*: Expected `bool | int | float | str`, got `array`"),
-        ('"a\\nb" = 1\n', r"unknown option a\?b"),
-        ("seed = 2020-01-01\n", "seed: Expected `int`"),
+        ("[model]\nlevels = 65\n", ("options.toml", "model.levels", "1", "64", "65")),
+        ("[sampling]\nnear = nan\n", ("sampling.near", "0", "1e+10", "nan")),
+        ("[data]\nbox = [-1, -1, -inf, 1, 1, 1]\n", ("data.box", "-1e+06", "1e+06", "-inf")),
+        ("[data]\nbox = [0.0, 0.0, 0.0, 1.0, 1.0, 1e-30]\n", ("data.box", "0.0", "1e-30")),
+        (f"[model]\nlevels = 0x{16**5000:x}\n", ("model.levels", "1", "64", "2^20000")),
+        ("seed = 4294967296\n", ("seed", "0", "4294967295", "4294967296")),
+        ("[model]\nlog2_table = 28\n", ("model.log2_table", "28", "16")),
+        ("[sampling]\nstep = 1e-6\n", ("sampling.step", "1e-06", "data.box", "5.19615", "1048575")),
+        ("[sampling]\nstep = 6.0\n", ("sampling.step", "6", "data.box", "5.19615")),
+        ("[sampling]\nnear = 2.0\nfar = 1.0\n", ("sampling.near", "2.0", "sampling.far", "1.0")),
+        ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
+        ("[model.options]\nwidth = inf\n", ("model.options.width", "inf")),
+        ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
+        ('"a\\nb" = 1\n', ("a?b",)),
+        ("seed = 2020-01-01\n", ("seed", "int")),
     ],
 )
-def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, message: str):
-    with pytest.raises(ConfigError, match=message) as error:
+def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, named: tuple):
+    with raises_naming(ConfigError, *named) as error:
         config.load([write(tmp_path, text)])
     assert "\n" not in str(error.value)
 
@@ -98,7 +99,7 @@ def test_values_that_work_together_may_come_from_several_places(tmp_path):
     """Only what comes out in the end is asked whether it works."""
     large = write(tmp_path, "[data]\nbox = [-9000, -9000, -9000, 9000, 9000, 9000]\n")
     assert cli.train_options(["--config", large, "--sampling.step", "1"]).sampling.step == 1
-    with pytest.raises(ConfigError, match="raise it, or make the box smaller"):
+    with raises_naming(ConfigError, "sampling.step", "data.box"):
         cli.train_options(["--config", large])
 
 
@@ -145,7 +146,7 @@ def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
 @pytest.mark.parametrize("path", ["a\udc80b", "a" * 5000])  # bytes that are no UTF-8, more than a path may have
 def test_text_that_no_file_of_options_holds(path: str):
     for arguments in (["--out", path], ["--model.options", "name", path], ["--model.options", path, "1"]):
-        with pytest.raises(ConfigError, match="must be text in UTF-8 of at most 4096 characters"):
+        with raises_naming(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
             cli.train_options(arguments)
 
 
@@ -153,7 +154,7 @@ def test_ranges_and_defaults_are_in_the_help(capsys):
     with pytest.raises(SystemExit):
         cli.train_options(["--help"])
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
-    assert "--model.levels INT grid levels (default: 16; 1 to 64)" in text
+    assert re.search(r"--model.levels INT [^-]*16[^-]* 1 to 64", text)
     assert "--trainer.capture {true,false}" in text and "--overwrite [{true,false}]" in text
     assert "no_" not in text
 
@@ -193,7 +194,7 @@ def test_files_with_an_old_name_are_read(tmp_path, monkeypatch):
     read = config.load([write(tmp_path, "tag = 'x'\n[model]\nwidth = 32\n[net]\ndepth = 3\n")])
     assert (read.model.hidden, read.model.levels, read.out) == (32, 3, "x")
     assert config.load([write(tmp_path, "[model]\nwidth = 32\nhidden = 48\n")]).model.hidden == 48
-    with pytest.raises(ConfigError, match="model: Expected `object`"):
+    with raises_naming(ConfigError, "options.toml", "model"):
         config.load([write(tmp_path, "model = 5\n[net]\ndepth = 3\n")])
 
 
@@ -205,26 +206,26 @@ def test_preset_by_name(tmp_path, monkeypatch):
     (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
     assert config.load(["orrery"]).seed == 3
     for name in ("nowhere", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
-        with pytest.raises(ConfigError, match="one of field, lego, orrery, orrery_cpu$"):
+        with raises_naming(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
             config.load([name])
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, named",
     [
-        ("name = 'Käfer'".encode("latin-1"), "is not UTF-8 text .*save it as UTF-8"),
-        ("seed = 3".encode("utf-16"), "is not UTF-8 text .*save it as UTF-8"),
-        ("seed = 3".encode("utf-16-le"), "is not valid TOML"),
-        (b"seed = " + b"[" * 30_000, "is nested too deeply"),
-        (b".".join([b"a"] * 50_000) + b" = 1", "more than the limit of 32768"),
-        (b"seed = " + b"1" * 5000, "is not valid TOML"),
-        (b"#" * 17_000_000, "more than the limit of 32768"),
+        ("name = 'Käfer'".encode("latin-1"), "UTF-8"),
+        ("seed = 3".encode("utf-16"), "UTF-8"),
+        ("seed = 3".encode("utf-16-le"), "TOML"),
+        (b"seed = " + b"[" * 30_000, "nested"),
+        (b".".join([b"a"] * 50_000) + b" = 1", "32768"),
+        (b"seed = " + b"1" * 5000, "TOML"),
+        (b"#" * 17_000_000, "32768"),
     ],
 )
-def test_no_file_of_options(tmp_path, content: bytes, message: str):
+def test_no_file_of_options(tmp_path, content: bytes, named: str):
     file = tmp_path / "options.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=message) as error:
+    with raises_naming(ConfigError, file, named) as error:
         config.load([file])
     assert "\n" not in str(error.value)
 
@@ -232,7 +233,7 @@ def test_no_file_of_options(tmp_path, content: bytes, message: str):
 def test_neither_pipe_nor_device_nor_folder_is_read(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with pytest.raises(ConfigError, match="not a regular file"):
+        with raises_naming(ConfigError, path):
             config.load([path])
 
 
@@ -251,9 +252,9 @@ def test_resume_ignores_nothing(tmp_path):
     assert cli.train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"
     file = write(tmp_path, "[model]\nmodule = 'mine'\n")
     assert cli.train_options(["--resume", str(run), "--config", file]).model.module == "mine"
-    with pytest.raises(ConfigError, match="leave out --out to go on, or --resume to train a new run"):
+    with raises_naming(ConfigError, "--resume", "--out"):
         cli.train_options(["--resume", str(run), "--out", "elsewhere"])
-    with pytest.raises(ConfigError, match="leave out one of them"):
+    with raises_naming(ConfigError, "--resume", "--overwrite"):
         cli.train_options(["--resume", str(run), "--overwrite"])
 
 
@@ -263,7 +264,7 @@ def test_an_old_run_has_todays_defaults_for_options_that_it_does_not_know():
 
 
 def test_missing_file():
-    with pytest.raises(ConfigError, match="no configuration 'nowhere.toml'; .* one of field, lego, orrery, orrery_cpu"):
+    with raises_naming(ConfigError, "'nowhere.toml'", "field", "lego", "orrery", "orrery_cpu"):
         config.load(["nowhere.toml"])
 
 
@@ -281,11 +282,11 @@ def test_every_option_has_help(capsys):
         if dataclasses.is_dataclass(group.default_factory):
             for option in dataclasses.fields(group.default_factory):
                 assert f"--{group.name}.{option.name}" in text
-    assert "[scene units]" in text and "default: 20000" in text
+    assert_names(text, "20000")
 
 
 def test_options_that_could_not_be_read_again_are_refused():
     options = config.Config()
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
-    with pytest.raises(ConfigError, match="shorten model.options"):
+    with raises_naming(ConfigError, "model.options"):
         config.check(options)

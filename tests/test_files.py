@@ -18,6 +18,7 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.training import checkpoint, plot
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run_folder import CONFIG, LOG, METRICS, RunFolder, describe, read_log
+from tests.naming import raises_naming
 
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}
 
@@ -40,7 +41,7 @@ def test_atomic_write_replaces_and_keeps(tmp_path):
 def test_where_nothing_can_be_written(tmp_path, folder: str):
     """A folder that vanished is not made again by the next write."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="x.txt"):
+    with raises_naming(RunError, "x.txt"):
         files.atomic_write(tmp_path / folder / "x.txt", "one")
     assert not (tmp_path / "nowhere").exists()
 
@@ -83,7 +84,7 @@ def test_a_full_disk_leaves_every_file_as_it_was(small_config, tmp_path, monkeyp
     for name, write in writers.items():
         folder.note(name)
         (tmp_path / name).write_text("as it was")
-        with pytest.raises(RunError, match=f"cannot write .*{name}: No space left"):
+        with raises_naming(RunError, name, "No space left"):
             write()
         assert (tmp_path / name).read_text() == "as it was"
     assert not list(tmp_path.glob(".*.tmp"))
@@ -102,14 +103,14 @@ def test_a_torn_line_of_the_log_is_passed_over(tmp_path):
 def test_a_folder_with_files_of_somebody_else_is_refused(tmp_path, name: str):
     (tmp_path / name).write_text("mine")
     for kind in ("run", "rendering"):
-        with pytest.raises(RunError, match="did not write.*choose another"):
+        with raises_naming(RunError, tmp_path):
             OwnFolder(tmp_path, kind).claim()
     assert [path.name for path in tmp_path.iterdir()] == [name] and (tmp_path / name).read_text() == "mine"
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path):
     own_folder(tmp_path, "run")
-    with pytest.raises(RunError, match="holds a run of nerfkit's, not a rendering"):
+    with raises_naming(RunError, tmp_path, "run", "rendering"):
         OwnFolder(tmp_path, "rendering").claim()
 
 
@@ -145,14 +146,14 @@ def test_a_marker_from_elsewhere_deletes_nothing_outside(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"something else\n", b"\xff\xfe\x00", b"nerfkit\n"])
 def test_a_marker_that_is_none(tmp_path, content: bytes):
     (tmp_path / MARKER).write_bytes(content)
-    with pytest.raises(RunError, match="is not the file that nerfkit writes"):
+    with raises_naming(RunError, tmp_path / MARKER):
         OwnFolder(tmp_path, "run").claim()
     assert (tmp_path / MARKER).read_bytes() == content
 
 
 def test_a_marker_that_is_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / MARKER)
-    with pytest.raises(RunError, match="is not the file that nerfkit writes"):
+    with raises_naming(RunError, tmp_path / MARKER):
         OwnFolder(tmp_path, "run").claim()
 
 
@@ -161,7 +162,7 @@ def test_a_folder_that_vanished_is_said(tmp_path):
     folder.write("a.txt", "a")
     files.shutil.rmtree(tmp_path / "run")
     for act in (lambda: folder.write("a.txt", "b"), lambda: folder.append("log", "line")):
-        with pytest.raises(RunError, match="is gone"):
+        with raises_naming(RunError, tmp_path / "run"):
             act()
     assert not (tmp_path / "run").exists()
 
@@ -181,7 +182,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     try:
         assert held.wait(60)
         folder = own_folder(tmp_path / "run")
-        with pytest.raises(RunError, match="another process is writing to"):
+        with raises_naming(RunError, tmp_path / "run"):
             folder.lock()
     finally:
         done.set()
@@ -210,7 +211,7 @@ def test_a_reader_beside_a_writer_never_fails(tmp_path, recwarn):
     stop.set()
     reader.join()
     assert len(seen) > 20 and set(seen) == {True}
-    assert not [w for w in recwarn if "damaged" in str(w.message)]
+    assert not recwarn.list
 
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
@@ -238,7 +239,7 @@ def test_a_file_of_somebody_else_in_nerfkits_own_folder_stays(tmp_path):
     folder = own_folder(tmp_path)
     (tmp_path / "metrics.json").write_text("mine")
     for act in (lambda: folder.write("metrics.json", "{}"), lambda: folder.append("metrics.json", "line")):
-        with pytest.raises(RunError, match="metrics.json is there, and nerfkit did not write it"):
+        with raises_naming(RunError, tmp_path / "metrics.json"):
             act()
     folder.clear()
     assert (tmp_path / "metrics.json").read_text() == "mine"
@@ -263,7 +264,7 @@ def test_a_folder_that_was_moved_is_not_written_to_where_another_came(tmp_path):
     folder.lock()
     (tmp_path / "run").rename(tmp_path / "moved")
     own_folder(tmp_path / "run").write("a.txt", "another's")
-    with pytest.raises(RunError, match="is gone"):
+    with raises_naming(RunError, tmp_path / "run"):
         folder.write("a.txt", "mine")
     assert (tmp_path / "run" / "a.txt").read_text() == "another's"
 
@@ -278,6 +279,6 @@ def test_another_run_in_a_folder_of_this_one_is_not_cleared(tmp_path):
 
 
 def test_what_is_no_text_is_an_error(tmp_path):
-    with pytest.raises(RunError, match="cannot write"):
+    with raises_naming(RunError, tmp_path / "x"):
         files.atomic_write(tmp_path / "x", "\udcff")
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from nerfkit.training.optim import LazyAdam
+from tests.naming import raises_naming
 
 
 def trained(optimizer_of, device: str, steps: int = 5) -> list[torch.Tensor]:
@@ -62,19 +63,19 @@ def test_state_goes_through_a_state_dict(device: str):
 
 
 @pytest.mark.parametrize(
-    "arguments, error, message",
+    "arguments, error, named",
     [
-        (([torch.ones(2).half()], 0.1), TypeError, "parameters must be float32 or float64, got float16"),
-        (([torch.ones(2)], 0.1, (1.5, 0.9)), ValueError, r"betas must be at least 0 and below 1, got \(1.5, 0.9\)"),
+        (([torch.ones(2).half()], 0.1), TypeError, ("parameters", "float32", "float64", "float16")),
+        (([torch.ones(2)], 0.1, (1.5, 0.9)), ValueError, ("betas", "0", "1", "(1.5, 0.9)")),
         (
             ([torch.ones(2), torch.ones(2, device="meta")], 0.1),
             ValueError,
-            r"parameters of a group must be on one device, got \['cpu', 'meta'\]",
+            ("parameters", "['cpu', 'meta']"),
         ),
     ],
 )
-def test_bad_input(arguments: tuple, error, message: str):
-    with pytest.raises(error, match=message):
+def test_bad_input(arguments: tuple, error, named: tuple):
+    with raises_naming(error, *named):
         LazyAdam(*arguments)
 
 
@@ -82,7 +83,7 @@ def test_a_sparse_gradient_is_refused_and_changes_nothing():
     x = torch.ones(3, requires_grad=True)
     optimizer = LazyAdam([x], 0.1)
     x.grad = torch.ones(3).to_sparse()
-    with pytest.raises(TypeError, match="gradients must be dense"):
+    with raises_naming(TypeError, "dense"):
         optimizer.step()
     assert not optimizer.state[x]
 

@@ -14,6 +14,7 @@ from PIL import Image
 
 from nerfkit.data.pixels import blend, image_header, read_image
 from nerfkit.errors import SceneError
+from tests.naming import raises_naming
 
 HEIGHT, WIDTH = 5, 7
 GRAY = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) * 7
@@ -139,38 +140,38 @@ WHOLE = png(RGB, 8, 2)
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 5\n%%EndComments\nshowpage\n"
 BOMB = zlib.compress(bytes(2**26))  # of a thousandth of its size
 REFUSED = {
-    "text": (b"text", "no PNG, JPEG or WebP file"),
-    "empty": (b"", "no PNG, JPEG or WebP file"),
-    "eps": (EPS, "no PNG, JPEG or WebP file"),
-    "gif": (saved(IMAGE, "GIF"), "no PNG, JPEG or WebP file"),
-    "tiff": (saved(IMAGE, "TIFF"), "no PNG, JPEG or WebP file"),
-    "bmp": (saved(IMAGE, "BMP"), "no PNG, JPEG or WebP file"),
-    "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "color space CMYK; save it as RGB"),
-    "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit gray with a transparent value"),
-    "turned_jpeg": (saved(IMAGE, "JPEG", exif=exif(6)), r"EXIF orientation \(6\)"),
-    "turned_png": (saved(IMAGE, "PNG", exif=exif(3)), r"EXIF orientation \(3\)"),
-    "turned_webp": (saved(IMAGE, "WEBP", exif=exif(8)), r"EXIF orientation \(8\)"),
-    "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], r"EXIF orientation \(5\)"),
-    "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "is animated"),
-    "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "is animated"),
-    "cut_short": (WHOLE[:-40], "cannot be read, is it truncated"),
-    "cut_shorter": (WHOLE[:30], "a.png"),
-    "flipped": (WHOLE[:60] + bytes([WHOLE[60] ^ 8]) + WHOLE[61:], "cannot be read"),
-    "pixels_of_a_bomb": (png(RGB[:1], 8, 2, size=(20_000, 20_000)), "too large to be read.*400000000 pixels"),
-    "side_of_a_bomb": (png(RGB[:1], 8, 2, size=(2**31 - 1, 2**31 - 1)), "too large to be read"),
-    "text_of_a_bomb": (png(RGB, 8, 2, chunk(b"zTXt", b"a\0\0" + BOMB)), "cannot be read"),
-    "no_side": (png(RGB[:1], 8, 2, size=(0, 5)), "a.png"),
-    "no_palette": (png(INDEX, 8, 3), "a.png"),
+    "text": (b"text", "PNG", "JPEG", "WebP"),
+    "empty": (b"", "PNG", "JPEG", "WebP"),
+    "eps": (EPS, "PNG", "JPEG", "WebP"),
+    "gif": (saved(IMAGE, "GIF"), "PNG", "JPEG", "WebP"),
+    "tiff": (saved(IMAGE, "TIFF"), "PNG", "JPEG", "WebP"),
+    "bmp": (saved(IMAGE, "BMP"), "PNG", "JPEG", "WebP"),
+    "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "CMYK", "RGB"),
+    "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit", "gray"),
+    "turned_jpeg": (saved(IMAGE, "JPEG", exif=exif(6)), "EXIF", "6"),
+    "turned_png": (saved(IMAGE, "PNG", exif=exif(3)), "EXIF", "3"),
+    "turned_webp": (saved(IMAGE, "WEBP", exif=exif(8)), "EXIF", "8"),
+    "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], "EXIF", "5"),
+    "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
+    "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
+    "cut_short": (WHOLE[:-40], "truncated"),
+    "cut_shorter": (WHOLE[:30],),
+    "flipped": (WHOLE[:60] + bytes([WHOLE[60] ^ 8]) + WHOLE[61:],),
+    "pixels_of_a_bomb": (png(RGB[:1], 8, 2, size=(20_000, 20_000)), "400000000"),
+    "side_of_a_bomb": (png(RGB[:1], 8, 2, size=(2**31 - 1, 2**31 - 1)), (2**31 - 1) ** 2),
+    "text_of_a_bomb": (png(RGB, 8, 2, chunk(b"zTXt", b"a\0\0" + BOMB)),),
+    "no_side": (png(RGB[:1], 8, 2, size=(0, 5)),),
+    "no_palette": (png(INDEX, 8, 3),),
 }
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_refused_images(tmp_path, kind: str):
-    content, message = REFUSED[kind]
+    content, *named = REFUSED[kind]
     (tmp_path / "a.png").write_bytes(content)
-    with pytest.raises(SceneError, match=message) as caught:
+    with raises_naming(SceneError, "a.png", *named) as caught:
         read(tmp_path / "a.png")
-    assert "a.png" in str(caught.value) and "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_starts_programs_does_not(tmp_path, monkeypatch):
@@ -187,24 +188,24 @@ def test_a_file_that_starts_programs_does_not(tmp_path, monkeypatch):
 
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "a.png")
-    with pytest.raises(SceneError, match="a.png is a pipe, not a regular file"):
+    with raises_naming(SceneError, tmp_path / "a.png", "pipe"):
         image_header(tmp_path / "a.png")
-    with pytest.raises(SceneError, match="/dev/zero is a device"):
+    with raises_naming(SceneError, "/dev/zero", "device"):
         image_header(Path("/dev/zero"))
-    with pytest.raises(SceneError, match="No such file"):
+    with raises_naming(SceneError, tmp_path / "nothing.png", "No such file"):
         image_header(tmp_path / "nothing.png")
 
 
 def test_a_decoder_without_memory(tmp_path, monkeypatch):
     (tmp_path / "a.png").write_bytes(WHOLE)
     monkeypatch.setattr(Image.Image, "crop", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with pytest.raises(SceneError, match=r"a.png cannot be read.*\(MemoryError\)"):
+    with raises_naming(SceneError, "a.png", "MemoryError"):
         read(tmp_path / "a.png")
 
 
 def test_an_image_that_changed(tmp_path):
     (tmp_path / "a.png").write_bytes(WHOLE)
-    with pytest.raises(SceneError, match="a.png is 7x5 now, but was 8x5 a moment ago"):
+    with raises_naming(SceneError, "a.png", "7x5", "8x5"):
         read_image(tmp_path / "a.png", (8, 5), np.zeros((5, 8, 3), dtype=np.uint8))
 
 

@@ -15,6 +15,7 @@ import torch
 import nerfkit
 from nerfkit.errors import ConfigError, RunError
 from nerfkit.model.registry import MODELS
+from tests.naming import raises_naming
 from tests.trainers import make_trainer
 
 SNAPSHOT = Path(__file__).parent / "api.json"
@@ -106,7 +107,7 @@ def test_a_loss_is_what_training_follows(small_config):
 
 @pytest.mark.parametrize("loss", [lambda r, b: r.color.mean(), lambda r, b: {}, lambda r, b: {"x": r.color}])
 def test_a_loss_that_gives_no_terms_is_named(small_config, loss):
-    with pytest.raises(TypeError, match="loss_fn must give a dict of scalar tensors by name"):
+    with raises_naming(TypeError, "loss_fn", "dict"):
         make_trainer(small_config, loss_fn=loss).train_step()
 
 
@@ -127,7 +128,7 @@ def test_terms_must_stay_the_same(small_config):
     names = iter(["a", "b"])
     trainer = make_trainer(small_config, loss_fn=lambda r, b: {next(names): r.color.mean()})
     trainer.train_step()
-    with pytest.raises(TypeError, match="same terms at every step"):
+    with raises_naming(TypeError, "loss_fn", "a", "b"):
         trainer.train_step()
 
 
@@ -167,7 +168,7 @@ def test_a_model_without_samples_trains(small_config, tmp_path, monkeypatch):
     run = nerfkit.load_run(tmp_path / "run", "cpu")
     image = run.render(run.cameras("train"), 3)["rgb"]
     assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (24, 24, 3)
-    with pytest.raises(nerfkit.UserError, match="Constant gives no samples"):
+    with raises_naming(nerfkit.UserError, "Constant", "samples"):
         run.render(run.cameras("train"), 3, ("normal",))
 
 
@@ -176,10 +177,10 @@ def test_a_model_that_is_not_registered_is_said(small_config, tmp_path, monkeypa
     small_config.model.kind, small_config.model.module = "constant", "somewhere.models"
     make_trainer(small_config).save(tmp_path / "run")
     monkeypatch.delitem(MODELS, "constant")
-    with pytest.raises(ConfigError, match="no model 'constant'.*--module somewhere.models"):
+    with raises_naming(ConfigError, "'constant'", "--module somewhere.models"):
         nerfkit.load_run(tmp_path / "run", "cpu")
     assert "somewhere" not in sys.modules, "a run folder imports nothing"
-    with pytest.raises(ConfigError, match="cannot import 'nowhere_to_be_found'"):
+    with raises_naming(ConfigError, "'nowhere_to_be_found'"):
         nerfkit.load_run(tmp_path / "run", "cpu", module="nowhere_to_be_found")
 
 
@@ -195,12 +196,12 @@ def test_options_of_a_model_are_checked(small_config, monkeypatch):
     small_config.model.kind = "own"
     small_config.model.options = {"width": "7"}
     assert nerfkit.build_model(small_config).options.width == 7
-    for options, named in (({"widht": 1}, "widht.*width"), ({"width": "wide"}, "width")):
+    for options, named in (({"widht": 1}, ("widht", "width")), ({"width": "wide"}, ("width",))):
         small_config.model.options = options
-        with pytest.raises(ConfigError, match=named):
+        with raises_naming(ConfigError, *named):
             nerfkit.build_model(small_config)
     small_config.model.kind, small_config.model.options = "field", {"width": 1}
-    with pytest.raises(ConfigError, match="'field' has none"):
+    with raises_naming(ConfigError, "'field'", "model.options"):
         nerfkit.build_model(small_config)
 
 
@@ -236,11 +237,11 @@ def test_stopping_from_elsewhere(small_config, tmp_path):
 
 def test_a_run_is_not_replaced_from_python(small_config, tmp_path):
     make_trainer(small_config).save(tmp_path / "run")
-    with pytest.raises(RunError, match="holds a run already"):
+    with raises_naming(RunError, tmp_path / "run"):
         make_trainer(small_config).save(tmp_path / "run")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.toml").write_text("mine")
-    with pytest.raises(RunError, match="did not write"):
+    with raises_naming(RunError, tmp_path / "mine"):
         make_trainer(small_config).train(tmp_path / "mine")
     assert (tmp_path / "mine" / "config.toml").read_text() == "mine"
 
@@ -299,13 +300,13 @@ def test_gradients_reach_origins_and_directions(small_config):
 )
 def test_images_that_do_not_fit_the_cameras(small_config, images):
     cameras = make_trainer(small_config).cameras
-    with pytest.raises(nerfkit.UserError, match=r"must be uint8 \[12, 24, 24, 3 or 4\].*got"):
+    with raises_naming(nerfkit.UserError, "uint8", "[12, 24, 24, 3 or 4]", str(list(images.shape))):
         nerfkit.Trainer(small_config, cameras, images)
 
 
 def test_an_unknown_sampler_is_named(small_config):
     small_config.sampling.kind = "spheres"
-    with pytest.raises(ConfigError, match="no sampler 'spheres'; there are box"):
+    with raises_naming(ConfigError, "'spheres'", "box"):
         nerfkit.build_model(small_config)
 
 
@@ -327,10 +328,13 @@ def test_a_trained_background_is_what_is_rendered(small_config, tmp_path):
     assert run.background.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize("outputs, view", [(("depht",), 0), ("rgb", 0), (("rgb",), 12), (("rgb",), -1)])
-def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int):
+@pytest.mark.parametrize(
+    "outputs, view, wrong",
+    [(("depht",), 0, "depht"), ("rgb", 0, "['r', 'g', 'b']"), (("rgb",), 12, 12), (("rgb",), -1, -1)],
+)
+def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int, wrong):
     trainer = make_trainer(small_config)
-    with pytest.raises(nerfkit.UserError, match="cannot render"):
+    with raises_naming(nerfkit.UserError, wrong):
         nerfkit.ImageRenderer(trainer.model, torch.ones(3))(trainer.cameras, view, outputs)
 
 
@@ -339,20 +343,20 @@ def test_what_cannot_be_rendered_is_named(small_config, outputs, view: int):
 )
 def test_options_set_in_python_are_checked(small_config, name: str, value):
     setattr(small_config.trainer, name, value)
-    with pytest.raises(ConfigError, match=f"trainer.{name}"):
+    with raises_naming(ConfigError, f"trainer.{name}"):
         make_trainer(small_config)
 
 
 def test_cameras_that_are_none_are_named(small_config):
     trainer = make_trainer(small_config)
     good = trainer.cameras
-    with pytest.raises(nerfkit.UserError, match="focal must have shape"):
+    with raises_naming(nerfkit.UserError, "Cameras", "focal", "[12]"):
         nerfkit.Cameras(good.camera_to_world, good.focal[:, 0], good.center, 24, 24)
-    with pytest.raises(nerfkit.UserError, match="whole pixels"):
+    with raises_naming(nerfkit.UserError, "24.5", "24"):
         nerfkit.Cameras(good.camera_to_world, good.focal, good.center, 24.5, 24)
     for broken in (2 * good.camera_to_world, good.camera_to_world * float("nan")):
         cameras = nerfkit.Cameras(broken, good.focal, good.center, 24, 24)
-        with pytest.raises(nerfkit.UserError, match="not rigid"):
+        with raises_naming(nerfkit.UserError, "camera_to_world"):
             nerfkit.Trainer(small_config, cameras, trainer.views.images)
 
 

@@ -13,14 +13,14 @@ from nerfkit.errors import UserError
 from nerfkit.reading import shown
 
 COMMANDS = {
-    "train": "train a scene, or go on with a run",
+    "train": "train a scene, or resume a run",
     "render": "render novel views of a run: images, depth, video",
     "eval": "score a run on held-out views",
-    "summary": "say what a run scored and where its images are",
+    "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",
-    "build-ops": "compile the fused ops of a checkout, only what changed (for who writes ops; needs ninja)",
+    "build-ops": "compile the fused ops of a checkout, only what changed (for op developers; needs ninja)",
 }
-USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help tells its options)\n\n" + "\n".join(
+USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n\n" + "\n".join(
     f"  {name:<10} {what}" for name, what in COMMANDS.items()
 )
 
@@ -49,18 +49,18 @@ def run_command(name: str, arguments: list[str]) -> None:
 
 
 def as_typed(command: str) -> str:
-    """What to type for `command`, in the way that this process was begun."""
+    """What to type for `command`, in the form that started this process."""
     return f"python scripts/{command}.py" if sys.argv[0].endswith(".py") else f"nerfkit {command}"
 
 
 def in_utf8() -> None:
-    """Begin the process again in Python's UTF-8 mode where the locale has another encoding, such as ASCII."""
+    """Restart the process in Python's UTF-8 mode where the locale has another encoding, such as ASCII."""
     if sys.getfilesystemencoding().lower() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
 
 
 def status_of(command: Callable[[], int | None]) -> int:
-    """Exit status of a command: an error that a user can mend is one line, without a traceback."""
+    """Exit status of a command: an error that a user can fix is one line, without a traceback."""
     warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
         if hasattr(stream, "reconfigure"):
@@ -73,12 +73,12 @@ def status_of(command: Callable[[], int | None]) -> int:
         return _failed(str(error))
     except KeyboardInterrupt:
         return _failed("stopped", 130, prefix="")
-    except BrokenPipeError:  # whoever read the output has gone, as `| head` does
+    except BrokenPipeError:  # the reader of the output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
         if error.filename is None and error.errno is not None:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or it would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing would fail again at exit
         return _failed(f"{shown(error.filename or 'standard output')}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         from nerfkit.device import out_of_memory

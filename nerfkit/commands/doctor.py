@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this installation can do, and what to type where it cannot."""
+"""What this installation supports, and what to type for what is missing."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """`nerfkit eval`: score a run on held-out views, PSNR and SSIM per view and mean, with the protocol.
 
 Scores of the test views are in RUN/metrics.json, of another split in RUN/eval/<split>, of another scene in
-RUN/eval/on_<scene>/<split>: they never take the place of the run's own.
+RUN/eval/on_<scene>/<split>: they never replace the run's own.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ def main(arguments: list[str]) -> int:
 def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
     """The scene in folder `data`, or where the run had it, in the run's frame."""
     if not data and not Path(config.data.path).is_dir():
-        raise RunError(f"the run's scene is not at {config.data.path} any more; give its folder with --data")
+        raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
     return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame)

@@ -21,7 +21,7 @@ TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs,
 
 @dataclass
 class TrainOptions(Config):
-    """Train a radiance field. A later --config beats an earlier one, the command line beats both."""
+    """Train a radiance field. A later --config overrides an earlier one, the command line overrides both."""
 
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
@@ -36,7 +36,7 @@ def train_options(arguments: list[str]) -> TrainOptions:
     known, _ = first.parse_known_args(arguments)
     config = config_module.merged(known.config, _config_of_run(known.resume) if known.resume else None)
     if known.resume:
-        config = replace(config, out=known.resume)  # a file's out is of new runs
+        config = replace(config, out=known.resume)  # out in a file is for new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = tyro.cli(TrainOptions, args=arguments, default=default, prog="nerfkit train", **TYRO)
     options.model.options = config.model.options | options.model.options
@@ -46,7 +46,7 @@ def train_options(arguments: list[str]) -> TrainOptions:
 
 
 def _config_of_run(folder: str) -> Config:
-    """What a resumed run was trained with; Python code that it names is not imported unless it is named again."""
+    """What a resumed run was trained with; its Python module is not imported unless it is given again."""
     config = read_config(Path(folder))
     return replace(config, out=folder, model=replace(config.model, module=""))
 

@@ -91,7 +91,7 @@ def choose_outputs(names: str) -> tuple[str, ...]:
 
 
 def check_numbers(options: RenderOptions) -> None:
-    """Raise UserError for a number that nothing can be rendered with."""
+    """Raise UserError for a number out of its range."""
     if options.size != (0, 0) and not all(1 <= side <= 2**16 for side in options.size):
         width, height = options.size
         raise UserError(f"--size must be 1 to {2**16} pixels each way, got {width} {height}")
@@ -101,7 +101,7 @@ def check_numbers(options: RenderOptions) -> None:
 
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
-    """Cameras of the path that was asked for."""
+    """Cameras of --path."""
     like, n_frames = run.cameras("train"), options.frames or 60
     if options.frames and (options.path.endswith(".json") or options.path in run.scene.splits):
         raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
@@ -127,7 +127,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
 
 
 def open_folder(options: RenderOptions) -> OwnFolder:
-    """The folder of the frames; raises RunError if somebody else's files are in it."""
+    """The folder of the frames; raises RunError if it holds files that nerfkit did not write."""
     if options.out:
         folder = OwnFolder(Path(options.out), "rendering")
         folder.claim()
@@ -138,14 +138,14 @@ def open_folder(options: RenderOptions) -> OwnFolder:
 
 
 def prepare(folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool) -> None:
-    """Write the path, and remove frames that must not pass for this path's."""
+    """Write the path, and remove frames that are not of it."""
     file = folder.path / PATH_FILE
     names = [f"{view:04d}" for view in range(len(cameras))]
     path = json.dumps(to_json(cameras, names) | {"checkpoint_step": step})
     was = file.read_text(encoding="utf-8", errors="replace") if folder.owns(PATH_FILE) else None
     if resume and was is not None and was != path:
         raise RunError(
-            f"{folder.path} holds frames of another path, size or checkpoint; render all anew without --resume, "
+            f"{folder.path} holds frames of another path, size or checkpoint; render all again without --resume, "
             "or choose another folder with --out"
         )
     if was != path:
@@ -198,7 +198,7 @@ def render_frames(
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)
         for name, file in files.items():
-            if name != "rgb":  # before the image, which says that the frame is done
+            if name != "rgb":  # before the image, which marks the frame as done
                 folder.write(str(Path(file).with_suffix(".npz")), npz_bytes(**{name: images[name].numpy()}))
             folder.write(file, png_bytes(preview(name, images, span)))
     return frames

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Signals that ask a run to stop: it ends after its step, saved."""
+"""Signals that stop a run: it ends after the current step, saved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StopSignals:
 
     def __enter__(self) -> StopSignals:
         for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup has it ignored
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
                 self._before[number] = signal.signal(number, self._remember)
         return self
 
@@ -27,7 +27,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def arrived(self) -> bool:
-        """Whether a signal came."""
+        """Whether a signal has arrived."""
         return self.number is not None
 
     def _remember(self, number: int, frame: FrameType | None) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit train`: train a scene, or go on with a run, then score it."""
+"""`nerfkit train`: train a scene, or resume a run, then score it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
 from nerfkit.training.trainer import Trainer
 
-# Of float32: features, hidden layers and their gradients; measured, a step takes this much and more.
+# float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
 
 
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
             print(summary(scene, trainer, folder.path))
         else:
             print(summary(scene, trainer, folder.path))
-            trainer.timed_step()  # what cannot be trained fails here, before an earlier run is replaced
+            trainer.timed_step()  # fails, if it does, before an earlier run is replaced
             trainer.check_finite()
             if signals.arrived():
                 print("\nstopped before the first checkpoint; nothing was written")
@@ -94,7 +94,7 @@ def find_scene(options: TrainOptions) -> Scene:
 
 
 def open_folder(options: TrainOptions, scene: Scene) -> RunFolder:
-    """The run folder, which no other process trains in; raises RunError if it is not this run's."""
+    """The run folder, locked; raises RunError if it is not this run's."""
     if not options.resume:
         return RunFolder.for_new_run(options.out or Path("runs") / scene.name, options.overwrite)
     folder = RunFolder.existing(options.resume)
@@ -119,7 +119,7 @@ def check_sizes(options: TrainOptions, device: torch.device) -> None:
 
 
 def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:
-    """Score the trained model on held-out views, if that is asked for and there are some."""
+    """Score the trained model on held-out views, if that is enabled and there are some."""
     split = options.eval.split
     if options.eval.after_training and split not in scene.views:
         print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
@@ -131,7 +131,7 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
 
 
 def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
-    """What is about to be trained, on one screen."""
+    """Summary of what is about to be trained."""
     config, cameras = trainer.config, trainer.cameras
     n_parameters = sum(p.numel() for p in trainer.model.parameters())
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
@@ -164,7 +164,7 @@ def not_scored(scene: Scene, config: Config) -> list[str]:
 
 
 def how_it_runs(trainer: Trainer) -> str:
-    """Whether a step is a CUDA graph, and what the same bits cost."""
+    """Whether a step is a CUDA graph, and what determinism costs."""
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else "a step runs op by op"
     if not trainer.config.trainer.deterministic:
         return recorded

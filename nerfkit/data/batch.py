@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a training step is given: random rays of the training views, and what was photographed along them."""
+"""Batches of training: random rays of the training views, with their pixels."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Batch(NamedTuple):
 
     rays: Rays
     pixels: Tensor  # [R, 3 or 4] uint8, straight alpha
-    weight: Tensor  # [R] of each pixel in the loss, float32; 0 for a ray that does not count
-    background: Tensor  # [R, 3] behind the scene, in [0, 1]
+    weight: Tensor  # [R] of each pixel in the loss, float32; 0 excludes a ray
+    background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
 
     @property
@@ -30,19 +30,19 @@ class Batch(NamedTuple):
 
 
 class Background:
-    """What is behind the scene while training: one color, or a random one for each ray."""
+    """Background of training: one color, or a random one for each ray."""
 
     def __init__(self, kind: str, has_alpha: bool, device: torch.device):
         if kind == "random" and not has_alpha:
             raise SceneError(
-                "data.background is random, but the images have no alpha: what is behind them is part of them. "
+                "data.background is random, but the images have no alpha: their background is part of them. "
                 "Give its color, white or black, or images with alpha"
             )
         self.kind, self.has_alpha = kind, has_alpha
         self.is_random = torch.tensor(False, device=device)  # a tensor, for a CUDA graph reads it
 
     def draw_at_random(self, at_random: bool) -> None:
-        """Draw random colors from now on, or no longer; images without alpha keep theirs."""
+        """Switch random colors on or off; images without alpha keep their background."""
         self.is_random.fill_(at_random and self.has_alpha)
 
     def draw(self, n_rays: int) -> Tensor:

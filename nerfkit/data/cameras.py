@@ -128,7 +128,7 @@ class Cameras:
 
     def rays(self, view: Tensor, column: Tensor, row: Tensor) -> Rays:
         """Rays through the centres of pixels; view, column and row are [R] integers."""
-        # Number by number: on a GPU, torch takes rows of a few numbers a block each.
+        # By elements: on a GPU, torch's gather of rows takes one block per row, however short.
         index = view[:, None] * 12 + torch.arange(12, device=view.device)  # [R, 12]
         pose = self.camera_to_world.flatten().take(index).unflatten(1, (3, 4))  # [R, 3, 4]
         local = self._directions(view, column, row)  # [R, 3]

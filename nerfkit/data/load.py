@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scene folder -> Scene: the one place that knows which formats there are."""
+"""A scene folder -> Scene, of any known format."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_scene(
         raise SceneError("no scene given: set data.path to the folder of a scene")
     try:
         folder = Path(native_name(path)).expanduser()
-    except (RuntimeError, ValueError) as error:  # no such user; no name for a file
+    except (RuntimeError, ValueError) as error:  # an unknown user; an invalid file name
         raise SceneError(f"data.path: {shown(path)} cannot be a folder: {error}") from None
     if not os.path.isdir(folder):
         raise SceneError(f"data.path: {shown(folder)} is not a folder")

@@ -18,7 +18,7 @@ from nerfkit.reading import open_regular, shown
 
 BACKGROUNDS = {"white": 1.0, "black": 0.0}
 
-FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are not let near a file: one of them starts programs
+FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are disabled: one of them runs programs
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured); MPO is many JPEGs
@@ -38,7 +38,7 @@ BAND = 256  # rows that are converted together: a whole image would take as much
 
 
 class ImageHeader(NamedTuple):
-    """What an image file says of itself."""
+    """Metadata of an image file."""
 
     width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
@@ -57,7 +57,7 @@ class ImageHeader(NamedTuple):
 
 
 def image_header(path: Path) -> ImageHeader:
-    """The header of an image file; raises SceneError if it is missing, no image, or of a kind that is not read."""
+    """The header of an image file; raises SceneError if it is missing, no image, or unsupported."""
     with _opened(path) as image:
         decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
         stored = ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
@@ -106,7 +106,7 @@ def background_color(kind: str, device: torch.device) -> Tensor:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Image.Image]:
-    """An image of a kind that is read, its header decoded; what Pillow raises in the block becomes a SceneError."""
+    """A supported image, its header decoded; what Pillow raises in the block becomes a SceneError."""
     with open_regular(path, FILE_LIMIT, "image", SceneError) as file:
         try:
             with Image.open(file, formats=FORMATS) as image:
@@ -125,7 +125,7 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _check_kind(image: Image.Image, path: Path) -> None:
-    """Refuse by name what would be read wrongly."""
+    """Reject images that would be decoded wrongly."""
     if image.mode not in MODES:
         raise SceneError(f"image {shown(path)} has the color space {image.mode}; save it as RGB, RGBA or gray")
     if image.mode.startswith("I") and "transparency" in image.info:
@@ -176,7 +176,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[slice, Image.Image]]:
-    """A few rows of `image` after another."""
+    """Bands of rows of `image`, from top to bottom."""
     for top in range(0, image.height, BAND):
         bottom = min(top + BAND, image.height)
         yield slice(top, bottom), image.crop((0, top, image.width, bottom))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene: cameras by split, and where their images are. A reader in `nerfkit.data.readers` makes it of one format."""
+"""Scene: cameras by split, and where their images are. Made by a reader in `nerfkit.data.readers`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 
-MAX_THREADS = 32  # that decode
+MAX_THREADS = 32  # of decoding
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Views:
 
     @property
     def names(self) -> list[str]:
-        """A name for each view that no other of the split has: its file's, behind a number where two are alike."""
+        """Unique names of the views: file stems, prefixed by the view's index where two are alike."""
         stems = [file.stem for file in self.files]
-        if len({stem.casefold() for stem in stems}) == len(stems):  # there are file systems that fold case, too
+        if len({stem.casefold() for stem in stems}) == len(stems):  # some file systems ignore case
             return stems
         return [f"{index:04d}_{stem}" for index, stem in enumerate(stems)]
 
@@ -57,7 +57,7 @@ class Views:
     def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
 
-        With `report`, such as print, it is told how many there are, and a progress bar is drawn.
+        `report`, such as print, gets a line with number and memory, and a progress bar is shown.
         """
         sizes = self.cameras.sizes()
         n_threads, decoding = self._threads_to_decode(sizes)

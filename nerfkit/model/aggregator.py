@@ -10,7 +10,7 @@ from nerfkit.ops import lltm
 
 
 class RayAggregator(nn.Module):
-    """LLTM along the ray: the state at a sample sums up what lies in front of it."""
+    """LLTM along the ray: the state at a sample summarises the samples before it."""
 
     def __init__(self, n_input: int, n_state: int):
         super().__init__()

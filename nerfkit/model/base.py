@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a model has to offer: to a trainer, to whoever renders it, and to exports."""
+"""The interface of models for training, rendering and exports."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from nerfkit.ops import Resolved, choices, resolve
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
-    Only `forward` must be written. A model that has its sampler as `self.sampler` has the rest from it, but for
-    `density`.
+    Only `forward` is required. With a sampler as `self.sampler`, the other methods but `density` use it.
     """
 
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
@@ -36,10 +35,10 @@ class Model(nn.Module):
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Rendering:
-        """What `rays` see over `background` [R, 3] or [3].
+        """Render `rays` over `background` [R, 3] or [3].
 
         `jitter` [R] in [0, 1] shifts the samples of each ray, in steps. With a `capacity` there are that many samples
-        and nothing waits for a GPU; it is given only where `max_samples_per_ray` is.
+        and nothing synchronizes with the GPU; it is given only where `max_samples_per_ray` is.
         """
         raise NotImplementedError(f"{type(self).__name__} has no forward")
 
@@ -48,31 +47,31 @@ class Model(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no density")
 
     def normals(self, positions: Tensor) -> Tensor:
-        """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
+        """Unit normals [N, 3] at world positions [N, 3]: the normalized negative gradient of the density."""
         with torch.enable_grad():
             positions = positions.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.density(positions).sum(), positions)
         return -nn.functional.normalize(gradient, dim=-1)
 
     def update(self, step: int) -> None:
-        """Called before each training step: the sampler follows the field here."""
+        """Called before each training step: updates the sampler from the field."""
         if sampler := self._sampler():
             sampler.update(self.density, step)
 
     def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] can have a sample at all, bool."""
+        """Which rays [R] can have samples, bool."""
         if sampler := self._sampler():
             return sampler.sees(rays)
         return torch.ones(rays.origins.shape[0], dtype=torch.bool, device=rays.origins.device)
 
     def stats(self) -> dict[str, float]:
-        """What is worth logging, by name."""
+        """Values to log, by name."""
         sampler = self._sampler()
         return sampler.stats() if sampler else {}
 
     @property
     def max_samples_per_ray(self) -> float | None:
-        """Samples of the longest ray; None where nothing tells, and then a step is never a CUDA graph."""
+        """Upper bound of a ray's samples; None if unknown, and then a step is never a CUDA graph."""
         sampler = self._sampler()
         return sampler.max_samples_per_ray if sampler else None
 

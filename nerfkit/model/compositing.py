@@ -13,13 +13,13 @@ from nerfkit.ops import composite
 
 
 class Rendering(NamedTuple):
-    """What R rays see."""
+    """Rendered values of R rays."""
 
     color: Tensor  # [R, 3] in [0, 1]
     opacity: Tensor  # [R] in [0, 1]
-    depth: Tensor  # [R] expected distance along the ray [scene units]; 0 where nothing is seen
-    weights: Tensor | None = None  # [N] share of each sample in its ray's color
-    samples: Samples | None = None  # that it was made from
+    depth: Tensor  # [R] expected termination distance [scene units]; 0 where the opacity is 0
+    weights: Tensor | None = None  # [N] rendering weight of each sample
+    samples: Samples | None = None  # that were composited
 
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, what the ray has seen, and direction -> density and color.
+"""Features, context along the ray, and direction -> density and color.
 
-Density is a function of the point's features alone, so that occupancy, normals and exports can ask for it without a
-ray. Color may see the ray: what encoder and aggregator add enters its first layer through weights that start at zero,
-so the model begins as a plain grid field.
+Density is a function of the point's features alone, so that occupancy, normals and exports can evaluate it without
+a ray. Color may depend on the ray: encoded features and state enter its first layer through weights initialised to
+zero, so the model starts as a plain grid field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Decoder(nn.Module):
             first[:, n_base_inputs:].zero_()
 
     def why_no_kernel(self, device: torch.device | str, dtype: torch.dtype) -> str | None:
-        """Why the fused kernel of `device` does not take both networks; None if it does."""
+        """Why the fused kernel of `device` does not support both networks; None if it does."""
         nets = (self.density_net, self.density_net.widths[:1]), (self.color_net, self.color_inputs)
         reasons = (why_no_kernel(device, dtype, net.widths, inputs) for net, inputs in nets)
         return next(filter(None, reasons), None)
@@ -47,13 +47,13 @@ class Decoder(nn.Module):
         return torch.exp(log_density.clamp(max=MAX_LOG_DENSITY)), embedding
 
     def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Logarithm of the density [N], finite where the density itself is 0 or limited, and embedding [N, E]."""
+        """Logarithm of the density [N], finite where that underflows or is clamped, and embedding [N, E]."""
         embedding = self.density_net(features)
         return _at_least_float32(embedding[:, 0]) - 1, embedding
 
     def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
-        """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and what
-        is known of the ray: encoded features [N, C], state [N, H]."""
+        """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and
+        the ray's context: encoded features [N, C], state [N, H]."""
         return _at_least_float32(self.color_net(embedding, directions, *context)).sigmoid()
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features along each ray -> features that have seen their neighbours."""
+"""Features along each ray -> features mixed with their neighbours'."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class RayEncoder(nn.Module):
 
     def forward(self, features: Tensor, ray_offsets: Tensor) -> Tensor:
         """Encoded features [N, C] of packed features [N, C]."""
-        weight = self.weight + self.identity_tap.to(self.weight.dtype)  # the sum in one pass
+        weight = self.weight + self.identity_tap.to(self.weight.dtype)  # the residual sum within the convolution
         return depthwise_conv1d(features, weight, self.bias, ray_offsets)

@@ -20,7 +20,7 @@ MODELS: dict[str, type[Model]] = {"field": Renderer}
 
 
 def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:
-    """Decorator: make a model known as `model.kind`; the last one of a name counts."""
+    """Decorator: register a model as `model.kind`; a later one of that name replaces an earlier one."""
 
     def register(model: type[Model]) -> type[Model]:
         MODELS[kind] = model
@@ -30,7 +30,7 @@ def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def import_models(module: str) -> None:
-    """Import a module of the user's that registers models; the folder one stands in counts. Raises ConfigError."""
+    """Import a module of the user's that registers models; the working folder is searched, too. Raises ConfigError."""
     if not module:
         return
     here = os.getcwd()
@@ -51,17 +51,17 @@ def build_model(config: Config) -> Model:
         module = config.model.module or "mypackage.mymodel"
         raise ConfigError(
             f"model.kind: no model {kind!r} is known, only {', '.join(MODELS)}; {hint}"
-            f"A model of your own is in a module that is imported by --model.module {module} (train) or "
+            f"the module of a custom model is imported by --model.module {module} (train) or "
             f"--module {module} (render, eval), if you trust it"
         )
     return MODELS[kind](config)
 
 
 def model_bytes(config: Config) -> int:
-    """Bytes of the model's parameters and buffers, which are not made for that; 0 if it cannot be told."""
+    """Bytes of the model's parameters and buffers, without allocating them; 0 if unknown."""
     try:
         with torch.device("meta"):
             model = build_model(config)
-    except (RuntimeError, NotImplementedError):  # a model of one's own that reads values while it is made
+    except (RuntimeError, NotImplementedError):  # a custom model whose constructor reads values
         return 0
     return sum(x.numel() * x.element_size() for x in (*model.parameters(), *model.buffers()))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole way from rays to colors: the file to read first.
+"""The pipeline from rays to colors: the file to read first.
 
 sampling    rays + occupancy grid        -> samples     packed: N samples of R rays
 grid        sample positions [N, 3]      -> features    [N, C]
@@ -47,10 +47,10 @@ class Renderer(Model):
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Rendering:
-        """What `rays` see over `background` [R, 3] or [3].
+        """Render `rays` over `background` [R, 3] or [3].
 
-        With a `capacity` there are that many samples, and the GPU is not waited for: see `BoxSampler`. The sampler has
-        asked for the density of these samples already, to see which of them light reaches; it kept no gradients.
+        With a `capacity` there are that many samples, without synchronizing: see `BoxSampler`. The sampler has
+        evaluated the density of these samples before, without gradients, to find the visible ones.
         """
         samples = self.sampler(rays, self.density, jitter, capacity)
         with self.autocast(rays.origins.device):
@@ -69,7 +69,7 @@ class Renderer(Model):
             return self.decoder.density(self.grid(positions))[0]
 
     def normals(self, positions: Tensor) -> Tensor:
-        """Unit normals [N, 3] at world positions [N, 3]: against the gradient of the density."""
+        """Unit normals [N, 3] at world positions [N, 3]: the normalized negative gradient of the density."""
         with torch.enable_grad(), self.autocast(positions.device):
             positions = positions.detach().requires_grad_()
             log_density, _ = self.decoder.log_density(self.grid(positions))  # the density may underflow to 0
@@ -83,8 +83,8 @@ class Renderer(Model):
         return super().resolved(device) | {"mlp": resolve("mlp", str(device), choices()["mlp"], unfit)}
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
-        """Half precision for features and networks on a GPU; elsewhere as the caller has it."""
-        # Without the cache: it would keep what is cast without gradients for where they are wanted.
+        """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""
+        # Without the cache: casts made under no_grad would be reused where gradients are needed.
         if self.half_precision and device.type == "cuda":
             return torch.autocast(device.type, torch.float16, cache_enabled=False)
         return nullcontext()

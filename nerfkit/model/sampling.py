@@ -16,7 +16,7 @@ from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
 
-FIRST_PASS_SAMPLES = 24  # of a ray; most rays end at a surface within them
+FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 
 OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
@@ -36,37 +36,37 @@ class Marched(NamedTuple):
 class Samples(NamedTuple):
     """N samples of R rays, ordered by ray and near to far."""
 
-    positions: Tensor  # [N, 3] middle of each interval, world space
+    positions: Tensor  # [N, 3] midpoint of each interval, world space
     t_starts: Tensor  # [N]
     t_ends: Tensor  # [N]
     ray_index: Tensor  # [N] int64
     ray_offsets: Tensor  # [R+1] int64; with a capacity [R+1+M], see `packed.pad_offsets`
-    ray_complete: Tensor  # [R] bool, rays with all their samples
+    ray_complete: Tensor  # [R] bool, rays within the capacity
 
 
 class RaySampler(Protocol):
-    """What a model asks of its sampler, which is a torch module: its buffers are saved with the model."""
+    """The interface of samplers, which are torch modules: their buffers are saved with the model."""
 
-    ops: tuple[str, ...]  # that it calls
-    max_samples_per_ray: float  # of the longest ray, all of whose cells are occupied
+    ops: tuple[str, ...]  # of nerfkit, that it calls
+    max_samples_per_ray: float  # upper bound: the longest ray, with all cells occupied
 
     def __call__(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
-        """Samples of `rays`, whose positions have gradients where the rays have; see `BoxSampler.forward`."""
+        """Samples of `rays`, whose positions are differentiable in the rays; see `BoxSampler.forward`."""
 
     def update(self, density_fn: DensityFn, step: int) -> None:
-        """Follow the density field; called before each training step."""
+        """Update from the density field; called before each training step."""
 
     def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] can have a sample at all, bool."""
+        """Which rays [R] can have samples, bool."""
 
     def stats(self) -> dict[str, float]:
-        """What is worth logging, by name."""
+        """Values to log, by name."""
 
 
 class BoxSampler(nn.Module):
-    """Marches rays in steps of one length through an occupancy grid in a box, which follows the density field."""
+    """Marches rays in equal steps through an occupancy grid of a box, which is updated from the density field."""
 
     ops = ("march", "count_visible", "compact_samples")
 
@@ -84,7 +84,7 @@ class BoxSampler(nn.Module):
         return (self.box[1] - self.box[0]).norm().item() / self.config.step
 
     def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] meet the box, bool."""
+        """Which rays [R] intersect the box, bool."""
         enter, leave = box_span(rays.origins, rays.directions, self.box, self.config.near, self.config.far)
         return enter < leave
 
@@ -95,12 +95,12 @@ class BoxSampler(nn.Module):
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
-        """Samples that light reaches: in occupied cells, and not behind what is already opaque.
+        """Visible samples: in occupied cells, until the ray's transmittance falls to `min_transmittance`.
 
         `jitter` [R] in [0, 1] shifts the samples of a ray, in steps. With a `capacity` there are that many samples and
-        nothing waits for a GPU: rays beyond the capacity are not complete and get no samples, and rows that no ray
-        needs go to padding rays: short further rays, of samples of no length. Positions are differentiable in the
-        rays' origins and directions; how far along its ray a sample lies is not.
+        nothing synchronizes with the GPU: rays beyond the capacity are not complete and get no samples, and unused
+        rows belong to padding rays, whose samples have zero length. Positions are differentiable in the rays'
+        origins and directions; distances along the ray are constants.
         """
         config = self.config
         stops = config.min_transmittance > 0
@@ -132,7 +132,7 @@ class BoxSampler(nn.Module):
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
 
     def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
-        """How many of its samples [R] light reaches, from the density [M] of all."""
+        """Visible samples [R] of each ray, from the density [M] of all."""
         _, t_starts, t_ends, ray_offsets = marched
         return count_visible(density, t_starts, t_ends, ray_offsets, self.config.min_transmittance)
 
@@ -144,9 +144,9 @@ class BoxSampler(nn.Module):
         )
 
     def _density_in_two_passes(self, marched: Marched, density_fn: DensityFn) -> Tensor:
-        """Density [M] of the first samples of each ray, then of the others where light passes those; elsewhere 0.
+        """Density [M] of the first samples of each ray, then of the others where those leave the ray visible; else 0.
 
-        What is visible is the same as with the density of all, if `density_fn` does not depend on the batch.
+        The visible samples are the same as in one pass, if `density_fn` does not depend on the batch.
         """
         _, t_starts, _, ray_offsets = marched
         density = torch.zeros_like(t_starts)
@@ -172,11 +172,11 @@ class BoxSampler(nn.Module):
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
-        """Let the occupancy grid follow the density field: every `occupancy_every` training steps.
+        """Update the occupancy grid from the density field, every `occupancy_every` training steps.
 
-        During the warm-up the density of all cells is evaluated, later that of a quarter of them at random and of half
-        as many occupied ones, at a random point of each; a cell's value falls by 10 % an update unless that renews it.
-        Nothing waits for a GPU.
+        In the warm-up all cells are evaluated, later a random quarter of them and half as many occupied ones, at a
+        random point of each; a cell's opacity is the maximum of the new value and the old one, decayed by 10 %.
+        Nothing synchronizes with the GPU.
         """
         if step % self.config.occupancy_every:
             return
@@ -194,10 +194,10 @@ class BoxSampler(nn.Module):
         return torch.arange(self.opacity.numel(), device=self.opacity.device)
 
     def _some_cells(self) -> Tensor:
-        """A quarter as many cells as there are, at random, and half of that of the occupied ones."""
+        """Random cells: a quarter of their number, and an eighth drawn from the occupied ones."""
         device, n_cells = self.opacity.device, self.opacity.numel()
         anywhere = torch.randint(n_cells, (n_cells // 4,), device=device)
-        up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] occupied cells, this one included
+        up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] inclusive count of occupied cells
         chosen = (torch.rand(n_cells // 8, device=device, dtype=torch.float64) * up_to[-1]).long()
         occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops as modules, for any project: parameters live in the module, the backend is chosen at the call."""
+"""The ops as modules, for any project: the module holds the parameters, the backend is chosen at each call."""
 
 from nerfkit.nn.depthwise_conv import DepthwiseConv1d, DepthwiseConv2d
 from nerfkit.nn.feature_grid import FeatureGrid

@@ -138,10 +138,10 @@ class DepthwiseConv1d(_DepthwiseConv):
         if ray_offsets is not None:
             if weight.shape[1] % 2 == 0:
                 raise ValueError(f"DepthwiseConv1d: packed rays need an odd kernel, got {weight.shape[1]}")
-            kept = self.dilation * (weight.shape[1] - 1) // 2
-            if self.padding != kept:
+            same = self.dilation * (weight.shape[1] - 1) // 2
+            if self.padding != same:
                 raise ValueError(
-                    f"DepthwiseConv1d: packed rays keep their length; use padding={kept}, got {self.padding}"
+                    f"DepthwiseConv1d: packed rays keep their length; use padding={same}, got {self.padding}"
                 )
             return ops.depthwise_conv1d(x, weight, self.bias, ray_offsets, self.stride, None, self.dilation)
         if x.dim() == 2:

@@ -18,7 +18,7 @@ class FeatureGrid(nn.Module):
     Args:
         levels: L; features: F of each level.
         log2_table: a level has at most 2**log2_table rows.
-        min_resolution, max_resolution: cells a side of the first and the last level, in geometric steps between.
+        min_resolution, max_resolution: cells per side of the first and the last level, in geometric steps between.
 
     Call: points [..., 3] float32 or float64 in [0, 1] -> [..., L*F] in the dtype of the table.
 
@@ -60,7 +60,7 @@ class FeatureGrid(nn.Module):
 
 
 def level_resolutions(levels: int, coarsest: int, finest: int) -> list[int]:
-    """Cells a side of each level, in geometric steps from `coarsest` to `finest`.
+    """Cells per side of each level, in geometric steps from `coarsest` to `finest`.
 
     >>> level_resolutions(4, 16, 128)
     [16, 32, 64, 128]

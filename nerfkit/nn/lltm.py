@@ -45,7 +45,7 @@ class _LLTMParameters(nn.Module):
     def _state(self, hx: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
         """h and c of `shape`; zero where no state is given."""
         if hx is None:
-            return like.new_zeros(shape), like.new_zeros(shape)  # one tensor for both would not compile
+            return like.new_zeros(shape), like.new_zeros(shape)  # torch.compile rejects one tensor for both
         if not isinstance(hx, tuple | list) or len(hx) != 2 or not all(isinstance(x, Tensor) for x in hx):
             got = [type(x).__name__ for x in hx] if isinstance(hx, tuple | list) else type(hx).__name__
             raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c) of tensors, got {got}")

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `torch.autocast` does to the inputs of an op; elsewhere, mixed dtypes are an error.
+"""What `torch.autocast` does to the inputs of an op; without it, mixed dtypes are an error.
 
 | ops | under autocast |
 |---|---|
 | depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
 | march, count_visible, compact_samples, composite | all floating inputs in float32: distances, sums of many samples |
-| spherical_harmonics | half directions in float32; the result in the type that is asked for |
+| spherical_harmonics | half directions in float32; the result in the requested dtype |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
-| trilinear | features as they are; half points in float32 |
-| lazy_adam | all as it is |
+| trilinear | features unchanged; half points in float32 |
+| lazy_adam | all unchanged |
 
-float64 stays as it is.
+float64 is never cast.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm"
 
 
 def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
-    """`tensors` as autocast wants them for `op`; unchanged where autocast is off."""
+    """`tensors` cast for `op` by the table above; unchanged where autocast is off."""
     device = tensors[0].device.type
     if device not in DEVICES or not torch.is_autocast_enabled(device):
         return tensors
@@ -32,7 +32,7 @@ def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 
 
 def dtype_of(x: Tensor) -> torch.dtype:
-    """The dtype that autocast computes `x` in; its own where autocast is off."""
+    """The dtype that autocast casts `x` to; its own where autocast is off."""
     kind = x.device.type
     on = kind in DEVICES and torch.is_autocast_enabled(kind) and _casts(x)
     return torch.get_autocast_dtype(kind) if on else x.dtype

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of op inputs: each error states what was expected and what came."""
+"""Checks of op inputs: each error states the expected and the actual value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-POSITION_FLOATS = (torch.float32, torch.float64)  # half types cannot tell neighbouring samples apart
+POSITION_FLOATS = (torch.float32, torch.float64)  # half types do not resolve neighbouring samples
 
 
 def check_shape(op: str, name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -35,7 +35,7 @@ def check_dtype(op: str, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, .
 def check_same(op: str, **tensors: Tensor | None) -> None:
     """Require one device and one dtype for all `tensors`.
 
-    The first tensor given sets both. None is passed over.
+    The first tensor given sets both. None is skipped.
     """
     first = None
     for name, tensor in tensors.items():
@@ -74,7 +74,7 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str =
     """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
 
     Their values rise from 0 to N. On a CPU the kernels check that, and the definitions by `check_rises`; on a GPU,
-    where reading them would stall, it is the caller's promise.
+    where a check would synchronize, it is a precondition.
     """
     if not isinstance(ray_offsets, Tensor):
         raise TypeError(f"{op}: {name} must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
@@ -86,9 +86,9 @@ def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str =
 
 
 def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", padded: bool = False) -> None:
-    """Require that row pointers [R+1] rise from 0 to `n_rows`, if `padded` to at most that; else RuntimeError.
+    """Require row pointers [R+1] that rise from 0 to `n_rows`, or to less if rows are `padded`; else RuntimeError.
 
-    Of those on a CPU: on a GPU reading them would stall, and a compiler has no values. There it is a promise.
+    Checked on a CPU alone: on a GPU it would synchronize, and a compiler has no values. There it is a precondition.
     """
     if not can_be_read(ray_offsets):
         return
@@ -105,5 +105,5 @@ def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offs
 
 
 def can_be_read(x: Tensor) -> bool:
-    """Whether the values of `x` are at hand: on a CPU, and not while a compiler traces."""
+    """Whether `x` can be read without a synchronization: on a CPU, and not while a compiler traces."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and not isinstance(x, FakeTensor)

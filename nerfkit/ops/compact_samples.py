@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first samples of each ray, packed anew, with their positions."""
+"""Compaction: the first samples of each ray, repacked, with their positions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compact_samples(
     ray_offsets: Tensor,  # [R+1]
     n_rows: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    r"""The first `ray_offsets.diff()` samples of each ray, moved from where `source_offsets` has them.
+    r"""The first `ray_offsets.diff()` samples of each ray, copied from the rows of `source_offsets`.
 
     With a the `source_offsets` and b the `ray_offsets`, for every ray r and :math:`0 \le k < b_{r+1} - b_r`, row
     :math:`b_r + k` of the result is
@@ -41,17 +41,17 @@ def compact_samples(
     Args:
         origins, directions: [R, 3], scene units.
         t_starts, t_ends: [M] ends of each sample's interval, distance along the ray in scene units.
-        source_offsets: [R+1] int64 CSR row pointers of the rays in t_starts and t_ends, which may have more rows.
+        source_offsets: [R+1] int64 CSR row pointers of the rays in t_starts and t_ends, which may have padding rows.
         ray_offsets: [R+1] int64 CSR row pointers of the rays in the result; no ray has more samples than in the source.
-        n_rows: rows of the result, at least `ray_offsets[-1]`, which is never waited for.
+        n_rows: rows of the result, at least `ray_offsets[-1]`, which is not read back from a GPU.
 
     Returns:
-        positions [n_rows, 3], t_starts [n_rows], t_ends [n_rows] and ray_index [n_rows] int64. In rows that no ray
-        needs positions and distances are 0 and the ray is the last one.
+        positions [n_rows, 3], t_starts [n_rows], t_ends [n_rows] and ray_index [n_rows] int64. In padding
+        rows positions and distances are 0 and the ray is the last one.
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or n_rows, TypeError for a dtype that does not fit, RuntimeError for row
-    pointers on a CPU that do not fit; on a GPU, where reading them would stall, that is the caller's promise.
+    pointers on a CPU that do not fit; on a GPU, where a check would synchronize, it is a precondition.
     Source: a ray's points o + t d of NeRF (arXiv:2003.08934), section 4.
 
     >>> t, eye = torch.tensor([1.0, 2, 3, 5]), torch.eye(3)[:2]
@@ -85,8 +85,8 @@ def _compact_samples_torch(origins, directions, t_starts, t_ends, source_offsets
     check_rises("compact_samples", source_offsets, n_source, "source_offsets", padded=True)
     check_rises("compact_samples", ray_offsets, n_rows, padded=True)
     _check_counts(source_offsets, ray_offsets)
-    # Rows that no ray needs are one more ray's, which is made of zeros and takes a zero behind the source.
-    ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for those
+    # Padding rows are those of one more ray, of zeros, whose samples read a zero appended to the source.
+    ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for padding
     row = torch.arange(n_rows, device=origins.device) + (source_offsets - ray_offsets)[ray_index]
     row = torch.where(ray_index < n_rays, row, n_source)
     t_starts, t_ends = (F.pad(t, (0, 1))[row] for t in (t_starts, t_ends))
@@ -99,12 +99,12 @@ def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
     """Require that no ray has more samples than in the source, where the values can be read."""
     if not can_be_read(ray_offsets):
         return
-    wanted, there = ray_offsets.diff(), source_offsets.diff()  # [R] each
-    if (wanted > there).any():
-        ray = int((wanted > there).nonzero()[0])
+    wanted, stored = ray_offsets.diff(), source_offsets.diff()  # [R] each
+    if (wanted > stored).any():
+        ray = int((wanted > stored).nonzero()[0])
         raise RuntimeError(
-            f"compact_samples: ray_offsets give a ray more samples than source_offsets: ray {ray} has {there[ray]}, "
-            f"{wanted[ray]} are asked for"
+            f"compact_samples: ray_offsets give a ray more samples than source_offsets: ray {ray} has {stored[ray]}, "
+            f"{wanted[ray]} are requested"
         )
 
 

@@ -12,7 +12,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
-# exp(-50) is below the last bit of float64's 1: a larger optical thickness changes no output, but could overflow sums.
+# exp(-50) is below float64's epsilon: a larger optical thickness changes no output, but could overflow sums.
 MAX_THICKNESS = 50.0
 MIN_OPACITY = 1e-10
 
@@ -40,20 +40,20 @@ def composite(
         rgb: [N, 3] colour of each sample.
         t_starts, t_ends: [N] ends of each sample's interval, distance along the ray in scene units.
         ray_offsets: [R+1] int64 CSR row pointers of the rays.
-        background: [R, 3], or [3] for all rays: what is seen behind the last sample.
+        background: [R, 3], or [3] for all rays: the colour behind the last sample.
 
     Returns:
-        color [R, 3], opacity [R] in [0, 1], depth [R] (expected distance of what is seen; 0 where the ray meets
-        nothing) and weights [N]. An empty ray has the background's colour.
+        color [R, 3], opacity [R] in [0, 1], depth [R] (expected termination distance; 0 where the opacity
+        is 0) and weights [N]. An empty ray has the background's colour.
 
-    dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed ray by
-    ray, by the definition over all rays at once and therefore in float64. What is not finite stays in its own ray.
+    dtype: all floating inputs share one; half types are summed in float32. Optical thickness is summed within
+    each ray, by the definition over all rays at once and so in float64. A non-finite value affects its own ray alone.
     Differentiable in density, rgb and background.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
-    CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is the caller's promise.
+    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
     Source: N. Max, "Optical models for direct volume rendering", 1995; NeRF (arXiv:2003.08934), equation 3.
 
-    >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
+    >>> half = torch.log(torch.tensor(2.0))                  # thickness of transmittance 1/2
     >>> color, opacity, depth, weights = composite(
     ...     density=half.expand(3), rgb=torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]]),
     ...     t_starts=torch.tensor([0.0, 1, 2]), t_ends=torch.tensor([1.0, 2, 3]),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far light reaches along rays of packed samples."""
+"""Early termination of rays of packed samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count_visible(
     ray_offsets: Tensor,  # [R+1]
     min_transmittance: float,
 ) -> Tensor:
-    r"""How many samples of each ray light reaches: the first ones, as transmittance only falls.
+    r"""Samples of each ray up to where its transmittance has fallen to `min_transmittance`.
 
     Sample i counts if, summed over the samples of its ray before it,
 
@@ -33,18 +33,18 @@ def count_visible(
     Args:
         density: [N] extinction per unit of length, >= 0.
         t_starts, t_ends: [N] ends of each sample's interval, distance along the ray in scene units.
-        ray_offsets: [R+1] int64 CSR row pointers of the rays. Rows behind the last ray's are not looked at.
-        min_transmittance: share of the light, from 0, which counts all samples, to 1, which counts none.
+        ray_offsets: [R+1] int64 CSR row pointers of the rays. Padding rows after the last ray's are ignored.
+        min_transmittance: from 0, which counts all samples, to 1, which counts none.
 
     Returns:
         counts [R] int64.
 
     dtype: all floating inputs share one; half types are summed in float32. Nothing is differentiable.
     Raises ValueError for a shape, device or min_transmittance, TypeError for a dtype that does not fit, RuntimeError
-    for row pointers on a CPU that do not rise from 0; on a GPU, where reading them would stall, that is a promise.
+    for row pointers on a CPU that do not rise from 0; on a GPU, where a check would synchronize, it is a precondition.
     Source: early ray termination; M. Levoy, "Efficient Ray Tracing of Volume Data", 1990.
 
-    >>> half = torch.log(torch.tensor(2.0))                  # a thickness that lets one half through
+    >>> half = torch.log(torch.tensor(2.0))                  # thickness of transmittance 1/2
     >>> t = torch.arange(5.0)
     >>> count_visible(half.expand(5), t, t + 1, torch.tensor([0, 4, 5]), 0.2)   # 1, 0.5, 0.25, 0.125; 1
     tensor([3, 1])
@@ -68,14 +68,14 @@ def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittan
         density, t_starts, t_ends = density.float(), t_starts.float(), t_ends.float()
     n_samples, n_rays = density.shape[0], ray_offsets.shape[0] - 1
     check_rises("count_visible", ray_offsets, n_samples, padded=True)
-    ray_offsets = F.pad(ray_offsets, (0, 1), value=n_samples)  # [R+2] the rows behind are one more ray's
+    ray_offsets = F.pad(ray_offsets, (0, 1), value=n_samples)  # [R+2] padding rows: one more ray
     ray_index = ray_indices(ray_offsets, n_samples)  # [N]
     thickness = (density * (t_ends - t_starts)).clamp(max=MAX_THICKNESS)  # [N]
     before = exclusive_cumsum(thickness, ray_offsets, ray_index).to(density.dtype)  # [N]
     limit = -math.log(min_transmittance) if min_transmittance > 0 else math.inf
-    dark = ~(before < limit)  # [N], and what is behind a dark sample is so too
-    dark |= sum_before(dark.long(), ray_offsets, ray_index) > 0
-    return sum_rays((~dark).long(), ray_index, n_rays + 1)[:n_rays]
+    hidden = ~(before < limit)  # [N], and so are all samples after a hidden one
+    hidden |= sum_before(hidden.long(), ray_offsets, ray_index) > 0
+    return sum_rays((~hidden).long(), ray_index, n_rays + 1)[:n_rays]
 
 
 @implements("count_visible", "cpp", "cuda")

@@ -29,7 +29,7 @@ def depthwise_conv1d(
     .. math::
         out_{i,c} = bias_c + \sum_u weight_{c,u}\; x_{\,i\,stride + u\,dilation - padding,\; c}
 
-    with zeros beyond both ends of the ray: no ray sees another.
+    with zero padding at both ends of each ray: rays do not mix.
 
     Args:
         x: [N, C] packed samples with `ray_offsets`, or dense [B, C, L] without.
@@ -45,7 +45,7 @@ def depthwise_conv1d(
 
     dtype: one floating type for all; half types are summed in float32. Differentiable in x, weight and bias.
     Raises ValueError for a shape, device or stride, TypeError for a dtype that does not fit, RuntimeError for row
-    pointers on a CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is a promise.
+    pointers on a CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
     Source: ``torch.nn.functional.conv1d`` with ``groups=C``, on each ray by itself.
 
     >>> x = torch.tensor([[1.0], [2.0], [4.0]])                        # a ray of two samples and a ray of one

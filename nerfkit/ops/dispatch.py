@@ -2,7 +2,7 @@
 """Which implementation of an op runs.
 
 Every op has one contract and up to three implementations, its *backends*: ``torch`` (the definition, runs anywhere),
-``cpp`` (CPU tensors) and ``cuda`` (CUDA tensors). A backend asked for by name runs or raises; only ``auto`` chooses.
+``cpp`` (CPU tensors) and ``cuda`` (CUDA tensors). A backend chosen by name runs or raises; only ``auto`` falls back.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _choice: dict[str, str] = dict.fromkeys(OPS, "auto")
 
 
 class BackendError(UserError, RuntimeError):
-    """A backend was asked for by name and cannot run."""
+    """A backend that was chosen by name cannot run."""
 
 
 class Resolved(NamedTuple):
@@ -70,9 +70,9 @@ def available(op: str) -> tuple[str, ...]:
 
 
 def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None) -> Resolved:
-    """Backend that runs `op` on tensors of `device` ("cpu", "cuda", ...) when `choice` is asked for.
+    """Backend that runs `op` on tensors of `device` ("cpu", "cuda", ...) under `choice`.
 
-    `unfit` is why the fused backend's kernel does not take the call, None if it does.
+    `unfit` is why the fused backend's kernel does not support the call, None if it does.
     Raises BackendError if `choice` names a backend that was not built, or runs neither on this device nor this call.
     """
     if op not in OPS:
@@ -80,7 +80,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     if choice not in CHOICES:
         raise BackendError(f"unknown backend {choice!r} for {op}; choose one of {', '.join(CHOICES)}")
     if choice == "torch":
-        return Resolved("torch", "asked for")
+        return Resolved("torch", "requested")
     kind = device.partition(":")[0]
     if choice == "auto":
         fused = FUSED_ON.get(kind)
@@ -94,7 +94,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         return Resolved("torch", f"{fused}: {unfit}") if unfit else Resolved(fused, "built")
     if (op, choice) not in _implementations:
         raise BackendError(
-            f"{op}: backend {choice!r} was asked for but is not built ({native.why_missing(choice)}); "
+            f"{op}: backend {choice!r} was requested but is not built ({native.why_missing(choice)}); "
             f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} "
             "Or use ops.backend=auto."
         )
@@ -110,9 +110,9 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         )
     if unfit:
         raise BackendError(
-            f"{op}: backend {choice!r} was asked for, but {unfit}; use ops.backend=auto, or --ops.{op} torch"
+            f"{op}: backend {choice!r} was requested, but {unfit}; use ops.backend=auto, or --ops.{op} torch"
         )
-    return Resolved(choice, "asked for")
+    return Resolved(choice, "requested")
 
 
 def _gpu_index(device: str) -> int:
@@ -121,14 +121,14 @@ def _gpu_index(device: str) -> int:
 
 
 def implementation(op: str, tensor: Tensor, unfit: str | None = None) -> Callable:
-    """The function that runs `op` on `tensor` under the backend in force; `unfit` as in `resolve`."""
+    """The function that runs `op` on `tensor` under the current choice of backend; `unfit` as in `resolve`."""
     device = tensor.device
     return _implementations[op, _backend_of(op, device.type, device.index, _choice[op], unfit)]
 
 
 @torch.compiler.assume_constant_result
 def _backend_of(op: str, kind: str, index: int | None, choice: str, unfit: str | None) -> str:
-    """Resolved while torch.compile traces, not by the compiled code; another choice is traced anew."""
+    """Evaluated while torch.compile traces, not by the compiled code; another choice is compiled again."""
     return resolve(op, kind if index is None else f"{kind}:{index}", choice, unfit).backend
 
 
@@ -166,8 +166,8 @@ def backend(default: str | None = None, overrides: dict[str, str] | None = None)
 
 
 def resolved(device: torch.device | str) -> dict[str, Resolved]:
-    """The backend of every op on `device` under the choice in force; raises if one cannot run.
+    """The backend of every op on `device` under the current choice; raises if one cannot run.
 
-    A call that a kernel does not take (`nerfkit.ops.mlp.why_no_kernel`) is another question: it depends on its sizes.
+    Sizes that a kernel does not support (`nerfkit.ops.mlp.why_no_kernel`) are not considered.
     """
     return {op: resolve(op, str(torch.device(device)), _choice[op]) for op in OPS}

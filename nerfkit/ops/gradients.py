@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derivatives of gradients: taken through the PyTorch definition, or refused by name. Forward mode is refused.
+"""Second derivatives: through the PyTorch definition, or an error. Forward mode is an error.
 
 `torch.autograd.function.once_differentiable` raises only where the incoming gradient needs a gradient; where it does
 not, a second derivative would be silently zero.
@@ -40,19 +40,21 @@ def reference_backward(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of those `arguments` that need one, which with create_graph=True can themselves be differentiated.
 
-    A native backward has no derivative. Where one is wanted, or there is no native backward, the definition is run
-    again and autograd differentiates it.
+    A native backward has no derivative. Where one is needed, or there is no native backward, the definition is
+    recomputed and autograd differentiates it.
     """
-    again = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, so that a path from one argument to another, outside of the op, is not counted here.
+        # Views: an argument that depends on another one outside of the op must not contribute here.
         arguments = [x.view_as(x) if need else x for x, need in zip(arguments, needs_grad, strict=True)]
         outputs = definition(*arguments)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
         pairs = [(x, grad) for x, grad in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
         wanted = [x for x, need in zip(arguments, needs_grad, strict=True) if need]
         outputs, grad_outputs = [x for x, _ in pairs], [grad for _, grad in pairs]
-        gradients = iter(torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=again, allow_unused=True))
+        gradients = iter(
+            torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=create_graph, allow_unused=True)
+        )
     return tuple(next(gradients) if need else None for need in needs_grad)
 
 
@@ -62,7 +64,7 @@ def only_needed(gradients: Sequence[Tensor], needs_grad: Sequence[bool]) -> tupl
 
 
 def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
-    """Whether autograd has to know of `op` on `tensors`.
+    """Whether autograd has to record `op` on `tensors`.
 
     Raises NotImplementedError if one of them is dual (torch.func.jvp): a native op would drop its tangent.
     """
@@ -76,7 +78,7 @@ def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
 
 
 def _is_dual(x: Tensor) -> bool:
-    """Whether `x` has a tangent; a compiler, which sees none, has to take it that it has."""
+    """Whether `x` has a tangent; assumed while compiling, where tangents are not visible."""
     return torch.compiler.is_compiling() or forward_ad.unpack_dual(x).tangent is not None
 
 

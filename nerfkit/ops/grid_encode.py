@@ -16,14 +16,14 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.trilinear import corner_weights
 
-MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of the kernels, and so of all
+MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # limits of the kernels, for all backends
 HASH_PRIMES = (1, 2654435761, 805459861)
 
 
 def level_entries(resolution: int, max_entries: int) -> int:
-    """Table rows of a level with `resolution` cells a side: all its vertices if they fit, else `max_entries`.
+    """Table rows of a level with `resolution` cells per side: all its vertices if they fit, else `max_entries`.
 
-    The vertices' number is rounded up to a multiple of 8, so that every level begins at a whole cache sector.
+    The number of vertices is rounded up to a multiple of 8, which aligns every level to a cache sector.
     """
     return min(-(-((resolution + 1) ** 3) // 8) * 8, max_entries)
 
@@ -34,22 +34,22 @@ def grid_encode(
     resolutions: Sequence[int],  # [L]
     max_entries: int,
 ) -> Tensor:
-    r"""Features of points from a stack of grids, one after the other along the last axis.
+    r"""Features of points from a stack of grids, concatenated along the last axis.
 
-    Level l has :math:`n_l` cells a side. A point in [0, 1] lies in the cell with the lowest vertex
-    :math:`v = \lfloor n_l p \rfloor`; its features are the trilinear mean of the eight vertices
+    Level l has :math:`n_l` cells per side. A point in [0, 1] lies in the cell with the lowest vertex
+    :math:`v = \lfloor n_l p \rfloor`; its features are interpolated trilinearly from the eight vertices
     :math:`v + (x, y, z)`. Vertex (x, y, z) is row
 
     .. math::
         (x (n_l + 1) + y) (n_l + 1) + z \quad\text{if}\ (n_l + 1)^3 \le max\_entries, \qquad
         (x \oplus 2654435761\, y \oplus 805459861\, z) \bmod max\_entries \quad\text{otherwise}
 
-    of the level's part of the table; the parts lie one after the other.
+    of the level's part of the table; the parts are concatenated.
 
     Args:
-        points: [N, 3] positions, 0 to 1 along each axis; outside, the nearest point of the box is used.
+        points: [N, 3] positions, 0 to 1 along each axis; clamped to the box outside of it.
         table: [T, F] features of all levels; T is the sum of `level_entries` over the levels.
-        resolutions: cells a side of each level, rising.
+        resolutions: cells per side of each level, non-decreasing.
         max_entries: rows of a hashed level, a power of two.
 
     Returns:
@@ -76,14 +76,14 @@ def grid_encode(
 
 
 def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> None:
-    """Require rising resolutions, a power of two for the hash, and a table with the rows they need."""
+    """Require non-decreasing resolutions, a power of two for the hash, and a table with the rows they need."""
     if not resolutions or min(resolutions) < 1 or any(b < a for a, b in pairwise(resolutions)):
-        raise ValueError(f"grid_encode: resolutions must be positive and rise, got {list(resolutions)}")
+        raise ValueError(f"grid_encode: resolutions must be positive and non-decreasing, got {list(resolutions)}")
     if max_entries < 1 or max_entries & (max_entries - 1):
         raise ValueError(f"grid_encode: max_entries must be a power of two, got {max_entries}")
     if len(resolutions) > MAX_LEVELS or max(resolutions) >= MAX_RESOLUTION or max_entries > MAX_ENTRIES:
         raise ValueError(
-            f"grid_encode: at most {MAX_LEVELS} levels, {MAX_RESOLUTION - 1} cells a side and {MAX_ENTRIES} entries, "
+            f"grid_encode: at most {MAX_LEVELS} levels, {MAX_RESOLUTION - 1} cells per side and {MAX_ENTRIES} entries, "
             f"got {len(resolutions)} levels, {max(resolutions)} cells, {max_entries} entries"
         )
     needed = sum(level_entries(n, max_entries) for n in resolutions)
@@ -95,10 +95,10 @@ def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> Non
 def _grid_encode_torch(points, table, resolutions, max_entries, dtype):
     table = table.to(dtype)
     rows, weights = _corners(points, resolutions, max_entries)  # [N, L, 8] each
-    # torch 2.11 loses the gradients of an autograd.Function that it compiles; a compiler needs none anyway.
-    mix = _mixed if torch.compiler.is_compiling() else _MixRows.apply
-    mixed = mix(table, rows.flatten(0, 1), weights.flatten(0, 1))  # [N*L, F]
-    return mixed.view(points.shape[0], len(resolutions) * table.shape[1])
+    # torch 2.11 loses the gradients of a compiled autograd.Function; a compiler fuses the plain operations anyway.
+    run = _interpolate if torch.compiler.is_compiling() else _Interpolate.apply
+    features = run(table, rows.flatten(0, 1), weights.flatten(0, 1))  # [N*L, F]
+    return features.view(points.shape[0], len(resolutions) * table.shape[1])
 
 
 def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> tuple[Tensor, Tensor]:
@@ -114,7 +114,7 @@ def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> 
     side = (cells.to(torch.int32) + 1)[:n_dense, :, None, None]  # [L_dense, 1, 1, 1]
     dense = ((x[:, :n_dense] * side + y[:, :n_dense]) * side + z[:, :n_dense]).flatten(-3)
 
-    # int32 products wrap around, which leaves their low bits, all that the mask keeps, as they are.
+    # int32 products may overflow: the mask keeps their low bits alone, which are exact.
     p, q, r = (_as_int32(prime) for prime in HASH_PRIMES)
     hashed = ((x[:, n_dense:] * p) ^ (y[:, n_dense:] * q) ^ (z[:, n_dense:] * r)) & (max_entries - 1)
 
@@ -130,16 +130,16 @@ def _as_int32(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-def _mixed(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+def _interpolate(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     """out[m] = sum_k weights[m, k] table[rows[m, k]], [M, F]."""
     gathered = table.index_select(0, rows.flatten()).unflatten(0, rows.shape)  # [M, 8, F]
     return (weights[..., None] * gathered).sum(1).to(table.dtype)
 
 
-class _MixRows(torch.autograd.Function):
-    """`_mixed` with a faster forward and backward.
+class _Interpolate(torch.autograd.Function):
+    """`_interpolate` with a faster forward and backward.
 
-    On a CPU, `embedding_bag` does this without an [M, 8, F] copy, three times faster; on a GPU it is the slower one.
+    On a CPU, `embedding_bag` does this without an [M, 8, F] copy, three times faster; on a GPU it is slower.
     Its own backward sorts the rows and has no second derivative, so the backward is written here, in differentiable
     operations.
     """
@@ -148,7 +148,7 @@ class _MixRows(torch.autograd.Function):
     def forward(ctx, table, rows, weights):
         ctx.save_for_backward(table, rows, weights)
         if table.is_cuda or table.dtype in (torch.float16, torch.bfloat16):
-            return _mixed(table, rows, weights)
+            return _interpolate(table, rows, weights)
         return F.embedding_bag(rows, table, per_sample_weights=weights.to(table.dtype), mode="sum")
 
     @staticmethod

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adam that leaves alone what has no gradient."""
+"""Adam that skips elements without a gradient."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def lazy_adam(
     grad_scale: Tensor | None = None,  # [] or [1]
     found_inf: Tensor | None = None,  # [] or [1]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""One step of Adam, in place, for the elements whose gradient is not zero; the others and their moments stay.
+    r"""One step of Adam, in place, for the elements whose gradient is not zero; others and their moments are unchanged.
 
     With :math:`g = grad / grad\_scale`, wherever :math:`grad \ne 0`,
 
@@ -35,15 +35,15 @@ def lazy_adam(
         m \leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2, \qquad
         param \leftarrow param - lr \, \frac{m / (1 - \beta_1^{step})}{\sqrt{v / (1 - \beta_2^{step})} + eps}
 
-    where m is `exp_avg` and v is `exp_avg_sq`. In a feature grid most rows have no gradient in a step: they need not
-    be read, and old moments do not push what no sample touches.
+    where m is `exp_avg` and v is `exp_avg_sq`. In a feature grid most rows have no gradient in a step: they are
+    not read, and stale moments do not update them.
 
     Args:
         param, grad, exp_avg, exp_avg_sq: of one shape.
-        step: which step this is, from 1; lr: learning rate. Numbers [], so that a CUDA graph can be told others.
-        beta1, beta2: shares of the moments that stay, at least 0 and below 1; eps: added to the root.
-        grad_scale: what the gradient was multiplied with, or None for 1; [] or [1].
-        found_inf: if not zero, nothing changes; [] or [1].
+        step: number of the step, from 1; lr: learning rate. Tensors [], so that a CUDA graph reads current values.
+        beta1, beta2: decay rates of the moments, at least 0 and below 1; eps: added to the root.
+        grad_scale: factor that the gradient was scaled by, or None for 1; [] or [1].
+        found_inf: if not zero, the step is skipped; [] or [1].
 
     Returns:
         param, exp_avg and exp_avg_sq themselves.
@@ -91,7 +91,7 @@ def _lazy_adam_torch(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, e
 
 
 def _bias_correction(beta: float, step: Tensor) -> Tensor:
-    """1 - beta^step, which for small steps does not cancel."""
+    """1 - beta^step, without cancellation for small steps."""
     return -torch.expm1(step * (math.log(beta) if beta else -math.inf))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The LLTM run along every ray."""
+"""The LLTM recurrence along every ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nerfkit.ops.gradients import no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
 
-FEW_RAYS, LONG_RAY = 1024, 64  # sorting them costs more than it saves: fewer rays, or longer ones on average
+FEW_RAYS, LONG_RAY = 1024, 64  # rays, mean samples: sorting fewer or longer rays costs more than it saves
 
 
 def lltm(
@@ -30,7 +30,7 @@ def lltm(
     .. math::
         (h_i, c_i) = \mathrm{lltm\_cell}(input_i, h_{i-1}, c_{i-1}, W, b), \qquad h_{-1} = h0_r, \quad c_{-1} = c0_r
 
-    at the first sample of ray r: the recurrence starts afresh at each ray.
+    at the first sample of ray r: the state is reset at every ray.
 
     Args:
         input: [N, I] packed samples.
@@ -44,7 +44,7 @@ def lltm(
     dtype: one floating type for all. Differentiable once in every input but ray_offsets; a second
     derivative raises NotImplementedError.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
-    CPU that do not rise from 0 to N; on a GPU, where reading them would stall, that is the caller's promise.
+    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
     Source: as `lltm_cell`.
 
     >>> weight = torch.tensor([[0.0, 0], [0, 0], [0, 1]])                    # gates half open, candidate = input
@@ -73,20 +73,20 @@ def _lltm_torch(input, ray_offsets, weight, bias, h0, c0):
     if input.shape[0] == 0:
         nothing = (input.sum() + weight.sum() + bias.sum()) * 0  # keeps all inputs in the graph: zero gradients
         return input.new_zeros(0, h0.shape[1]) + nothing, h0 + nothing, c0 + nothing
-    # The samples are put in the order (step, ray), longest ray first: each step is then one slice of all arrays.
+    # Samples are sorted by (step, ray), longest ray first: each step is then one contiguous slice of every array.
     lengths = ray_offsets.diff()  # [R]
     longest_first = lengths.argsort(descending=True, stable=True)  # [R]
     rank = _inverse(longest_first)  # [R]
     step = torch.arange(input.shape[0], device=input.device) - ray_offsets[ray_index]  # [N]
     rays_at_step = torch.bincount(step)  # [steps]
-    place = (rays_at_step.cumsum(0) - rays_at_step)[step] + rank[ray_index]  # [N] of each sample in the new order
+    row = (rays_at_step.cumsum(0) - rays_at_step)[step] + rank[ray_index]  # [N] of each sample in that order
 
     h_steps, c_steps = _StepsOfRays.apply(
-        input[_inverse(place)], weight, bias, h0[longest_first], c0[longest_first], rays_at_step.tolist()
+        input[_inverse(row)], weight, bias, h0[longest_first], c0[longest_first], rays_at_step.tolist()
     )  # [N, H] each
-    last = place[(ray_offsets[1:] - 1).clamp(min=0)]  # [R] place of the last sample, if there is one
+    last = row[(ray_offsets[1:] - 1).clamp(min=0)]  # [R] row of the last sample, if there is one
     empty = (lengths == 0)[:, None]  # [R, 1]
-    return h_steps[place], torch.where(empty, h0, h_steps[last]), torch.where(empty, c0, c_steps[last])
+    return h_steps[row], torch.where(empty, h0, h_steps[last]), torch.where(empty, c0, c_steps[last])
 
 
 def _inverse(permutation: Tensor) -> Tensor:
@@ -98,8 +98,8 @@ def _inverse(permutation: Tensor) -> Tensor:
 class _StepsOfRays(torch.autograd.Function):
     """h and c [N, H] after every sample, in the order (step, ray); step t is a block of counts[t] rays.
 
-    Autograd would record a dozen kernels a step. Here only what depends on the step before is inside the loops, six
-    small kernels a step; activations' derivatives and the weights' gradient are computed for all samples at once.
+    Autograd would record a dozen kernels per step. Here only the sequential part is inside the loops, six small
+    kernels per step; activations' derivatives and the weights' gradient are computed for all samples at once.
     """
 
     @staticmethod
@@ -147,7 +147,7 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
         dc.addcmul_(dh, dc_dh)
         torch.cat([dc * da_i, dh * da_o, dc * da_g], dim=1, out=block)
         torch.mm(block, weight_h, out=dh)
-    # The state before each sample: h0 at the first step, the block before at the others.
+    # The state before each sample: h0 at the first step, the previous block at the others.
     h_before = torch.cat([h0[: counts[0]], *(h[:n] for h, n in zip(h_steps.split(counts), counts[1:], strict=False))])
     grad_weight = torch.cat([grad_gates.t() @ h_before, grad_gates.t() @ input], dim=1)  # [3H, H+I]
     return grad_gates @ weight[:, n_state:], grad_weight, grad_gates.sum(0), grad_h, grad_c
@@ -168,11 +168,11 @@ def _with_gradient(input: Tensor, h0: Tensor) -> type[torch.autograd.Function]:
 
 
 def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
-    """Rays [R] by length: a GPU walks a few together, for as long as the longest of them takes."""
+    """Rays [R] sorted by length, as a GPU runs a few together until the longest of them ends; None without sorting."""
     n_rays = ray_offsets.shape[0] - 1
     if not input.is_cuda or n_rays < FEW_RAYS or input.shape[0] > LONG_RAY * n_rays:
         return None
-    lengths = ray_offsets.diff().clamp(max=255).to(torch.uint8)  # a short key is sorted faster
+    lengths = ray_offsets.diff().clamp(max=255).to(torch.uint8)  # an 8-bit key is sorted faster
     return lengths.sort(stable=True, descending=True).indices
 
 
@@ -180,7 +180,7 @@ class _LltmOnCpu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
         h, h_n, c_n, activated, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
-        # A copy, for a caller may change the state in place.
+        # A copy, as the caller may modify the state in place.
         ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), activated)
         return h, h_n, c_n
 
@@ -194,7 +194,7 @@ class _LltmOnCpu(torch.autograd.Function):
 
 
 class _LltmOnGpu(torch.autograd.Function):
-    """The kernels do what is sequential; the gradients of input and parameters are products over all samples."""
+    """Kernels run the recurrence; gradients of input and parameters are matrix products over all samples."""
 
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
@@ -216,7 +216,7 @@ class _LltmOnGpu(torch.autograd.Function):
 def _gpu_gradients(
     input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n, to_input, to_weight
 ):
-    """Gradients of input and weight, where they are wanted, bias, h0 and c0; `gates` [N, 3H] are after activation."""
+    """Gradients of input and weight, where needed, bias, h0 and c0; `gates` [N, 3H] are after activation."""
     grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
         grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
     )
@@ -231,7 +231,7 @@ NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h
 
 
 def _is_narrow(input: Tensor, h0: Tensor) -> bool:
-    """Whether a GPU's warp can hold a few rays, and one kernel make all gradients."""
+    """Whether the kernels for a few rays per warp apply, whose backward is one kernel."""
     return (
         input.dtype in (torch.float16, torch.bfloat16)
         and h0.shape[1] == NARROW_STATE

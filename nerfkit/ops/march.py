@@ -14,11 +14,11 @@ from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
-BLOCK = 8  # steps that one look at the coarse grid can skip
-MOST_SAMPLES = 2**62  # of R rays; of one that has more intervals than allowed, a kernel counts MOST_SAMPLES / R
-COARSE_CPU, COARSE_CUDA = 8, 4  # cells along one side of a coarse cell, of the kernels
-TILE_CUDA, KEPT_CUDA = 64, 32  # rays that the CUDA kernel counts together; chunks of a ray that it keeps, 8 bytes each
-MAX_BLOCKS = 2**17  # of a ray: more is a step in the wrong unit, and would not fit into memory
+BLOCK = 8  # intervals that one lookup in the coarse grid can skip
+MOST_SAMPLES = 2**62  # of R rays; a kernel counts MOST_SAMPLES / R for a ray of too many intervals
+COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of the kernels' coarse cells
+TILE_CUDA, KEPT_CUDA = 64, 32  # rays of a tile; chunks of a ray in the workspace, 8 bytes each
+MAX_BLOCKS = 2**17  # of a ray: more would not fit into memory, as with a step in the wrong unit
 
 
 def march(
@@ -32,14 +32,14 @@ def march(
     jitter: Tensor | None = None,  # [R]
     capacity: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Intervals of length `step` along each ray whose middle lies in an occupied cell.
+    r"""Intervals of length `step` along each ray whose midpoint lies in an occupied cell.
 
     With :math:`[t_{in}, t_{out}]` the part of the ray inside the box and between near and far, interval k of ray r is
 
     .. math::
         [t_{in} + (k + jitter_r)\, step,\; t_{in} + (k + 1 + jitter_r)\, step], \qquad k = 0, 1, ...
 
-    It is kept if its middle is before :math:`t_{out}` and in a cell of `occupancy` that is set.
+    It is a sample if its midpoint is before :math:`t_{out}` and in a cell of `occupancy` that is set.
 
     Args:
         origins: [R, 3]; directions: [R, 3] of unit length.
@@ -47,12 +47,12 @@ def march(
         box: [2, 3] lowest and highest corner, scene units.
         step: interval length; near, far: limits of the distance. All in scene units.
         jitter: [R] shift in steps, 0 to 1, or None for 0.
-        capacity: rows of the result, so that a GPU need not be waited for to learn N; None for N rows.
+        capacity: rows of the result, which avoids the synchronization of reading N; None for N rows.
 
     Returns:
         t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far. With a capacity, t_starts
-        and t_ends have that many rows: those of rays that end behind it, and those behind N, are 0. ray_offsets are
-        those of all samples; `nerfkit.ops.packed.truncate_offsets` gives those of the complete rays.
+        and t_ends have that many rows, which are 0 from N on and in rays that end beyond the capacity. ray_offsets
+        are those of all samples; `nerfkit.ops.packed.truncate_offsets` gives those of the complete rays.
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or step, TypeError for a dtype that does not fit.
@@ -86,7 +86,7 @@ def march(
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
-    """Distances [R] at which each ray enters and leaves the box, within near and far; in >= out for a miss."""
+    """Distances [R] at which each ray enters and leaves the box, within near and far; enter >= leave for a miss."""
     tiny = torch.finfo(directions.dtype).tiny
     safe = torch.where(directions.abs() < tiny, tiny, directions)  # [R, 3]
     sides = (box[:, None, :] - origins) / safe  # [2, R, 3]
@@ -97,23 +97,25 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 @implements("march", "torch")
 def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity):
-    t, ray_offsets = _middles(origins, directions, occupancy, box, step, near, far, jitter)
-    return *_cut(t - step / 2, t + step / 2, ray_offsets, capacity), ray_offsets
+    t, ray_offsets = _midpoints(origins, directions, occupancy, box, step, near, far, jitter)
+    return *_fit_to_capacity(t - step / 2, t + step / 2, ray_offsets, capacity), ray_offsets
 
 
-def _cut(t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None) -> tuple[Tensor, Tensor]:
-    """`t_starts` and `t_ends` [N] with `capacity` rows: those of complete rays, then zeros."""
+def _fit_to_capacity(
+    t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None
+) -> tuple[Tensor, Tensor]:
+    """`t_starts` and `t_ends` [N] with `capacity` rows: those of complete rays, then zero padding."""
     if capacity is None:
         return t_starts, t_ends
     used = int(truncate_offsets(ray_offsets, capacity)[0][-1])
     return tuple(F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
 
 
-def _middles(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor]:
-    """Middles [N] of the samples, and ray_offsets [R+1]."""
+def _midpoints(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor]:
+    """Midpoints [N] of the samples, and ray_offsets [R+1]."""
     enter, leave = box_span(origins, directions, box, near, far)  # [R] each
-    first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] middle of interval 0
-    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray without direction has no samples
+    first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] midpoint of interval 0
+    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray of zero direction has no samples
     hit = ((first < leave) & moves).nonzero()[:, 0]  # [M] rays with a candidate
     counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
     if hit.numel() == 0 or occupancy.numel() == 0:
@@ -126,22 +128,22 @@ def _middles(origins, directions, occupancy, box, step, near, far, jitter) -> tu
         raise _too_small(step)
     blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
     reach = BLOCK / 2 * step
-    coarse = _widened(occupancy, box, reach)
-    middles = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
-    near_something = _look_up(coarse, o, d, middles, box) & (middles - reach < leave[:, None])
-    ray, block = near_something.nonzero().unbind(1)  # [K] each
+    coarse = _dilated(occupancy, box, reach)
+    midpoints = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
+    near_occupied = _look_up(coarse, o, d, midpoints, box) & (midpoints - reach < leave[:, None])
+    ray, block = near_occupied.nonzero().unbind(1)  # [K] each
 
     k = (block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)).to(o.dtype)  # [K, BLOCK]
-    t = first[ray, None] + k * step  # [K, BLOCK] middles
-    kept = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
-    t, ray = t[kept], hit[ray].unsqueeze(1).expand_as(kept)[kept]  # [N] each
+    t = first[ray, None] + k * step  # [K, BLOCK] midpoints
+    occupied = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
+    t, ray = t[occupied], hit[ray].unsqueeze(1).expand_as(occupied)[occupied]  # [N] each
     counts.index_add_(0, ray, torch.ones_like(ray))
     return t, offsets_from_counts(counts)
 
 
 def _too_small(step: float) -> ValueError:
     most = MAX_BLOCKS * BLOCK
-    return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger one")
+    return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger step")
 
 
 def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
@@ -155,14 +157,14 @@ def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: 
     return grid.flatten().index_select(0, index.flatten()).view(t.shape)
 
 
-def _widened(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
-    """Coarse copy of `occupancy`, set wherever a point within `reach` along each axis may be occupied."""
+def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
+    """Coarse, dilated `occupancy`: set wherever a point within `reach` along each axis may be occupied."""
     size = (box[1] - box[0]).tolist()
     factors = [
         max(1, min(n, math.ceil(reach / (length / n) * (1 + 1e-6))))
         for n, length in zip(occupancy.shape, size, strict=True)
     ]
-    # Raised to the next divisor, so that both grids cover one box.
+    # Rounded up to a divisor, so that whole coarse cells cover the box.
     factors = [next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)]
     pooled = F.max_pool3d(occupancy[None, None].float(), factors)
     return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0
@@ -173,7 +175,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
     rays = origins, directions, occupancy, box, step, near, far, jitter
     counts, tile_offsets, kept = torch.ops.nerfkit._march_count(*rays)
     n_rows = capacity
-    if capacity is None or not origins.is_cuda:  # with a capacity nothing may wait for the GPU
+    if capacity is None or not origins.is_cuda:  # a capacity avoids the synchronization
         n_samples = int(tile_offsets[-1])
         if n_samples >= MOST_SAMPLES // max(1, origins.shape[0]):
             raise _too_small(step)
@@ -190,7 +192,7 @@ def _(origins, directions, occupancy, box, step, near, far, jitter):
 
 
 def _kept_bytes(origins: Tensor, occupancy: Tensor) -> int:
-    """`march_kept_bytes` of the kernels: a coarse grid and, on a GPU, what it keeps of each ray, and a counter."""
+    """`march_kept_bytes`, the kernels' workspace: a coarse grid and, on a GPU, data of each ray and a counter."""
     rays = origins.shape[0]
     if rays == 0 or occupancy.numel() == 0:
         return 0

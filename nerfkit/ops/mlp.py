@@ -14,9 +14,9 @@ from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import reference_backward, wants_gradient, wants_second_derivative
 
-MAX_INPUTS, MAX_LAYERS = 4, 8  # of the kernels, and so of all
-SHARED_BYTES = 150_000  # of a block, beside tensor cores what the GPU's kernel needs
-HIDDEN, INPUT_MULTIPLE, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 16, 128, 16  # widths that it takes
+MAX_INPUTS, MAX_LAYERS = 4, 8  # limits of the kernels, for all backends
+SHARED_BYTES = 150_000  # per block, that the GPU's kernel needs beside tensor cores
+HIDDEN, INPUT_MULTIPLE, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 16, 128, 16  # supported widths
 
 
 def mlp(
@@ -24,27 +24,27 @@ def mlp(
     widths: Sequence[int],
     *inputs: Tensor,  # [N, I_k]
 ) -> Tensor:
-    r"""Linear layers with ReLU between them, of inputs that lie side by side.
+    r"""Linear layers with ReLU between them, of concatenated inputs.
 
     .. math::
         x_0 = [input_1, input_2, ...], \qquad x_{l+1} = relu(W_l x_l + b_l), \qquad out = W_L x_L + b_L
 
     Args:
         parameters: [P] for each layer its weight [out, in], row by row, and then its bias [out].
-        widths: of the inputs together, of each hidden layer, of the output.
+        widths: total of the inputs, of each hidden layer, of the output.
         inputs: [N, I_k] each, 1 to 4 of them.
 
     Returns:
         [N, widths[-1]].
 
     dtype: inputs and parameters share one; half types are summed in float32.
-    Differentiable in inputs and parameters. What lies between the layers is computed again in the backward pass.
-    On a GPU with 150 KB of shared memory a block (compute capability 8.0, 9.0, 10.0), half types, one or two hidden
+    Differentiable in inputs and parameters. Activations are recomputed in the backward pass.
+    On a GPU with 150 KB of shared memory per block (compute capability 8.0, 9.0, 10.0), half types, one or two hidden
     layers of one width (16, 32 or 64), inputs of a multiple of 16 (128 at most together) and at most 16 outputs take
-    one kernel; `why_no_kernel` says what keeps a network from it. All else takes the definition, the library's matrix
-    products, where the backend is "auto".
+    one kernel; `why_no_kernel` says what rules a network out. Any other one runs the definition, matrix products of the
+    library, where the backend is "auto".
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, BackendError where the backend is
-    "cuda" and its kernel does not take the network.
+    "cuda" and its kernel does not support the network.
     Source: fully fused networks, T. Mueller et al., "Real-time neural radiance caching", 2021 (arXiv:2106.12372).
 
     >>> x = torch.tensor([[1.0, -1.0]])
@@ -66,7 +66,7 @@ def mlp(
     input_widths = [x.shape[1] for x in inputs]
     width = sum(input_widths)
     if width != widths[0]:
-        raise ValueError(f"mlp: the inputs must be widths[0] = {widths[0]} wide together, got {width}")
+        raise ValueError(f"mlp: the widths of the inputs must add up to widths[0] = {widths[0]}, got {width}")
     check_shape("mlp", "parameters", parameters, (n_parameters(widths),))
     unfit = why_no_kernel(parameters.device, parameters.dtype, widths, input_widths)
     return implementation("mlp", parameters, unfit)(parameters, tuple(widths), *inputs)
@@ -75,9 +75,9 @@ def mlp(
 def why_no_kernel(
     device: torch.device | str, dtype: torch.dtype, widths: Sequence[int], input_widths: Sequence[int]
 ) -> str | None:
-    """Why the fused kernel of `device` does not take a network of `widths` and `dtype`; None if it does.
+    """Why the fused kernel of `device` does not support a network of `widths` and `dtype`; None if it does.
 
-    `input_widths` are those of the single inputs. A CPU's kernel takes every network.
+    `input_widths` are those of each input. The CPU's kernel supports every network.
 
     >>> why_no_kernel("cpu", torch.float32, (5, 7, 2), (3, 2)) is None
     True
@@ -91,7 +91,7 @@ def why_no_kernel(
 
 
 def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequence[int]) -> str | None:
-    """Why the GPU's kernel takes such a network on no GPU."""
+    """Why the GPU's kernel supports no such network, on any GPU."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"its kernel takes float16 and bfloat16, got {str(dtype).removeprefix('torch.')}"
     hidden = list(widths[1:-1])
@@ -113,14 +113,14 @@ def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequ
 
 @torch.compiler.assume_constant_result
 def _why_not_on(gpu: int | None) -> str | None:
-    """Why the kernel does not run on a GPU: it needs tensor cores, and shared memory for the widest network."""
+    """Why the kernel does not run on this GPU: it needs tensor cores, and shared memory for the widest network."""
     properties = torch.cuda.get_device_properties(gpu)
     if properties.major < native.TENSOR_CORES_MAJOR:
         capability = f"{properties.major}.{properties.minor}"
         return f"its kernel needs compute capability {native.TENSOR_CORES_MAJOR}.0 or more, this GPU has {capability}"
     if properties.shared_memory_per_block_optin < SHARED_BYTES:
         found = properties.shared_memory_per_block_optin
-        return f"its kernel needs {SHARED_BYTES} bytes of shared memory a block, this GPU has {found}"
+        return f"its kernel needs {SHARED_BYTES} bytes of shared memory per block, this GPU has {found}"
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 LIBRARIES = {"cpp": "_C.so", "cuda": "_C_cuda.so"}  # _C.so is for any CPU; there may be faster ones beside it
-# What torch calls a CPU's instructions: the library for it and its -march, best first, as in setup.py.
+# torch's names of CPU capabilities: library and -march for each, best first, as in setup.py.
 INSTRUCTION_SETS = {"AVX512": ("_C_avx512.so", "x86-64-v4"), "AVX2": ("_C_avx2.so", "x86-64-v3")}
 HOW_TO_BUILD = {
     "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation {}",
@@ -45,7 +45,7 @@ def libraries_for_cpu() -> list[tuple[str, str]]:
 
 
 def _load(backend: str) -> Library:
-    """The best library that loads; if none does, the best one that was built."""
+    """The best library that loads; if none does, the best one that is built."""
     names = [name for name, _ in libraries_for_cpu()] if backend == "cpp" else [LIBRARIES[backend]]
     built = [_FOLDER / name for name in names if (_FOLDER / name).exists()] or [_FOLDER / LIBRARIES[backend]]
     tried = []
@@ -75,7 +75,7 @@ def _load_from(path: Path, backend: str) -> Library:
 def _is_stale(path: Path) -> bool:
     """Whether a checkout's library was built from another schema.cpp; an installed one lies beside no sources.
 
-    The file is searched, for to load it, even by ctypes, is to register its ops.
+    The file is searched, as loading it, even by ctypes, would register its ops.
     """
     if not _SCHEMA.exists() or not path.stat().st_size:
         return False
@@ -84,7 +84,7 @@ def _is_stale(path: Path) -> bool:
 
 
 def schema_hash() -> str:
-    """What the libraries of this checkout hold of cuda/schema.cpp."""
+    """Hash of cuda/schema.cpp, which the libraries of this checkout contain."""
     return hashlib.sha256(_SCHEMA.read_bytes()).hexdigest()
 
 
@@ -97,13 +97,13 @@ def libraries() -> tuple[Library, ...]:
 
 
 def faster_library() -> str | None:
-    """The library that this CPU would be faster with than with the one that loaded, if there is one."""
+    """A library that is faster on this CPU than the one that loaded, if there is one."""
     best = libraries_for_cpu()[0][0]
     return best if loaded("cpp") and best != _libraries["cpp"].path.name else None
 
 
 def loaded(backend: str) -> bool:
-    """Whether the kernels of `backend` are there."""
+    """Whether the kernels of `backend` are loaded."""
     return _libraries["cpp"].loaded and _libraries[backend].loaded  # the schemas are in the CPU library
 
 
@@ -158,7 +158,7 @@ def _runs_on(target: str, capability: tuple[int, int]) -> bool:
     """Whether code for `target`, such as 8.6, 9.0a or 12.0+PTX, runs on a GPU of `capability`."""
     match = re.fullmatch(r"(\d+)\.(\d)([a-z]?)(\+PTX)?", target)
     if match is None:
-        return True  # not known; the GPU itself will tell
+        return True  # unknown format: the launch itself will fail or not
     built = int(match[1]), int(match[2])
     if match[3]:  # 9.0a: for this one only
         return built == capability

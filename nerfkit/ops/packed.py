@@ -20,12 +20,12 @@ PADDING_RAY_LENGTH = 16  # samples
 
 
 def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:
-    """Ray of each sample, [N] int64. On a CPU row pointers that do not fit are a RuntimeError, which names `op`.
+    """Ray of each sample, [N] int64. Invalid row pointers on a CPU raise a RuntimeError that names `op`.
 
     >>> ray_indices(torch.tensor([0, 2, 2, 3]), 3).tolist()
     [0, 0, 2]
     """
-    check_rises(op, ray_offsets, n_samples)  # else repeat_interleave would write beside its result
+    check_rises(op, ray_offsets, n_samples)  # else repeat_interleave would write out of bounds
     rays = torch.arange(ray_offsets.shape[0] - 1, device=ray_offsets.device)  # [R]
     return torch.repeat_interleave(rays, ray_offsets.diff(), output_size=n_samples)
 
@@ -41,7 +41,7 @@ def offsets_from_counts(counts: Tensor) -> Tensor:
 
 
 def truncate_offsets(ray_offsets: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-    """Row pointers [R+1] without the samples of rays that end behind `capacity`, and whether each ray [R] is complete.
+    """Row pointers [R+1] without the samples of rays that end beyond `capacity`, and whether each ray [R] is complete.
 
     >>> offsets, complete = truncate_offsets(torch.tensor([0, 2, 5, 6]), capacity=4)
     >>> offsets.tolist(), complete.tolist()
@@ -52,9 +52,9 @@ def truncate_offsets(ray_offsets: Tensor, capacity: int) -> tuple[Tensor, Tensor
 
 
 def pad_offsets(ray_offsets: Tensor, capacity: int) -> Tensor:
-    """Row pointers [R+1+M] with M more rays, of at most PADDING_RAY_LENGTH samples, that own the rows up to `capacity`.
+    """Row pointers [R+1+M] with M padding rays, of at most PADDING_RAY_LENGTH samples, up to `capacity` rows.
 
-    So every row has a ray, whatever the number of samples, which then need not be known to the host.
+    So every row belongs to a ray without the host knowing the number of samples.
     """
     steps = (
         torch.arange(1, -(-capacity // PADDING_RAY_LENGTH) + 1, device=ray_offsets.device) * PADDING_RAY_LENGTH
@@ -83,36 +83,36 @@ def sum_before(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor
 
 
 def exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
-    """Sum of the earlier samples of the same ray, [N]. float64, since all rays share one running sum.
+    """Sum of the earlier samples of the same ray, [N]. float64, since all rays share one prefix sum.
 
-    What is not finite stays in its own ray, as if each had a sum of its own; so do gradients.
+    A non-finite value affects its own ray alone, as in separate sums; so does a non-finite gradient.
 
     >>> values, ray_offsets = torch.tensor([1.0, torch.nan, 4, 5, 6]), torch.tensor([0, 3, 5])
     >>> exclusive_cumsum(values, ray_offsets, ray_indices(ray_offsets, 5))
     tensor([0., 1., nan, 0., 5.], dtype=torch.float64)
     """
-    # Forward mode, which an autograd.Function has not by itself, goes through the sum's own operations.
+    # The autograd.Function has no forward mode: that differentiates the operations themselves.
     run = _exclusive_cumsum if forward_ad._current_level >= 0 else _ExclusiveCumsum.apply
     return run(values.to(torch.float64), ray_offsets, ray_index)
 
 
 def _exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
     before = sum_before(torch.where(values.isfinite(), values, 0), ray_offsets, ray_index)  # [N]
-    # What takes a sum up without end, and what takes it down; NaN does both.
-    endless = ~(values < math.inf), ~(values > -math.inf)  # [N] each
-    up, down = (sum_before(x.long(), ray_offsets, ray_index) > 0 for x in endless)  # [N] each
+    # Values that make a sum +inf, and those that make it -inf; NaN counts as both.
+    infinite = ~(values < math.inf), ~(values > -math.inf)  # [N] each
+    up, down = (sum_before(x.long(), ray_offsets, ray_index) > 0 for x in infinite)  # [N] each
     return torch.where(up, torch.where(down, math.nan, math.inf), torch.where(down, -math.inf, before))
 
 
-def _sum_behind(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
-    """Sum [N] of the later `values` [N] of the same ray; NaN for the whole ray if one of them is not finite."""
+def _sum_after(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
+    """Sum [N] of the later `values` [N] of the same ray; NaN for all of a ray if one of its values is not finite."""
     n_rays = ray_offsets.shape[0] - 1
-    spoilt = sum_rays((~values.isfinite()).long(), ray_index, n_rays)[ray_index] > 0  # [N]
-    values = torch.where(spoilt, 0, values)
-    # A running sum from the last sample on, which each ray takes back to nothing where it starts.
+    invalid = sum_rays((~values.isfinite()).long(), ray_index, n_rays)[ray_index] > 0  # [N]
+    values = torch.where(invalid, 0, values)
+    # A suffix sum over all samples, from which the first sample of each ray subtracts the ray's total.
     of_rays = values.new_zeros(n_rays).index_put((ray_index,), -values, accumulate=True)  # [R]
     steps = F.pad(values, (0, 1)).index_put((ray_offsets[:-1],), of_rays, accumulate=True)  # [N+1]
-    return torch.where(spoilt, math.nan, steps[1:].flip(0).cumsum(0).flip(0))
+    return torch.where(invalid, math.nan, steps[1:].flip(0).cumsum(0).flip(0))
 
 
 def _save_offsets(ctx, inputs, output) -> None:
@@ -120,7 +120,7 @@ def _save_offsets(ctx, inputs, output) -> None:
 
 
 class _ExclusiveCumsum(torch.autograd.Function):
-    """Autograd would run the gradients of all rays through one sum, where one that is NaN spoils those before it."""
+    """Autograd would sum the gradients of all rays at once, where a NaN reaches every earlier ray."""
 
     generate_vmap_rule = True
 
@@ -132,17 +132,17 @@ class _ExclusiveCumsum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return _SumBehind.apply(grad, *ctx.saved_tensors), None, None
+        return _SumAfter.apply(grad, *ctx.saved_tensors), None, None
 
 
-class _SumBehind(torch.autograd.Function):
-    """The gradient of `_ExclusiveCumsum`, and the other way round."""
+class _SumAfter(torch.autograd.Function):
+    """The gradient of `_ExclusiveCumsum`, which in turn is the gradient of this."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(values, ray_offsets, ray_index):
-        return _sum_behind(values, ray_offsets, ray_index)
+        return _sum_after(values, ray_offsets, ray_index)
 
     setup_context = staticmethod(_save_offsets)
 

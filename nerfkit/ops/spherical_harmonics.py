@@ -30,9 +30,9 @@ def spherical_harmonics(
         \sqrt{2}\, \mathrm{Re} (x + iy)^k & m > 0 \end{cases}
 
     Args:
-        directions: [R, 3] of unit length. Any other is put into the same polynomials.
+        directions: [R, 3] of unit length; they are not normalized.
         ray_index: [N] int64 ray of each row of the result, 0 <= ray_index < R; without it a row for each ray.
-            On a CPU a wrong one is an error; on a GPU, where reading it would stall, it is the caller's promise.
+            On a CPU any other is an error; on a GPU, where a check would synchronize, it is a precondition.
         dtype: of the result; that of directions if None.
 
     Returns:
@@ -41,7 +41,7 @@ def spherical_harmonics(
     dtype: directions float32 or float64, computed in that; the result of any floating type.
     Differentiable in directions, to any order.
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, IndexError or RuntimeError for a
-    ray_index on a CPU.
+    ray_index out of range on a CPU.
     Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
 
     >>> up_and_right = torch.tensor([[0.0, 0, 1], [1, 0, 0]])
@@ -89,7 +89,7 @@ def _spherical_harmonics_torch(directions, ray_index, dtype):
         ],
         dim=1,
     )
-    # Rounded last, so that the gradients of a ray's samples are added as they are.
+    # Rounded last, so that the gradients of a ray's samples are summed unrounded.
     return (harmonics if ray_index is None else harmonics.index_select(0, ray_index)).to(dtype)
 
 
@@ -101,7 +101,7 @@ def _spherical_harmonics_native(directions, ray_index, dtype):
 
 
 class _SphericalHarmonics(torch.autograd.Function):
-    """There is no native backward: directions of rays are data, mostly. It is in differentiable operations."""
+    """No native backward: ray directions rarely need a gradient. It is written in differentiable operations."""
 
     @staticmethod
     def forward(ctx, directions, ray_index, dtype):
@@ -112,7 +112,7 @@ class _SphericalHarmonics(torch.autograd.Function):
     def backward(ctx, grad_out):
         directions, ray_index = ctx.saved_tensors
         grad = grad_out.to(directions.dtype)  # [N, 16]
-        if ray_index is not None:  # a ray's samples are added first: the slopes are the same for all of them
+        if ray_index is not None:  # summed over a ray's samples first: they share the derivatives
             grad = grad.new_zeros(directions.shape[0], N_HARMONICS).index_add(0, ray_index, grad)  # [R, 16]
         return _gradient(directions, grad), None, None
 

@@ -60,7 +60,7 @@ def corner_weights(u: Tensor) -> Tensor:
 def _trilinear_torch(feats, points):
     weights = corner_weights((points + 1) / 2)  # [N, 8]
     wide = feats.to(weights.dtype)  # [N, 8, F]
-    with torch.autocast(feats.device.type, enabled=False):  # which would have bmm round the features
+    with torch.autocast(feats.device.type, enabled=False):  # autocast would round the features for bmm
         return torch.bmm(weights[:, None, :], wide)[:, 0].to(feats.dtype)
 
 

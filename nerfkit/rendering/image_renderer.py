@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cameras -> images of a trained model, in chunks of rays that fit the memory."""
+"""Cameras -> images of a trained model, in chunks of rays that fit into memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nerfkit.ops.packed import ray_indices, sum_rays
 OUTPUTS = ("rgb", "depth", "opacity", "normal")
 MIN_CHUNK = 64
 
-RAY_BYTES = 2**15  # of a ray through a field that is not trained yet, twofold
+RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
 
 
 class ImageRenderer:
@@ -34,7 +34,7 @@ class ImageRenderer:
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
-        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where nothing is seen."""
+        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0."""
         unknown = [name for name in outputs if name not in OUTPUTS]
         if unknown or not 0 <= view < len(cameras):
             what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
@@ -51,7 +51,7 @@ class ImageRenderer:
             except RuntimeError as error:
                 if not out_of_memory(error) or self.chunk <= MIN_CHUNK:
                     raise
-            # Outside of the except clause, where the error no longer holds the chunk's tensors.
+            # Outside of the except clause: the error holds references to the chunk's tensors.
             self.chunk = max((end - start) // 2, MIN_CHUNK)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
@@ -73,14 +73,14 @@ class ImageRenderer:
 
 
 def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:
-    """Normal [R, 3] of what each ray sees: the weighted mean of its samples', 0 where nothing is seen."""
+    """Normal [R, 3] of each ray: the weighted mean of its samples', 0 where the opacity is 0."""
     ray_index = ray_indices(ray_offsets, normals.shape[0])
     mean = sum_rays(weights[:, None] * normals, ray_index, rays.origins.shape[0])
     return torch.nn.functional.normalize(mean, dim=-1)
 
 
 def default_chunk(device: torch.device) -> int:
-    """Rays that are rendered together."""
+    """Rays of a chunk that fit into free memory."""
     if device.type != "cuda":
         return 2**13
     free, _ = torch.cuda.mem_get_info(device)

@@ -38,7 +38,7 @@ def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -
 
 
 def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
-    """Image [H, W, 3] to look at, of the output `name`; depth and normals fade to white where little is seen."""
+    """Displayable image [H, W, 3] of the output `name`; depth and normals fade to white with the opacity."""
     image = images[name]
     if name == "rgb":
         return image

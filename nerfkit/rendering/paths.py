@@ -50,7 +50,7 @@ def interpolate(like: Cameras, n_frames: int) -> Cameras:
     index, t = u.long() % n, (u - u.floor())[:, None, None]  # [F], [F, 1, 1]
     a, b, c, d = (like.camera_to_world[(index + k) % n] for k in (-1, 0, 1, 2))  # [F, 3, 4] each
     mixed = b + 0.5 * t * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
-    # The mean of rotations is none; the nearest one is.
+    # A mean of rotations is no rotation: take the nearest one.
     left, _, right = torch.linalg.svd(mixed[:, :, :3])
     sign = torch.linalg.det(left @ right)[:, None]
     rotation = torch.cat([left[:, :, :2], left[:, :, 2:] * sign[:, None]], dim=-1) @ right

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints: one safetensors file with the state as JSON in its header and a checksum of both; no pickle.
 
-Each file is whole by itself, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
-the first save on, and `checkpoint.previous.safetensors`. `checkpoint.json` is a copy of the state for people and
-scripts to read.
+Each file is self-contained, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
+the first save on, and `checkpoint.previous.safetensors`. `checkpoint.json` is a readable copy of
+the state.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from nerfkit.files import OwnFolder
 
 FORMAT_VERSION = 3
 READABLE = (2, 3)  # 2 has no checksum
-BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a cut or foreign file
+BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a truncated or foreign file
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 
 
 def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
     """Write a checkpoint; the one before becomes the previous one, unless it is broken.
 
-    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then as it was.
+    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then unchanged.
     """
     state = {"format": FORMAT_VERSION, **state}
     text = json.dumps(state)
     tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
     try:
-        keep = PREVIOUS if _is_whole(folder) else None
+        keep = PREVIOUS if _is_intact(folder) else None
         folder.write(NEWEST, data, keep)
         folder.write(STATE, json.dumps(state, indent=1))
     except RunError as error:
@@ -53,7 +53,7 @@ def exists(folder: Path) -> bool:
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state of the newest whole checkpoint; warns if that is not the newest one.
+    """Tensors and state of the newest intact checkpoint; warns if that is not the newest one.
 
     Raises RunError if there is none, or it is of another format version.
     """
@@ -71,7 +71,7 @@ def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         elif path.name == NEWEST:
             problems.append(f"{path.name} is missing")
     if problems and exists(folder):
-        raise RunError(f"no whole checkpoint in {folder}: {'; '.join(problems)}")
+        raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
     raise RunError(f"no checkpoint in {folder}; is it a run folder?")
 
 
@@ -91,20 +91,20 @@ def checksum(tensors: dict[str, Tensor], state: str) -> str:
     return f"{crc:08x}"
 
 
-def _is_whole(folder: OwnFolder) -> bool:
+def _is_intact(folder: OwnFolder) -> bool:
     """Whether the newest checkpoint can become the previous one; what this process wrote is not read again."""
     try:
         if NEWEST not in folder.written:
             _read(folder.path / NEWEST)
-        with safetensors.safe_open(folder.path / NEWEST, framework="pt") as file:  # as long as its header says
+        with safetensors.safe_open(folder.path / NEWEST, framework="pt") as file:  # of the length in its header
             return "state" in (file.metadata() or {})
     except (*BROKEN, RunError):
         return False
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and state; the file is opened once, for another one may take its place meanwhile."""
-    if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+    """Tensors and state; the file is opened once, as it may be replaced meanwhile."""
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
         raise ValueError("it is no regular file")
     with open(path, "rb") as file:
         size = path.stat().st_size
@@ -127,10 +127,10 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _check_state(state: dict[str, Any]) -> None:
-    """Raise ValueError for a state that nothing could be resumed from."""
+    """Raise ValueError for a state that cannot be resumed."""
     kinds = {"step": int, "seconds": (int, float), "n_rays": int, "random": dict}
     wrong = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
     if wrong:
         raise ValueError(f"its state has no {wrong[0]}")
     if not 0 <= state["step"] < 2**53 or not 0 <= state["seconds"] < 1e300:
-        raise ValueError("its step or seconds cannot be")
+        raise ValueError("its step or seconds are out of range")

@@ -40,8 +40,8 @@ def evaluate(
     """Render every view of a split, compare it with the truth, and write scores and comparison images.
 
     They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
-    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is no number;
-    the scores before are then as they were.
+    `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is not finite;
+    earlier scores are then unchanged.
     """
     check_scorable(views)
     images = views.load(print)
@@ -82,7 +82,7 @@ def evaluate(
 
 
 def _file_name(name: str, view: int) -> str:
-    """A view's comparison image; one whose name no file system takes gets its number."""
+    """A view's comparison image; named by its index if its name is no usable file name."""
     return f"{name}.png" if name.isprintable() and len(name) <= 60 else f"{view:04d}.png"
 
 
@@ -111,7 +111,7 @@ def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
 def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
     name = score_name(split, other_scene)
     if name != "eval":
-        folder.child("eval", "scores")  # below which it is
+        folder.child("eval", "scores")  # its parent folder
     return folder.child(name, "scores")
 
 
@@ -130,7 +130,7 @@ def _check_score(row: dict[str, Any], split: str) -> None:
     for name in ("psnr", "ssim"):
         if not math.isfinite(row[name]):
             raise RunError(
-                f"{split} view {row['view']}: {name} is {row[name]}, for the model gives colors that are not numbers. "
+                f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
                 "No scores are written; is the checkpoint damaged, or did training diverge?"
             )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is minimised: a loss is any function of a rendering and its batch that gives terms by name, which are added."""
+"""Losses: functions of a rendering and its batch that return terms by name, whose sum is minimised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
 def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     """The weighted mean of the squared error of the colors, as the term "mse".
 
-    batch.weight [R] is 0 for rays that were cut off, or drawn to fill a step of fixed size: every loss has to use it.
+    batch.weight [R] is 0 for rays beyond the capacity, and for padding of static shapes: every loss has to use it.
     """
     error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
     return {"mse": weighted_mean(error, batch.weight)}

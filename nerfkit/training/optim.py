@@ -17,9 +17,9 @@ DTYPES = (torch.float32, torch.float64)
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:
     """Adam for a feature grid and its networks; its step can be recorded as a CUDA graph.
 
-    Lazy, a step costs less, and the scores on large batches are the same. A row that few steps touch moves less than
-    with torch's, which goes on moving it by its old moments: batches of a few thousand samples learn slower, and may
-    keep what is in front of the cameras.
+    The lazy one is faster, with the same scores on large batches. Rows with a gradient in few steps move less than with
+    torch's, which keeps applying their moments: batches of a few thousand samples learn slower, and may keep floaters
+    in front of the cameras.
     """
     params, betas, eps = list(params), (0.9, 0.99), 1e-15
     if lazy:
@@ -28,16 +28,16 @@ def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimi
 
 
 class LazyAdam(torch.optim.Optimizer):
-    """Adam that leaves elements without a gradient, and their moments, as they are: `nerfkit.ops.lazy_adam`.
+    """Adam that skips elements without a gradient, and their moments: `nerfkit.ops.lazy_adam`.
 
     Its state is that of `torch.optim.Adam`, on the parameters' device, so that a CUDA graph can record a step; the
     learning rate `group["lr"]` is a tensor for the same reason. `torch.amp.GradScaler` may take the step.
 
     Args:
         params: float32 or float64 tensors, or groups of them; those of a group on one device, their gradients dense.
-        lr: learning rate; betas: shares of the moments that stay, at least 0 and below 1; eps: added to the root.
+        lr: learning rate; betas: decay rates of the moments, at least 0 and below 1; eps: added to the root.
 
-    Raises ValueError or TypeError where a group is not so.
+    Raises ValueError or TypeError for any other group.
 
     >>> x = torch.ones(2, requires_grad=True)
     >>> optimizer = LazyAdam([x], lr=0.5)
@@ -47,7 +47,7 @@ class LazyAdam(torch.optim.Optimizer):
     tensor([1.0000, 0.5000], requires_grad=True)
     """
 
-    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, instead of waiting for the GPU
+    _step_supports_amp_scaling = True  # GradScaler then sets grad_scale and found_inf, without synchronizing
 
     def __init__(
         self, params: Iterable[Any], lr: float | Tensor, betas: tuple[float, float] = (0.9, 0.99), eps: float = 1e-15
@@ -96,7 +96,7 @@ class LazyAdam(torch.optim.Optimizer):
 
 
 def _prepare(group: dict[str, Any]) -> None:
-    """Check a group, and make its learning rate a tensor beside the parameters."""
+    """Check a group, and make its learning rate a tensor on the parameters' device."""
     devices = {p.device for p in group["params"]}
     if len(devices) > 1:
         raise ValueError(f"LazyAdam: the parameters of a group must be on one device, got {sorted(map(str, devices))}")

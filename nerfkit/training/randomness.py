@@ -32,7 +32,7 @@ def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def restore_random_states(tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Inverse of `random_states`; states of GPUs that are not here are passed over."""
+    """Inverse of `random_states`; states of missing GPUs are skipped."""
     torch.set_rng_state(tensors["cpu"])
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained run, loaded: what scoring, rendering, exports and a viewer start from."""
+"""A trained run, loaded for scoring, rendering, exports or a viewer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, re
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder's model and what is known of it."""
+    """A run folder's model, options, scene and state."""
 
     folder: Path
     config: Config
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def background(self) -> Tensor:
-        """Color [3] behind the scene; white where training drew it at random."""
+        """Color [3] behind the scene; white where training used random ones."""
         return background_color(self.config.data.background, self.device)
 
     def cameras(self, split: str = "train") -> Cameras:

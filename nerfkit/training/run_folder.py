@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's images.
 
-.nerfkit                  what was written here, which alone is ever replaced or deleted
+.nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
 config.toml               every option, resolved
 checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
 scene.json                cameras of every split, up axis
@@ -43,7 +43,7 @@ SHOWN_DIFFERENCES = 3
 
 @dataclass(frozen=True)
 class RunScene:
-    """What a run knows of its scene."""
+    """Description of the scene in a run folder."""
 
     name: str
     up: tuple[float, float, float]  # world axis that points up
@@ -58,14 +58,14 @@ class RunScene:
 
 
 def describe(scene: Scene) -> RunScene:
-    """What a run has to know of `scene`."""
+    """Description of `scene` for a run folder."""
     splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
     frame = scene.frame.to_json() if scene.frame is not None else None
     return RunScene(scene.name, scene.up, splits, frame)
 
 
 class RunFolder(OwnFolder):
-    """The folder of one run, new or there already."""
+    """The folder of one run, new or existing."""
 
     def __init__(self, path: str | Path):
         super().__init__(Path(path), "run")
@@ -73,9 +73,9 @@ class RunFolder(OwnFolder):
 
     @classmethod
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
-        """A folder that a new run may go to, in which nothing is changed before `start`.
+        """A folder for a new run, in which nothing changes before `start`.
 
-        Raises RunError if it holds a run already, which only `overwrite` replaces, or files of somebody else.
+        Raises RunError if it holds a run already, which only `overwrite` replaces, or files of a user.
         """
         folder = cls(path)
         folder.overwrite = overwrite
@@ -99,7 +99,7 @@ class RunFolder(OwnFolder):
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of a run that is there; one of nerfkit 0.1, which wrote no marker, gets one."""
+        """The folder of an existing run; one of nerfkit 0.1, which has no marker, gets one."""
         folder = cls(path)
         if not exists(folder.path / CONFIG):
             raise RunError(f"{shown(folder.path)} is not a run folder: {CONFIG} is missing")
@@ -112,8 +112,8 @@ class RunFolder(OwnFolder):
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:
-        """Take the place of what was here, and write what the run is; raises RunError if a run came in meanwhile."""
-        files = _description(config, scene)  # what cannot be written is found before anything goes
+        """Replace an earlier run's files by this run's description; raises RunError if another run started here."""
+        files = _description(config, scene)  # fails before anything is deleted
         self.claim()
         self.lock()
         self._check_no_run()
@@ -122,7 +122,7 @@ class RunFolder(OwnFolder):
             self.write(name, text)
 
     def save_description(self, config: Config, scene: RunScene) -> None:
-        """Write the configuration, with the scene's folder as seen from anywhere, and the scene's cameras."""
+        """Write the configuration, with the scene's absolute path, and the scene's cameras."""
         for name, text in _description(config, scene).items():
             self.write(name, text)
 
@@ -130,7 +130,7 @@ class RunFolder(OwnFolder):
         """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
         changed = config_module.fixed_differences(read_config(self.path), config)
         if changed:
-            options = "; ".join(f"{name} is {old} in the run, but {new} was asked for" for name, old, new in changed)
+            options = "; ".join(f"{name} is {old} in the run, but {new} was requested" for name, old, new in changed)
             names = ", ".join(name for name, _, _ in changed)
             raise RunError(
                 f"cannot resume {self.path}: {options}. Leave out what sets {names} "
@@ -147,7 +147,7 @@ class RunFolder(OwnFolder):
 
 
 def _description(config: Config, scene: RunScene) -> dict[str, str]:
-    """What config.toml and scene.json hold; raises ConfigError for a path that they cannot."""
+    """Content of config.toml and scene.json; raises ConfigError for a path that they cannot hold."""
     path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
     config = replace(config, data=replace(config.data, path=path))
     config_module.check(config)
@@ -162,7 +162,7 @@ def run_frame(folder: Path) -> Frame | None:
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
-    """In words, what of the cameras, image names and sizes of `old` is otherwise in `new`; of `splits`, or all."""
+    """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
     found = []
     for split in splits or old.splits:
         before, after = old.splits.get(split), new.splits.get(split)
@@ -201,7 +201,7 @@ def read_config(folder: Path) -> Config:
 
 
 def read_scene(folder: Path) -> RunScene:
-    """What the run knows of its scene; raises RunError if that is missing or broken."""
+    """The run's description of its scene; raises RunError if that is missing or broken."""
     content = read_regular(folder / SCENE, LARGEST_SCENE, "the run's scene", RunError)
     try:
         scene = msgspec.json.decode(content, type=RunScene)
@@ -213,7 +213,7 @@ def read_scene(folder: Path) -> RunScene:
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Logged steps; a line that a kill or a full disk cut short, or that is none of these, is passed over."""
+    """Logged steps; incomplete and other lines are skipped."""
     log = folder / LOG
     content = read_regular(log, LARGEST_LOG, "the log", RunError) if log.exists() else b""
     lines = []

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One step of training: random rays, their rendering, loss, gradients, Adam.
 
-On a GPU where all ops of the model are fused, a step has static shapes, waits for nothing, and is recorded once as a
-CUDA graph; all that changes from step to step lives in tensors. Elsewhere it runs as it is written. Both are the same
-code.
+On a GPU where all ops of the model are fused, a step has static shapes, does not synchronize, and is recorded once as
+a CUDA graph; all that changes from step to step is in tensors. Elsewhere it runs eagerly, by the same code.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from nerfkit.training.losses import LossFn
 
 MIN_RAYS = 64
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
-LOSS_SCALE = 1024.0  # at first; keeps gradients in half precision above what rounds to 0
+LOSS_SCALE = 1024.0  # initial; keeps gradients in half precision from underflowing
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
-STATIC_DEFINITIONS = ("mlp",)  # ops whose definition in PyTorch has static shapes, too, and waits for nothing
-EAGER_STEPS = 3  # before a step is recorded: libraries and allocator set themselves up in them
+STATIC_DEFINITIONS = ("mlp",)  # ops whose PyTorch definition has static shapes and does not synchronize, too
+EAGER_STEPS = 3  # before capture: libraries and allocator initialise themselves in them
 
 
 class StepStats(NamedTuple):
-    """What the steps since `pop_stats` did, added up."""
+    """Sums over the steps since `pop_stats`."""
 
     steps: int
     loss: float
@@ -40,7 +39,7 @@ class StepStats(NamedTuple):
 
 
 class TrainingStep:
-    """Trains `model` by a step at each call."""
+    """Each call is one optimiser step of `model`."""
 
     def __init__(self, settings: TrainerConfig, model: Model, views: TrainingViews, optimizer, loss_fn: LossFn):
         self.settings, self.model, self.views, self.optimizer, self.loss_fn = settings, model, views, optimizer, loss_fn
@@ -55,16 +54,16 @@ class TrainingStep:
         self.steps = 0  # since `pop_stats`
         self.backends = ops.choices()
         self.static_shapes = self._can_be_recorded()
-        # Skips a step whose gradients are not finite, and then scales the loss by less.
+        # Skips a step whose gradients are not finite, and lowers the loss scale.
         is_half = model.half_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # that a step is recorded on
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager_steps = 0
 
     def __call__(self) -> None:
         self.steps += 1
-        if ops.choices() != self.backends:  # changed on the way
+        if ops.choices() != self.backends:  # changed since the last step
             self.reset_graph()
             self.backends, self.static_shapes = ops.choices(), self._can_be_recorded()
         if not self.static_shapes:
@@ -78,22 +77,22 @@ class TrainingStep:
             self.graph.replay()
 
     def reset_graph(self) -> None:
-        """Forget what was recorded, and what went wrong: after tensors that a step uses were replaced by others."""
+        """Drop the recorded graph, failures and statistics, after tensors that a step uses were replaced."""
         self.release_graph()
         self.not_finite.zero_()
         self._reset_stats()
 
     def release_graph(self) -> None:
-        """Give back the memory that a recorded step holds; the next steps record it anew."""
+        """Free the memory of the recorded graph; the next steps record it again."""
         self.graph, self.eager_steps = None, 0
 
     @property
     def failed(self) -> bool:
-        """Whether the loss is not finite; a step in half precision may be so now and then. This waits for the GPU."""
+        """Whether the loss is not finite; in half precision, for several steps in a row. Synchronizes with the GPU."""
         return bool(self.not_finite >= (MAX_NONFINITE_STEPS if self.scaler.is_enabled() else 1))
 
     def pop_stats(self) -> StepStats:
-        """Sums since the last call; this waits for the GPU."""
+        """Sums since the last call; synchronizes with the GPU."""
         rays, samples, loss, *terms = self.sums.tolist()
         named = dict(zip(self.term_names, terms or [loss], strict=False))
         stats = StepStats(self.steps, loss, int(rays), int(samples), named)
@@ -101,11 +100,11 @@ class TrainingStep:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What a step depends on beside model and optimiser: the number of rays and the loss's scale."""
+        """State of a step besides model and optimiser: the number of rays and the loss scale."""
         return {"n_rays": int(self.n_rays), "scaler": self.scaler.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Inverse of `state_dict`; the next step is recorded anew."""
+        """Inverse of `state_dict`; the step is recorded again."""
         self.n_rays.fill_(state["n_rays"])
         if self.scaler.is_enabled() and state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
@@ -141,16 +140,16 @@ class TrainingStep:
 
     def _add_up(self, n_complete: Tensor, n_samples: Tensor, parts: Tensor) -> None:
         values = torch.cat([torch.stack([n_complete.double(), n_samples.double()]), parts])
-        if len(values) != len(self.sums):  # in the first step, which is never recorded: a CUDA graph only adds
+        if len(values) != len(self.sums):  # in the first step, which is eager
             self.sums = torch.zeros_like(values)
         self.sums += values
 
     def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """Terms of the loss, the rays that it is a mean over [R] bool, and how many samples they have, if any."""
+        """Terms of the loss, mask [R] of the rays in its mean, and their number of samples, if any."""
         n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
-        rays = batch.rays._replace(directions=batch.rays.directions * active[:, None])  # without direction no samples
+        rays = batch.rays._replace(directions=batch.rays.directions * active[:, None])  # zero: no samples
         capacity = self.settings.samples if self.static_shapes else None
         rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
@@ -164,21 +163,21 @@ class TrainingStep:
     def _terms(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.loss_fn(rendering, batch)
         if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
-            raise TypeError("loss_fn must give a dict of scalar tensors by name, such as {'mse': ...}")
+            raise TypeError("loss_fn must return a dict of scalar tensors by name, such as {'mse': ...}")
         if self.term_names and tuple(terms) != self.term_names:
-            raise TypeError(f"loss_fn must give the same terms at every step: {self.term_names}, then {tuple(terms)}")
+            raise TypeError(f"loss_fn must return the same terms at every step: {self.term_names}, then {tuple(terms)}")
         return terms
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:
-        """Set the number of rays to that which would have had about `trainer.samples` samples."""
+        """Adapt the number of rays to about `trainer.samples` samples per step."""
         target = self.settings.samples * (TARGET_FILL if self.static_shapes else 1.0)
         wanted = n_complete * target / n_samples.clamp(min=1)
-        # At most twofold a step: the first samples of a field say little about the next.
+        # By a factor of 2 at most: the sample counts of early steps predict little.
         wanted = wanted.clamp(n_complete / 2, n_complete * 2).clamp(MIN_RAYS, self.settings.max_rays)
         self.n_rays.copy_(wanted)
 
     def _run_on_capture_stream(self) -> None:
-        """An eager step on the stream of recording, as it wants those before it."""
+        """An eager step on the capture stream, which capture requires of the steps before it."""
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self._run()
@@ -220,7 +219,7 @@ def _added(terms: list[Tensor]) -> Tensor:
 
 
 def first_n_rays(settings: TrainerConfig, longest_ray: float | None) -> int:
-    """Rays of the first step: as if each were the longest."""
+    """Rays of the first step, as if each had the maximum number of samples."""
     if longest_ray is None:
         return settings.max_rays
     return int(min(max(settings.samples / longest_ray, MIN_RAYS), settings.max_rays))

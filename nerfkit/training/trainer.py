@@ -39,17 +39,17 @@ CHECKED_SIDE = 17  # rays of such a view, each way
 
 
 class Trainer:
-    """Trains a model on the images of a scene; takes no signals, seeds nothing and writes nothing unless told to.
+    """Trains a model on the images of a scene; handles no signals, seeds nothing, and writes files only on request.
 
     Args:
-        config: options of model, sampling and trainer; data.box and data.background count too.
+        config: options of model, sampling and trainer; data.box and data.background are used, too.
         cameras: V of them.
         images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
             trained over data.background.
         model: what is trained; None builds config.model.kind.
         loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added.
         device: cpu, cuda, ...; config.device if None.
-        scene: where cameras and images come from, for a run folder to know the scene's names, splits and up axis.
+        scene: of the cameras and images, for names, splits and up axis in the run folder.
 
     Which implementation of an op runs is the process's choice, `nerfkit.ops.set_backend`; config.ops is only what
     the commands set it to.
@@ -76,7 +76,7 @@ class Trainer:
         device: torch.device | str | None = None,
         scene: Scene | None = None,
     ):
-        from_dict(to_dict(config), "config")  # raises ConfigError for what was set to no value of its kind
+        from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         check(config)
         self.config, self.scene = config, scene
         self.device = pick_device(str(device or config.device))
@@ -89,7 +89,7 @@ class Trainer:
         self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
-        self.folder: RunFolder | None = None  # where it was last saved to or restored from
+        self.folder: RunFolder | None = None  # last saved to or restored from
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
 
@@ -100,13 +100,13 @@ class Trainer:
         return max(self.step / self.config.trainer.steps, self.seconds / limit if limit else 0.0)
 
     def steps(self) -> Iterator[int]:
-        """Train to the end of the schedule; gives the number of steps that are done, after each."""
+        """Train to the end of the schedule; yields the number of steps done, after each."""
         try:
             while self.progress < 1:
                 self.timed_step()
                 yield self.step
             began = time.perf_counter()
-            self._check_finite()  # waits for the steps that are still on their way
+            self._check_finite()  # synchronizes with the last steps
             self.seconds += time.perf_counter() - began
         finally:
             self.training_step.release_graph()
@@ -117,14 +117,14 @@ class Trainer:
         progress_bar: bool = False,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
-        """Train to the end, or until `should_stop`, which gives False; with a folder, log and save there on the way."""
+        """Train to the end, or until `should_stop`, which returns False; with a folder, log and save there."""
         settings = self.config.trainer
         if folder is not None:
             folder = self._own(folder)
             folder.lock()
             self._drop_later_log_lines(folder)
             if not checkpoint.exists(folder.path):
-                self.save(folder)  # from now on there is something to go back to
+                self.save(folder)  # so that there is a checkpoint from the start
         stopped = should_stop()
         bar = tqdm(
             total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
@@ -172,9 +172,9 @@ class Trainer:
         return warm * first * (last / first) ** min(self.progress, 1.0)
 
     def pop_stats(self) -> dict[str, float]:
-        """What the steps since the last call did, means over them: loss and its terms, PSNR, rays, samples, rates."""
+        """Means over the steps since the last call: loss and its terms, PSNR, samples per ray, rays per second."""
         began = time.perf_counter()
-        stats = self.training_step.pop_stats()  # waits for the GPU
+        stats = self.training_step.pop_stats()  # synchronizes with the GPU
         self.seconds += time.perf_counter() - began
         self._check_finite()
         seconds, self._popped_at = self.seconds - self._popped_at, self.seconds
@@ -192,9 +192,9 @@ class Trainer:
         }  # fmt: skip
 
     def save(self, folder: RunFolder | str | Path) -> None:
-        """Write a checkpoint, unless training has gone wrong: a good one is never replaced by a bad one.
+        """Write a checkpoint, unless a parameter or the loss is not finite: a good one is never replaced by a bad one.
 
-        A path becomes a run folder that `nerfkit.load_run` loads; one that holds a run of somebody else is refused.
+        A path becomes a run folder that `nerfkit.load_run` loads; one that holds another run raises RunError.
         """
         self.check_finite()
         folder = self._own(folder)
@@ -253,7 +253,7 @@ class Trainer:
         self.optimizer.load_state_dict(state)
 
     def _own(self, folder: RunFolder | str | Path) -> RunFolder:
-        """`folder` as a run folder of this training, which a path becomes with what the trainer knows of the scene."""
+        """`folder` as a run folder of this training, created with a description of the scene if it is a path."""
         if isinstance(folder, RunFolder):
             self.folder = folder
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
@@ -264,7 +264,7 @@ class Trainer:
         return self.folder
 
     def _own_scene(self, name: str) -> RunScene:
-        """What the trainer itself knows of its scene: the training cameras."""
+        """The trainer's own description of its scene: the training cameras."""
         cameras = self.cameras.to("cpu")
         splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
         return RunScene(name, (0.0, 0.0, 1.0), splits)
@@ -274,12 +274,12 @@ class Trainer:
         psnr = f"PSNR {line['psnr']:.2f} dB" if "psnr" in line else f"loss {line['loss']:.4g}"
         bar.set_postfix_str(f"{psnr}, {line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray")
         if self.config.trainer.max_seconds and self.progress > 0:
-            bar.total = max(self.step, round(self.step / self.progress))  # what the time allows, for the ETA
+            bar.total = max(self.step, round(self.step / self.progress))  # estimated from the time limit, for the ETA
         if folder is not None:
             folder.append(LOG, json.dumps(line))
 
     def _drop_later_log_lines(self, folder: RunFolder) -> None:
-        """Drop logged steps after the checkpoint: they are trained, and logged, again."""
+        """Drop logged steps after the checkpoint: they are trained and logged again."""
         lines = read_log(folder.path)
         earlier = [line for line in lines if line["step"] <= self.step]
         if len(earlier) < len(lines):
@@ -296,7 +296,7 @@ class Trainer:
             self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
 
     def _stop_not_finite(self, what: str, last_batch: dict[str, Tensor]) -> None:
-        """Stop; write what was being trained to a report. The last good checkpoint stays."""
+        """Stop; write a report of the last batch and parameters. The last good checkpoint stays."""
         lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
         if self.folder is None or not checkpoint.exists(self.folder.path):
             raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
@@ -328,7 +328,7 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     rotation = cameras.camera_to_world[:, :, :3]
     error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
     if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not
-        raise SceneError("the cameras' poses are not rigid camera-to-world matrices: scaled, skewed or not numbers")
+        raise SceneError("camera_to_world holds matrices that are not rigid: scaled, skewed or not finite")
     if not model.sees(cameras.rays(view, column, row)).any():
         low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
         raise SceneError(

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from nerfkit.nn import DepthwiseConv1d, DepthwiseConv2d
+from tests.naming import raises_naming
 
 WINDOWS_2D = [
     {"kernel_size": 3}, {"kernel_size": (1, 4), "stride": (1, 2), "padding": (0, 2)},
@@ -54,36 +55,36 @@ def test_gradients_reach_all_parameters():
 
 
 @pytest.mark.parametrize(
-    "call, message",
+    "call, named",
     [
         (
             lambda: DepthwiseConv2d(3, 4, padding="same"),
-            r"DepthwiseConv2d: padding='same' needs odd kernels and stride 1, got kernel \(4, 4\) and stride \(1, 1\)",
+            ("DepthwiseConv2d", "padding='same'", "stride", "1", "kernel", "(4, 4)", "(1, 1)"),
         ),
         (
             lambda: DepthwiseConv1d(3, 4, padding="full"),
-            "DepthwiseConv1d: padding must be a number, 'same' or 'valid', got 'full'",
+            ("DepthwiseConv1d", "padding", "'same'", "'valid'", "'full'"),
         ),
-        (lambda: DepthwiseConv1d(3, (3, 3)), r"DepthwiseConv1d: kernel_size must be an int, got \(3, 3\)"),
+        (lambda: DepthwiseConv1d(3, (3, 3)), ("DepthwiseConv1d", "kernel_size", "(3, 3)")),
         (
             lambda: DepthwiseConv2d(3, (3, 3, 3)),
-            r"DepthwiseConv2d: kernel_size must be an int or 2 of them, got \(3, 3, 3\)",
+            ("DepthwiseConv2d", "kernel_size", "2", "(3, 3, 3)"),
         ),
-        (lambda: DepthwiseConv2d(3, 3, stride=(1,)), r"stride must be an int or 2 of them, got \(1,\)"),
-        (lambda: DepthwiseConv2d(3, 3, padding=0.5), "padding must be an int or 2 of them, got 0.5"),
+        (lambda: DepthwiseConv2d(3, 3, stride=(1,)), ("stride", "2", "(1,)")),
+        (lambda: DepthwiseConv2d(3, 3, padding=0.5), ("padding", "2", "0.5")),
         (
             lambda: DepthwiseConv1d(3, 4)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
-            "DepthwiseConv1d: packed rays need an odd kernel, got 4",
+            ("DepthwiseConv1d", "kernel", "4"),
         ),
-        (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), "depthwise_conv1d: a kernel of 7 with dilation 1 does not"),
-        (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), "depthwise_conv2d: stride must be >= 1"),
+        (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), ("depthwise_conv1d", "kernel", "7", "dilation", "1")),
+        (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), ("depthwise_conv2d", "stride", "1")),
         (
             lambda: DepthwiseConv1d(3, 3)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
-            "packed rays keep their length; use padding=1, got 0",
+            ("padding=1", "0"),
         ),
-        (lambda: DepthwiseConv2d(3, 3)(torch.zeros(1, 4, 5, 5)), r"weight must have shape \[4, 1, kh, kw\], got"),
+        (lambda: DepthwiseConv2d(3, 3)(torch.zeros(1, 4, 5, 5)), ("weight", "[4, 1, kh, kw]")),
     ],
 )
-def test_bad_input(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_input(call, named):
+    with raises_naming(ValueError, *named):
         call()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-import pytest
 import torch
 
 from nerfkit.nn import FeatureGrid
+from tests.naming import raises_naming
 
 
 def test_any_number_of_leading_axes(device: str):
@@ -35,5 +35,5 @@ def test_state_dict_round_trip():
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match=r"points must have 3 coordinates last, got \[5, 2\]"):
+    with raises_naming(ValueError, "points", "3", "[5, 2]"):
         FeatureGrid(levels=2, log2_table=8)(torch.rand(5, 2))

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfkit import ops
 from nerfkit.ops.dispatch import DEVICE_OF
+from tests.naming import raises_naming
 from tests.ops import naive
 from tests.ops.cases import Case, cases
 from tests.ops.tolerances import TOLERANCE, assert_close
@@ -72,8 +73,7 @@ def usable(case: Case, backend: str, device: str, dtype: torch.dtype) -> str:
 
 def refused_by_name(case: Case, backend: str, arguments: list) -> None:
     """Require that a backend without a kernel for the case refuses it, and that "auto" gives the definition's bits."""
-    message = f"^{case.op}: backend '{backend}' was asked for, but its kernel .*; use ops.backend=auto"
-    with ops.backend(backend), pytest.raises(ops.BackendError, match=message):
+    with ops.backend(backend), raises_naming(ops.BackendError, case.op, f"'{backend}'", "ops.backend=auto"):
         case.function(*arguments)
     with ops.backend("torch"):
         wanted = as_tuple(case.function(*arguments))

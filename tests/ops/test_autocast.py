@@ -5,6 +5,7 @@ import torch
 from nerfkit import ops
 from nerfkit.ops.autocast import IN_AUTOCAST_DTYPE
 from nerfkit.ops.dispatch import OPS
+from tests.naming import raises_naming
 from tests.ops.cases import cases
 from tests.ops.harness import as_tuple
 
@@ -25,7 +26,7 @@ def test_autocast_follows_the_table(op: str, device: str):
 def test_mixed_dtypes_are_an_error_except_under_autocast(op: str):
     arguments = cases(op)[0].arguments(torch.float32)
     arguments[1] = arguments[1].to(torch.bfloat16)
-    with pytest.raises(TypeError, match="must have one dtype, got float32 and bfloat16"):
+    with raises_naming(TypeError, op, "float32", "bfloat16"):
         getattr(ops, op)(*arguments)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         getattr(ops, op)(*arguments)

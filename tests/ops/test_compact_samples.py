@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import compact_samples
 from nerfkit.ops.packed import ray_indices
+from tests.naming import not_named, raises_naming
 from tests.ops.cases import offsets, place_inputs
 from tests.ops.harness import backend_params, checks_of
 
@@ -65,30 +66,31 @@ WRONG = [  # source_offsets, ray_offsets of two rays; 6 rows in the source, 5 in
 @pytest.mark.parametrize("source, kept", WRONG)
 def test_wrong_offsets_are_an_error_on_the_cpu(source: list, kept: list, backend: str):
     if backend not in ops.available("compact_samples"):
-        pytest.skip("not built")
+        pytest.skip("needs the C++ ops")
     rays = torch.rand(2, 3), torch.rand(2, 3)
-    with ops.backend(backend), pytest.raises(RuntimeError, match="must rise|more samples than"):
+    with ops.backend(backend), pytest.raises(RuntimeError) as caught:
         compact_samples(*rays, *torch.rand(2, 6), torch.tensor(source), torch.tensor(kept), 5)
+    assert any(not not_named(str(caught.value), part) for part in ("row pointers", "ray_offsets", "source_offsets"))
 
 
 @pytest.mark.parametrize(
-    "change, error, message",
+    "change, error, named",
     [
-        ({"origins": torch.rand(2, 2)}, ValueError, r"origins must have shape \[R, 3\], got \[2, 2\]"),
-        ({"origins": torch.rand(2, 3).half()}, TypeError, "origins must be float32 or float64, got float16"),
-        ({"directions": torch.rand(3, 3)}, ValueError, r"directions must have shape \[2, 3\], got \[3, 3\]"),
-        ({"directions": torch.rand(2, 3).double()}, TypeError, "origins and directions must have one dtype"),
-        ({"t_ends": torch.rand(5)}, ValueError, r"t_ends must have shape \[4\], got \[5\]"),
-        ({"source_offsets": offsets(4)}, ValueError, r"source_offsets must have shape \[3\], got \[2\]"),
-        ({"source_offsets": [0, 2, 4]}, TypeError, r"source_offsets must be an int64 tensor \[R\+1\], got list"),
-        ({"ray_offsets": offsets(1, 1).int()}, TypeError, "ray_offsets must be int64, got int32"),
-        ({"n_rows": -1}, ValueError, "n_rows must not be negative, got -1"),
+        ({"origins": torch.rand(2, 2)}, ValueError, ("origins", "[R, 3]", "[2, 2]")),
+        ({"origins": torch.rand(2, 3).half()}, TypeError, ("origins", "float32", "float64", "float16")),
+        ({"directions": torch.rand(3, 3)}, ValueError, ("directions", "[2, 3]", "[3, 3]")),
+        ({"directions": torch.rand(2, 3).double()}, TypeError, ("origins", "directions", "float32", "float64")),
+        ({"t_ends": torch.rand(5)}, ValueError, ("t_ends", "[4]", "[5]")),
+        ({"source_offsets": offsets(4)}, ValueError, ("source_offsets", "[3]", "[2]")),
+        ({"source_offsets": [0, 2, 4]}, TypeError, ("source_offsets", "int64", "[R+1]", "list")),
+        ({"ray_offsets": offsets(1, 1).int()}, TypeError, ("ray_offsets", "int64", "int32")),
+        ({"n_rows": -1}, ValueError, ("n_rows", "-1")),
     ],
 )
-def test_bad_input(change, error, message):
+def test_bad_input(change, error, named):
     good = {
         "origins": torch.rand(2, 3), "directions": torch.rand(2, 3), "t_starts": torch.rand(4), "t_ends": torch.rand(4),
         "source_offsets": offsets(2, 2), "ray_offsets": offsets(1, 1), "n_rows": 3,
     }  # fmt: skip
-    with pytest.raises(error, match=message):
+    with raises_naming(error, *named):
         compact_samples(**(good | change))

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import depthwise_conv1d
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
-from tests.ops.harness import backend_params, checks_of, drawn_backends
+from tests.naming import raises_naming
+from tests.ops.harness import checks_of, drawn_backends, fused_params
 
 TestDepthwiseConv1d = checks_of("depthwise_conv1d")
 
@@ -32,7 +33,7 @@ def test_each_ray_is_convolved_by_itself(counts, c, half, dilation, seed, backen
             torch.testing.assert_close(got, alone[0].t())
 
 
-@pytest.mark.parametrize("backend, device", backend_params("depthwise_conv1d"))
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv1d"))
 @pytest.mark.parametrize("kernel, channels", [(3, 32), (7, 8)])
 def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int, channels: int):
     torch.manual_seed(0)
@@ -61,23 +62,23 @@ DENSE = {"x": torch.rand(1, 2, 5), "ray_offsets": None}
 
 
 @pytest.mark.parametrize(
-    "change, error, message",
+    "change, error, named",
     [
-        ({"x": torch.rand(5, 2, 1)}, ValueError, r"x must have shape \[N, C\], got \[5, 2, 1\]"),
-        ({"weight": torch.rand(3, 3)}, ValueError, r"weight must have shape \[2, k\], got \[3, 3\]"),
-        ({"weight": torch.rand(2, 4)}, ValueError, "an odd kernel, got 4"),
-        ({"bias": torch.rand(2).half()}, TypeError, "x and bias must have one dtype, got float32 and float16"),
-        ({"ray_offsets": torch.tensor([0, 5]).int()}, TypeError, "ray_offsets must be int64, got int32"),
-        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"ray_offsets must have shape \[R\+1\] with R >= 0"),
-        ({"stride": 2}, ValueError, "packed rays need stride 1"),
-        ({"padding": 1}, ValueError, "leave padding out, got 1"),
-        ({"stride": 2.0}, ValueError, "^depthwise_conv1d: stride must be an int, got 2.0"),
-        ({"dilation": 1.0}, ValueError, "^depthwise_conv1d: dilation must be an int, got 1.0"),
-        (DENSE | {"stride": (1,)}, ValueError, r"^depthwise_conv1d: stride must be an int, got \(1,\)"),
-        (DENSE | {"padding": 1.5}, ValueError, "^depthwise_conv1d: padding must be an int, got 1.5"),
+        ({"x": torch.rand(5, 2, 1)}, ValueError, ("x", "[N, C]", "[5, 2, 1]")),
+        ({"weight": torch.rand(3, 3)}, ValueError, ("weight", "[2, k]", "[3, 3]")),
+        ({"weight": torch.rand(2, 4)}, ValueError, ("kernel", "4")),
+        ({"bias": torch.rand(2).half()}, TypeError, ("x", "bias", "float32", "float16")),
+        ({"ray_offsets": torch.tensor([0, 5]).int()}, TypeError, ("ray_offsets", "int64", "int32")),
+        ({"ray_offsets": torch.zeros(0).long()}, ValueError, ("ray_offsets", "[R+1]", "0")),
+        ({"stride": 2}, ValueError, ("stride", "1")),
+        ({"padding": 1}, ValueError, ("padding", "1")),
+        ({"stride": 2.0}, ValueError, ("depthwise_conv1d", "stride", "2.0")),
+        ({"dilation": 1.0}, ValueError, ("depthwise_conv1d", "dilation", "1.0")),
+        (DENSE | {"stride": (1,)}, ValueError, ("depthwise_conv1d", "stride", "(1,)")),
+        (DENSE | {"padding": 1.5}, ValueError, ("depthwise_conv1d", "padding", "1.5")),
     ],
 )
-def test_bad_input(change, error, message):
+def test_bad_input(change, error, named):
     good = {"x": torch.rand(5, 2), "weight": torch.rand(2, 3), "ray_offsets": torch.tensor([0, 2, 5])}
-    with pytest.raises(error, match=message):
+    with raises_naming(error, *named):
         depthwise_conv1d(**(good | change))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nerfkit import ops
 from nerfkit.ops import lazy_adam
+from tests.naming import raises_naming
 from tests.ops.cases import adam_inputs
 from tests.ops.harness import backend_params, checks_of, drawn_backends
 
@@ -79,7 +80,7 @@ def test_a_graph_of_the_old_values_raises(backend: str, device: str):
     squares = (param * param).sum()
     with ops.backend(backend):
         lazy_adam(*arguments)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+    with pytest.raises(RuntimeError, match="inplace"):
         squares.backward()
 
 
@@ -93,21 +94,21 @@ def test_nan_stays_in_its_element(backend: str, device: str):
 
 
 @pytest.mark.parametrize(
-    "change, error, message",
+    "change, error, named",
     [
-        ({"grad": torch.rand(3)}, ValueError, r"grad must have shape \[4, 2\], got \[3\]"),
-        ({"exp_avg": torch.rand(4, 1)}, ValueError, r"exp_avg must have shape \[4, 2\], got \[4, 1\]"),
-        ({"exp_avg_sq": torch.rand(4, 2).double()}, TypeError, "param and exp_avg_sq must have one dtype, got float32"),
-        ({"param": torch.rand(4, 2).half()}, TypeError, "param must be float32 or float64, got float16"),
-        ({"step": torch.ones(2)}, ValueError, r"step must be one number, got shape \[2\]"),
-        ({"lr": torch.tensor(0.1).double()}, TypeError, "lr must be float32, got float64"),
-        ({"found_inf": torch.zeros(0)}, ValueError, r"found_inf must be one number, got shape \[0\]"),
-        ({"beta1": 1.0}, ValueError, "beta1 must be at least 0 and below 1, got 1.0"),
-        ({"beta2": math.nan}, ValueError, "beta2 must be at least 0 and below 1, got nan"),
+        ({"grad": torch.rand(3)}, ValueError, ("grad", "[4, 2]", "[3]")),
+        ({"exp_avg": torch.rand(4, 1)}, ValueError, ("exp_avg", "[4, 2]", "[4, 1]")),
+        ({"exp_avg_sq": torch.rand(4, 2).double()}, TypeError, ("param", "exp_avg_sq", "float32")),
+        ({"param": torch.rand(4, 2).half()}, TypeError, ("param", "float32", "float64", "float16")),
+        ({"step": torch.ones(2)}, ValueError, ("step", "[2]")),
+        ({"lr": torch.tensor(0.1).double()}, TypeError, ("lr", "float32", "float64")),
+        ({"found_inf": torch.zeros(0)}, ValueError, ("found_inf", "[0]")),
+        ({"beta1": 1.0}, ValueError, ("beta1", "0", "1", "1.0")),
+        ({"beta2": math.nan}, ValueError, ("beta2", "0", "1", "nan")),
     ],
 )
-def test_bad_input(change, error, message):
+def test_bad_input(change, error, named):
     good = {name: torch.rand(4, 2) for name in ("param", "grad", "exp_avg", "exp_avg_sq")}
     good |= {"step": torch.tensor(1.0), "lr": torch.tensor(0.1)}
-    with pytest.raises(error, match=message):
+    with raises_naming(error, *named):
         lazy_adam(**(good | change))

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from nerfkit import ops
 from nerfkit.ops import spherical_harmonics
 from nerfkit.ops.spherical_harmonics import N_HARMONICS
+from tests.naming import raises_naming
+from tests.ops import naive
 from tests.ops.cases import unit_vectors
 from tests.ops.harness import backend_params, checks_of, drawn_backends
 from tests.ops.tolerances import TOLERANCE, assert_close
@@ -46,7 +48,10 @@ def test_squares_of_a_degree_add_up_to_the_same_everywhere(n: int, seed: int, ba
 @pytest.mark.parametrize("wanted", TOLERANCE, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=lambda d: str(d).removeprefix("torch."))
 def test_any_type_from_any(backend: str, device: str, given: torch.dtype, wanted: torch.dtype):
-    """The result's type, the gradient's, and values that are rounded once; 300 rows are more than a block's."""
+    """The result's type, the gradient's, and values that are rounded once; 300 rows are more than a block's.
+
+    Values beside the loops' of tests/ops/naive.py, gradients beside those of the definition in float64.
+    """
     directions, ray_index = unit_vectors(40).to(given), torch.arange(300) % 40
     grad = (torch.arange(300 * N_HARMONICS) % 7 / 4 - 0.5).view(300, N_HARMONICS)  # of few bits
     results = []
@@ -59,7 +64,9 @@ def test_any_type_from_any(backend: str, device: str, given: torch.dtype, wanted
             (x_grad,) = torch.autograd.grad(out, x, grad.to(device_, wanted_))
         assert (out.dtype, x_grad.dtype) == (wanted_, given_) and not x_grad.requires_grad
         results.append((out.detach().cpu(), x_grad.cpu()))
-    (exact, exact_grad), (out, x_grad) = results
+    (_, exact_grad), (out, x_grad) = results
+    (exact,) = naive.spherical_harmonics(directions.detach().double().numpy(), ray_index.numpy())
+    exact = torch.from_numpy(exact)
     half_a_bit = torch.finfo(wanted).eps / 2 if wanted.itemsize == 2 else 0
     error = 1e-15 if given == wanted == torch.float64 else 4e-7
     torch.testing.assert_close(out.double(), exact, rtol=half_a_bit, atol=error)
@@ -77,9 +84,9 @@ def test_rows_of_one_ray_are_the_same(backend: str, device: str):
 @pytest.mark.parametrize("wrong", [5, -1, 2**40])
 def test_a_ray_that_is_not_there_is_an_error_on_the_cpu(wrong: int):
     for backend in {"torch", "cpp"} & set(ops.available("spherical_harmonics")):
-        with ops.backend(backend), pytest.raises((RuntimeError, IndexError), match="out of range"):
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
             spherical_harmonics(torch.rand(5, 3), torch.tensor([0, wrong, 4]))
-        with ops.backend(backend), pytest.raises((RuntimeError, IndexError), match="out of range|should be positive"):
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
             spherical_harmonics(torch.rand(0, 3), torch.tensor([0]))
 
 
@@ -93,16 +100,16 @@ def test_autocast_leaves_the_type_of_the_result_to_the_caller(device: str):
 
 
 @pytest.mark.parametrize(
-    "change, error, message",
+    "change, error, named",
     [
-        ({"directions": torch.rand(2, 4)}, ValueError, r"directions must have shape \[R, 3\], got \[2, 4\]"),
-        ({"directions": torch.rand(2, 3).half()}, TypeError, "directions must be float32 or float64, got float16"),
-        ({"ray_index": torch.zeros(2, 1).long()}, ValueError, r"ray_index must have shape \[N\], got \[2, 1\]"),
-        ({"ray_index": torch.zeros(2).int()}, TypeError, "ray_index must be int64, got int32"),
-        ({"ray_index": torch.zeros(2, device="meta").long()}, ValueError, "ray_index must be on cpu, got meta"),
-        ({"dtype": torch.int64}, TypeError, "dtype must be one of torch.float32, .*, got torch.int64"),
+        ({"directions": torch.rand(2, 4)}, ValueError, ("directions", "[R, 3]", "[2, 4]")),
+        ({"directions": torch.rand(2, 3).half()}, TypeError, ("directions", "float32", "float64", "float16")),
+        ({"ray_index": torch.zeros(2, 1).long()}, ValueError, ("ray_index", "[N]", "[2, 1]")),
+        ({"ray_index": torch.zeros(2).int()}, TypeError, ("ray_index", "int64", "int32")),
+        ({"ray_index": torch.zeros(2, device="meta").long()}, ValueError, ("ray_index", "cpu", "meta")),
+        ({"dtype": torch.int64}, TypeError, ("dtype", "torch.float32", "torch.int64")),
     ],
 )
-def test_bad_input(change, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input(change, error, named):
+    with raises_naming(error, *named):
         spherical_harmonics(**({"directions": torch.rand(2, 3)} | change))

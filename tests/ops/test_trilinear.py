@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.ops import trilinear
+from tests.naming import raises_naming
 from tests.ops.harness import checks_of, drawn_backends
 
 TestTrilinear = checks_of("trilinear")
@@ -31,7 +32,7 @@ def test_a_corner_gives_its_feature():
     assert trilinear(feats, corners)[:, 0].tolist() == list(range(8))
 
 
-@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 @pytest.mark.parametrize("features", [16, 33])
 def test_gradients_that_no_cache_keeps(features):
     """More than 32 MB: written past the caches where the features of a corner are whole lines of them."""
@@ -46,7 +47,7 @@ def test_gradients_that_no_cache_keeps(features):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="no native op")
+@pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 @pytest.mark.parametrize("features, dtype", [(48, torch.float32), (50, torch.float32), (40, torch.float64)])
 def test_results_that_no_cache_keeps(features, dtype):
     """More than 32 MB of results alone."""
@@ -59,15 +60,15 @@ def test_results_that_no_cache_keeps(features, dtype):
 
 
 @pytest.mark.parametrize(
-    "feats, points, error, message",
+    "feats, points, error, named",
     [
-        (torch.ones(2, 7, 1), torch.ones(2, 3), ValueError, r"feats must have shape \[N, 8, F\], got \[2, 7, 1\]"),
-        (torch.ones(2, 8, 1), torch.ones(3, 3), ValueError, r"points must have shape \[2, 3\], got \[3, 3\]"),
-        (torch.ones(2, 8, 1).int(), torch.ones(2, 3), TypeError, "feats must be float32 or .* got int32"),
-        (torch.ones(2, 8, 1), torch.ones(2, 3).half(), TypeError, "points must be float32, got float16"),
-        (torch.ones(2, 8, 1), torch.ones(2, 3, device="meta"), ValueError, "points must be on cpu, got meta"),
+        (torch.ones(2, 7, 1), torch.ones(2, 3), ValueError, ("feats", "[N, 8, F]", "[2, 7, 1]")),
+        (torch.ones(2, 8, 1), torch.ones(3, 3), ValueError, ("points", "[2, 3]", "[3, 3]")),
+        (torch.ones(2, 8, 1).int(), torch.ones(2, 3), TypeError, ("feats", "float32", "int32")),
+        (torch.ones(2, 8, 1), torch.ones(2, 3).half(), TypeError, ("points", "float32", "float16")),
+        (torch.ones(2, 8, 1), torch.ones(2, 3, device="meta"), ValueError, ("points", "cpu", "meta")),
     ],
 )
-def test_bad_input(feats, points, error, message):
-    with pytest.raises(error, match=message):
+def test_bad_input(feats, points, error, named):
+    with raises_naming(error, *named):
         trilinear(feats, points)

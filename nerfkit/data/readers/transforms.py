@@ -4,9 +4,9 @@
     {"camera_angle_x": radians, "x_fov": degrees, or "fl_x", "fl_y", "cx", "cy", "w", "h": pixels,
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
-A frame may hold intrinsics of its own, which beat the file's: the focal length as a whole, whatever keys give it, the
-size as a whole, and either coordinate of the principal point. What would change the camera and is not understood is
-refused; other keys that are not used are named in a warning.
+A frame may hold intrinsics of its own, which override the file's: all keys of the focal length together, both of the
+size, and either coordinate of the principal point. Unsupported keys that would change the camera are errors; other
+unused keys are named in a warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # famili
 UNDISTORTED = ("PINHOLE", "SIMPLE_PINHOLE", "OPENCV")  # camera models, the last without distortion
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 UNDISTORT = "undistort the images to a pinhole camera first"
-REFUSED = {  # keys that change what the pixels are, with what to do
+REFUSED = {  # unsupported keys that change the camera or the pixels, with advice
     **dict.fromkeys(("is_fisheye", "fisheye", "equirectangular", "latlong", "distortion_params"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
     **dict.fromkeys(("b1", "b2", "skew"), UNDISTORT),
@@ -42,14 +42,14 @@ REFUSED = {  # keys that change what the pixels are, with what to do
     **dict.fromkeys(("transform_matrix_start", "transform_matrix_end"), "give one transform_matrix"),
 }
 USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
-HARMLESS = {  # where other programs put the scene, and what they say of its making
+HARMLESS = {  # placement and provenance, by other programs
     "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
     "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
 ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
-POSITION_LIMIT = 1e6  # scene units: float32 has a sixteenth of one there
+POSITION_LIMIT = 1e6  # scene units: float32 resolves 1/16 there
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def of_frame(content: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_lens(values: dict[str, Any], where: str) -> None:
-    """Refuse by name what a pinhole camera cannot say."""
+    """Reject what a pinhole camera cannot represent."""
     model = values.get("camera_model") or UNDISTORTED[0]
     if model not in UNDISTORTED:
         raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not supported; {UNDISTORT}")
@@ -205,10 +205,10 @@ def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tupl
         return 1.0, 1.0
     stated_width, stated_height = size_of(values, where)
     scale_x, scale_y = width / stated_width, height / stated_height
-    if abs(scale_x - scale_y) > 1 / min(stated_width, stated_height):  # more than rounding both sides can do
+    if abs(scale_x - scale_y) > 1 / min(stated_width, stated_height):  # more than rounding explains
         raise SceneError(
             f"{where}: 'w' and 'h' say {stated_width}x{stated_height}, but the images are {width}x{height}, "
-            "of another shape; were they turned or cropped? Give the intrinsics of the images as they are"
+            "of another aspect ratio; were they rotated or cropped? Give the intrinsics of the images as they are"
         )
     return scale_x, scale_y
 

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commands as a user types them: in this process, which takes no seconds to begin, or in one of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+from nerfkit import commands, ops
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def call(script: str | Path, *arguments: object, status: int = 0, folder: str | Path = ROOT) -> str:
+    """What scripts/NAME.py prints, begun in `folder`; it has to end with `status`."""
+    printed, before = io.StringIO(), (os.getcwd(), sys.argv, warnings.showwarning)
+    os.chdir(folder)
+    sys.argv = [str(script), *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            commands.run_command(Path(script).stem, sys.argv[1:])
+    except SystemExit as end:
+        assert end.code == status, printed.getvalue()
+    finally:
+        os.chdir(before[0])
+        sys.argv, warnings.showwarning = before[1:]
+        ops.set_backend("auto")
+    return printed.getvalue()
+
+
+def call_process(*arguments: object, status: int = 0, folder: str | Path = ROOT, **options) -> str:
+    """What a Python process prints; it has to end with `status`, and without a traceback."""
+    command = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, **options)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr
