@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only with it
@@ -108,9 +107,9 @@ def toy_scene(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def scene_folder(toy_scene, tmp_path) -> Path:
-    """A copy of the small scene, to write into."""
-    return shutil.copytree(toy_scene, tmp_path / "scene")
+def scene_folder(tmp_path) -> Path:
+    """The small scene with one camera for all frames, to write into."""
+    return write_scene(tmp_path / "scene", one_camera=True)
 
 
 @pytest.fixture

@@ -32,12 +32,12 @@ def test_known_points_project_into_the_pictures(toy_scene):
         nearest = depth.argmin()
         column, row = pixels[nearest].long().tolist()
         assert images[view, row, column, 3] == 255
-        radius = (RADII[nearest] / depth[nearest] * views.cameras.focal[view, 0]).item()
-        assert images[view, min(int(row + 3 * radius), 23), column, 3] == 0 or radius > 4
+        radius = (RADII[nearest] / depth[nearest] * views.cameras.focal[view, 1]).item()
+        assert images[view, min(int(row + 3 * radius), views.cameras.height - 1), column, 3] == 0 or radius > 4
 
 
 def test_directions_are_of_unit_length(cameras):
-    torch.testing.assert_close(cameras.image_rays(0).directions.norm(dim=-1), torch.ones(24 * 24))
+    torch.testing.assert_close(cameras.image_rays(0).directions.norm(dim=-1), torch.ones(26 * 22))
 
 
 def test_rays_know_their_view(cameras):
@@ -55,19 +55,20 @@ def test_a_choice_of_views_and_a_device_keep_every_tensor_in_step(cameras):
 
 
 def test_resized_cameras_see_the_same(cameras):
-    large = cameras.resized(48, 48)
+    large = cameras.resized(52, 66)
     points = torch.randn(5, 3) * 0.3
-    torch.testing.assert_close(large.project(points, 2)[0], 2 * cameras.project(points, 2)[0])
+    torch.testing.assert_close(large.project(points, 2)[0], torch.tensor([2, 3]) * cameras.project(points, 2)[0])
 
 
 def test_json_round_trip(cameras, tmp_path):
     again = parse_cameras(to_json(cameras, [str(i) for i in range(len(cameras))]), tmp_path / "x.json")
     torch.testing.assert_close(again.camera_to_world, cameras.camera_to_world)
     torch.testing.assert_close(again.focal, cameras.focal)
-    assert (again.width, again.height) == (24, 24)
+    torch.testing.assert_close(again.center, cameras.center)
+    assert (again.width, again.height) == (26, 22)
 
 
-@pytest.mark.parametrize("width", [0, 0.5, "24", None, True, 1e300, float("nan")])
+@pytest.mark.parametrize("width", [0, 0.5, "26", None, True, 1e300, float("nan")])
 def test_a_path_with_a_bad_size(cameras, tmp_path, width):
     content = to_json(cameras, [str(i) for i in range(len(cameras))]) | {"w": width}
     with raises_naming(SceneError, "x.json", "'w'", 1, 100000, repr(width)):
@@ -96,3 +97,39 @@ def test_orbit_looks_at_its_target(cameras):
 def test_interpolation_goes_through_the_cameras(cameras):
     made = paths.interpolate(cameras, 3 * len(cameras))
     torch.testing.assert_close(made.camera_to_world[::3], cameras.camera_to_world, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("up", [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (-0.6, 0.0, 0.8)])
+def test_orbit_goes_round_the_up_axis(cameras, up: tuple):
+    """At one height and distance, in equal steps, the last of which leads back to the first."""
+    target, up = torch.tensor([0.1, -0.2, 0.3]), torch.tensor(up)
+    made = paths.orbit(cameras, target, up, 8, elevation=30)
+    offsets = made.positions - target
+    radius = (cameras.positions - target).norm(dim=-1).mean()
+    torch.testing.assert_close(offsets.norm(dim=-1), radius.expand(8))
+    torch.testing.assert_close(offsets @ up, (radius / 2).expand(8), msg="the sine of 30 degrees")
+    flat = offsets - (offsets @ up)[:, None] * up
+    turns = torch.linalg.vecdot(flat, flat.roll(-1, 0)) / flat.square().sum(-1)
+    torch.testing.assert_close(turns, torch.full((8,), 0.5**0.5), msg="45 degrees each")
+    turned = torch.linalg.cross(flat[0], flat[1]) @ up
+    assert turned > 0, "counter-clockwise, seen from above"
+    assert (made.camera_to_world[:, :, 1] @ up > 0.8).all() and (made.camera_to_world[:, :, 0] @ up).abs().max() < 1e-5
+
+
+def test_spiral_rises_from_5_to_70_degrees_and_back_in_two_turns(cameras):
+    made = paths.spiral(cameras, torch.zeros(3), torch.tensor([0.0, 0, 1]), 64)
+    x, y, z = made.positions.unbind(-1)
+    heights = torch.rad2deg(torch.asin(z / made.positions.norm(dim=-1)))
+    assert heights[0] == pytest.approx(5, abs=0.01) and heights[32] == pytest.approx(70, abs=0.01)
+    assert heights.argmax() == 32 and heights[63] == pytest.approx(heights[1].item(), abs=0.01)
+    angles = torch.atan2(y, x)
+    turned = (angles.roll(-1) - angles + 9 * torch.pi) % (2 * torch.pi) - torch.pi
+    assert turned.sum() == pytest.approx(4 * torch.pi, abs=1e-3)
+
+
+@pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])
+def test_paths_have_the_first_cameras_intrinsics(cameras, path: str):
+    target, up = torch.zeros(3), torch.tensor([0.0, 0, 1])
+    made = paths.interpolate(cameras, 5) if path == "interpolate" else getattr(paths, path)(cameras, target, up, 5)
+    assert torch.equal(made.focal, cameras.focal[:1].expand(5, 2)) and len(made) == 5
+    assert torch.equal(made.center, cameras.center[:1].expand(5, 2)) and (made.width, made.height) == (26, 22)

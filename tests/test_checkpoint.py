@@ -191,7 +191,7 @@ def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
         ("train", "0", "r_0", "transform_matrix"): lambda s: s["train"]["frames"][0]["transform_matrix"][0].reverse(),
         ("train", "1", "else", "file_path"): lambda s: s["train"]["frames"][1].update(file_path="else"),
         ("train", "11", "12"): lambda s: s["train"]["frames"].pop(),
-        ("train", "48x24", "24x24"): lambda s: s["train"].update(w=48),
+        ("train", "52x22", "26x22"): lambda s: s["train"].update(w=52),
         ("test",): lambda s: s.pop("test"),
         ("train", "9"): lambda s: s["train"]["frames"].reverse(),
     }

@@ -30,7 +30,8 @@ def options(tmp_path_factory) -> Path:
     """A file of options that train a toy scene within a second."""
     folder = tmp_path_factory.mktemp("commands")
     config = config_module.Config(device="cpu")
-    config.data.path, config.data.box = str(write_scene(folder / "scene", size=15)), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.data.path = str(write_scene(folder / "scene", size=(15, 13)))
+    config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 8, 24
     config.model.hidden = config.model.state = 16
     config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
@@ -101,7 +102,7 @@ def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
 
 
 def test_scores_on_another_scene_are_kept_apart(run, tmp_path):
-    other = write_scene(tmp_path / "garden", size=15, counts={"train": 3, "test": 3})
+    other = write_scene(tmp_path / "garden", size=(15, 13), counts={"train": 3, "test": 3})
     before = content(run)
     output = call("scripts/eval.py", run, "--data", other)
     assert_names(output, "garden")

@@ -1,4 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
+import imageio.v2 as imageio
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from nerfkit.metrics import psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import video
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import png_bytes
+from nerfkit.rendering.images import colorize, png_bytes, preview, to_uint8
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
 
@@ -22,7 +24,7 @@ def setting(small_config, toy_scene):
 def test_chunks_give_one_picture(setting):
     renderer, cameras = setting
     whole, parts = (ImageRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
-    assert whole["rgb"].shape == (24, 24, 3)
+    assert whole["rgb"].shape == (22, 26, 3)
     torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
 
 
@@ -30,7 +32,7 @@ def test_depth_along_the_ray_and_along_the_axis(setting):
     """depth_z is the distance of what is seen from the camera's plane, whatever the pixel."""
     renderer, cameras = setting
     images = ImageRenderer(renderer, torch.ones(3))(cameras, 1, ("depth",))
-    row, column = torch.meshgrid(torch.arange(24) + 0.5, torch.arange(24) + 0.5, indexing="ij")
+    row, column = torch.meshgrid(torch.arange(22) + 0.5, torch.arange(26) + 0.5, indexing="ij")
     x, y = (column - cameras.center[1, 0]) / cameras.focal[1, 0], (row - cameras.center[1, 1]) / cameras.focal[1, 1]
     wanted = images["depth_ray"] / (1 + x * x + y * y).sqrt()
     torch.testing.assert_close(images["depth_z"], wanted)
@@ -99,8 +101,14 @@ def test_a_video_that_fails_keeps_the_frames(tmp_path, monkeypatch):
 
 def test_normals_point_away_from_the_density(setting):
     renderer, _ = setting
-    normals = renderer.normals(torch.rand(7, 3) - 0.5)
+    points = torch.rand(7, 3) - 0.5
+    normals = renderer.normals(points)
     torch.testing.assert_close(normals.norm(dim=-1), torch.ones(7))
+    with torch.no_grad():
+        renderer.grid.table.mul_(1000)  # it has a slope then
+        normals = renderer.normals(points)
+        outside, inside = (renderer.density(points + side * 0.002 * normals) for side in (1, -1))
+    assert (inside > outside).all()
 
 
 @pytest.mark.parametrize("bias", [-200.0, 200.0])
@@ -127,3 +135,52 @@ def test_psnr_and_ssim_are_what_they_are_called():
     )  # fmt: skip
     assert ssim(render, truth) == pytest.approx(other, abs=2e-3)
     assert ssim(truth, truth) == pytest.approx(1, abs=1e-6)
+
+
+def test_ssim_sees_into_shadows_and_lights():
+    """What differs below 0.15, or above 0.85 alone, is not the same."""
+    dark = 0.15 * torch.rand(40, 32, 3)
+    for image in (dark, 1 - dark):
+        assert ssim(image, image.flip(0)) < 0.5 and ssim(image, image) == pytest.approx(1, abs=1e-6)
+
+
+def test_8_bits_are_rounded():
+    assert to_uint8(torch.tensor([0.0, 0.4 / 255, 0.6 / 255, 0.5, 254.6 / 255, 1.0, 1.2, -0.1])).tolist() == [
+        0, 0, 1, 128, 255, 255, 255, 0,
+    ]  # fmt: skip
+
+
+def test_colors_of_values_run_from_low_to_high():
+    values = torch.tensor([[-1.0, 2.0, 3.0, 4.0, 9.0]])
+    image, unit = colorize(values, 2.0, 4.0), colorize(torch.tensor([[0.0, 0.0, 0.5, 1.0, 1.0]]), 0.0, 1.0)
+    torch.testing.assert_close(image, unit)
+    assert image[0].unique(dim=0).shape[0] == 3
+    inferno = colorize(torch.linspace(0, 1, 9)[None], 0, 1, "inferno").sum(-1)[0]
+    assert (inferno.diff() > 0).all() and inferno[0] < 0.05, "brighter means more"
+
+
+def test_previews_fade_to_white_where_little_is_seen():
+    opacity = torch.tensor([[0.0, 0.5, 1.0]])
+    depth = torch.tensor([[0.0, 2.0, 3.0]])
+    normal = torch.tensor([[[0.0, 0, 0], [1, 0, 0], [0, 0, -1]]])
+    images = {"rgb": torch.rand(1, 3, 3), "opacity": opacity, "depth_ray": depth, "normal": normal}
+    shown = {name: preview(name, images, (2.0, 4.0))[0] for name in images}
+    assert torch.equal(shown["rgb"], images["rgb"][0])
+    assert torch.equal(shown["opacity"], opacity[0][:, None].expand(3, 3))
+    torch.testing.assert_close(shown["normal"], torch.tensor([[1.0, 1, 1], [1, 0.75, 0.75], [0.5, 0.5, 0]]))
+    colors = colorize(depth, 2.0, 4.0)[0]
+    torch.testing.assert_close(shown["depth_ray"], torch.stack([torch.ones(3), colors[1] / 2 + 0.5, colors[2]]))
+
+
+def test_a_video_is_padded_to_even_sizes_by_its_edge(tmp_path):
+    """Frames of 17x15 in order, at their rate; the row and the column more are those beside them."""
+    frames = []
+    for index, level in enumerate((0.2, 0.5, 0.8)):
+        frames.append(tmp_path / f"{index}.png")
+        frames[-1].write_bytes(png_bytes(torch.full((15, 17, 3), level)))
+    (tmp_path / "video.mp4").write_bytes(video.video_bytes(frames, 7))
+    reader = imageio.get_reader(tmp_path / "video.mp4")
+    assert reader.get_meta_data()["fps"] == 7 and reader.get_meta_data()["size"] == (18, 16)
+    images = [np.asarray(image, dtype=float) for image in reader]
+    assert [image.mean() / 255 for image in images] == pytest.approx([0.2, 0.5, 0.8], abs=0.02)
+    assert all(np.abs(image / 255 - level).max() < 0.05 for image, level in zip(images, (0.2, 0.5, 0.8), strict=True))

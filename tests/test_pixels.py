@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.pixels import blend, image_header, read_image
+from nerfkit.data.pixels import background_color, blend, image_header, read_image
 from nerfkit.errors import SceneError
 from tests.naming import raises_naming
 
@@ -212,3 +212,18 @@ def test_an_image_that_changed(tmp_path):
 def test_blend():
     pixels = torch.tensor([[255, 0, 0, 255], [255, 0, 0, 0]], dtype=torch.uint8)
     assert blend(pixels, torch.ones(3)).tolist() == [[1, 0, 0], [1, 1, 1]]
+
+
+def test_colors_are_blended_as_they_are_stored():
+    """sRGB values, neither made linear nor multiplied by alpha before; without alpha they are the color."""
+    pixels = torch.tensor([[[51, 102, 204, 51], [51, 102, 204, 255]]], dtype=torch.uint8)
+    background = torch.tensor([1.0, 0.5, 0.0])
+    blended = blend(pixels, background)
+    wanted = torch.tensor([[[0.04 + 0.8, 0.08 + 0.4, 0.16], [0.2, 0.4, 0.8]]])
+    torch.testing.assert_close(blended, wanted)
+    torch.testing.assert_close(blend(pixels[..., :3], background), wanted[:, [1, 1]])
+
+
+@pytest.mark.parametrize("kind, level", [("white", 1.0), ("black", 0.0), ("random", 1.0)])
+def test_what_is_rendered_stands_before_one_color(kind: str, level: float):
+    assert background_color(kind, torch.device("cpu")).tolist() == [level] * 3

@@ -167,7 +167,7 @@ def test_a_model_without_samples_trains(small_config, tmp_path, monkeypatch):
     assert trainer.step == 60 and trainer.training_step.n_rays == before == small_config.trainer.max_rays
     run = nerfkit.load_run(tmp_path / "run", "cpu")
     image = run.render(run.cameras("train"), 3)["rgb"]
-    assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (24, 24, 3)
+    assert torch.equal(image[0, 0], trainer.model.color.detach()) and image.shape == (22, 26, 3)
     with raises_naming(nerfkit.UserError, "Constant", "samples"):
         run.render(run.cameras("train"), 3, ("normal",))
 
@@ -291,16 +291,16 @@ def test_gradients_reach_origins_and_directions(small_config):
 @pytest.mark.parametrize(
     "images",
     [
-        torch.zeros(8, 24, 24, 3),
-        torch.zeros(8, 24, 24, 3, dtype=torch.uint8),
-        torch.zeros(12, 24, 23, 3, dtype=torch.uint8),
-        torch.zeros(12, 3, 24, 24, dtype=torch.uint8),
-        torch.zeros(12, 24, 24, 1, dtype=torch.uint8),
+        torch.zeros(8, 22, 26, 3),
+        torch.zeros(8, 22, 26, 3, dtype=torch.uint8),
+        torch.zeros(12, 26, 22, 3, dtype=torch.uint8),
+        torch.zeros(12, 3, 22, 26, dtype=torch.uint8),
+        torch.zeros(12, 22, 26, 1, dtype=torch.uint8),
     ],
 )
 def test_images_that_do_not_fit_the_cameras(small_config, images):
     cameras = make_trainer(small_config).cameras
-    with raises_naming(nerfkit.UserError, "uint8", "[12, 24, 24, 3 or 4]", str(list(images.shape))):
+    with raises_naming(nerfkit.UserError, "uint8", "[12, 22, 26, 3 or 4]", str(list(images.shape))):
         nerfkit.Trainer(small_config, cameras, images)
 
 
@@ -351,11 +351,11 @@ def test_cameras_that_are_none_are_named(small_config):
     trainer = make_trainer(small_config)
     good = trainer.cameras
     with raises_naming(nerfkit.UserError, "Cameras", "focal", "[12]"):
-        nerfkit.Cameras(good.camera_to_world, good.focal[:, 0], good.center, 24, 24)
-    with raises_naming(nerfkit.UserError, "24.5", "24"):
-        nerfkit.Cameras(good.camera_to_world, good.focal, good.center, 24.5, 24)
+        nerfkit.Cameras(good.camera_to_world, good.focal[:, 0], good.center, 26, 22)
+    with raises_naming(nerfkit.UserError, "26.5", "22"):
+        nerfkit.Cameras(good.camera_to_world, good.focal, good.center, 26.5, 22)
     for broken in (2 * good.camera_to_world, good.camera_to_world * float("nan")):
-        cameras = nerfkit.Cameras(broken, good.focal, good.center, 24, 24)
+        cameras = nerfkit.Cameras(broken, good.focal, good.center, 26, 22)
         with raises_naming(nerfkit.UserError, "camera_to_world"):
             nerfkit.Trainer(small_config, cameras, trainer.views.images)
 

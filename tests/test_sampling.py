@@ -50,3 +50,93 @@ def test_rounds_without_samples(monkeypatch, device: str):
     sampler.occupancy.zero_()
     samples = sampler(rays, lambda positions: positions[:, 0])
     assert len(samples.positions) == 0 and samples.ray_offsets.tolist() == [0] * (N_RAYS + 1)
+
+
+def plain_sampler(**options) -> tuple[BoxSampler, Rays]:
+    """One ray along x through a cube from -1 to 1, from 3 before its middle; all cells are occupied."""
+    config = SamplingConfig(step=0.1, occupancy_resolution=8, **options)
+    rays = Rays(torch.tensor([[-3.0, 0.05, 0.05]]), torch.tensor([[1.0, 0.0, 0.0]]))
+    return BoxSampler(config, torch.tensor([[-1.0] * 3, [1.0] * 3])), rays
+
+
+def thin(positions: Tensor) -> Tensor:
+    return torch.full(positions.shape[:1], 1e-3)
+
+
+def test_samples_fill_the_box_and_lie_in_the_middle_of_their_intervals():
+    sampler, rays = plain_sampler()
+    samples = sampler(rays, thin)
+    torch.testing.assert_close(samples.t_starts, 2 + 0.1 * torch.arange(20))
+    torch.testing.assert_close(samples.t_ends - samples.t_starts, torch.full((20,), 0.1))
+    torch.testing.assert_close(samples.positions[:, 0], -0.95 + 0.1 * torch.arange(20))
+
+
+def test_no_samples_nearer_than_near_and_farther_than_far():
+    sampler, rays = plain_sampler(near=2.5, far=3.2)
+    samples = sampler(rays, thin)
+    assert (
+        samples.t_starts[0] == pytest.approx(2.5)
+        and samples.t_ends[-1] == pytest.approx(3.2)
+        and len(samples.t_ends) == 7
+    )
+    sampler, rays = plain_sampler(far=1.9)
+    assert not sampler.sees(rays).any() and len(sampler(rays, thin).t_ends) == 0
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3, 0.9])
+def test_jitter_shifts_the_samples_by_steps(jitter: float):
+    sampler, rays = plain_sampler()
+    samples = sampler(rays, thin, torch.tensor([jitter]))
+    assert samples.t_starts[0] == pytest.approx(2 + 0.1 * jitter)
+
+
+def test_no_samples_behind_what_is_opaque():
+    """Half the light passes a sample: 1, 1/2, 1/4, 1/8 are above a tenth."""
+    for min_transmittance, n_samples in ((0.1, 4), (0.0, 20)):
+        sampler, rays = plain_sampler(min_transmittance=min_transmittance)
+        half = torch.log(torch.tensor(2.0)) / 0.1
+        assert len(sampler(rays, lambda positions: half.expand(len(positions))).positions) == n_samples  # noqa: B023
+
+
+def in_one_corner(positions: Tensor) -> Tensor:
+    """Dense where all coordinates are above one half; elsewhere an opacity per interval of 0.005."""
+    return torch.where((positions > 0.5).all(-1), 30.0, 0.05)
+
+
+def test_cells_are_occupied_above_the_threshold():
+    sampler, _ = plain_sampler(occupancy_threshold=0.01)
+    sampler.update(in_one_corner, 0)
+    wanted = torch.zeros(8, 8, 8, dtype=torch.bool)
+    wanted[6:, 6:, 6:] = True
+    assert torch.equal(sampler.occupancy, wanted) and sampler.stats()["occupied"] == round(8 / 512, 4)
+    sampler, _ = plain_sampler(occupancy_threshold=0.001)
+    sampler.update(in_one_corner, 0)
+    assert sampler.occupancy.all()
+
+
+def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
+    """Below the threshold the mean takes its place: what is to be learned must have samples."""
+    sampler, _ = plain_sampler(occupancy_threshold=0.5)
+    sampler.update(lambda positions: 0.01 * (positions[:, 0] + 1), 0)
+    assert sampler.occupancy[7].all() and not sampler.occupancy[0].any()
+
+
+def test_what_is_gone_is_forgotten_step_by_step():
+    """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
+    sampler, _ = plain_sampler(occupancy_threshold=0.5, occupancy_every=1, occupancy_warmup=100)
+    sampler.update(in_one_corner, 0)
+    occupied = []
+    for step in range(1, 10):
+        sampler.update(lambda positions: torch.full(positions.shape[:1], 7.1), step)  # an opacity of 0.508
+        occupied.append(int(sampler.opacity.max() > 0.51))
+    assert occupied == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_updates_come_every_few_steps_and_at_first_of_all_cells():
+    sampler, _ = plain_sampler(occupancy_every=4, occupancy_warmup=5)
+    counts = []
+    for step in range(10):
+        looked: list[int] = []
+        sampler.update(lambda positions: (looked.append(len(positions)), thin(positions))[1], step)  # noqa: B023
+        counts.append(sum(looked))
+    assert counts == [512, 0, 0, 0, 512, 0, 0, 0, 128 + 64, 0]

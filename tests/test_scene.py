@@ -15,24 +15,38 @@ from PIL import Image
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming, warns_naming
-from tests.toy_scene import change, write_scene
+from tests.toy_scene import HEIGHT, WIDTH, change, trace, write_scene
 
 
 def test_reads_all_splits(toy_scene):
     scene = load_scene(str(toy_scene))
     assert {name: len(views.cameras) for name, views in scene.views.items()} == {"train": 12, "test": 2}
+    assert scene.up == (0, 0, 1), "as in Blender"
     images = scene.split("train").load()
-    assert images.dtype == torch.uint8 and images.shape == (12, 24, 24, 4)
+    assert images.dtype == torch.uint8 and images.shape == (12, HEIGHT, WIDTH, 4)
+
+
+def test_a_frame_goes_with_its_image_and_its_camera(toy_scene):
+    """Every image is that of its frame's pose and intrinsics, traced anew."""
+    views = load_scene(str(toy_scene)).split("train")
+    content = json.loads((toy_scene / "transforms_train.json").read_text())
+    for index, (frame, image) in enumerate(zip(content["frames"], views.load(), strict=True)):
+        intrinsics = {key: frame[key] for key in ("fl_x", "fl_y", "cx", "cy")}
+        pose = np.array(frame["transform_matrix"])
+        np.testing.assert_array_equal(image.numpy(), trace(pose, WIDTH, HEIGHT, intrinsics))
+        assert views.cameras.focal[index].tolist() == pytest.approx([frame["fl_x"], frame["fl_y"]])
+        assert views.cameras.center[index].tolist() == pytest.approx([frame["cx"], frame["cy"]])
+        np.testing.assert_allclose(views.cameras.camera_to_world[index], pose[:3], atol=1e-6)
 
 
 @pytest.mark.parametrize("extension, channels", [("png", 4), ("webp", 4), ("jpg", 3)])
 def test_extensions_are_found(tmp_path, extension: str, channels: int):
     folder = write_scene(tmp_path, counts={"train": 2}, extension=extension)
-    assert load_scene(str(folder)).split("train").load().shape == (2, 24, 24, channels)
+    assert load_scene(str(folder)).split("train").load().shape == (2, HEIGHT, WIDTH, channels)
 
 
 def test_images_that_are_no_squares(tmp_path):
-    folder = write_scene(tmp_path, size=(30, 18), counts={"train": 2})
+    folder = write_scene(tmp_path, size=(30, 18), counts={"train": 2}, one_camera=True)
     views = load_scene(str(folder)).split("train")
     assert (views.cameras.width, views.cameras.height) == (30, 18)
     assert views.load().shape == (2, 18, 30, 4) and views.cameras.center[0].tolist() == [15, 9]
@@ -42,7 +56,7 @@ def test_images_that_are_no_squares(tmp_path):
 
 
 def test_downscale_averages_areas_weighted_by_alpha(scene_folder):
-    image = np.zeros((24, 24, 4), dtype=np.uint8)
+    image = np.zeros((HEIGHT, WIDTH, 4), dtype=np.uint8)
     image[0, 0], image[0, 1] = (200, 100, 0, 255), (0, 0, 255, 0)  # the second is transparent
     Image.fromarray(image).save(scene_folder / "train" / "r_0.png")
     views = load_scene(str(scene_folder), downscale=2).split("train")
@@ -52,15 +66,15 @@ def test_downscale_averages_areas_weighted_by_alpha(scene_folder):
     torch.testing.assert_close(views.cameras.focal * 2, full.focal)
 
 
-FAMILIES = [  # the file's values, a frame's own, and what they mean for images of 24x24: focal length, principal point
+FAMILIES = [  # the file's values, a frame's own, and what they mean for images of 26x22: focal length, principal point
     ({}, {"fl_x": 50.0, "fl_y": 40.0, "cx": 10.0, "cy": 11.0}, (50, 40), (10, 11)),
-    ({"fl_x": 30.0, "fl_y": 31.0}, {"fl_x": 50.0}, (50, 50), (12, 12)),
-    ({"fl_x": 30.0, "fl_y": 31.0}, {"camera_angle_x": 2 * np.arctan(0.5)}, (24, 24), (12, 12)),
-    ({"camera_angle_x": 0.9, "camera_angle_y": 0.5}, {"camera_angle_x": 2 * np.arctan(0.5)}, (24, 24), (12, 12)),
+    ({"fl_x": 30.0, "fl_y": 31.0}, {"fl_x": 50.0}, (50, 50), (13, 11)),
+    ({"fl_x": 30.0, "fl_y": 31.0}, {"camera_angle_x": 2 * np.arctan(0.5)}, (26, 26), (13, 11)),
+    ({"camera_angle_x": 0.9, "camera_angle_y": 0.5}, {"camera_angle_x": 2 * np.arctan(0.5)}, (26, 26), (13, 11)),
     ({"cx": 10.0, "cy": 9.0, "fl_x": 30.0}, {"cx": 11.0}, (30, 30), (11, 9)),
-    ({"w": 48, "h": 48, "fl_x": 30.0}, {}, (15, 15), (12, 12)),
-    ({"w": 48, "h": 48, "fl_x": 30.0}, {"w": 24, "h": 24}, (30, 30), (12, 12)),
-    ({"w": 48.0, "h": 47, "fl_x": 48.0, "cy": 47.0}, {}, (24, 48 * 24 / 47), (12, 24)),
+    ({"w": 52, "h": 44, "fl_x": 30.0}, {}, (15, 15), (13, 11)),
+    ({"w": 52, "h": 44, "fl_x": 30.0}, {"w": 26, "h": 22}, (30, 30), (13, 11)),
+    ({"w": 52.0, "h": 43, "fl_x": 48.0, "cy": 43.0}, {}, (24, 48 * 22 / 43), (13, 22)),
 ]
 
 
@@ -124,16 +138,16 @@ def test_more_images_than_memory(toy_scene, monkeypatch):
 def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
     """A thread needs 17 bytes a pixel: 5 for decoding a PNG, 12 for resizing it."""
     views = load_scene(str(write_scene(tmp_path, counts={"train": 12})), downscale=2).split("train")
-    one = 17 * 24 * 24
+    one = 17 * WIDTH * HEIGHT
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     for room, n_threads in ((100 * one, 8), (3.5 * one, 3), (one, 1)):
         monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda room=room: views.bytes() + int(room))
         reports = []
-        assert views.load(reports.append).shape == (12, 12, 12, 4)
+        assert views.load(reports.append).shape == (12, HEIGHT // 2, WIDTH // 2, 4)
         assert len(reports) == 1
         assert_names(reports[0], n_threads)
     large = load_scene(str(tmp_path), downscale=0.5).split("train")  # resizing makes more than it reads
-    monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: large.bytes() + 12 * 48 * 48)
+    monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: large.bytes() + 12 * 2 * WIDTH * 2 * HEIGHT)
     with raises_naming(SceneError, "images", "decode", "data.downscale"):
         large.load()
     monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: views.bytes() + one - 1)

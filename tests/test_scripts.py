@@ -20,7 +20,7 @@ from tests.toy_scene import write_scene
 def trained(tmp_path_factory):
     """A run folder, moved away, its scene deleted."""
     folder = tmp_path_factory.mktemp("scripts")
-    write_scene(folder / "scene", size=17)
+    write_scene(folder / "scene", size=(17, 15))
     options = config_module.Config()
     options.data.path, options.data.box = str(folder / "scene"), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     options.model.levels, options.model.log2_table, options.model.max_resolution = 3, 12, 48
@@ -31,7 +31,7 @@ def trained(tmp_path_factory):
     options.eval.comparisons = 1
     config_module.dump(options, folder / "options.toml")
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
-    assert_names(output, "nerf_synthetic", "12 train", "2 test", "17x17", "lltm", "PSNR")
+    assert_names(output, "nerf_synthetic", "12 train", "2 test", "17x15", "lltm", "PSNR")
     score_twice(folder / "first")
     shutil.move(folder / "first", folder / "moved")
     shutil.rmtree(folder / "scene")
@@ -65,16 +65,16 @@ def test_render_needs_the_run_folder_alone(trained):
     call("scripts/render.py", trained, "--frames", "3", *outputs, "--fps", "7", "--device", "cpu")
     folder = trained / "render" / "orbit"
     frame = imageio.imread(folder / "0000.png")
-    assert frame.shape == (17, 17, 3) and frame.std() > 5
+    assert frame.shape == (15, 17, 3) and frame.std() > 5
     values = {
         name: np.load(folder / f"{name}_0001.npz")[name] for name in ("depth_ray", "depth_z", "opacity", "normal")
     }
-    assert values["depth_ray"].dtype == np.float32 and values["normal"].shape == (17, 17, 3)
+    assert values["depth_ray"].dtype == np.float32 and values["normal"].shape == (15, 17, 3)
     seen = values["opacity"] > 0.9
     assert seen.any() and (values["depth_z"] <= values["depth_ray"] + 1e-5).all()
     assert 1.8 < values["depth_ray"][seen].mean() < 4, "the balls are 2 to 4 units away"
     video = imageio.get_reader(folder / "rgb.mp4")
-    assert video.count_frames() == 3 and video.get_meta_data()["size"] == (18, 18)
+    assert video.count_frames() == 3 and video.get_meta_data()["size"] == (18, 16)
     assert video.get_meta_data()["fps"] == 7
 
 
@@ -153,4 +153,4 @@ def test_doctor():
 
 def test_summary(trained):
     output = call("scripts/summary.py", trained)
-    assert_names(output, "PSNR", "17x17")
+    assert_names(output, "PSNR", "17x15")

@@ -11,6 +11,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError, TrainingError
 from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
+from nerfkit.training.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.toy_scene import write_scene
@@ -51,6 +52,23 @@ def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmi
     torch.testing.assert_close(got.color[~whole], background[~whole])
 
 
+def test_rays_that_are_cut_off_are_not_learned_from(small_config):
+    """In a step of fixed sizes: neither those that have no room nor those that only fill it."""
+    small_config.trainer.max_rays, seen = 300, {}
+
+    def loss_fn(rendering, batch):
+        seen.update(weight=batch.weight, complete=rendering.samples.ray_complete)
+        return squared_error(rendering, batch)
+
+    trainer = make_trainer(small_config, loss_fn=loss_fn)
+    trainer.training_step.n_rays.fill_(250)
+    trainer.training_step.static_shapes = True
+    trainer.training_step._run()
+    active, complete = torch.arange(300) < 250, seen["complete"]
+    assert 50 < complete[active].sum() < 250
+    assert torch.equal(seen["weight"], (complete & active).float())
+
+
 @pytest.mark.parametrize("background, color", [("white", 1.0), ("black", 0.0)])
 def test_the_background_is_random_at_first(small_config, tmp_path, background: str, color: float):
     """And stays so where it is asked for by name."""
@@ -68,7 +86,7 @@ def test_the_background_is_random_at_first(small_config, tmp_path, background: s
 
 def test_pictures_without_alpha_keep_their_background(small_config, tmp_path):
     """What is behind them is in them: over anything else they would be learned as a solid box."""
-    small_config.data.path = str(write_scene(tmp_path / "scene", size=9, extension="jpg"))
+    small_config.data.path = str(write_scene(tmp_path / "scene", size=(9, 7), extension="jpg"))
     small_config.data.background = "black"
     trainer = make_trainer(small_config)
     trainer.train_step()
@@ -221,7 +239,7 @@ def test_training_on_a_gpu_learns_the_toy_scene(small_config, tmp_path, backend:
         views = load_scene(small_config.data.path).split("test")
         state = {"seconds": trainer.seconds, "step": trainer.step}
         metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cuda"))
-    assert metrics["psnr"] > 20
+    assert metrics["psnr"] > 17, "white scores 12"
 
 
 @pytest.mark.cuda

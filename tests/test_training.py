@@ -1,64 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
+import math
 
 import pytest
 import torch
 
 from nerfkit import config as config_module
 from nerfkit import load_run, ops
-from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.training import checkpoint, run_folder
-from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run_folder import NAN_REPORT
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "lazy_adam"])
-def test_training_learns_the_toy_scene(small_config, tmp_path, optimizer: str):
-    small_config.trainer.optimizer = optimizer
-    small_config.trainer.steps = 150
-    trainer = make_trainer(small_config)
-    assert trainer.train(tmp_path / "run")
-    views = load_scene(small_config.data.path).split("test")
-    state = {"seconds": trainer.seconds, "step": trainer.step}
-    metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cpu"))
-    assert metrics["psnr"] > 20, "white scores 13"
-    assert set(metrics) >= {"psnr", "ssim", "n_views", "train_seconds", "steps", "backend", "protocol"}
-    assert metrics["protocol"]["background"] == [1, 1, 1] and metrics["n_views"] == 2
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text()) == metrics
-    assert len(list((tmp_path / "run" / "eval").glob("*.png"))) == 2
-
-
-@pytest.mark.parametrize("background, optimizer", [("white", "adam"), ("random", "lazy_adam")])
-def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, optimizer: str):
-    """Bit for bit: model, optimiser, occupancy, number of rays and random states; the background's warm-up goes on."""
-    small_config.trainer.background_warmup = 70
-    small_config.data.background, small_config.trainer.optimizer = background, optimizer
-    small_config.trainer.steps = 1000
-    small_config.trainer.log_every = 1000
-    whole, first = (make_trainer(small_config) for name in ("whole", "parts"))
-    torch.manual_seed(3)
-    for _ in range(100):
-        whole.train_step()
-    wanted = {k: v.clone() for k, v in state_of(whole).items()}
-
-    torch.manual_seed(3)
-    for _ in range(50):
-        first.train_step()
-    first.save(tmp_path / "parts")
-    second = make_trainer(small_config)
-    torch.rand(17)
-    second.restore(tmp_path / "parts")
-    for _ in range(50):
-        second.train_step()
-    got = state_of(second)
-    assert second.step == 100 and second.training_step.n_rays == whole.training_step.n_rays
-    assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
-    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
-        assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
 
 
 @pytest.mark.parametrize(
@@ -98,38 +51,6 @@ def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
         make_trainer(small_config).restore(tmp_path)
     with raises_naming(RunError, "config.toml", "decoder"):
         load_run(tmp_path, "cpu")
-
-
-@pytest.mark.parametrize("order", [("torch", "cpp", "torch"), ("cpp", "torch", "cpp")], ids="-".join)
-def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tuple[str, ...]):
-    """20 steps with one, 20 with the other, then resumed with the first; a switch changes no step that follows it."""
-    if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
-        pytest.skip("needs the C++ ops")
-    small_config.trainer.background_warmup = 0  # losses compare over one background
-    trainer = make_trainer(small_config)
-    trainer.save(tmp_path)
-    names = sorted(trainer.model.state_dict())
-    losses = []
-    for part, backend in enumerate(order):
-        if part:
-            random_state = torch.get_rng_state()
-            twin = make_trainer(small_config)
-            twin.restore(tmp_path)
-            with ops.backend(order[part - 1]):
-                stayed = loss_of_a_step(twin)
-            torch.set_rng_state(random_state)
-        if part == 2:
-            trainer = make_trainer(small_config)
-            trainer.restore(tmp_path)
-        with ops.backend(backend):
-            losses += [loss_of_a_step(trainer) for _ in range(20)]
-            trainer.save(tmp_path)
-        if part:
-            assert losses[20 * part] == pytest.approx(stayed, rel=1e-3)
-        tensors, state = checkpoint.load(tmp_path)
-        assert sorted(checkpoint.part(tensors, "model")) == sorted(trainer.model.state_dict()) == names
-        assert state["step"] == 20 * (part + 1) and set(state["backend"].values()) == {backend}
-    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
 
 
 @pytest.mark.parametrize("encoder, aggregator", [(False, False), (True, False), (False, True), (True, True)])
@@ -176,12 +97,82 @@ def test_an_empty_batch_trains_on(small_config, tmp_path):
     assert trainer.training_step.pop_stats().samples == 0
 
 
+def with_clock(trainer, seconds_a_step: float) -> None:
+    """Let every step of `trainer` take that time, whatever it takes here."""
+    train_step = trainer.train_step
+    trainer.timed_step = lambda: (train_step(), setattr(trainer, "seconds", trainer.seconds + seconds_a_step))
+
+
 def test_time_limit_ends_with_the_schedule(small_config, tmp_path):
-    small_config.trainer.steps, small_config.trainer.max_seconds = 10**6, 0.5
+    """After the steps that fit into it, as if there had been no more of them."""
+    small_config.trainer.steps, small_config.trainer.max_seconds = 24, 2.0
     small_config.trainer.warmup = 1
     trainer = make_trainer(small_config)
-    assert trainer.train() and trainer.seconds >= 0.5
+    with_clock(trainer, 0.25)
+    assert trainer.train() and trainer.step == 8
     assert trainer.learning_rate() == pytest.approx(small_config.trainer.final_learning_rate, rel=0.05)
+
+
+def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.log_every = 11, 4
+    trainer = make_trainer(small_config)
+    with_clock(trainer, 0.25)
+    assert trainer.train(tmp_path / "run") and trainer.step == 11
+    assert checkpoint.load(tmp_path / "run")[1]["step"] == 11
+    lines = run_folder.read_log(tmp_path / "run")
+    assert [line["step"] for line in lines] == [4, 8]
+    for line in lines:
+        assert line["psnr"] == pytest.approx(-10 * math.log10(line["loss"]), abs=1e-6)
+        assert line["seconds"] == pytest.approx(line["step"] * 0.25, abs=0.2)
+        assert line["rays_per_second"] > 100 and 1 < line["samples_per_ray"] < 100
+
+
+def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_config, tmp_path):
+    small_config.trainer.steps, small_config.trainer.log_every = 9, 2
+    trainer, asked = make_trainer(small_config), []
+    assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 5)
+    assert trainer.step == 5 and checkpoint.load(tmp_path / "run")[1]["step"] == 5
+    trainer.folder.append(run_folder.LOG, json.dumps({"step": 6, "seconds": 1.0, "loss": 123.0}))  # not saved any more
+    resumed = make_trainer(small_config)
+    resumed.restore(tmp_path / "run")
+    assert resumed.train(tmp_path / "run")
+    lines = run_folder.read_log(tmp_path / "run")
+    assert [line["step"] for line in lines] == [2, 4, 6, 8] and max(line["loss"] for line in lines) < 100
+    assert lines[2]["seconds"] > lines[1]["seconds"]
+
+
+def test_the_number_of_rays_follows_that_of_samples(small_config):
+    """A step has about as many samples as asked for, once the field is known."""
+    small_config.trainer.samples = 3000
+    trainer = make_trainer(small_config)
+    for _ in range(20):
+        trainer.train_step()
+    trainer.training_step.pop_stats()
+    for _ in range(10):
+        trainer.train_step()
+    assert trainer.training_step.pop_stats().samples / 10 == pytest.approx(3000, rel=0.15)
+
+
+def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
+    """Adam's first step is as long as its rate, a tenth of it in a warm-up of ten."""
+    trainer = make_trainer(small_config)
+    bias = trainer.model.decoder.color_net.layers()[-1][1]
+    before = bias.detach().clone()
+    trainer.train_step()
+    torch.testing.assert_close((bias - before).abs(), torch.full((3,), 0.003), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("optimizer, stands_still", [("adam", False), ("lazy_adam", True)])
+def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
+    """Without gradients Adam goes on by its old moments, the lazy one stands still."""
+    small_config.trainer.optimizer = optimizer
+    trainer = make_trainer(small_config)
+    trainer.train_step()
+    table = trainer.model.grid.table
+    before = table.detach().clone()
+    table.grad = torch.zeros_like(table)
+    trainer.optimizer.step()
+    assert torch.equal(table, before) == stands_still
 
 
 def test_the_rate_rises_in_the_warm_up(small_config):
@@ -207,3 +198,65 @@ def test_checkpoints_on_the_way_and_time_that_goes_on(small_config, tmp_path):
     other = make_trainer(small_config)
     other.restore(tmp_path / "run")
     assert other.seconds == 123
+
+
+@pytest.mark.parametrize("background, optimizer", [("white", "adam"), ("random", "lazy_adam")])
+def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, optimizer: str):
+    """Bit for bit: model, optimiser, occupancy, number of rays and random states; the background's warm-up goes on."""
+    small_config.trainer.background_warmup = 70
+    small_config.data.background, small_config.trainer.optimizer = background, optimizer
+    small_config.trainer.steps = 1000
+    small_config.trainer.log_every = 1000
+    whole, first = (make_trainer(small_config) for name in ("whole", "parts"))
+    torch.manual_seed(3)
+    for _ in range(100):
+        whole.train_step()
+    wanted = {k: v.clone() for k, v in state_of(whole).items()}
+
+    torch.manual_seed(3)
+    for _ in range(50):
+        first.train_step()
+    first.save(tmp_path / "parts")
+    second = make_trainer(small_config)
+    torch.rand(17)
+    second.restore(tmp_path / "parts")
+    for _ in range(50):
+        second.train_step()
+    got = state_of(second)
+    assert second.step == 100 and second.training_step.n_rays == whole.training_step.n_rays
+    assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
+    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
+        assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
+
+
+@pytest.mark.parametrize("order", [("torch", "cpp", "torch"), ("cpp", "torch", "cpp")], ids="-".join)
+def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tuple[str, ...]):
+    """20 steps with one, 20 with the other, then resumed with the first; a switch changes no step that follows it."""
+    if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
+        pytest.skip("needs the CPU's fused ops")
+    small_config.trainer.background_warmup = 0  # losses compare over one background
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path)
+    names = sorted(trainer.model.state_dict())
+    losses = []
+    for part, backend in enumerate(order):
+        if part:
+            random_state = torch.get_rng_state()
+            twin = make_trainer(small_config)
+            twin.restore(tmp_path)
+            with ops.backend(order[part - 1]):
+                stayed = loss_of_a_step(twin)
+            torch.set_rng_state(random_state)
+        if part == 2:
+            trainer = make_trainer(small_config)
+            trainer.restore(tmp_path)
+        with ops.backend(backend):
+            losses += [loss_of_a_step(trainer) for _ in range(20)]
+            trainer.save(tmp_path)
+        if part:
+            assert losses[20 * part] == pytest.approx(stayed, rel=1e-3)
+        tensors, state = checkpoint.load(tmp_path)
+        assert sorted(checkpoint.part(tensors, "model")) == sorted(trainer.model.state_dict()) == names
+        assert state["step"] == 20 * (part + 1) and set(state["backend"].values()) == {backend}
+    assert sum(losses[-10:]) < 0.75 * sum(losses[:10])

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small scene made with numpy alone: colored balls over nothing, traced exactly, in NeRF-synthetic format."""
+"""A small scene made with numpy alone: colored balls over nothing, traced exactly, in NeRF-synthetic format.
+
+Its images are no squares, and every frame has focal lengths and a principal point of its own: what takes width for
+height, x for y, or one frame's camera for another's, sees something else.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 ANGLE_X = 0.7
+WIDTH, HEIGHT = 26, 22
 BALLS = np.array([[0.0, 0, 0], [0.45, 0.1, 0.2], [-0.3, 0.4, -0.2]])  # centres
 RADII = np.array([0.35, 0.18, 0.22])
 COLORS = np.array([[0.85, 0.3, 0.2], [0.2, 0.5, 0.9], [0.3, 0.8, 0.3]])
@@ -27,11 +32,24 @@ def look_at(eye: np.ndarray) -> np.ndarray:
     return pose
 
 
-def trace(pose: np.ndarray, width: int, height: int) -> np.ndarray:
+def plain_intrinsics(width: int, height: int) -> dict[str, float]:
+    """Focal lengths and principal point of `ANGLE_X` [pixels]."""
+    focal = 0.5 * width / math.tan(0.5 * ANGLE_X)
+    return {"fl_x": focal, "fl_y": focal, "cx": width / 2, "cy": height / 2}
+
+
+def drawn_intrinsics(generator: np.random.Generator, width: int, height: int) -> dict[str, float]:
+    """Others: pixels that are no squares, and a principal point beside the middle."""
+    plain = plain_intrinsics(width, height)
+    factors = dict(zip(plain, generator.uniform((0.85, 0.95, 0.92, 0.92), (1.05, 1.15, 1.08, 1.08)), strict=True))
+    return {key: value * factors[key] for key, value in plain.items()}
+
+
+def trace(pose: np.ndarray, width: int, height: int, intrinsics: dict[str, float] | None = None) -> np.ndarray:
     """RGBA image [height, width, 4] uint8: the nearest ball, shaded by its normal."""
     row, column = np.mgrid[0:height, 0:width] + 0.5
-    focal = 0.5 * width / math.tan(0.5 * ANGLE_X)
-    local = np.stack([(column - width / 2) / focal, -(row - height / 2) / focal, -np.ones_like(row)], axis=-1)
+    fl_x, fl_y, cx, cy = (intrinsics or plain_intrinsics(width, height)).values()
+    local = np.stack([(column - cx) / fl_x, -(row - cy) / fl_y, -np.ones_like(row)], axis=-1)
     directions = local @ pose[:3, :3].T
     directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
     image, nearest = np.zeros((height, width, 4)), np.full((height, width), np.inf)
@@ -50,13 +68,17 @@ def trace(pose: np.ndarray, width: int, height: int) -> np.ndarray:
 
 def write_scene(
     folder: Path,
-    size: int | tuple[int, int] = 24,
+    size: tuple[int, int] = (WIDTH, HEIGHT),
     counts: dict[str, int] | None = None,
     extension: str = "png",
+    one_camera: bool = False,
 ) -> Path:
-    """Write train and test views to `folder`; `size` is width and height, or both at once."""
-    width, height = (size, size) if isinstance(size, int) else size
-    generator = np.random.default_rng(0)
+    """Write train and test views to `folder`, of `size` width and height.
+
+    Frames have intrinsics of their own, or of `one_camera` the file's, as Blender writes it: its angle of view.
+    """
+    width, height = size
+    generator, of_intrinsics = np.random.default_rng(0), np.random.default_rng(1)
     for split, count in (counts or {"train": 12, "test": 2}).items():
         (folder / split).mkdir(parents=True, exist_ok=True)
         frames = []
@@ -70,10 +92,11 @@ def write_scene(
                 ]
             )
             pose = look_at(eye)
-            image = Image.fromarray(trace(pose, width, height))
+            own = {} if one_camera else drawn_intrinsics(of_intrinsics, width, height)
+            image = Image.fromarray(trace(pose, width, height, own))
             (image.convert("RGB") if extension == "jpg" else image).save(folder / split / f"r_{index}.{extension}")
-            frames.append({"file_path": f"./{split}/r_{index}", "transform_matrix": pose.tolist()})
-        content = {"camera_angle_x": ANGLE_X, "frames": frames}
+            frames.append({"file_path": f"./{split}/r_{index}", **own, "transform_matrix": pose.tolist()})
+        content = ({"camera_angle_x": ANGLE_X} if one_camera else {}) | {"frames": frames}
         (folder / f"transforms_{split}.json").write_text(json.dumps(content))
     return folder
 

@@ -73,14 +73,15 @@ def test_an_installation_has_the_command_and_every_fused_op(installed, tmp_path:
 @pytest.mark.long
 def test_an_installation_trains_and_renders(installed, tmp_path: Path):
     config = config_module.Config(device="cpu")
-    config.data.path, config.data.box = str(write_scene(tmp_path / "scene", size=15)), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.data.path = str(write_scene(tmp_path / "scene", size=(15, 13)))
+    config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 8, 24
     config.model.hidden = config.model.state = 16
     config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
     config.trainer.steps, config.trainer.samples, config.trainer.log_every = 40, 512, 20
     config_module.dump(config, tmp_path / "options.toml")
     installed.run("nerfkit", "train", "--config", "options.toml", "--out", "run", folder=tmp_path)
-    installed.run("nerfkit", "render", "run", "--frames", "2", "--size", "8", "8", folder=tmp_path)
+    installed.run("nerfkit", "render", "run", "--frames", "2", "--size", "9", "7", folder=tmp_path)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert {"0000.png", "0001.png"} <= {file.name for file in (tmp_path / "run" / "render" / "orbit").iterdir()}
 

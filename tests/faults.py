@@ -1,0 +1,997 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Do the tests bite? Faults that a user would notice, each put into a copy of nerfkit, and the tests that have to fail.
+
+    python tests/faults.py              all of them, for minutes
+    python tests/faults.py NAME ...     these alone
+    python tests/faults.py --list       their names
+
+The exit status is 1 if a fault survives its tests, or if what it changes is no longer there. A new feature comes with
+a fault of its own: what would go wrong, where, and which modules of tests should notice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+COPIED = ("nerfkit", "tests", "scripts", "configs", "docs", "pyproject.toml")
+LINKED = ("data",)
+IMPORTED = (  # once, for all faults; whatever else tests need, they import themselves
+    "torch", "functorch.compile", "torchmetrics.functional.image", "matplotlib.figure", "imageio.v2", "PIL.Image",
+    "hypothesis.strategies", "safetensors.torch", "tyro", "msgspec", "tqdm", "skimage.metrics",
+)  # fmt: skip
+MOST_SECONDS = 300  # of the tests of one fault; a run that does not end is noticed, too
+
+
+class Fault(NamedTuple):
+    """One way to be wrong."""
+
+    name: str
+    file: str  # of nerfkit
+    old: str  # occurs once
+    new: str
+    tests: str  # modules that should notice, without test_ and .py
+
+
+FAULTS = [
+    # data: pixels, scenes, cameras, batches
+    Fault(
+        "alpha_ignored",
+        "data/pixels.py",
+        "return color[..., :3] * alpha + background * (1 - alpha)",
+        "return color[..., :3]",
+        "pixels",
+    ),
+    Fault(
+        "alpha_taken_as_premultiplied",
+        "data/pixels.py",
+        "color[..., :3] * alpha + background",
+        "color[..., :3] + background",
+        "pixels",
+    ),
+    Fault(
+        "background_behind_opaque_pixels", "data/pixels.py", "background * (1 - alpha)", "background * alpha", "pixels"
+    ),
+    Fault("pixels_divided_by_256", "data/pixels.py", "pixels.float() / 255", "pixels.float() / 256", "pixels"),
+    Fault("srgb_made_linear", "data/pixels.py", "pixels.float() / 255", "(pixels.float() / 255) ** 2.2", "pixels"),
+    Fault("downscale_by_nearest", "data/pixels.py", "Image.Resampling.BOX", "Image.Resampling.NEAREST", "scene"),
+    Fault("exif_orientation_ignored", "data/pixels.py", "if orientation in range(2, 9):", "if False:", "pixels"),
+    Fault("gray_16_divided_by_256", "data/pixels.py", "np.asarray(band) / 257", "np.asarray(band) / 256", "pixels"),
+    Fault(
+        "black_and_white_mixed_up", "data/pixels.py", '"white": 1.0, "black": 0.0', '"white": 0.0, "black": 1.0', "step"
+    ),
+    Fault(
+        "downscale_leaves_focal_length",
+        "data/cameras.py",
+        "replace(self, focal=self.focal * scale, center",
+        "replace(self, focal=self.focal, center",
+        "cameras",
+    ),
+    Fault(
+        "downscale_leaves_center",
+        "data/cameras.py",
+        "center=self.center * scale, width",
+        "center=self.center, width",
+        "cameras",
+    ),
+    Fault("half_a_pixel_off", "data/cameras.py", "dim=-1) + 0.5  # [R, 2]", "dim=-1)  # [R, 2]", "cameras"),
+    Fault(
+        "focal_x_and_y_swapped",
+        "data/cameras.py",
+        "(pixel - self.center[view]) / self.focal[view]",
+        "(pixel - self.center[view]) / self.focal[view].flip(-1)",
+        "cameras",
+    ),
+    Fault("y_points_down", "data/cameras.py", "torch.stack([x, -y, -torch", "torch.stack([x, y, -torch", "cameras"),
+    Fault(
+        "intrinsics_of_the_first_view",
+        "data/cameras.py",
+        "(pixel - self.center[view]) / self.focal[view]",
+        "(pixel - self.center[0]) / self.focal[0]",
+        "cameras",
+    ),
+    Fault(
+        "rows_and_columns_swapped",
+        "data/cameras.py",
+        "pixel % self.width, pixel // self.width",
+        "pixel // self.height, pixel % self.height",
+        "cameras",
+    ),
+    Fault(
+        "intrinsics_of_frames_ignored",
+        "data/readers/transforms.py",
+        "values = _of_frame(content, frame)",
+        "values = _of_frame(content, frames[0])",
+        "scene",
+    ),
+    Fault("fl_y_ignored", "data/readers/transforms.py", '"fl_y" if "fl_y" in values else "fl_x"', '"fl_x"', "scene"),
+    Fault(
+        "angle_of_view_of_the_height",
+        "data/readers/transforms.py",
+        "focal_x = focal_y = 0.5 * width",
+        "focal_x = focal_y = 0.5 * height",
+        "scene",
+    ),
+    Fault(
+        "principal_point_in_the_middle",
+        "data/readers/transforms.py",
+        'if "cx" in values else width / 2',
+        "if False else width / 2",
+        "scene",
+    ),
+    Fault(
+        "w_and_h_ignored",
+        "data/readers/transforms.py",
+        "    scale_x, scale_y = _scales(values, where, width, height)",
+        "    scale_x = scale_y = 1.0",
+        "scene",
+    ),
+    Fault(
+        "train_and_test_mixed_up",
+        "data/readers/nerf_synthetic.py",
+        'files = {split: folder / f"transforms_{split}.json"',
+        "files = {split: folder / f\"transforms_{dict(train='test', test='train').get(split, split)}.json\"",
+        "scene",
+    ),
+    Fault("y_is_up", "data/readers/nerf_synthetic.py", "up=(0.0, 0.0, 1.0)", "up=(0.0, 1.0, 0.0)", "scene"),
+    Fault(
+        "images_of_other_frames",
+        "data/scene.py",
+        "read_image(self.files[index],",
+        "read_image(self.files[-1 - index],",
+        "scene",
+    ),
+    Fault(
+        "rays_of_other_pixels",
+        "data/batch.py",
+        "self.cameras.rays(view, column, row)",
+        "self.cameras.rays(view, row, column)",
+        "batch",
+    ),
+    Fault(
+        "half_of_every_image",
+        "data/batch.py",
+        "torch.randint(n, (n_rays,)",
+        "torch.randint(n // 2 + 1, (n_rays,)",
+        "batch",
+    ),
+    Fault(
+        "no_jitter",
+        "data/batch.py",
+        "jitter = torch.rand(n_rays, device=device)",
+        "jitter = torch.zeros(n_rays, device=device)",
+        "batch",
+    ),
+    Fault(
+        "one_random_background",
+        "data/batch.py",
+        "colors = torch.rand(n_rays, 3, device=self.is_random.device)",
+        "colors = torch.rand(1, 3, device=self.is_random.device).expand(n_rays, 3)",
+        "batch",
+    ),
+    Fault(
+        "random_scored_over_black",
+        "data/pixels.py",
+        "BACKGROUNDS.get(kind, 1.0)",
+        "BACKGROUNDS.get(kind, 0.0)",
+        "pixels",
+    ),
+    Fault("alpha_never_read", "data/scene.py", "return 4 if self.header.has_alpha else 3", "return 3", "scene"),
+    Fault(
+        "center_written_the_other_way",
+        "data/readers/transforms.py",
+        '"cx": cx, "cy": cy',
+        '"cx": cy, "cy": cx',
+        "cameras",
+    ),
+    Fault(
+        "depth_behind_the_camera",
+        "data/cameras.py",
+        "return -(directions @ self.camera_to_world[view, :, 2])",
+        "return directions @ self.camera_to_world[view, :, 2]",
+        "cameras image",
+    ),
+    # model: sampling, stages, what is a function of what
+    Fault(
+        "softplus_for_density",
+        "model/decoder.py",
+        "torch.exp(log_density.clamp(max=MAX_LOG_DENSITY))",
+        "torch.nn.functional.softplus(log_density)",
+        "golden_image",
+    ),
+    Fault(
+        "no_bias_of_density",
+        "model/decoder.py",
+        "_at_least_float32(embedding[:, 0]) - 1",
+        "_at_least_float32(embedding[:, 0])",
+        "golden_image",
+    ),
+    Fault("colors_cut_off", "model/decoder.py", ".sigmoid()", ".clamp(0, 1)", "golden_image"),
+    Fault(
+        "encoder_without_its_input",
+        "model/encoder.py",
+        "weight = self.weight + self.identity_tap.to(self.weight.dtype)",
+        "weight = self.weight",
+        "golden_image",
+    ),
+    Fault(
+        "encoder_taps_mirrored",
+        "model/encoder.py",
+        "return depthwise_conv1d(features, weight,",
+        "return depthwise_conv1d(features, weight.flip(1),",
+        "golden_image",
+    ),
+    Fault(
+        "lltm_from_far_to_near",
+        "model/aggregator.py",
+        "state, _, _ = lltm(encoded, ray_offsets, self.weight, self.bias, h0, c0)",
+        "ends = (ray_offsets[-1] - ray_offsets).flip(0)\n"
+        "        state = lltm(encoded.flip(0), ends, self.weight, self.bias, h0, c0)[0].flip(0)",
+        "golden_image",
+    ),
+    Fault(
+        "lltm_past_the_encoder",
+        "model/renderer.py",
+        "self.aggregator(encoded, samples",
+        "self.aggregator(features, samples",
+        "golden_image",
+    ),
+    Fault(
+        "encoder_left_out",
+        "model/renderer.py",
+        "encoded = self.encoder(features, samples.ray_offsets) if self.encoder else features",
+        "encoded = features",
+        "golden_image",
+    ),
+    Fault(
+        "seen_from_behind",
+        "model/renderer.py",
+        "spherical_harmonics(rays.directions,",
+        "spherical_harmonics(-rays.directions,",
+        "golden_image",
+    ),
+    Fault(
+        "field_asked_at_the_start_of_intervals",
+        "model/renderer.py",
+        "features = self.grid(samples.positions)",
+        "middle = (samples.t_ends - samples.t_starts)[:, None] / 2\n"
+        "            features = self.grid(samples.positions - rays.directions[samples.ray_index] * middle)",
+        "golden_image",
+    ),
+    Fault(
+        "normals_point_inwards",
+        "model/renderer.py",
+        "return -torch.nn.functional.normalize(gradient",
+        "return torch.nn.functional.normalize(gradient",
+        "image",
+    ),
+    Fault(
+        "box_taken_as_a_cube",
+        "model/grid.py",
+        "/ (self.box[1] - self.box[0]))",
+        "/ (self.box[1] - self.box[0]).max())",
+        "golden_image",
+    ),
+    Fault(
+        "near_ignored",
+        "model/sampling.py",
+        "config.step, config.near, config.far, jitter",
+        "config.step, 0.0, config.far, jitter",
+        "sampling",
+    ),
+    Fault(
+        "far_ignored",
+        "model/sampling.py",
+        "config.step, config.near, config.far, jitter",
+        "config.step, config.near, 1e10, jitter",
+        "sampling",
+    ),
+    Fault(
+        "jitter_ignored",
+        "model/sampling.py",
+        "config.far, jitter, march_capacity",
+        "config.far, None, march_capacity",
+        "sampling",
+    ),
+    Fault(
+        "min_transmittance_ignored",
+        "model/sampling.py",
+        "stops = config.min_transmittance > 0",
+        "stops = False",
+        "sampling",
+    ),
+    Fault(
+        "occupancy_threshold_ignored",
+        "model/sampling.py",
+        "opacity.mean().clamp(max=self.config.occupancy_threshold)",
+        "opacity.mean()",
+        "sampling",
+    ),
+    Fault(
+        "occupancy_of_a_mean_ignored",
+        "model/sampling.py",
+        "opacity.mean().clamp(max=self.config.occupancy_threshold)",
+        "self.config.occupancy_threshold",
+        "sampling",
+    ),
+    Fault("occupancy_never_falls", "model/sampling.py", "OCCUPANCY_DECAY = 0.9 ", "OCCUPANCY_DECAY = 1.0 ", "sampling"),
+    Fault(
+        "occupancy_at_every_step",
+        "model/sampling.py",
+        "if step % self.config.occupancy_every:",
+        "if False:",
+        "sampling",
+    ),
+    Fault(
+        "occupancy_without_warm_up",
+        "model/sampling.py",
+        "if step < self.config.occupancy_warmup",
+        "if False",
+        "sampling",
+    ),
+    Fault(
+        "occupancy_axes_mixed_up",
+        "model/sampling.py",
+        "[cells // side**2, cells // side % side, cells % side]",
+        "[cells % side, cells // side % side, cells // side**2]",
+        "sampling",
+    ),
+    Fault(
+        "background_left_out",
+        "model/compositing.py",
+        "samples.ray_offsets, background\n",
+        "samples.ray_offsets, 0 * background\n",
+        "golden_image",
+    ),
+    Fault("context_not_silent_at_first", "model/decoder.py", "first[:, n_base_inputs:].zero_()", "pass", "training"),
+    Fault("occupancy_never_updated", "training/trainer.py", "self.model.update(self.step)", "pass", "step"),
+    # rendering: images, paths, video
+    Fault(
+        "depth_z_along_the_ray",
+        "rendering/image_renderer.py",
+        "rendering.depth * cameras.z_per_distance(view, rays.directions)",
+        "rendering.depth",
+        "image",
+    ),
+    Fault(
+        "width_and_height_swapped",
+        "rendering/image_renderer.py",
+        "(cameras.height, cameras.width)",
+        "(cameras.width, cameras.height)",
+        "image",
+    ),
+    Fault(
+        "always_the_first_view",
+        "rendering/image_renderer.py",
+        "cameras.image_rays(view, start, end)",
+        "cameras.image_rays(0, start, end)",
+        "golden_image",
+    ),
+    Fault("normals_unweighted", "rendering/image_renderer.py", "weights[:, None] * normals", "normals", "golden_image"),
+    Fault("last_pixels_forgotten", "rendering/image_renderer.py", "start = end\n", "start = end + 1\n", "image"),
+    Fault("8_bits_cut_off", "rendering/images.py", "* 255 + 0.5)", "* 255)", "image"),
+    Fault(
+        "colors_from_0",
+        "rendering/images.py",
+        "(values - low) / max(high - low, 1e-9)",
+        "values / max(high, 1e-9)",
+        "image",
+    ),
+    Fault("normals_as_they_are", "rendering/images.py", "image / 2 + 0.5 if", "image if", "image"),
+    Fault("fades_to_black", "rendering/images.py", "colors * opacity + (1 - opacity)", "colors * opacity", "image"),
+    Fault(
+        "render_before_truth",
+        "rendering/images.py",
+        "torch.cat([truth, render,",
+        "torch.cat([render, truth,",
+        "evaluation",
+    ),
+    Fault(
+        "errors_shown_four_times_darker",
+        "rendering/images.py",
+        "colorize(error, 0, 0.25,",
+        "colorize(error, 0, 1.0,",
+        "evaluation",
+    ),
+    Fault(
+        "path_ends_where_it_begins",
+        "rendering/paths.py",
+        "    angles = torch.arange(n_frames) / n_frames * 2",
+        "    angles = torch.arange(n_frames) / (n_frames - 1) * 2",
+        "cameras",
+    ),
+    Fault("elevation_ignored", "rendering/paths.py", "math.radians(elevation))", "math.radians(25.0))", "cameras"),
+    Fault(
+        "up_axis_ignored",
+        "rendering/paths.py",
+        "look_at(eyes, target, up))",
+        "look_at(eyes, target, torch.tensor([0.0, 0.0, 1.0])))",
+        "cameras",
+    ),
+    Fault(
+        "orbit_on_its_side",
+        "rendering/paths.py",
+        "helper = torch.eye(3)[up.abs().argmin()]",
+        "up = torch.tensor([0.0, 0.0, 1.0]); helper = torch.eye(3)[0]",
+        "cameras",
+    ),
+    Fault(
+        "orbit_of_the_nearest_camera", "rendering/paths.py", ".norm(dim=-1).mean()", ".norm(dim=-1).min()", "cameras"
+    ),
+    Fault(
+        "orbit_clockwise",
+        "rendering/paths.py",
+        "torch.sin(azimuths)[:, None] * north",
+        "-torch.sin(azimuths)[:, None] * north",
+        "cameras",
+    ),
+    Fault(
+        "spiral_of_one_turn",
+        "rendering/paths.py",
+        "_around(like, target, up, 2 * t,",
+        "_around(like, target, up, t,",
+        "cameras",
+    ),
+    Fault(
+        "views_in_another_order",
+        "rendering/paths.py",
+        "index, t = u.long() % n,",
+        "index, t = -u.long() % n,",
+        "cameras",
+    ),
+    Fault(
+        "paths_forget_the_center",
+        "rendering/paths.py",
+        "center=like.center[:1].repeat(n, 1))",
+        "center=torch.tensor([[like.width / 2, like.height / 2]]).repeat(n, 1))",
+        "cameras",
+    ),
+    Fault("video_padded_with_black", "rendering/video.py", 'mode="edge"', 'mode="constant"', "image"),
+    Fault(
+        "video_of_20_frames_a_second",
+        "rendering/video.py",
+        'format="FFMPEG", fps=fps,',
+        'format="FFMPEG", fps=20,',
+        "image",
+    ),
+    Fault(
+        "white_behind_every_render",
+        "training/run.py",
+        "background_color(self.config.data.background, self.device)",
+        'background_color("white", self.device)',
+        "command_results",
+    ),
+    # training: steps, loss, scores, run folders
+    Fault(
+        "rate_stays",
+        "training/trainer.py",
+        "warm * first * (last / first) ** min(self.progress, 1.0)",
+        "warm * first",
+        "training",
+    ),
+    Fault(
+        "no_warm_up",
+        "training/trainer.py",
+        "warm = min(1.0, (self.step + 1) / max(settings.warmup, 1))",
+        "warm = 1.0",
+        "training",
+    ),
+    Fault("rate_never_set", "training/trainer.py", 'group["lr"].fill_(self.learning_rate())', "pass", "training"),
+    Fault(
+        "background_warm_up_a_step_long",
+        "training/trainer.py",
+        "self.step < self.config.trainer.background_warmup",
+        "self.step <= self.config.trainer.background_warmup",
+        "step",
+    ),
+    Fault(
+        "a_step_too_many", "training/trainer.py", "while self.progress < 1:", "while self.progress <= 1:", "training"
+    ),
+    Fault("max_seconds_ignored", "training/trainer.py", "self.seconds / limit if limit else 0.0", "0.0", "training"),
+    Fault("log_every_ignored", "training/trainer.py", "if step % settings.log_every == 0:", "if True:", "training"),
+    Fault(
+        "save_every_ignored",
+        "training/trainer.py",
+        "and settings.save_every and step % settings.save_every == 0",
+        "and False",
+        "training",
+    ),
+    Fault("last_step_not_saved", "training/trainer.py", "if self._saved_step != self.step:", "if False:", "training"),
+    Fault(
+        "psnr_of_the_log_doubled",
+        "training/trainer.py",
+        "-10 * math.log10(max(stats",
+        "-20 * math.log10(max(stats",
+        "training",
+    ),
+    Fault(
+        "loss_of_the_log_not_a_mean",
+        "training/trainer.py",
+        '{"loss": stats.loss / steps}',
+        '{"loss": stats.loss}',
+        "training",
+    ),
+    Fault(
+        "resume_without_moments",
+        "training/trainer.py",
+        'self._restore_optimizer(checkpoint.part(tensors, "optimizer"))',
+        "pass",
+        "training",
+    ),
+    Fault(
+        "resume_without_random_states",
+        "training/trainer.py",
+        'restore_random_states(checkpoint.part(tensors, "random"), state["random"])',
+        "pass",
+        "training",
+    ),
+    Fault(
+        "resume_without_seconds",
+        "training/trainer.py",
+        'self.step, self.seconds = state["step"], state["seconds"]',
+        'self.step, self.seconds = state["step"], 0.0',
+        "training",
+    ),
+    Fault(
+        "resume_from_step_0",
+        "training/trainer.py",
+        'self.step, self.seconds = state["step"], state["seconds"]',
+        'self.step, self.seconds = 0, state["seconds"]',
+        "training",
+    ),
+    Fault(
+        "resume_without_the_number_of_rays",
+        "training/step.py",
+        'self.n_rays.fill_(state["n_rays"])',
+        "pass",
+        "training",
+    ),
+    Fault(
+        "lazy_adam_ignored",
+        "training/trainer.py",
+        'learning_rate, config.trainer.optimizer == "lazy_adam")',
+        "learning_rate, False)",
+        "training",
+    ),
+    Fault("other_options_resumed", "training/trainer.py", "folder.check_resumable(self.config)", "pass", "training"),
+    Fault(
+        "weights_of_pixels_ignored", "training/losses.py", "weighted_mean(error, batch.weight)", "error.mean()", "batch"
+    ),
+    Fault(
+        "loss_over_black",
+        "training/losses.py",
+        "blend(batch.pixels, batch.background)",
+        "blend(batch.pixels, 0 * batch.background)",
+        "batch",
+    ),
+    Fault(
+        "rays_cut_off_count", "training/step.py", "weight=batch.weight * ray_complete", "weight=batch.weight", "step"
+    ),
+    Fault(
+        "half_of_the_samples",
+        "training/step.py",
+        "wanted = n_complete * target /",
+        "wanted = n_complete * target / 2 /",
+        "training",
+    ),
+    Fault("scale_of_the_loss_stays", "training/step.py", "self.scaler.update()", "pass", "step"),
+    Fault("gradients_add_up", "training/step.py", "return\n        self.optimizer.zero_grad()", "return", "training"),
+    Fault("psnr_of_range_2", "metrics.py", "truth, data_range=1.0).clamp", "truth, data_range=2.0).clamp", "image"),
+    Fault("ssim_on_clamped_values", "metrics.py", "k2=0.03, data_range=1.0", "k2=0.03, data_range=(0.2, 0.8)", "image"),
+    Fault("ssim_of_another_window", "metrics.py", "sigma=1.5, kernel_size=11", "sigma=0.5, kernel_size=11", "image"),
+    Fault(
+        "best_view_for_the_mean",
+        "training/evaluator.py",
+        'sum(row["psnr"] for row in rows) / len(rows)',
+        'max(row["psnr"] for row in rows)',
+        "evaluation",
+    ),
+    Fault(
+        "scores_over_white",
+        "training/evaluator.py",
+        "background_color(config.data.background, device)",
+        'background_color("white", device)',
+        "evaluation",
+    ),
+    Fault(
+        "steps_of_the_options",
+        "training/evaluator.py",
+        '"steps": state["step"]',
+        '"steps": config.trainer.steps',
+        "evaluation",
+    ),
+    Fault(
+        "seconds_in_milliseconds",
+        "training/evaluator.py",
+        'round(state["seconds"], 2)',
+        'round(state["seconds"] * 1000, 2)',
+        "evaluation",
+    ),
+    Fault(
+        "split_of_the_protocol",
+        "training/evaluator.py",
+        '"split": config.eval.split',
+        '"split": "test"',
+        "command_results",
+    ),
+    Fault(
+        "width_for_height", "training/evaluator.py", '"height": cameras.height', '"height": cameras.width', "evaluation"
+    ),
+    Fault(
+        "a_comparison_too_many",
+        "training/evaluator.py",
+        "if view < n_comparisons and",
+        "if view <= n_comparisons and",
+        "evaluation",
+    ),
+    Fault(
+        "scores_of_a_split_for_those_of_the_test",
+        "training/evaluator.py",
+        'owner = folder if split == "test" and not other_scene else',
+        "owner = folder if True else",
+        "command_results",
+    ),
+    Fault(
+        "seed_ignored_by_torch",
+        "training/randomness.py",
+        "    torch.manual_seed(seed)",
+        "    torch.manual_seed(0)",
+        "command_results",
+    ),
+    Fault(
+        "stop_ignored",
+        "training/trainer.py",
+        "                stopped = should_stop()\n                if stopped:",
+        "                if stopped:",
+        "training",
+    ),
+    Fault(
+        "log_lines_twice_after_resume", "training/trainer.py", 'if line["step"] <= self.step]', "if True]", "training"
+    ),
+    Fault(
+        "trains_on_with_nan",
+        "training/step.py",
+        "self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))",
+        "pass",
+        "training",
+    ),
+    Fault(
+        "saves_what_is_not_finite",
+        "training/trainer.py",
+        "self.check_finite()\n        folder = self._own(folder)",
+        "folder = self._own(folder)",
+        "training",
+    ),
+    Fault(
+        "older_checkpoint_first",
+        "training/checkpoint.py",
+        "(folder / NEWEST, folder / PREVIOUS)",
+        "(folder / PREVIOUS, folder / NEWEST)",
+        "checkpoint",
+    ),
+    Fault("checksum_ignored", "training/checkpoint.py", "if has_checksum and", "if False and", "checkpoint"),
+    Fault(
+        "runs_replaced_unasked",
+        "training/run_folder.py",
+        "if checkpoint.exists(self.path) and not self.overwrite:",
+        "if False:",
+        "command_results",
+    ),
+    # commands and options
+    Fault(
+        "errors_with_status_0",
+        "commands/__init__.py",
+        "return _failed(str(error))",
+        "return _failed(str(error), 0)",
+        "command_results",
+    ),
+    Fault("out_of_render_ignored", "commands/render.py", "if options.out:", "if False:", "command_results"),
+    Fault(
+        "outputs_ignored",
+        "commands/render.py",
+        "outputs = choose_outputs(options.outputs)",
+        'outputs = choose_outputs("rgb")',
+        "command_results",
+    ),
+    Fault("opacity_not_saved", "commands/render.py", '"opacity": ("opacity",)', '"opacity": ()', "command_results"),
+    Fault(
+        "size_swapped",
+        "commands/render.py",
+        "cameras.resized(*options.size)",
+        "cameras.resized(*options.size[::-1])",
+        "command_results",
+    ),
+    Fault("frames_ignored", "commands/render.py", "options.frames or 60", "60", "command_results"),
+    Fault("fps_ignored", "commands/render.py", "in files], options.fps)", "in files], 20)", "command_results"),
+    Fault(
+        "video_backwards",
+        "commands/render.py",
+        "[folder.path / file for file in files]",
+        "[folder.path / file for file in reversed(files)]",
+        "command_results",
+    ),
+    Fault(
+        "colors_of_depth_from_0",
+        "commands/render.py",
+        "return max(distance - radius, 0.0), distance + radius",
+        "return 0.0, distance + radius",
+        "command_results",
+    ),
+    Fault("render_resume_ignored", "commands/render.py", "if resume and all(", "if False and all(", "command_results"),
+    Fault(
+        "render_device_ignored",
+        "commands/render.py",
+        "load_run(options.run, options.device, options.module)",
+        'load_run(options.run, "cpu", options.module)',
+        "command_results",
+    ),
+    Fault(
+        "render_backend_ignored",
+        "commands/render.py",
+        "ops.set_backend(options.ops.backend, options.ops.overrides())",
+        "pass",
+        "command_results",
+    ),
+    Fault(
+        "path_of_the_train_views",
+        "commands/render.py",
+        "return run.cameras(options.path)",
+        'return run.cameras("train")',
+        "command_results",
+    ),
+    Fault(
+        "eval_split_ignored",
+        "commands/eval.py",
+        "config.eval.split = options.split or config.eval.split",
+        "pass",
+        "command_results",
+    ),
+    Fault(
+        "eval_data_ignored",
+        "commands/eval.py",
+        "load_scene(data or config.data.path,",
+        "load_scene(config.data.path or data,",
+        "command_results",
+    ),
+    Fault(
+        "eval_comparisons_ignored",
+        "commands/eval.py",
+        "config.eval.comparisons = options.comparisons",
+        "pass",
+        "command_results",
+    ),
+    Fault(
+        "eval_backend_ignored",
+        "commands/eval.py",
+        "ops.set_backend(options.ops.backend, options.ops.overrides())",
+        "pass",
+        "command_results",
+    ),
+    Fault(
+        "seed_ignored", "commands/train.py", "seed_everything(options.seed)", "seed_everything(0)", "command_results"
+    ),
+    Fault(
+        "out_of_train_ignored",
+        "commands/train.py",
+        'options.out or Path("runs") / scene.name',
+        'Path("runs") / scene.name',
+        "command_results",
+    ),
+    Fault(
+        "train_device_ignored",
+        "commands/train.py",
+        "device = pick_device(options.device)",
+        'device = pick_device("auto")',
+        "command_results",
+    ),
+    Fault(
+        "scored_unasked", "commands/train.py", "    elif options.eval.after_training:", "    else:", "command_results"
+    ),
+    Fault("not_restored", "commands/train.py", "trainer.restore(folder)", "pass", "command_results"),
+    Fault(
+        "summary_of_ssim_twice",
+        "commands/summary.py",
+        "{metrics['psnr']:.2f}",
+        "{metrics['ssim']:.2f}",
+        "command_results",
+    ),
+    Fault(
+        "summary_of_steps_for_seconds",
+        "commands/summary.py",
+        "{metrics['train_seconds']:.0f}",
+        "{metrics['steps']:.0f}",
+        "command_results",
+    ),
+    Fault(
+        "eval_device_ignored",
+        "commands/eval.py",
+        "load_run(options.run, options.device, options.module)",
+        'load_run(options.run, "cpu", options.module)',
+        "command_results",
+    ),
+    Fault(
+        "interpolates_the_train_views",
+        "commands/render.py",
+        'run.cameras("test" if "test" in run.scene.splits else "train")',
+        'run.cameras("train")',
+        "command_results",
+    ),
+    Fault(
+        "size_of_a_path_file_ignored",
+        "commands/render.py",
+        '{"w": size[0], "h": size[1], **read_json(file)}',
+        '{**read_json(file), "w": like.width, "h": like.height}',
+        "command_results",
+    ),
+    Fault(
+        "train_downscale_ignored",
+        "commands/train.py",
+        "options.data.format, options.data.downscale)",
+        "options.data.format, 1.0)",
+        "command_results",
+    ),
+    Fault(
+        "eval_downscale_ignored",
+        "commands/eval.py",
+        "config.data.format, config.data.downscale)",
+        "config.data.format, 1.0)",
+        "command_results",
+    ),
+    Fault(
+        "overwrite_ignored",
+        "commands/train.py",
+        'Path("runs") / scene.name, options.overwrite)',
+        'Path("runs") / scene.name, False)',
+        "command_results",
+    ),
+    Fault(
+        "split_of_the_run_ignored",
+        "commands/summary.py",
+        "split = read_config(folder).eval.split",
+        'split = "test"',
+        "command_results",
+    ),
+    Fault(
+        "first_file_beats_the_later",
+        "config.py",
+        "return values | changes | inner",
+        "return changes | values | inner",
+        "config",
+    ),
+    Fault(
+        "files_beat_the_command_line",
+        "commands/options.py",
+        "    config_module.check(options)\n",
+        "    options.trainer = config.trainer\n    config_module.check(options)\n",
+        "config",
+    ),
+    Fault(
+        "resumed_run_forgets_its_options",
+        "commands/options.py",
+        "_config_of_run(known.resume) if known.resume else None",
+        "None",
+        "config",
+    ),
+]
+
+
+def copy_tree(folder: Path) -> None:
+    """What tests need of this checkout, in `folder`."""
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache")
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, folder / name, ignore=ignored)
+        else:
+            shutil.copy(source, folder / name)
+    for name in LINKED:
+        (folder / name).symlink_to(ROOT / name)
+
+
+def outcome(fault: Fault, folder: Path) -> str:
+    """The test that notices the fault, or what went wrong; the copy is as before when this returns."""
+    file = folder / "nerfkit" / fault.file
+    text = file.read_text(encoding="utf-8")
+    if text.count(fault.old) != 1:
+        return f"NOT FOUND: its text occurs {text.count(fault.old)} times in {fault.file}"
+    before = without_fault(fault.tests, folder)
+    if before != "SURVIVED":
+        return f"FAILS WITHOUT IT: {before}"
+    file.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        return noticed(fault.tests, folder)
+    finally:
+        file.write_text(text, encoding="utf-8")
+
+
+def noticed(tests: str, folder: Path) -> str:
+    """The first test that fails, of those that should notice."""
+    log = folder / "faults.log"
+    status = run_tests([f"tests/test_{name}.py" for name in tests.split()], folder, log)
+    output = log.read_text(encoding="utf-8", errors="replace")
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
+    if status is None:
+        return f"caught: no end within {MOST_SECONDS} s"
+    if status == pytest.ExitCode.TESTS_FAILED and failed:
+        return f"caught: {failed[1].removeprefix('tests/')}"
+    return "SURVIVED" if status == pytest.ExitCode.OK else f"NO TESTS: {output.strip()[-300:]}"
+
+
+without_fault = cache(noticed)  # once for every choice of modules: tests that fail anyway notice nothing
+
+
+def run_tests(modules: list[str], folder: Path, log: Path) -> int | None:
+    """Exit status of pytest on `modules` in `folder`; None if it has to be ended. What it says goes to `log`.
+
+    In a fork of this process, which has all that takes seconds to import, but not nerfkit.
+    """
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()  # to be ended with all that it starts
+        for stream, target in ((1, os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)), (2, 1)):
+            os.dup2(target, stream)
+        os.chdir(folder)
+        sys.path[:] = [str(folder), *(path for path in sys.path if Path(path).resolve() != ROOT / "tests")]
+        os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True  # a file that changes twice within a second would be taken for what it was
+        status = 99
+        try:
+            status = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "-rfE", *modules])
+        finally:
+            sys.stdout.flush()
+            os._exit(int(status))
+    end = time.monotonic() + MOST_SECONDS
+    while time.monotonic() < end:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="names, files and tests")
+    options = parser.parse_args()
+    by_name = {fault.name: fault for fault in FAULTS}
+    assert len(by_name) == len(FAULTS), "two faults of one name"
+    unknown = [name for name in options.names if name not in by_name]
+    if unknown:
+        parser.error(f"no fault is called {', '.join(unknown)}; --list tells their names")
+    chosen = [by_name[name] for name in options.names] or FAULTS
+    if options.list:
+        for fault in chosen:
+            print(f"{fault.name:<42} {fault.file:<32} {fault.tests}")
+        return 0
+    for module in IMPORTED:
+        importlib.import_module(module)
+    bad = 0
+    with tempfile.TemporaryDirectory() as name:
+        copy_tree(Path(name))
+        for fault in chosen:
+            began = time.monotonic()
+            result = outcome(fault, Path(name))
+            bad += not result.startswith("caught")
+            print(f"{fault.name:<42} {time.monotonic() - began:5.0f} s  {result}", flush=True)
+    print(f"{len(chosen) - bad} of {len(chosen)} faults are caught")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

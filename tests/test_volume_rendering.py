@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is true of every volume that is rendered, whatever its density and color."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nerfkit import ops
+from nerfkit.ops import composite
+from nerfkit.ops.packed import offsets_from_counts, ray_indices
+from tests.ops.harness import backend_params, drawn_backends
+
+CPU_BACKENDS = [pytest.param(p.values[0], id=p.values[0]) for p in backend_params("composite") if p.values[1] == "cpu"]
+EXACT = {"rtol": 1e-9, "atol": 1e-11}  # of float64
+
+
+def volume(counts: list[int], seed: int, log_density: float = 0.0) -> dict[str, Tensor]:
+    """Rays of random samples, with gaps between their intervals, a background each; float64."""
+    generator = torch.Generator().manual_seed(seed)
+    n_samples, n_rays = sum(counts), len(counts)
+
+    def rand(*size: int) -> Tensor:
+        return torch.rand(*size, generator=generator, dtype=torch.float64)
+
+    ray_offsets = offsets_from_counts(torch.tensor(counts, dtype=torch.int64))
+    edges = (0.01 + rand(2 * n_samples)).cumsum(0)  # of all rays, one behind another
+    first = edges[(2 * ray_offsets[:-1]).clamp(max=max(len(edges) - 1, 0))] if n_samples else edges.new_zeros(n_rays)
+    t = edges.view(-1, 2) - first[ray_indices(ray_offsets, n_samples)][:, None] + 0.5  # [N, 2]
+    return {
+        "density": 10 ** (log_density + 2 * rand(n_samples) - 1), "rgb": rand(n_samples, 3),
+        "t_starts": t[:, 0].contiguous(), "t_ends": t[:, 1].contiguous(),
+        "ray_offsets": ray_offsets, "background": rand(n_rays, 3),
+    }  # fmt: skip
+
+
+def rendered(values: dict[str, Tensor], pair: tuple[str, str], **changes: Tensor) -> dict[str, Tensor]:
+    """Color, opacity, depth and weights on a (backend, device), on the CPU."""
+    backend, device = pair
+    with ops.backend(backend):
+        out = composite(**{name: value.to(device) for name, value in (values | changes).items()})
+    return dict(zip(("color", "opacity", "depth", "weights"), (x.cpu() for x in out), strict=True))
+
+
+def volumes(test):
+    """A test of a backend and a volume: few rays or none, some empty, thin as air or opaque as a wall."""
+    counts = st.lists(st.integers(0, 7), max_size=5)
+    drawn = given(pair=drawn_backends("composite"), counts=counts, seed=st.integers(0, 99), log=st.floats(-3, 4))
+    return settings(max_examples=30, deadline=None)(drawn(test))
+
+
+@volumes
+def test_weights_are_shares_of_one_and_add_up_to_the_opacity(pair, counts, seed, log):
+    values = volume(counts, seed, log)
+    out = rendered(values, pair)
+    assert ((out["weights"] >= 0) & (out["weights"] <= 1)).all()
+    assert ((out["opacity"] >= 0) & (out["opacity"] <= 1 + 1e-12)).all()
+    ray_index = ray_indices(values["ray_offsets"], sum(counts))
+    sums = torch.zeros_like(out["opacity"]).index_add(0, ray_index, out["weights"])
+    torch.testing.assert_close(out["opacity"], sums, **EXACT)
+
+
+@volumes
+def test_transmittance_only_falls(pair, counts, seed, log):
+    """What passes a sample is what passed the one before, less its weight; a density brings an opacity of its own."""
+    values = volume(counts, seed, log)
+    weights, starts = rendered(values, pair)["weights"], values["ray_offsets"].tolist()
+    thickness = values["density"] * (values["t_ends"] - values["t_starts"])
+    for start, end in zip(starts, starts[1:], strict=False):
+        before = 1 - torch.cat([weights.new_zeros(1), weights[start:end].cumsum(0)])  # transmittance, n + 1
+        assert (before.diff() <= 0).all() and (before > -1e-12).all()
+        torch.testing.assert_close(before[1:], torch.exp(-thickness[start:end].cumsum(0)), rtol=0, atol=1e-12)
+
+
+@volumes
+def test_an_interval_cut_in_two_changes_nothing(pair, counts, seed, log):
+    values = volume(counts, seed, log)
+    share = torch.rand(sum(counts), dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 100))
+    cut = values["t_starts"] + share * (values["t_ends"] - values["t_starts"])
+    twice = {name: values[name].repeat_interleave(2, 0) for name in ("density", "rgb")}
+    t_starts = torch.stack([values["t_starts"], cut], 1).flatten()
+    t_ends = torch.stack([cut, values["t_ends"]], 1).flatten()
+    whole = rendered(values, pair)
+    halves = rendered(values, pair, **twice, t_starts=t_starts, t_ends=t_ends, ray_offsets=2 * values["ray_offsets"])
+    for name in ("color", "opacity"):
+        torch.testing.assert_close(halves[name], whole[name], **EXACT, msg=name)
+    torch.testing.assert_close(halves["weights"].view(-1, 2).sum(1), whole["weights"], **EXACT)
+
+
+@volumes
+def test_rays_in_another_order_are_the_same_rays(pair, counts, seed, log):
+    values = volume(counts, seed, log)
+    order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seed))
+    pieces = torch.arange(sum(counts)).split(counts) if counts else ()
+    samples = torch.cat([pieces[ray] for ray in order.tolist()]) if counts else torch.zeros(0, dtype=torch.int64)
+    changes = {name: values[name][samples] for name in ("density", "rgb", "t_starts", "t_ends")}
+    ray_offsets = offsets_from_counts(values["ray_offsets"].diff()[order])
+    out = rendered(values, pair)
+    moved = rendered(values, pair, **changes, ray_offsets=ray_offsets, background=values["background"][order])
+    for name in ("color", "opacity", "depth"):
+        torch.testing.assert_close(moved[name], out[name][order], rtol=1e-9, atol=1e-9, msg=name)
+    torch.testing.assert_close(moved["weights"], out["weights"][samples], rtol=1e-9, atol=1e-9)
+
+
+@volumes
+def test_the_background_shows_through_what_is_not_opaque(pair, counts, seed, log):
+    """Exactly 1 - opacity of it, and it changes neither opacity nor depth."""
+    values = volume(counts, seed, log)
+    out, over_black = (rendered(values, pair, background=values["background"] * on) for on in (1, 0))
+    through = (1 - out["opacity"])[:, None] * values["background"]
+    torch.testing.assert_close(out["color"] - over_black["color"], through, rtol=0, atol=1e-14)
+    assert torch.equal(out["opacity"], over_black["opacity"]) and torch.equal(out["depth"], over_black["depth"])
+
+
+@volumes
+def test_a_larger_scene_of_thinner_stuff_looks_the_same(pair, counts, seed, log):
+    """Space times s and density by s: colors stay, depths are s times as large."""
+    values, s = volume(counts, seed, log), 3.7
+    out = rendered(values, pair)
+    larger = rendered(
+        values, pair, density=values["density"] / s, t_starts=values["t_starts"] * s, t_ends=values["t_ends"] * s
+    )
+    for name in ("color", "opacity", "weights"):
+        torch.testing.assert_close(larger[name], out[name], **EXACT, msg=name)
+    torch.testing.assert_close(larger["depth"], out["depth"] * s, **EXACT)
+
+
+@volumes
+def test_depth_lies_within_what_is_seen(pair, counts, seed, log):
+    """Between the middles of the first and the last sample; of one sample alone it is its middle."""
+    values = volume(counts, seed, log)
+    depth, starts = rendered(values, pair)["depth"], values["ray_offsets"].tolist()
+    middles = (values["t_starts"] + values["t_ends"]) / 2
+    for ray, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        if end > start:
+            assert middles[start] - 1e-9 <= depth[ray] <= middles[end - 1] + 1e-9
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+@pytest.mark.parametrize("density", [0.0, None])
+def test_where_nothing_is_the_background_is_seen_at_depth_0(backend: str, density: float | None):
+    """Without samples, and with samples of no density."""
+    values = volume([0, 0] if density is None else [3, 2], seed=0)
+    out = rendered(values, (backend, "cpu"), density=torch.zeros_like(values["density"]))
+    assert torch.equal(out["color"], values["background"])
+    assert not out["opacity"].any() and not out["depth"].any()
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_what_is_opaque_hides_what_is_behind_it(backend: str):
+    """The samples behind count for nothing, and neither does the background."""
+    values = volume([5], seed=1)
+    density = values["density"].index_fill(0, torch.tensor([2]), 1e6)
+    out = rendered(values, (backend, "cpu"), density=density)
+    other = values["rgb"].clone()
+    other[3:] = 0.123
+    changed = rendered(
+        values, (backend, "cpu"), density=torch.cat([density[:3], 7 * density[3:]]), rgb=other,
+        background=1 - values["background"],
+    )  # fmt: skip
+    assert out["weights"][3:].max() < 1e-20 and out["opacity"].item() == pytest.approx(1, abs=1e-12)
+    for name in ("color", "opacity", "depth"):
+        torch.testing.assert_close(changed[name], out[name], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_what_is_hidden_is_not_learned_from(backend: str):
+    """A sample behind a wall has a gradient of 0, one before it has not; the density of the wall itself is settled."""
+    values = volume([5], seed=2)
+    density = values["density"].index_fill(0, torch.tensor([2]), 1e6).requires_grad_()
+    rgb = values["rgb"].clone().requires_grad_()
+    with ops.backend(backend):
+        composite(**values | {"density": density, "rgb": rgb})[0].sum().backward()
+    assert density.grad[3:].abs().max() < 1e-15 and rgb.grad[3:].abs().max() < 1e-15
+    assert (density.grad[:2].abs() > 1e-6).all() and (rgb.grad[:3] > 1e-6).all()
+    assert density.grad[2].abs() < 1e-15
