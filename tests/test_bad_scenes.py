@@ -201,7 +201,7 @@ def test_images_elsewhere(scene_folder, tmp_path):
     (scene_folder / "train" / "r_1.png").rename(tmp_path / "r_1.png")
     change(scene_folder, frame(file_path="../r_0.png"))
     change(scene_folder, lambda c: c["frames"][1].update(file_path=str(tmp_path / "r_1")))
-    assert load_scene(str(scene_folder)).split("train").load().shape == (12, 22, 26, 4)
+    assert load_scene(str(scene_folder)).split("train").load().stack().shape == (12, 22, 26, 4)
     (scene_folder / "train" / "r_2.png").unlink()
     (scene_folder / "train" / "r_2.png").symlink_to("/etc/passwd")
     assert "r_2.png" in error_of(str(scene_folder))

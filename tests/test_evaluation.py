@@ -26,7 +26,7 @@ def scored(small_config, tmp_path):
     trainer.train(tmp_path / "run")
     views = load_scene(small_config.data.path).split("test")
     metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
-    pixels = views.load().double() / 255
+    pixels = views.load().stack().double() / 255
     return metrics, trainer, views, pixels[..., :3] * pixels[..., 3:]  # over black
 
 

@@ -22,7 +22,7 @@ def test_reads_all_splits(toy_scene):
     scene = load_scene(str(toy_scene))
     assert {name: len(views.cameras) for name, views in scene.views.items()} == {"train": 12, "test": 2}
     assert scene.up == (0, 0, 1), "as in Blender"
-    images = scene.split("train").load()
+    images = scene.split("train").load().stack()
     assert images.dtype == torch.uint8 and images.shape == (12, HEIGHT, WIDTH, 4)
 
 
@@ -30,7 +30,7 @@ def test_a_frame_goes_with_its_image_and_its_camera(toy_scene):
     """Every image is that of its frame's pose and intrinsics, traced anew."""
     views = load_scene(str(toy_scene)).split("train")
     content = json.loads((toy_scene / "transforms_train.json").read_text())
-    for index, (frame, image) in enumerate(zip(content["frames"], views.load(), strict=True)):
+    for index, (frame, image) in enumerate(zip(content["frames"], views.load().stack(), strict=True)):
         intrinsics = {key: frame[key] for key in ("fl_x", "fl_y", "cx", "cy")}
         pose = np.array(frame["transform_matrix"])
         np.testing.assert_array_equal(image.numpy(), trace(pose, WIDTH, HEIGHT, intrinsics))
@@ -42,17 +42,17 @@ def test_a_frame_goes_with_its_image_and_its_camera(toy_scene):
 @pytest.mark.parametrize("extension, channels", [("png", 4), ("webp", 4), ("jpg", 3)])
 def test_extensions_are_found(tmp_path, extension: str, channels: int):
     folder = write_scene(tmp_path, counts={"train": 2}, extension=extension)
-    assert load_scene(str(folder)).split("train").load().shape == (2, HEIGHT, WIDTH, channels)
+    assert load_scene(str(folder)).split("train").load().stack().shape == (2, HEIGHT, WIDTH, channels)
 
 
 def test_images_that_are_no_squares(tmp_path):
     folder = write_scene(tmp_path, size=(30, 18), counts={"train": 2}, one_camera=True)
     views = load_scene(str(folder)).split("train")
     assert (views.cameras.width, views.cameras.height) == (30, 18)
-    assert views.load().shape == (2, 18, 30, 4) and views.cameras.center[0].tolist() == [15, 9]
+    assert views.load().stack().shape == (2, 18, 30, 4) and views.cameras.center[0].tolist() == [15, 9]
     assert views.cameras.focal[0, 0] == views.cameras.focal[0, 1]
     half = load_scene(str(folder), downscale=2).split("train")
-    assert half.load().shape == (2, 9, 15, 4) and half.cameras.center[0].tolist() == [7.5, 4.5]
+    assert half.load().stack().shape == (2, 9, 15, 4) and half.cameras.center[0].tolist() == [7.5, 4.5]
 
 
 def test_downscale_averages_areas_weighted_by_alpha(scene_folder):
@@ -60,7 +60,7 @@ def test_downscale_averages_areas_weighted_by_alpha(scene_folder):
     image[0, 0], image[0, 1] = (200, 100, 0, 255), (0, 0, 255, 0)  # the second is transparent
     Image.fromarray(image).save(scene_folder / "train" / "r_0.png")
     views = load_scene(str(scene_folder), downscale=2).split("train")
-    red, green, blue, alpha = views.load()[0, 0, 0].tolist()
+    red, green, blue, alpha = views.load().stack()[0, 0, 0].tolist()
     assert (red, green, blue) == pytest.approx((200, 100, 0), abs=3) and alpha == pytest.approx(64, abs=1)
     full = load_scene(str(scene_folder)).split("train").cameras
     torch.testing.assert_close(views.cameras.focal * 2, full.focal)

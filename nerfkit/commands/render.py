@@ -60,8 +60,7 @@ def main(arguments: list[str]) -> int:
     cameras = choose_cameras(options, run)
     if options.size != (0, 0):
         cameras = cameras.resized(*options.size)
-    largest = int((cameras.width * cameras.height).argmax())
-    width, height = cameras.size(largest)
+    width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     folder = open_folder(options)

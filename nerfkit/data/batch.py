@@ -94,6 +94,6 @@ class TrainingViews:
             return view, row, column, (view * height + row) * width + column
         pixel = torch.randint(self.images.pixels.shape[0], (n_rays,), device=device)
         view = torch.searchsorted(first, pixel, right=True) - 1
-        within, width = pixel - first[view], self.cameras.width[view]
+        within, width = pixel - first[view], self.cameras.width_of(view)
         row = within // width
         return view, row, within - row * width, pixel

@@ -45,27 +45,24 @@ class Cameras:
     camera_to_world: Tensor  # [V, 3, 4]
     focal: Tensor  # [V, 2] along x and y [pixels]
     center: Tensor  # [V, 2] principal point, from the upper left corner [pixels]
-    width: Tensor  # [V] int64 pixels; an int is that of all
-    height: Tensor  # [V]
+    width: int | Tensor  # pixels; [V] int64 where sizes differ
+    height: int | Tensor
     lenses: tuple[Lens, ...] = ()  # of each view, where one of them has distortion
     table: DirectionTable | None = field(default=None, repr=False)  # of those lenses; see `of_lenses`
 
     def __post_init__(self) -> None:
         n_views = self.camera_to_world.shape[0]
-        for name in ("width", "height"):
-            value = getattr(self, name)
-            if isinstance(value, int) and not isinstance(value, bool):
-                object.__setattr__(self, name, torch.full((n_views,), value, device=self.focal.device))
         wanted = {"camera_to_world": (n_views, 3, 4), "focal": (n_views, 2), "center": (n_views, 2)}
-        wanted |= {"width": (n_views,), "height": (n_views,)}
+        wanted |= {name: (n_views,) for name in ("width", "height") if isinstance(getattr(self, name), Tensor)}
         for name, shape in wanted.items():
-            value = getattr(self, name)
-            if not isinstance(value, Tensor) or tuple(value.shape) != shape:
-                got = list(value.shape) if isinstance(value, Tensor) else value
-                raise SceneError(f"Cameras: {name} must have shape {['V', *shape[1:]]}, got {got}")
-        sizes = torch.stack([self.width, self.height])
-        if sizes.is_floating_point() or (sizes < 1).any():
-            raise SceneError(f"Cameras: width and height must be whole pixels, got {sizes.flatten().tolist()[:4]}")
+            if tuple(getattr(self, name).shape) != shape:
+                raise SceneError(
+                    f"Cameras: {name} must have shape [{', '.join(['V', *map(str, shape[1:])])}], "
+                    f"got {list(getattr(self, name).shape)}"
+                )
+        for side in (*_unique(self.width), *_unique(self.height)):
+            if not isinstance(side, int) or side < 1:
+                raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
     @classmethod
     def of_lenses(cls, camera_to_world: Tensor, lenses: list[Lens]) -> Cameras:
@@ -74,7 +71,7 @@ class Cameras:
         Raises SceneError for a lens that leaves more than a few pixels without a direction.
         """
         intrinsics = [torch.tensor([getattr(lens, name) for lens in lenses]) for name in ("focal", "center")]
-        sizes = [torch.tensor([getattr(lens, name) for lens in lenses]) for name in ("width", "height")]
+        sizes = [one_or_all([getattr(lens, name) for lens in lenses]) for name in ("width", "height")]
         if all(lens.is_pinhole for lens in lenses):
             return cls(camera_to_world, *intrinsics, *sizes)
         return cls(camera_to_world, *intrinsics, *sizes, tuple(lenses), _table(lenses))
@@ -90,16 +87,19 @@ class Cameras:
 
     def size(self, view: int | None = None) -> tuple[int, int]:
         """Width and height of one view, or of all; raises SceneError if they differ."""
-        if view is not None:
-            return int(self.width[view]), int(self.height[view])
-        sizes = sorted(set(self.sizes()))
+        sizes = sorted(set(self.sizes())) if view is None else [self.sizes()[view]]
         if len(sizes) != 1:
             raise SceneError("the images have several sizes, {}x{} and {}x{} among them".format(*sizes[0], *sizes[-1]))
         return sizes[0]
 
     def sizes(self) -> list[tuple[int, int]]:
         """Width and height of each view."""
-        return list(zip(self.width.tolist(), self.height.tolist(), strict=True))
+        sides = [x.tolist() if isinstance(x, Tensor) else [x] * len(self) for x in (self.width, self.height)]
+        return list(zip(*sides, strict=True))
+
+    def width_of(self, view: Tensor) -> int | Tensor:
+        """Width of the images of `view` [R]."""
+        return self.width[view] if isinstance(self.width, Tensor) else self.width
 
     @property
     def positions(self) -> Tensor:
@@ -123,7 +123,8 @@ class Cameras:
         """The same cameras with images of another size."""
         if self.lenses:
             return Cameras.of_lenses(self.camera_to_world, [lens.resized(width, height) for lens in self.lenses])
-        scale = torch.tensor([width, height], device=self.focal.device) / torch.stack([self.width, self.height], dim=-1)
+        scale = torch.tensor([width, height]) / torch.tensor(self.sizes())  # [V, 2]
+        scale = scale.to(self.focal.device)
         return replace(self, focal=self.focal * scale, center=self.center * scale, width=width, height=height)
 
     def rays(self, view: Tensor, column: Tensor, row: Tensor) -> Rays:
@@ -144,7 +145,7 @@ class Cameras:
         return torch.stack([x, -y, -torch.ones_like(x)], dim=-1)
 
     def _table_row(self, view: Tensor, column: Tensor, row: Tensor) -> Tensor:
-        return self.table.first[view] + row * self.width[view] + column
+        return self.table.first[view] + row * self.width_of(view) + column
 
     def known(self, view: Tensor, column: Tensor, row: Tensor) -> Tensor | None:
         """Whether the lens has a direction for each pixel [R]; None where it has for all."""
@@ -195,6 +196,15 @@ def _table(lenses: list[Lens]) -> DirectionTable:
         torch.cat([of.valid for of in maps]),
         torch.tensor([first[lens] for lens in lenses]),
     )
+
+
+def one_or_all(values: list[int]) -> int | Tensor:
+    """The value that all of [V] have, or all of them."""
+    return values[0] if len(set(values)) == 1 else torch.tensor(values)
+
+
+def _unique(side: Any) -> list[Any]:
+    return side.unique().tolist() if isinstance(side, Tensor) else [side]
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -48,7 +48,7 @@ class Views:
 
     def n_pixels(self) -> int:
         """Pixels of all images, as large as they are trained."""
-        return int((self.cameras.width * self.cameras.height).sum())
+        return sum(width * height for width, height in self.cameras.sizes())
 
     def bytes(self) -> int:
         """Memory that the images take."""

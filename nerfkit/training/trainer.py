@@ -324,7 +324,8 @@ def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
     views = torch.arange(0, len(cameras), max(len(cameras) // CHECKED_VIEWS, 1), device=device)
     parts = torch.arange(CHECKED_SIDE, device=device)
     view, row, column = (x.flatten() for x in torch.meshgrid(views, parts, parts, indexing="ij"))
-    row, column = row * cameras.height[view] // CHECKED_SIDE, column * cameras.width[view] // CHECKED_SIDE
+    width, height = torch.tensor(cameras.sizes(), device=device)[view].unbind(-1)
+    row, column = row * height // CHECKED_SIDE, column * width // CHECKED_SIDE
     rotation = cameras.camera_to_world[:, :, :3]
     error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
     if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not

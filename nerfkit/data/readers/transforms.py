@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from nerfkit import reading
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras import Cameras, one_or_all
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
@@ -61,14 +61,12 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None, height: int | None = None) -> Cameras:
-    """Cameras of a transforms file. The images' size is the file's "w" and "h" where none is given."""
+def parse_cameras(content: dict[str, Any], file: Path) -> Cameras:
+    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own."""
     frames = frames_of(content, shown(file))
-    if width is None or height is None:
-        if "w" not in content or "h" not in content:
-            raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
-        width, height = size_of(content, shown(file))
-    poses, focals, centers = [], [], []
+    if "w" not in content or "h" not in content:
+        raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
+    poses, focals, centers, sizes = [], [], [], [size_of(content, shown(file))]
     for index, frame in enumerate(frames):
         where = f"{shown(file)}: frame {index}"
         if "transform_matrix" not in frame:
@@ -76,15 +74,16 @@ def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None,
         poses.append(pose_of(frame["transform_matrix"], where))
         values = of_frame(content, frame)
         _check_lens(values, where)
-        focal, center = intrinsics(values, where, width, height)
+        sizes.append(size_of(values, where))
+        focal, center = intrinsics(values, where, *sizes[-1])
         focals.append(focal)
         centers.append(center)
     return Cameras(
         camera_to_world=torch.tensor(np.stack(poses), dtype=torch.float32),
         focal=torch.tensor(focals, dtype=torch.float32),
         center=torch.tensor(centers, dtype=torch.float32),
-        width=width,
-        height=height,
+        width=one_or_all([width for width, _ in sizes[1:]]),
+        height=one_or_all([height for _, height in sizes[1:]]),
     )
 
 
