@@ -64,7 +64,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
     """
     lens, width, height = image.lens, header.width, header.height
     if (lens.width, lens.height) != (width, height):
-        if not _has_shape(lens, header):
+        if not has_shape(lens, width, height):
             turned = (
                 ", turned: its EXIF orientation may be missing" if (lens.height, lens.width) == (width, height) else ""
             )
@@ -75,10 +75,10 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
             )
         lens = lens.resized(width, height)
     if downscale != 1:
-        size = tuple(round(side / downscale) for side in (width, height)) if downscale > 0 else (0, 0)
-        if not downscale > 0 or max(size) > SIDE_LIMIT or min(size) < 1:
+        sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
+        if not 0.5 < min(sides) <= max(sides) <= SIDE_LIMIT:
             raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}")
-        lens = lens.resized(*size)
+        lens = lens.resized(*map(round, sides))
     return lens
 
 
@@ -140,11 +140,13 @@ def _frame(capture: Capture, splits: dict[str, list[PosedImage]], has_alpha: boo
 def _header_and_lens(image: PosedImage, downscale: float) -> tuple[ImageHeader, Lens]:
     """How the image is read, turned by its EXIF orientation where that fits the lens's shape, and its lens."""
     header = image_header(image.file)
-    if header.turn != 1 and not _has_shape(image.lens, header) and _has_shape(image.lens, header.as_stored()):
-        header = header.as_stored()
+    stored = header.as_stored()
+    if not has_shape(image.lens, header.width, header.height) and has_shape(image.lens, stored.width, stored.height):
+        header = stored
     return header, fitted_lens(image, header, downscale)
 
 
-def _has_shape(lens: Lens, header: ImageHeader) -> bool:
-    difference = abs(header.width / lens.width - header.height / lens.height)
-    return difference <= 1 / min(lens.width, lens.height, header.width, header.height)  # as much as rounding can do
+def has_shape(lens: Lens, width: int, height: int) -> bool:
+    """Whether an image may be one of the lens, resized: each side is rounded to a pixel."""
+    scale_x, scale_y = width / lens.width, height / lens.height
+    return abs(scale_x - scale_y) <= max(1.0, scale_x, scale_y) / min(lens.width, lens.height)

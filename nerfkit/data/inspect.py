@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
+from nerfkit.data.assemble import has_shape
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import WARNING, Frame, half_tangents
 from nerfkit.data.lens import Lens
@@ -206,8 +207,8 @@ def _shapes(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     """Images whose shape is not the lens's: turned, or another."""
     turned, other = [], []
     for image, file in zip(capture.images, found, strict=True):
-        if file is not None and not _has_shape(image.lens, file.width, file.height):
-            (turned if _has_shape(image.lens, file.height, file.width) else other).append(image.name)
+        if file is not None and not has_shape(image.lens, file.width, file.height):
+            (turned if has_shape(image.lens, file.height, file.width) else other).append(image.name)
     lines = []
     if turned:
         lines.append(
@@ -220,12 +221,6 @@ def _shapes(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
             "Give the lens of the images as they are"
         )
     return lines
-
-
-def _has_shape(lens: Lens, width: int, height: int) -> bool:
-    """Whether an image may be one of the lens, resized: each side is rounded to a pixel."""
-    scale_x, scale_y = width / lens.width, height / lens.height
-    return abs(scale_x - scale_y) <= 1 / min(lens.width, lens.height)
 
 
 def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:

@@ -77,9 +77,10 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
         if image.size != (stored.width, stored.height):
             was = _by(stored.width, stored.height)
             raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
+        told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
         image.load()
-        if header.turn == 1 and image.format == "PNG":
-            _check_orientation(image, path)  # a PNG may tell it after its pixels
+        if told_late:
+            _check_orientation(image, path)
         image = _eight_bits(image)
         if header.turn != 1:
             image = image.transpose(TRANSPOSES[header.turn])
@@ -156,7 +157,8 @@ def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
     """
     width, height = size
     with _opened(path) as image:
-        if abs(image.width / width - image.height / height) > 1 / min(image.width, image.height, width, height):
+        scale_x, scale_y = image.width / width, image.height / height
+        if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
             raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
         image.load()
         gray = _eight_bits(image).convert("L")

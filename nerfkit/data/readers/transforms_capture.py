@@ -253,10 +253,10 @@ class _Sizes:
         """Of a frame with `values`."""
         if any(key in values for key in SIZE):
             return size_of(values, frame.where)
-        if frame.path.exists():
+        if os.path.exists(frame.path):  # which raises nothing, however long the name
             return self._on_disk(frame.path)
         if self._other is None:
-            path = next((other.path for other in self._frames if other.path.exists()), None)
+            path = next((other.path for other in self._frames if os.path.exists(other.path)), None)
             if path is None:
                 missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
                 raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
