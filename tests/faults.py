@@ -68,7 +68,13 @@ FAULTS = [
     Fault("pixels_divided_by_256", "data/pixels.py", "pixels.float() / 255", "pixels.float() / 256", "pixels"),
     Fault("srgb_made_linear", "data/pixels.py", "pixels.float() / 255", "(pixels.float() / 255) ** 2.2", "pixels"),
     Fault("downscale_by_nearest", "data/pixels.py", "Image.Resampling.BOX", "Image.Resampling.NEAREST", "scene"),
-    Fault("exif_orientation_ignored", "data/pixels.py", "if orientation in range(2, 9):", "if False:", "pixels"),
+    Fault(
+        "exif_orientation_ignored",
+        "data/pixels.py",
+        "return orientation if orientation in TRANSPOSES else 1",
+        "return 1",
+        "pixels",
+    ),
     Fault("gray_16_divided_by_256", "data/pixels.py", "np.asarray(band) / 257", "np.asarray(band) / 256", "pixels"),
     Fault(
         "black_and_white_mixed_up", "data/pixels.py", '"white": 1.0, "black": 0.0', '"white": 0.0, "black": 1.0', "step"
@@ -106,23 +112,23 @@ FAULTS = [
     Fault(
         "rows_and_columns_swapped",
         "data/cameras.py",
-        "pixel % self.width, pixel // self.width",
-        "pixel // self.height, pixel % self.height",
+        "pixel % width, pixel // width",
+        "pixel // height, pixel % height",
         "cameras",
     ),
     Fault(
         "intrinsics_of_frames_ignored",
         "data/readers/transforms.py",
-        "values = _of_frame(content, frame)",
-        "values = _of_frame(content, frames[0])",
-        "scene",
+        "values = of_frame(content, frame)",
+        "values = of_frame(content, frames[0])",
+        "image",
     ),
     Fault("fl_y_ignored", "data/readers/transforms.py", '"fl_y" if "fl_y" in values else "fl_x"', '"fl_x"', "scene"),
     Fault(
         "angle_of_view_of_the_height",
         "data/readers/transforms.py",
-        "focal_x = focal_y = 0.5 * width",
-        "focal_x = focal_y = 0.5 * height",
+        '(("x", width), ("y", height))',
+        '(("x", height), ("y", width))',
         "scene",
     ),
     Fault(
@@ -141,17 +147,17 @@ FAULTS = [
     ),
     Fault(
         "train_and_test_mixed_up",
-        "data/readers/nerf_synthetic.py",
+        "data/readers/transforms_capture.py",
         'files = {split: folder / f"transforms_{split}.json"',
         "files = {split: folder / f\"transforms_{dict(train='test', test='train').get(split, split)}.json\"",
         "scene",
     ),
-    Fault("y_is_up", "data/readers/nerf_synthetic.py", "up=(0.0, 0.0, 1.0)", "up=(0.0, 1.0, 0.0)", "scene"),
+    Fault("y_is_up", "data/readers/transforms_capture.py", "Z_UP = (0.0, 0.0, 1.0)", "Z_UP = (0.0, 1.0, 0.0)", "scene"),
     Fault(
         "images_of_other_frames",
         "data/scene.py",
-        "read_image(self.files[index],",
-        "read_image(self.files[-1 - index],",
+        "read_image(self.files[view],",
+        "read_image(self.files[-1 - view],",
         "scene",
     ),
     Fault(
@@ -189,7 +195,13 @@ FAULTS = [
         "BACKGROUNDS.get(kind, 0.0)",
         "pixels",
     ),
-    Fault("alpha_never_read", "data/scene.py", "return 4 if self.header.has_alpha else 3", "return 3", "scene"),
+    Fault(
+        "alpha_never_read",
+        "data/scene.py",
+        "return 4 if any(header.has_alpha for header in self.headers) else 3",
+        "return 3",
+        "scene",
+    ),
     Fault(
         "center_written_the_other_way",
         "data/readers/transforms.py",
@@ -369,8 +381,8 @@ FAULTS = [
     Fault(
         "width_and_height_swapped",
         "rendering/image_renderer.py",
-        "(cameras.height, cameras.width)",
-        "(cameras.width, cameras.height)",
+        "unflatten(0, (height, width))",
+        "unflatten(0, (width, height))",
         "image",
     ),
     Fault(
@@ -453,10 +465,10 @@ FAULTS = [
         "cameras",
     ),
     Fault(
-        "paths_forget_the_center",
+        "paths_have_the_last_intrinsics",
         "rendering/paths.py",
-        "center=like.center[:1].repeat(n, 1))",
-        "center=torch.tensor([[like.width / 2, like.height / 2]]).repeat(n, 1))",
+        "first = like.pinhole()[[0] * poses.shape[0]]",
+        "first = like.pinhole()[[-1] * poses.shape[0]]",
         "cameras",
     ),
     Fault("video_padded_with_black", "rendering/video.py", 'mode="edge"', 'mode="constant"', "image"),
@@ -628,7 +640,11 @@ FAULTS = [
         "command_results",
     ),
     Fault(
-        "width_for_height", "training/evaluator.py", '"height": cameras.height', '"height": cameras.width', "evaluation"
+        "ignored_pixels_are_scored",
+        "training/evaluator.py",
+        "else (render[counts], truth[counts])",
+        "else (render, truth)",
+        "captures",
     ),
     Fault(
         "a_comparison_too_many",
@@ -839,15 +855,15 @@ FAULTS = [
     Fault(
         "train_downscale_ignored",
         "commands/train.py",
-        "options.data.format, options.data.downscale)",
-        "options.data.format, 1.0)",
+        "data.format, data.downscale, None if frame",
+        "data.format, 1.0, None if frame",
         "command_results",
     ),
     Fault(
         "eval_downscale_ignored",
         "commands/eval.py",
-        "config.data.format, config.data.downscale)",
-        "config.data.format, 1.0)",
+        "config.data.format, config.data.downscale, frame",
+        "config.data.format, 1.0, frame",
         "command_results",
     ),
     Fault(

@@ -70,8 +70,8 @@ def test_every_lens_is_named_or_counted():
     lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(60))
     text = page(capture_of(ring(60), lenses), [OnDisk(100, 80)] * 60)
     assert f"{60 - MOST_LENSES} more of OPENCV" in text and "to 159" in text
-    odd = Lens("MY_LENS", (5.0, 6.0), 100, 80)
-    assert "MY_LENS" in page(capture_of(ring(20), (odd,)), [OnDisk(100, 80)] * 20)
+    odd = Lens("RADIAL4_TANGENTIAL", (90.0, 91, 50, 40, *(0.01,) * 6), 100, 80)
+    assert "RADIAL4_TANGENTIAL" in page(capture_of(ring(20), (odd,)), [OnDisk(100, 80)] * 20)
 
 
 def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:

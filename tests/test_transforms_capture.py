@@ -574,7 +574,7 @@ def test_what_cannot_be_written_is_named(tmp_path):
         PosedImage(f"{i}", tmp_path / f"{i}", EYE[:3], LENSES[0], tmp_path / "m" if i else None) for i in range(2)
     ]
     for capture, named in (
-        (capture_of(tmp_path, [Lens("FOV", (*F, 0.1), 40, 30)]), "FOV"),
+        (capture_of(tmp_path, [Lens("SIMPLE_RADIAL_FISHEYE", (30.0, 20, 15, 0.1), 40, 30)]), "SIMPLE_RADIAL_FISHEYE"),
         (Capture("it", "x", masked), "image 0"),
         (Capture("it", "x", masked[1:], white_ignores=True), "white"),
         (Capture("it", "x", []), "it"),
