@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    scene = find_scene(options)
+    scene = find_scene(options, box_given="--data.box" in arguments)
     folder = open_folder(options, scene)
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
@@ -75,13 +75,13 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(options: TrainOptions) -> Scene:
+def find_scene(options: TrainOptions, box_given: bool = False) -> Scene:
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
-    A box that was given is meant in the files' own coordinates.
+    A box that was given, be it the default one, is meant in the files' own coordinates.
     """
     data, sampling, default = options.data, options.sampling, Config()
-    given = None if data.box == default.data.box else data.box
+    given = data.box if box_given or data.box != default.data.box else None
     frame = run_frame(Path(options.resume)) if options.resume else None
     scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame)
     if scene.frame is not None and not options.resume:

@@ -188,6 +188,8 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two values of JSON are equal, numbers to six digits."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, float | int) and isinstance(b, float | int):
         return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
     return a == b

@@ -95,7 +95,8 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
         (fl_x, fl_y), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
         width, height = cameras.size(index)
         size = {} if same else {"w": width, "h": height}
-        lens = {"lens": asdict(cameras.lenses[index])} if cameras.lenses else {}
+        of_view = cameras.lenses[index] if cameras.lenses else None
+        lens = {"lens": asdict(of_view) | {"params": list(of_view.params)}} if of_view else {}
         frames.append(
             {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **size, **lens,
              "transform_matrix": pose.tolist()}
