@@ -862,8 +862,8 @@ FAULTS = [
     Fault(
         "eval_downscale_ignored",
         "commands/eval.py",
-        "config.data.format, config.data.downscale, frame",
-        "config.data.format, 1.0, frame",
+        "config.data.format, config.data.downscale, frame=frame",
+        "config.data.format, 1.0, frame=frame",
         "command_results",
     ),
     Fault(

@@ -14,7 +14,7 @@ from PIL import Image
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
-from nerfkit.commands import render, train
+from nerfkit.commands import inspect, render, train
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
@@ -23,7 +23,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_scene
 from nerfkit.data.readers.transforms_writer import write_transforms
 from nerfkit.data.scene import Scene
-from nerfkit.errors import SceneError
+from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.registry import build_model
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -37,7 +37,7 @@ from tests.toy_scene import look_at, plain_intrinsics, trace_directions
 SIZE = (26, 22)
 FOCAL = plain_intrinsics(*SIZE)["fl_x"]
 PINHOLE = Lens("PINHOLE", (FOCAL, FOCAL, 13.0, 11.0), *SIZE)
-WIDE = Lens("OPENCV_FISHEYE", (22.0, 22.0, 19.0, 17.0, 0.0, 0.0, 0.0, 0.0), 40, 34)  # bends straight lines by pixels
+WIDE = Lens("OPENCV_FISHEYE", (15.0, 15.0, 19.0, 17.0, 0.0, 0.0, 0.0, 0.0), 40, 34)  # bends straight lines by pixels
 LARGE = PINHOLE.resized(52, 44)
 BOX = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
 STATE = {"seconds": 1.0, "step": 1, "backend": {}}
@@ -129,7 +129,7 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, lenses: list[Le
         assert len(scene.views.get("test", views).files) == (3 if len(lenses) == 20 else 5)
 
 
-def trained(config, cameras: Cameras, images, steps: int = 120) -> Trainer:
+def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
     seed_everything(0)
     config.trainer.steps = steps
     trainer = Trainer(config, cameras, images, model=build_model(config))
@@ -149,7 +149,7 @@ def psnr_of(trainer: Trainer, cameras: Cameras, images) -> float:
 
 
 def test_a_lens_that_is_heeded_scores_higher(tmp_path, small_config):
-    colmap_in(tmp_path, [WIDE] * 24, distance=1.3)
+    colmap_in(tmp_path, [WIDE] * 24, distance=1.2)
     scene = load_scene(str(tmp_path), box=BOX)
     views, held_out = scene.split("train"), scene.split("test")
     assert views.cameras.lenses[0] == WIDE and scene.split("test").cameras.table is not None
@@ -157,7 +157,7 @@ def test_a_lens_that_is_heeded_scores_higher(tmp_path, small_config):
         psnr_of(trained(small_config, change(views.cameras), views.load()), change(held_out.cameras), held_out.load())
         for change in (lambda cameras: cameras, Cameras.pinhole)
     )
-    assert heeded > ignored + 1.5, (heeded, ignored)
+    assert heeded > ignored + 2.5, (heeded, ignored)
 
 
 def mixed(folder: Path) -> Scene:
@@ -399,3 +399,83 @@ def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
     assert_names(printed, "colmap", "19 of 20", "r_03.png", "every 8th")
     frame = load_scene(str(scene)).frame
     assert frame.text and all(line in printed for line in frame.text)
+
+
+def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
+    masks_in(scene, ~LEFT)
+    for index, file in enumerate(sorted((scene / "masks").iterdir())):
+        if index % 2:
+            file.unlink()  # of the wide images: they have another shape
+    (scene / "images" / "r_03.png").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    call(inspect, scene)
+    printed = capsys.readouterr().out
+    assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
+    assert sorted(tmp_path.rglob("*")) == before, "it only prints"
+    call(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2)
+    written = (tmp_path / "out" / "inspect.txt").read_text()
+    assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
+    assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
+    call(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX)  # again
+    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
+
+
+def test_inspect_says_what_training_would(tmp_path):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
+    with raises_naming(RunError, scene):
+        inspect.main([str(scene), "--out", str(scene)])
+    with raises_naming(SceneError, "'ply'", "colmap"):
+        inspect.main([str(scene), "--data.format", "ply"])
+    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
+        with raises_naming(ConfigError, f"data.{option}"):
+            inspect.main([str(scene), f"--data.{option}", *values])
+
+
+def test_inspect_of_a_scene_of_which_most_is_missing(tmp_path, capsys):
+    """Unlike training it goes on, for this is when its page is wanted."""
+    scene = colmap_in(tmp_path, [PINHOLE] * 20)
+    for index in range(15):
+        (scene / "images" / f"r_{index:02d}.png").unlink()
+    call(inspect, scene)
+    assert_names(capsys.readouterr().out, "15 of 20", "more than half")
+
+
+@pytest.fixture
+def solved(monkeypatch) -> list[tuple]:
+    """What poses were looked for, of the toy scene."""
+    asked = []
+
+    def solve(source: Path, out: Path | None, report) -> Path:
+        asked.append((source, out))
+        capture = capture_in(source.parent / "again", [PINHOLE] * 20)
+        folder = out or source.with_name(f"{source.stem}_frames")
+        folder.mkdir()
+        capture.images[0].file.parent.rename(folder / "images")
+        write_model(folder / "sparse" / "0", capture)
+        return folder
+
+    monkeypatch.setattr("nerfkit.data.load.solve", solve)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["photos", "film.mp4"])
+def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys, name: str):
+    source = tmp_path / name
+    source.touch() if "." in name else capture_in(source, [PINHOLE] * 20)
+    scene = load_scene(str(source), sfm=str(tmp_path / "poses"))
+    assert solved == [(source, tmp_path / "poses")] and scene.format == "colmap"
+    assert len(scene.split("train").cameras) == 17
+    assert_names(capsys.readouterr().out, name, "poses")
+
+
+def test_poses_are_not_looked_for_where_they_are(tmp_path, solved):
+    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    load_scene(str(folder))
+    with raises_naming(SceneError, "data.path", folder / "images", folder):
+        load_scene(str(folder / "images"))
+    (tmp_path / "empty").mkdir()
+    with raises_naming(SceneError, "data.path", tmp_path / "empty", "colmap"):
+        load_scene(str(tmp_path / "empty"))
+    assert not solved

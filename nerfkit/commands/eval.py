@@ -8,6 +8,7 @@ RUN/eval/on_<scene>/<split>: they never replace the run's own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
 from typing import Annotated
 
@@ -64,6 +65,7 @@ def main(arguments: list[str]) -> int:
 
 def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
     """The scene in folder `data`, or where the run had it, in the run's frame."""
-    if not data and not Path(config.data.path).is_dir():
+    if not data and not exists(config.data.path):
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
-    return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame)
+    sfm = "" if data else config.data.sfm
+    return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame, sfm=sfm)

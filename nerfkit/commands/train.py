@@ -11,7 +11,7 @@ from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, train_options
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import Config
+from nerfkit.config import Config, check
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
@@ -83,13 +83,14 @@ def find_scene(options: TrainOptions, box_given: bool = False) -> Scene:
     data, sampling, default = options.data, options.sampling, Config()
     given = data.box if box_given or data.box != default.data.box else None
     frame = run_frame(Path(options.resume)) if options.resume else None
-    scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame)
+    scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame, data.sfm)
     if scene.frame is not None and not options.resume:
         data.box = tuple(scene.frame.box.flatten().tolist())
         if sampling.near == default.sampling.near:
             sampling.near = scene.frame.near
         if sampling.far == default.sampling.far and scene.frame.far < sampling.far:
             sampling.far = scene.frame.far
+        check(options)  # the step may be too long or too short for the box that was found
     return scene
 
 

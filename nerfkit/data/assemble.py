@@ -30,7 +30,7 @@ SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
 
 def present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
-    found = [replace(image, file=file) for image in capture.images if (file := _on_disk(image.file)) is not None]
+    found = [replace(image, file=file) for image in capture.images if (file := on_disk(image.file)) is not None]
     missing = sorted({image.name for image in capture.images} - {image.name for image in found})
     if not missing:
         return found, []
@@ -42,7 +42,7 @@ def present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     return found, [note]
 
 
-def _on_disk(file: Path) -> Path | None:
+def on_disk(file: Path) -> Path | None:
     """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
     if os.path.exists(file):
         return file
@@ -110,12 +110,14 @@ def assemble(
     images, notes = present_images(capture)
     headers, lenses = {}, {}
     for image in images:
-        headers[image.name], lenses[image.name] = _header_and_lens(image, downscale)
+        header = headers[image.name] = header_of(image)
+        lenses[image.name] = fitted_lens(image, header, downscale)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     if frame is None:
-        frame = _frame(capture, splits, any(header.has_alpha for header in headers.values()), box)
+        training = [image.name for image in splits["train"]]
+        frame = scene_frame(capture, training, any(header.has_alpha for header in headers.values()), box)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -129,21 +131,21 @@ def assemble(
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
 
-def _frame(capture: Capture, splits: dict[str, list[PosedImage]], has_alpha: bool, box: tuple | None) -> Frame:
+def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:
+    """The frame that a capture is trained in; `training` are the names of images that may tell near and far."""
     if box is not None or capture.format in KEEPS_FILES_FRAME:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         return identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-    training = [image.name for image in splits["train"]]
     return frame_of(capture, training, has_alpha)
 
 
-def _header_and_lens(image: PosedImage, downscale: float) -> tuple[ImageHeader, Lens]:
-    """How the image is read, turned by its EXIF orientation where that fits the lens's shape, and its lens."""
+def header_of(image: PosedImage) -> ImageHeader:
+    """How the image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
     header = image_header(image.file)
     stored = header.as_stored()
     if not has_shape(image.lens, header.width, header.height) and has_shape(image.lens, stored.width, stored.height):
-        header = stored
-    return header, fitted_lens(image, header, downscale)
+        return stored
+    return header
 
 
 def has_shape(lens: Lens, width: int, height: int) -> bool:

@@ -188,7 +188,7 @@ def _memory(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     directions = DIRECTION_BYTES * sum(width * height for _, width, height in lenses)
     total = pixels * channels + masked + directions
     return [
-        f"about {_megabytes(total)} at full size: images {_megabytes(pixels * channels)}, masks {_megabytes(masked)}, "
+        f"about {_megabytes(total)} in memory: images {_megabytes(pixels * channels)}, masks {_megabytes(masked)}, "
         f"directions of {_plural(len(lenses), 'lens', 'lenses')} {_megabytes(directions)}"
     ]
 
