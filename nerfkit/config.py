@@ -51,8 +51,7 @@ class DataConfig:
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     background: Literal["white", "black", "random"] = "white"  # behind transparent pixels; random: training only
-    box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # x, y, z of the lowest, then highest corner [scene units]; if it
-    # is not given, that and the frame of a capture are found
+    box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
 
 
 @dataclass
