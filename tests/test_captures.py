@@ -188,6 +188,7 @@ def test_pixels_of_several_sizes_are_drawn_equally(tmp_path):
 def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     scene = mixed(tmp_path / "scene")
     views = scene.split("test")
+    assert [file.name for file in views.files] == ["r_00.png", "r_08.png", "r_16.png"], "none of which is trained"
     trainer = trained(small_config, scene.split("train").cameras, scene.split("train").load(), 3)
     trainer.save(tmp_path / "run")
     metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
