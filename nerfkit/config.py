@@ -46,11 +46,12 @@ Steps = integer(0, 10**9)
 class DataConfig:
     """The scene and how its images are read."""
 
-    path: str = ""  # folder of the scene
+    path: str = ""  # folder of the scene, or of plain photographs, or a video
+    sfm: str = ""  # folder of camera poses that are found for photographs or a video; beside them if empty
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     background: Literal["white", "black", "random"] = "white"  # behind transparent pixels; random: training only
-    box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # x, y, z of the lowest, then highest corner [scene units]
+    box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
 
 
 @dataclass

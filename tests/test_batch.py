@@ -30,8 +30,8 @@ def test_a_ray_leads_through_its_pixel(views):
 
 
 def test_every_view_row_and_column_is_drawn(views):
-    pixels = views.draw(4000).pixels
-    for axis, n in enumerate(views.images.shape[:3]):
+    pixels, cameras = views.draw(4000).pixels, views.cameras
+    for axis, n in enumerate((len(cameras), cameras.height, cameras.width)):
         counts = pixels[:, axis].long().bincount(minlength=n)
         assert len(counts) == n and counts.min() > 0.5 * 4000 / n and counts.max() < 2 * 4000 / n
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from nerfkit.data.readers.nerf_synthetic import READER
+from nerfkit.data.load import load_scene
 from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
@@ -12,7 +12,7 @@ from tests.toy_scene import BALLS, RADII
 
 @pytest.fixture
 def cameras(toy_scene):
-    return READER.read(toy_scene, 1.0).split("train").cameras
+    return load_scene(str(toy_scene)).split("train").cameras
 
 
 def test_rays_go_back_to_their_pixels(cameras):
@@ -25,8 +25,8 @@ def test_rays_go_back_to_their_pixels(cameras):
 
 def test_known_points_project_into_the_images(toy_scene):
     """Centres of the balls, projected, lie on the ball's pixels: the camera convention of the images."""
-    views = READER.read(toy_scene, 1.0).split("test")
-    images = views.load()
+    views = load_scene(str(toy_scene)).split("test")
+    images = views.load().stack()
     for view in range(2):
         pixels, depth = views.cameras.project(torch.tensor(BALLS, dtype=torch.float32), view)
         nearest = depth.argmin()

@@ -66,7 +66,7 @@ def test_a_trained_run_is_where_it_was_asked_for(options, trained):
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["steps"] == STEPS and metrics["n_views"] == 2 and 10 < metrics["psnr"] < 40
     assert metrics["train_seconds"] == pytest.approx(state["seconds"], abs=0.01)
-    assert (metrics["protocol"]["width"], metrics["protocol"]["height"]) == (15, 13)
+    assert metrics["protocol"]["size"] == "15x13"
     assert [file.name for file in (trained / "eval").glob("*.png")] == ["r_0.png"]
     assert read_config(trained).trainer.steps == STEPS and (trained / "loss.png").stat().st_size > 1000
 
@@ -118,7 +118,7 @@ def test_smaller_images_are_trained_and_scored(options, tmp_path):
             call(eval_command, run, "--split", "test", "--device", "cpu")
         file = run / "metrics.json" if again else run / "eval" / "train" / "metrics.json"
         protocol = json.loads(file.read_text())["protocol"]
-        assert (protocol["width"], protocol["height"], protocol["downscale"]) == (12, 10, 1.25)
+        assert (protocol["size"], protocol["downscale"]) == ("12x10", 1.25)
 
 
 def test_the_background_of_a_run_is_behind_its_renders(run):

@@ -249,7 +249,7 @@ def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
 def test_a_clone_where_nothing_is_installed(tmp_path):
     """With a Python that has no packages, and no nerfkit on its path."""
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    for script in ("train", "render", "eval", "summary"):
+    for script in ("train", "render", "eval", "summary", "inspect_scene"):
         done = subprocess.run(
             [sys.executable, "-S", "-E", str(tmp_path / "scripts" / f"{script}.py")], capture_output=True, text=True
         )
@@ -258,8 +258,8 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
 
 def test_every_command_has_help():
     assert "train" in call_process("-m", "nerfkit", "--help")
-    for command in ("train", "render", "eval", "summary"):
-        assert "usage" in call(f"scripts/{command}.py", "--help").lower()
+    for command in ("train", "render", "eval", "summary", "inspect"):
+        assert "usage" in call(command, "--help").lower()
     call_process("-m", "nerfkit", "paint", status=2)
 
 

@@ -26,7 +26,7 @@ def scored(small_config, tmp_path):
     trainer.train(tmp_path / "run")
     views = load_scene(small_config.data.path).split("test")
     metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
-    pixels = views.load().double() / 255
+    pixels = views.load().stack().double() / 255
     return metrics, trainer, views, pixels[..., :3] * pixels[..., 3:]  # over black
 
 
@@ -61,7 +61,8 @@ def test_what_is_written_of_a_run(scored):
     assert metrics["backend"] == {"lltm": "torch"}
     protocol = metrics["protocol"]
     assert protocol["split"] == "test" and protocol["background"] == [0, 0, 0] and protocol["downscale"] == 1
-    assert (protocol["width"], protocol["height"]) == (views.cameras.width, views.cameras.height)
+    assert protocol["size"] == f"{views.cameras.width}x{views.cameras.height}"
+    assert protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
     assert set(protocol["backend"]) == set(trainer.model.ops)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.pixels import background_color, blend, image_header, read_image
+from nerfkit.data.pixels import background_color, blend, image_header, read_image, read_mask
 from nerfkit.errors import SceneError
 from tests.naming import raises_naming
 
@@ -50,7 +50,7 @@ def exif(orientation: int) -> bytes:
 def read(path: Path) -> np.ndarray:
     header = image_header(path)
     out = np.zeros((header.height, header.width, 4 if header.has_alpha else 3), dtype=np.uint8)
-    read_image(path, (header.width, header.height), out)
+    read_image(path, header, out)
     return out
 
 
@@ -125,7 +125,7 @@ def test_resizing_is_the_same_for_every_kind(tmp_path, kind: str):
     Image.fromarray(wanted.astype(np.uint8)).save(tmp_path / "plain.png")
     small = [np.zeros((3, 4, wanted.shape[-1]), dtype=np.uint8) for _ in range(2)]
     for name, out in zip(("a.png", "plain.png"), small, strict=True):
-        read_image(tmp_path / name, (WIDTH, HEIGHT), out)
+        read_image(tmp_path / name, image_header(tmp_path / name), out)
     np.testing.assert_array_equal(*small)
 
 
@@ -133,6 +133,44 @@ def test_an_image_of_many_bands_of_rows(tmp_path):
     tall = np.random.default_rng(0).integers(0, 2**16, (700, 3)).astype(">u2")
     (tmp_path / "a.png").write_bytes(png(tall, 16, 0))
     np.testing.assert_array_equal(read(tmp_path / "a.png"), gray(np.rint(tall / 257)))
+
+
+SEEN = {  # by EXIF orientation: where the stored pixels are seen, in numpy's own terms
+    1: lambda stored: stored,
+    2: lambda stored: stored[:, ::-1],
+    3: lambda stored: stored[::-1, ::-1],
+    4: lambda stored: stored[::-1],
+    5: lambda stored: stored.swapaxes(0, 1),
+    6: lambda stored: stored[::-1].swapaxes(0, 1),
+    7: lambda stored: stored[::-1, ::-1].swapaxes(0, 1),
+    8: lambda stored: stored[:, ::-1].swapaxes(0, 1),
+}
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
+@pytest.mark.parametrize("orientation", SEEN)
+def test_pixels_are_turned_as_exif_says(tmp_path, orientation: int, format: str):
+    """And as they are stored where the header is told to forget it."""
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100}, "PNG": {}}[format]
+    (tmp_path / "a").write_bytes(saved(Image.fromarray(gray(GRAY)), format, exif=exif(orientation), **options))
+    header = image_header(tmp_path / "a")
+    assert header.turn == orientation
+    for known, wanted in ((header, SEEN[orientation](gray(GRAY))), (header.as_stored(), gray(GRAY))):
+        out = np.zeros((known.height, known.width, 3), dtype=np.uint8)
+        read_image(tmp_path / "a", known, out)
+        np.testing.assert_allclose(out.astype(int), wanted.astype(int), rtol=0, atol=4 * (format == "JPEG"))
+
+
+def test_a_mask_is_white_above_the_middle_and_fits_its_image(tmp_path):
+    levels = np.array([[0, 127, 128, 255], [255, 255, 0, 0]], dtype=np.uint8)
+    Image.fromarray(levels).save(tmp_path / "m.png")
+    wanted = np.array([[False, False, True, True], [True, True, False, False]])
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (8, 4)), wanted.repeat(2, 0).repeat(2, 1))
+    Image.fromarray(np.dstack([levels] * 3)).save(tmp_path / "m.png")
+    np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
+    with raises_naming(SceneError, "m.png", "4x2", "20x20"):
+        read_mask(tmp_path / "m.png", (20, 20))
 
 
 IMAGE = Image.fromarray(RGB)
@@ -148,9 +186,6 @@ REFUSED = {
     "bmp": (saved(IMAGE, "BMP"), "PNG", "JPEG", "WebP"),
     "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "CMYK", "RGB"),
     "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit", "gray"),
-    "turned_jpeg": (saved(IMAGE, "JPEG", exif=exif(6)), "EXIF", "6"),
-    "turned_png": (saved(IMAGE, "PNG", exif=exif(3)), "EXIF", "3"),
-    "turned_webp": (saved(IMAGE, "WEBP", exif=exif(8)), "EXIF", "8"),
     "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], "EXIF", "5"),
     "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
     "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
@@ -205,8 +240,9 @@ def test_a_decoder_without_memory(tmp_path, monkeypatch):
 
 def test_an_image_that_changed(tmp_path):
     (tmp_path / "a.png").write_bytes(WHOLE)
+    was = image_header(tmp_path / "a.png")._replace(width=8)
     with raises_naming(SceneError, "a.png", "7x5", "8x5"):
-        read_image(tmp_path / "a.png", (8, 5), np.zeros((5, 8, 3), dtype=np.uint8))
+        read_image(tmp_path / "a.png", was, np.zeros((5, 8, 3), dtype=np.uint8))
 
 
 def test_blend():

@@ -49,7 +49,12 @@ def trace(pose: np.ndarray, width: int, height: int, intrinsics: dict[str, float
     """RGBA image [height, width, 4] uint8: the nearest ball, shaded by its normal."""
     row, column = np.mgrid[0:height, 0:width] + 0.5
     fl_x, fl_y, cx, cy = (intrinsics or plain_intrinsics(width, height)).values()
-    local = np.stack([(column - cx) / fl_x, -(row - cy) / fl_y, -np.ones_like(row)], axis=-1)
+    return trace_directions(pose, np.stack([(column - cx) / fl_x, -(row - cy) / fl_y, -np.ones_like(row)], axis=-1))
+
+
+def trace_directions(pose: np.ndarray, local: np.ndarray) -> np.ndarray:
+    """RGBA image [H, W, 4] uint8 along the directions `local` [H, W, 3] in camera axes."""
+    height, width = local.shape[:2]
     directions = local @ pose[:3, :3].T
     directions /= np.linalg.norm(directions, axis=-1, keepdims=True)
     image, nearest = np.zeros((height, width, 4)), np.full((height, width), np.inf)

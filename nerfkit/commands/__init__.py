@@ -13,6 +13,7 @@ from nerfkit.errors import UserError
 from nerfkit.reading import shown
 
 COMMANDS = {
+    "inspect": "print what is found in a folder, without training: images, lenses, frame, what to mend",
     "train": "train a scene, or resume a run",
     "render": "render novel views of a run: images, depth, video",
     "eval": "score a run on held-out views",

@@ -8,6 +8,7 @@ RUN/eval/on_<scene>/<split>: they never replace the run's own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os.path import exists
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +17,13 @@ import tyro
 from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
+from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.training.evaluator import evaluate, score_name, scores_file
 from nerfkit.training.run import load_run
-from nerfkit.training.run_folder import RunFolder, describe, scene_differences
+from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
 
 
 @dataclass
@@ -48,7 +50,7 @@ def main(arguments: list[str]) -> int:
         if options.comparisons < -1:
             raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
         config.eval.comparisons = options.comparisons
-    scene = find_scene(options.data, config)
+    scene = find_scene(options.data, config, run_frame(folder.path))
     views = scene.split(config.eval.split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
     other = scene.name if differences else ""
@@ -61,8 +63,9 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(data: str, config: Config) -> Scene:
-    """The scene in folder `data`, or where the run had it."""
-    if not data and not Path(config.data.path).is_dir():
+def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
+    """The scene in folder `data`, or where the run had it, in the run's frame."""
+    if not data and not exists(config.data.path):
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
-    return load_scene(data or config.data.path, config.data.format, config.data.downscale)
+    sfm = "" if data else config.data.sfm
+    return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame, sfm=sfm)

@@ -60,8 +60,9 @@ def main(arguments: list[str]) -> int:
     cameras = choose_cameras(options, run)
     if options.size != (0, 0):
         cameras = cameras.resized(*options.size)
-    n_bytes = cameras.width * cameras.height * sum(BYTES_PER_PIXEL[name] for name in outputs)
-    check_memory(n_bytes, f"a frame of {cameras.width}x{cameras.height}", torch.device("cpu"))
+    width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
+    n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
+    check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     folder = open_folder(options)
     prepare(folder, cameras, run.state["step"], outputs, options.resume)
     no_video = probe_video()
@@ -105,7 +106,7 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
     if options.path.endswith(".json"):
         file = Path(options.path)
-        size = (like.width, like.height) if options.size == (0, 0) else options.size
+        size = like.size(0) if options.size == (0, 0) else options.size
         return parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file)
     if options.path in run.scene.splits:
         return run.cameras(options.path)

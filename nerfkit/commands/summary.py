@@ -24,9 +24,10 @@ def main(arguments: list[str]) -> int:
     try:
         metrics = read_json(file, RunError, "the scores")
         protocol = metrics["protocol"]
+        size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
         line = (
             f"\n{folder}: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f} on {metrics['n_views']} "
-            f"{protocol['split']} views of {protocol['width']}x{protocol['height']}, "
+            f"{protocol['split']} views of {size}, "
             f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
     except (ValueError, KeyError, TypeError) as error:

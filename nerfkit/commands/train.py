@@ -11,16 +11,16 @@ from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, train_options
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import Config
+from nerfkit.config import Config, check
 from nerfkit.data.load import load_scene
-from nerfkit.data.scene import Scene
+from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
 from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.training.evaluator import check_scorable, evaluate
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import METRICS, RunFolder, describe
+from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
 from nerfkit.training.trainer import Trainer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    scene = load_scene(options.data.path, options.data.format, options.data.downscale)
+    scene = find_scene(options, box_given="--data.box" in arguments)
     folder = open_folder(options, scene)
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
@@ -73,6 +73,25 @@ def main(arguments: list[str]) -> int:
     module = f" --module {options.model.module}" if options.model.module else ""
     print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
     return 0
+
+
+def find_scene(options: TrainOptions, box_given: bool = False) -> Scene:
+    """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
+
+    A box that was given, be it the default one, is meant in the files' own coordinates.
+    """
+    data, sampling, default = options.data, options.sampling, Config()
+    given = data.box if box_given or data.box != default.data.box else None
+    frame = run_frame(Path(options.resume)) if options.resume else None
+    scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame, data.sfm)
+    if scene.frame is not None and not options.resume:
+        data.box = tuple(scene.frame.box.flatten().tolist())
+        if sampling.near == default.sampling.near:
+            sampling.near = scene.frame.near
+        if sampling.far == default.sampling.far and scene.frame.far < sampling.far:
+            sampling.far = scene.frame.far
+        check(options)  # the step may be too long or too short for the box that was found
+    return scene
 
 
 def open_folder(options: TrainOptions, scene: Scene) -> RunFolder:
@@ -123,8 +142,10 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
     along = f", along the ray: {' and '.join(stages) or 'nothing'}" if config.model.kind == "field" else ""
     limit = f", at most {config.trainer.max_seconds:g} s" if config.trainer.max_seconds else ""
     lines = [
-        f"scene     {scene.name} ({scene.format}): {counts} views of {cameras.width}x{cameras.height}, "
+        f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "
         f"{config.data.background} background",
+        *(f"note      {note}" for note in scene.notes),
+        *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
         f"box       {list(config.data.box[:3])} to {list(config.data.box[3:])}, step {config.sampling.step:g}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
         f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.pixels import BACKGROUNDS
+from nerfkit.data.pool import ImagePool, pool_of
 from nerfkit.errors import SceneError
 
 
@@ -51,25 +52,48 @@ class Background:
 
 
 class TrainingViews:
-    """Cameras and their images [V, H, W, 3 or 4] uint8, on one device, from which batches are drawn."""
+    """Cameras and their images, on one device, of which batches are drawn.
 
-    def __init__(self, cameras: Cameras, images: Tensor, background: str):
-        wanted = [len(cameras), cameras.height, cameras.width]
-        if images.dtype != torch.uint8 or list(images.shape[:-1]) != wanted or images.shape[-1] not in (3, 4):
-            raise SceneError(
-                f"images must be uint8 {[*wanted, '3 or 4']}, as the cameras are, got "
-                f"{str(images.dtype).removeprefix('torch.')} {list(images.shape)}".replace("'", "")
-            )
+    Args:
+        cameras: V of them.
+        images: an ImagePool, or images of one size, [V, H, W, 3 or 4] uint8.
+        background: as in data.background.
+    """
+
+    def __init__(self, cameras: Cameras, images: ImagePool | Tensor, background: str):
+        if isinstance(images, Tensor):
+            images = pool_of(images, cameras)
         self.cameras, self.images = cameras, images
-        self.background = Background(background, images.shape[-1] == 4, images.device)
+        self.background = Background(background, images.pixels.shape[-1] == 4, images.pixels.device)
+        if list(images.sizes) != cameras.sizes():
+            raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
+        self.size = images.sizes[0] if len(set(images.sizes)) == 1 else None  # of every image; None if they differ
 
     def draw(self, n_rays: int) -> Batch:
-        """A batch of random pixels of random views."""
-        device = self.images.device
-        n_views, height, width = self.images.shape[:3]
-        view, row, column = (torch.randint(n, (n_rays,), device=device) for n in (n_views, height, width))
+        """A batch of random pixels of random views; all pixels are equally likely."""
+        device = self.images.pixels.device
+        view, row, column, pixel = self._draw_pixels(n_rays)
         background = self.background.draw(n_rays)
         jitter = torch.rand(n_rays, device=device)
-        weight = torch.ones(n_rays, device=device)
         rays = self.cameras.rays(view, column, row)
-        return Batch(rays, self.images[view, row, column], weight, background, jitter)
+        weight = torch.ones(n_rays, device=device)
+        known = self.cameras.known(view, column, row)
+        if known is not None:
+            weight = weight * known
+        if self.images.ignored is not None:
+            weight = weight * ~self.images.ignored[pixel]
+        return Batch(rays, self.images.pixels[pixel], weight, background, jitter)
+
+    def _draw_pixels(self, n_rays: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """View, row, column and number in the pool [R] of random pixels."""
+        device, first = self.images.pixels.device, self.images.first
+        if self.size is not None:
+            width, height = self.size
+            sizes = (len(self.cameras), height, width)
+            view, row, column = (torch.randint(n, (n_rays,), device=device) for n in sizes)
+            return view, row, column, (view * height + row) * width + column
+        pixel = torch.randint(self.images.pixels.shape[0], (n_rays,), device=device)
+        view = torch.searchsorted(first, pixel, right=True) - 1
+        within, width = pixel - first[view], self.cameras.width_of(view)
+        row = within // width
+        return view, row, within - row * width, pixel

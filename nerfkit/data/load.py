@@ -1,25 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A scene folder -> Scene, of any known format."""
+"""A scene folder -> Scene, of any known format; of photographs and videos after their poses were found."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-from nerfkit.data.readers import find_reader
+from nerfkit.data import video_frames
+from nerfkit.data.assemble import assemble
+from nerfkit.data.capture import Capture
+from nerfkit.data.frame import Frame
+from nerfkit.data.photographs import SUFFIXES, image_folder
+from nerfkit.data.readers import READERS, find_reader
 from nerfkit.data.scene import Scene
+from nerfkit.data.sfm import solve
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown
 
 
-def load_scene(path: str, format: str = "auto", downscale: float = 1.0) -> Scene:
-    """Read cameras and image headers of the scene in folder `path`."""
+def load_scene(
+    path: str,
+    format: str = "auto",
+    downscale: float = 1.0,
+    box: tuple[float, ...] | None = None,
+    frame: Frame | None = None,
+    sfm: str = "",
+) -> Scene:
+    """Read cameras and image headers of the scene in folder `path`.
+
+    With a `box` [6], x, y, z of its lowest and highest corner, the files' frame is the model's; with the `frame` of a
+    run that goes on, that is. Otherwise the frame is found, except for a format whose scenes stand in a known box.
+    Poses of plain photographs or a video are found first, in folder `sfm` or beside them.
+    """
+    return assemble(load_capture(path, format, sfm), downscale, box, frame)
+
+
+def load_capture(path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print) -> Capture:
+    """What a reader finds at `path`; `report` gets the progress of finding poses."""
     if not path:
         raise SceneError("no scene given: set data.path to the folder of a scene")
+    folder = _path(path, "data.path")
+    if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
+        raise SceneError(f"data.path: {shown(folder)} is not a folder, nor a video")
+    if format == "auto" and not _is_known(folder) and (os.path.isfile(folder) or _has_photographs(folder)):
+        _check_not_inside(folder)
+        report(f"{shown(folder)} has no camera poses; they are looked for")
+        folder = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+    return find_reader(folder, format).read(folder)
+
+
+def _path(text: str, option: str) -> Path:
     try:
-        folder = Path(native_name(path)).expanduser()
+        return Path(native_name(text)).expanduser()
     except (RuntimeError, ValueError) as error:  # an unknown user; an invalid file name
-        raise SceneError(f"data.path: {shown(path)} cannot be a folder: {error}") from None
-    if not os.path.isdir(folder):
-        raise SceneError(f"data.path: {shown(folder)} is not a folder")
-    return find_reader(folder, format).read(folder, downscale)
+        raise SceneError(f"{option}: {shown(text)} cannot be a folder: {error}") from None
+
+
+def _is_known(folder: Path) -> bool:
+    """Whether a reader knows what is in the folder."""
+    return any(reader.recognises(folder) for reader in READERS.values())
+
+
+def _has_photographs(folder: Path) -> bool:
+    """Whether there are plain photographs in the folder, or in its sub-folder images."""
+    try:
+        with os.scandir(image_folder(folder)) as entries:
+            return any(entry.name.lower().endswith(SUFFIXES) for entry in entries)
+    except OSError:
+        return False
+
+
+def _check_not_inside(folder: Path) -> None:
+    """Raise SceneError if the photographs are those of a scene that has poses."""
+    if os.path.isdir(folder) and _is_known(folder.resolve().parent):
+        scene = shown(folder.resolve().parent)
+        raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")

@@ -22,40 +22,68 @@ FORMATS = ("PNG", "JPEG", "WEBP")  # Pillow's other decoders are disabled: one o
 FILE_LIMIT = 2**31  # bytes
 MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16")
 DECODING_BYTES = {"PNG": 5, "JPEG": 10, "MPO": 10, "WEBP": 18}  # of a pixel, at most (measured); MPO is many JPEGs
-RESIZING_BYTES = 12  # of a pixel, in addition to decoding
-ORIENTATION = 274  # tag of EXIF; 2 to 8 are turned or mirrored
-BAND = 256  # rows converted at a time, which bounds the extra memory
+RESIZING_BYTES = 12  # of a pixel, beside those of decoding
+ORIENTATION = 274  # tag of EXIF
+TRANSPOSES = {  # by orientation: how stored pixels become what was seen
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+SWAPPING = (5, 6, 7, 8)  # that swap width and height
+BAND = 256  # rows that are converted together: a whole image would take as much memory again
 
 
 class ImageHeader(NamedTuple):
     """Metadata of an image file."""
 
-    width: int
+    width: int  # of the pixels as they are read: turned, where `turn` says so
     height: int
     has_alpha: bool
     decoding_bytes: int  # memory that decoding takes
+    turn: int = 1  # EXIF orientation, 1 to 8, by which the stored pixels are turned when they are read
+
+    def as_stored(self) -> ImageHeader:
+        """The header of the image without its EXIF orientation."""
+        return self._turned(1)
+
+    def _turned(self, turn: int) -> ImageHeader:
+        swapped = (self.turn in SWAPPING) != (turn in SWAPPING)
+        width, height = (self.height, self.width) if swapped else (self.width, self.height)
+        return self._replace(width=width, height=height, turn=turn)
 
 
 def image_header(path: Path) -> ImageHeader:
     """The header of an image file; raises SceneError if it is missing, no image, or unsupported."""
     with _opened(path) as image:
         decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
-        return ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
+        stored = ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
+        # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
+        return stored._turned(_orientation(image)) if image.format != "PNG" or "exif" in image.info else stored
 
 
-def read_image(path: Path, size: tuple[int, int], out: np.ndarray) -> None:
-    """Fill `out`, uint8 [H, W, 3 or 4], from an image file of `size` (width, height): straight alpha, sRGB as stored.
+def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
+    """Fill `out`, uint8 [H, W, 3 or 4], from an image file: straight alpha, sRGB as stored, turned as `header` says.
 
     It is resized by area where `out` has another size.
     """
     mode = "RGBA" if out.shape[-1] == 4 else "RGB"
     height, width = out.shape[:2]
     with _opened(path) as image:
-        if image.size != size:
-            raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {_by(*size)} a moment ago")
+        stored = header.as_stored()
+        if image.size != (stored.width, stored.height):
+            was = _by(stored.width, stored.height)
+            raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
+        told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
         image.load()
-        _check_orientation(image, path)  # a PNG may store it after its pixels
+        if told_late:
+            _check_orientation(image, path)
         image = _eight_bits(image)
+        if header.turn != 1:
+            image = image.transpose(TRANSPOSES[header.turn])
         if image.size != (width, height):
             # Pillow averages RGBA with colors weighted by alpha.
             image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
@@ -104,19 +132,39 @@ def _check_kind(image: Image.Image, path: Path) -> None:
     if image.mode.startswith("I") and "transparency" in image.info:
         raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
     if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
-        raise SceneError(f"image {shown(path)} is animated; save one frame as a file of its own")
-    # Pillow would decode a PNG to look for EXIF after its pixels: checked when they are decoded.
-    if image.format != "PNG" or "exif" in image.info:
-        _check_orientation(image, path)
+        raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 where there is none."""
+    orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if orientation in TRANSPOSES else 1
 
 
 def _check_orientation(image: Image.Image, path: Path) -> None:
-    orientation = image.getexif().get(ORIENTATION, 1)
-    if orientation in range(2, 9):
+    orientation = _orientation(image)
+    if orientation != 1:
         raise SceneError(
-            f"image {shown(path)} has an EXIF orientation ({orientation}), and whether the poses "
-            "refer to rotated or to stored pixels is unknown; rotate the pixels if so, and remove the tag"
+            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too "
+            "late to be heeded; turn its pixels, and remove the tag"
         )
+
+
+def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:
+    """Where a mask is white, bool [H, W], of `size` (width, height).
+
+    It is resized, to the nearest pixel, where it has another size. Raises SceneError if it has another shape.
+    """
+    width, height = size
+    with _opened(path) as image:
+        scale_x, scale_y = image.width / width, image.height / height
+        if abs(scale_x - scale_y) > max(1.0, scale_x, scale_y) / min(size):  # more than rounding explains
+            raise SceneError(f"mask {shown(path)} is {_by(*image.size)}, of another shape than its image, {_by(*size)}")
+        image.load()
+        gray = _eight_bits(image).convert("L")
+        if gray.size != size:
+            gray = gray.resize(size, Image.Resampling.NEAREST)
+        return np.asarray(gray) > 127
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:

@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.data.cameras import Cameras
-from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image
+from nerfkit.data.frame import Frame
+from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
+from nerfkit.data.pool import ImagePool
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 
@@ -27,12 +29,14 @@ class Views:
 
     cameras: Cameras
     files: list[Path]
-    header: ImageHeader  # of all files; the maximum of each value
+    headers: list[ImageHeader]  # of each file
+    masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
+    white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
 
     @property
     def channels(self) -> int:
-        """4 with alpha, else 3."""
-        return 4 if self.header.has_alpha else 3
+        """4 where one of the images has alpha, else 3."""
+        return 4 if any(header.has_alpha for header in self.headers) else 3
 
     @property
     def names(self) -> list[str]:
@@ -42,38 +46,50 @@ class Views:
             return stems
         return [f"{index:04d}_{stem}" for index, stem in enumerate(stems)]
 
+    def n_pixels(self) -> int:
+        """Pixels of all images, as large as they are trained."""
+        return sum(width * height for width, height in self.cameras.sizes())
+
     def bytes(self) -> int:
         """Memory that the images take."""
-        return len(self.files) * self.cameras.height * self.cameras.width * self.channels
+        return self.n_pixels() * (self.channels + any(self.masks))
 
-    def load(self, report: Callable[[str], None] | None = None) -> Tensor:
-        """All images, uint8 [V, H, W, channels], straight alpha, resized to the cameras' size by area.
+    def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
+        """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
 
         `report`, such as print, gets a line with number and memory, and a progress bar is shown.
         """
-        width, height = self.cameras.width, self.cameras.height
-        n_threads, decoding = self._decoding_threads()
+        sizes = self.cameras.sizes()
+        n_threads, decoding = self._threads_to_decode(sizes)
         (report or (lambda text: None))(
-            f"loading {len(self.files)} images, {width}x{height}: {self.bytes() / 2**20:.0f} MB in memory, "
+            f"loading {len(self.files)} images, {in_words(sizes)}: {self.bytes() / 2**20:.0f} MB in memory, "
             f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
         )
-        images = torch.empty(len(self.files), height, width, self.channels, dtype=torch.uint8)
+        pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
+        ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) else None
+        ends = torch.tensor([width * height for width, height in sizes]).cumsum(0)
+        first = ends - ends.new_tensor([width * height for width, height in sizes])
 
-        def fill(index: int) -> None:
-            read_image(self.files[index], (self.header.width, self.header.height), images[index].numpy())
+        def fill(view: int) -> None:
+            (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
+            read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
+            if ignored is not None and self.masks[view] is not None:
+                mask = read_mask(self.masks[view], (width, height))  # [H, W] bool, white
+                ignored[rows] = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
 
         with ThreadPoolExecutor(n_threads) as pool:
             done, total = pool.map(fill, range(len(self.files))), len(self.files)
             for _ in tqdm(done, total=total, desc="images", leave=False, disable=report is None):
                 pass
-        return images
+        return ImagePool(pixels, first, tuple(sizes), ignored)
 
-    def _decoding_threads(self) -> tuple[int, int]:
-        """Number of decoding threads that fit into memory, and their bytes; raises SceneError if none fits."""
-        images, decoding = self.bytes(), self.header.decoding_bytes
-        stored, wanted = (x.width * x.height for x in (self.header, self.cameras))  # pixels
-        if (self.cameras.width, self.cameras.height) != (self.header.width, self.header.height):
-            decoding += RESIZING_BYTES * max(stored, wanted)
+    def _threads_to_decode(self, sizes: list[tuple[int, int]]) -> tuple[int, int]:
+        """How many threads may decode, and their memory; raises SceneError if not even one may."""
+        images, decoding = self.bytes(), 0
+        for header, (width, height) in zip(self.headers, sizes, strict=True):
+            resizing = RESIZING_BYTES * max(header.width * header.height, width * height)
+            same = (header.width, header.height) == (width, height)
+            decoding = max(decoding, header.decoding_bytes + (0 if same else resizing))
         n_threads = min(os.cpu_count() or 1, MAX_THREADS, len(self.files))
         free = free_memory()
         if free is not None:
@@ -86,14 +102,24 @@ class Views:
         return n_threads, n_threads * decoding
 
 
+def in_words(sizes: list[tuple[int, int]]) -> str:
+    """Image sizes, `640x480`, or how many there are of them."""
+    counts = Counter(f"{width}x{height}" for width, height in sizes)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{n} of {size}" for size, n in counts.most_common(3)) + (", ..." if len(counts) > 3 else "")
+
+
 @dataclass(frozen=True)
 class Scene:
-    """Views by split ("train", "test", ...), and the scene's up axis."""
+    """Views by split ("train", "test", ...), in the model's frame."""
 
     name: str
     format: str
     views: dict[str, Views]
     up: tuple[float, float, float]  # world axis that points up
+    frame: Frame | None = None  # how the model's frame lies in that of the files; None where they are one
+    notes: tuple[str, ...] = ()  # what a user should know, one line each
 
     def split(self, name: str) -> Views:
         """Views of one split; raises SceneError if the scene has none."""

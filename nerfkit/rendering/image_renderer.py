@@ -39,7 +39,8 @@ class ImageRenderer:
         if unknown or not 0 <= view < len(cameras):
             what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
             raise UserError(f"cannot render {what}")
-        n_pixels = cameras.width * cameras.height
+        width, height = cameras.size(view)
+        n_pixels = width * height
         chunks, start = [], 0
         while start < n_pixels:
             end = min(start + self.chunk, n_pixels)
@@ -54,8 +55,7 @@ class ImageRenderer:
             self.chunk = max((end - start) // 2, MIN_CHUNK)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        size = (cameras.height, cameras.width)
-        return {name: torch.cat([c[name] for c in chunks]).unflatten(0, size) for name in chunks[0]}
+        return {name: torch.cat([c[name] for c in chunks]).unflatten(0, (height, width)) for name in chunks[0]}
 
     def _chunk(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
         rays = cameras.image_rays(view, start, end)

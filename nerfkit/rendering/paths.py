@@ -58,6 +58,6 @@ def interpolate(like: Cameras, n_frames: int) -> Cameras:
 
 
 def _with_poses(like: Cameras, poses: Tensor) -> Cameras:
-    """Cameras at `poses` with the first intrinsics of `like`."""
-    n = poses.shape[0]
-    return replace(like, camera_to_world=poses, focal=like.focal[:1].repeat(n, 1), center=like.center[:1].repeat(n, 1))
+    """Cameras at `poses` with the first intrinsics of `like`, without distortion."""
+    first = like.pinhole()[[0] * poses.shape[0]]
+    return replace(first, camera_to_world=poses)

@@ -15,7 +15,8 @@ from tqdm import tqdm
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.pixels import background_color, blend
-from nerfkit.data.scene import Views
+from nerfkit.data.pool import ImagePool
+from nerfkit.data.scene import Views, in_words
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
@@ -43,20 +44,24 @@ def evaluate(
     earlier scores are then unchanged.
     """
     check_scorable(views)
-    images = views.load(print)  # [V, H, W, 3 or 4]
+    images = views.load(print)
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
     split = config.eval.split
     comparisons = _comparison_folder(folder, split, other_scene)
     n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
-    rows = []
+    rows, n_ignored = [], 0
     bar = tqdm(range(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True)
     for view in bar:
-        truth = blend(images[view], background.cpu())  # [H, W, 3]
+        truth = blend(images.image(view), background.cpu())  # [H, W, 3]
         render = image_of(cameras, view)["rgb"]
+        counts = _pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
+        n_ignored += 0 if counts is None else int((~counts).sum())
         name = views.names[view]
-        rows.append({"psnr": psnr(render, truth), "ssim": ssim(render, truth), "view": name})
+        compared = render if counts is None else torch.where(counts[..., None], render, truth)
+        scored = (render, truth) if counts is None else (render[counts], truth[counts])
+        rows.append({"psnr": psnr(*scored), "ssim": ssim(compared, truth), "view": name})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
@@ -68,7 +73,7 @@ def evaluate(
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
         "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
-        "protocol": protocol(model, config, cameras, background, device),
+        "protocol": protocol(model, config, views, background, device, n_ignored),
         "views": rows,
     }
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
@@ -82,10 +87,11 @@ def _file_name(name: str, view: int) -> str:
 
 
 def check_scorable(views: Views) -> None:
-    """Raise SceneError for images smaller than SSIM's window."""
-    if min(views.cameras.width, views.cameras.height) < MIN_SIDE:
+    """Raise SceneError for images that SSIM's window does not fit into."""
+    smallest = min(views.cameras.sizes(), key=min)
+    if min(smallest) < MIN_SIDE:
         raise SceneError(
-            f"images of {views.cameras.width}x{views.cameras.height} are too small to be scored, SSIM takes {MIN_SIDE} "
+            f"images of {smallest[0]}x{smallest[1]} are too small to be scored, SSIM takes {MIN_SIDE} "
             "pixels a side and more; lower data.downscale, or leave scoring out (--eval.after_training false)"
         )
 
@@ -129,15 +135,24 @@ def _check_score(row: dict[str, Any], split: str) -> None:
             )
 
 
+def _pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
+    """Pixels [H, W] of one image that are scored, bool; None if all are."""
+    known, ignored = cameras.known_image(view), images.mask(view)
+    if known is None or ignored is None:
+        return known if ignored is None else ~ignored
+    return known & ~ignored
+
+
 def protocol(
-    model: Model, config: Config, cameras: Cameras, background: Tensor, device: torch.device
+    model: Model, config: Config, views: Views, background: Tensor, device: torch.device, n_ignored: int = 0
 ) -> dict[str, Any]:
     """Everything that changes a score without changing the field."""
     return {
         "split": config.eval.split,
         "background": background.tolist(),
-        "width": cameras.width,
-        "height": cameras.height,
+        "size": in_words(views.cameras.sizes()),
+        "lens": "as in the images" if views.cameras.lenses else "pinhole",
+        "ignored_pixels": n_ignored,  # by masks and lenses: not in PSNR, and as the truth in SSIM
         "downscale": config.data.downscale,
         "downscale_filter": "area, colors weighted by alpha",
         "color_space": "sRGB values as stored",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ import msgspec
 from nerfkit import config as config_module
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.frame import Frame
 from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
@@ -47,6 +48,7 @@ class RunScene:
     name: str
     up: tuple[float, float, float]  # world axis that points up
     splits: dict[str, dict[str, Any]]  # cameras of each in the schema of a transforms file
+    frame: dict[str, Any] | None = None  # see nerfkit.data.frame; None where the files' frame is the model's
 
     def cameras(self, split: str, file: Path) -> Cameras:
         """Cameras of one split; raises RunError if there is none, SceneError naming `file` if they are broken."""
@@ -58,7 +60,8 @@ class RunScene:
 def describe(scene: Scene) -> RunScene:
     """Description of `scene` for a run folder."""
     splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
-    return RunScene(scene.name, scene.up, splits)
+    frame = scene.frame.to_json() if scene.frame is not None else None
+    return RunScene(scene.name, scene.up, splits, frame)
 
 
 class RunFolder(OwnFolder):
@@ -148,8 +151,14 @@ def _description(config: Config, scene: RunScene) -> dict[str, str]:
     path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
     config = replace(config, data=replace(config.data, path=path))
     config_module.check(config)
-    scene_json = json.dumps({"name": scene.name, "up": scene.up, "splits": scene.splits})
+    scene_json = json.dumps(asdict(scene))
     return {CONFIG: config_module.dumps(config), SCENE: scene_json}
+
+
+def run_frame(folder: Path) -> Frame | None:
+    """The frame of a run's scene; None where the files' frame is the model's."""
+    frame = read_scene(folder).frame
+    return None if frame is None else Frame.from_json(frame, str(folder / SCENE))
 
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
@@ -179,6 +188,8 @@ def _same(a: Any, b: Any) -> bool:
     """Whether two values of JSON are equal, numbers to six digits."""
     if isinstance(a, list) and isinstance(b, list):
         return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
     if isinstance(a, float | int) and isinstance(b, float | int):
         return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
     return a == b

@@ -17,6 +17,7 @@ from nerfkit import ops
 from nerfkit.config import Config, check, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
@@ -33,7 +34,8 @@ from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, de
 from nerfkit.training.step import TrainingStep
 from nerfkit.version import versions
 
-CHECKED_VIEWS = 256  # whose rays are tested against the box
+CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
+CHECKED_SIDE = 17  # rays of such a view, each way
 
 
 class Trainer:
@@ -42,7 +44,8 @@ class Trainer:
     Args:
         config: options of model, sampling and trainer; data.box and data.background are used, too.
         cameras: V of them.
-        images: [V, H, W, 3 or 4] uint8; with alpha they are trained over data.background.
+        images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
+            trained over data.background.
         model: what is trained; None builds config.model.kind.
         loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added.
         device: cpu, cuda, ...; config.device if None.
@@ -66,7 +69,7 @@ class Trainer:
         self,
         config: Config,
         cameras: Cameras,
-        images: Tensor,
+        images: Tensor | ImagePool,
         *,
         model: Model | None = None,
         loss_fn: LossFn = squared_error,
@@ -316,12 +319,13 @@ class Trainer:
 
 
 def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
-    """Raise SceneError if no ray of the views can have samples, or poses are not rigid."""
-    height, width, device = cameras.height, cameras.width, cameras.focal.device
+    """Raise SceneError if the model has nowhere to put a sample on any ray of the views."""
+    device = cameras.focal.device
     views = torch.arange(0, len(cameras), max(len(cameras) // CHECKED_VIEWS, 1), device=device)
-    rows = torch.arange(0, height, max(height // 16, 1), device=device)
-    columns = torch.arange(0, width, max(width // 16, 1), device=device)
-    view, row, column = (x.flatten() for x in torch.meshgrid(views, rows, columns, indexing="ij"))
+    parts = torch.arange(CHECKED_SIDE, device=device)
+    view, row, column = (x.flatten() for x in torch.meshgrid(views, parts, parts, indexing="ij"))
+    width, height = torch.tensor(cameras.sizes(), device=device)[view].unbind(-1)
+    row, column = row * height // CHECKED_SIDE, column * width // CHECKED_SIDE
     rotation = cameras.camera_to_world[:, :, :3]
     error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
     if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not

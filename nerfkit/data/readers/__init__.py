@@ -1,28 +1,54 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scene formats: one module each with a Reader, listed here.
+"""Scene formats: one module each with `recognises` and `read`, listed here.
 
-A reader recognises its format from the files in a folder, and reads cameras and image headers into a Scene.
+A reader recognises its format from the files in a folder, and reads poses, lenses and the names of images into a
+Capture. It opens no image.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from nerfkit.data.readers import nerf_synthetic
-from nerfkit.data.readers.reader import Reader
+from nerfkit.data.capture import Capture
+from nerfkit.data.readers import colmap, llff, transforms_capture
 from nerfkit.errors import SceneError
 
-READERS: dict[str, Reader] = {reader.name: reader for reader in (nerf_synthetic.READER,)}
+
+class Reader(NamedTuple):
+    """One scene format."""
+
+    needs: str  # files that show the format, for error messages
+    recognises: Callable[[Path], bool]
+    read: Callable[[Path], Capture]
 
 
-NOT_YET = {  # files that identify other formats
-    "transforms.json": "an instant-ngp or nerfstudio capture",
-    "poses_bounds.npy": "an LLFF capture",
-    "sparse": "a COLMAP reconstruction",
-    "colmap": "a COLMAP reconstruction",
-    "cameras.bin": "a COLMAP reconstruction",
-    "cameras.txt": "a COLMAP reconstruction",
+def _is_synthetic(folder: Path) -> bool:
+    return any(os.path.lexists(folder / f"transforms_{split}.json") for split in transforms_capture.SPLITS)
+
+
+READERS = {
+    "nerf_synthetic": Reader("transforms_train.json", _is_synthetic, transforms_capture.read_synthetic),
+    "transforms": Reader("transforms.json", transforms_capture.recognises, transforms_capture.read),
+    "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
+    "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),
 }
+
+
+def _noting(reader: Reader, recognised: list[str]) -> Reader:
+    """The reader, which says as what else its folder could be read."""
+    if len(recognised) == 1:
+        return reader
+    note = f"read as {recognised[0]}; --data.format {' or '.join(recognised[1:])} would be possible, too"
+
+    def read(folder: Path) -> Capture:
+        capture = reader.read(folder)
+        return replace(capture, notes=(note, *capture.notes))
+
+    return reader._replace(read=read)
 
 
 def find_reader(folder: Path, format: str) -> Reader:
@@ -31,14 +57,10 @@ def find_reader(folder: Path, format: str) -> Reader:
         if format not in READERS:
             raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(READERS)}")
         return READERS[format]
-    for reader in READERS.values():
-        if reader.recognises(folder):
-            return reader
-    for name, kind in NOT_YET.items():
-        if (folder / name).exists():
-            raise SceneError(
-                f"data.path: {folder} is {kind} ({name}), a format that is not supported yet; convert it to "
-                f"{', '.join(f'{reader.name} ({reader.needs})' for reader in READERS.values())}"
-            )
-    expected = "; ".join(f"{reader.name} needs {reader.needs}" for reader in READERS.values())
+    recognised = [name for name, reader in READERS.items() if reader.recognises(folder)]
+    if recognised == ["transforms", *recognised[1:]] and not os.path.lexists(folder / transforms_capture.MAIN):
+        recognised = [*recognised[1:], "transforms"]  # other JSON files only where there is nothing better
+    if recognised:
+        return _noting(READERS[recognised[0]], recognised)
+    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
     raise SceneError(f"data.path: no known scene format in {folder} ({expected})")

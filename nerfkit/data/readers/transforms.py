@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cameras as JSON: `transforms*.json`, the one schema for scenes, camera paths and run folders.
 
-    {"camera_angle_x": radians, or "fl_x", "fl_y", "cx", "cy", "w", "h": pixels,
+    {"camera_angle_x": radians, "x_fov": degrees, or "fl_x", "fl_y", "cx", "cy", "w", "h": pixels,
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
 A frame may hold intrinsics of its own, which override the file's: all keys of the focal length together, both of the
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import reprlib
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import numpy as np
 import torch
 
 from nerfkit import reading
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras import Cameras, one_or_all
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
-FOCAL, SIZE = ("fl_x", "fl_y", "camera_angle_x", "camera_angle_y"), ("w", "h")  # families of intrinsics
+ANGLES = {"x": {"camera_angle_x": 1.0, "x_fov": math.pi / 180}, "y": {"camera_angle_y": 1.0, "y_fov": math.pi / 180}}
+FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # families of intrinsics
 UNDISTORTED = ("PINHOLE", "SIMPLE_PINHOLE", "OPENCV")  # camera models, the last without distortion
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 UNDISTORT = "undistort the images to a pinhole camera first"
@@ -42,7 +44,7 @@ REFUSED = {  # unsupported keys that change the camera or the pixels, with advic
 USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
 HARMLESS = {  # placement and provenance, by other programs
     "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
-    "sharpness", "rotation", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
+    "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step",
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
@@ -53,54 +55,63 @@ POSITION_LIMIT = 1e6  # scene units: float32 resolves 1/16 there
 def read_json(file: Path) -> dict[str, Any]:
     """A transforms file with at least one frame; raises SceneError that says what is wrong with it."""
     content = reading.read_json(file, SceneError, "scene file")
-    frames = _frames(content, shown(file))
-    unused = content.keys() - USED - HARMLESS - {"frames"}
-    unused |= set().union(*frames) - USED - HARMLESS - {"file_path", "transform_matrix"}
-    if unused:
-        warnings.warn(f"{shown(file)}: keys that are not used: {shown(', '.join(sorted(unused)))}", stacklevel=2)
+    frames = frames_of(content, shown(file))
+    if unused := unused_keys(content, frames):
+        warnings.warn(f"{shown(file)}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
     return content
 
 
-def parse_cameras(content: dict[str, Any], file: Path, width: int | None = None, height: int | None = None) -> Cameras:
-    """Cameras of a transforms file. The images' size is the file's "w" and "h" where none is given."""
-    frames = _frames(content, shown(file))
-    if width is None or height is None:
-        if "w" not in content or "h" not in content:
-            raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
-        width, height = _size(content, shown(file))
-    poses, focals, centers = [], [], []
+def parse_cameras(content: dict[str, Any], file: Path) -> Cameras:
+    """Pinhole cameras of a transforms file, whose "w" and "h" are the size of each image that has none of its own."""
+    frames = frames_of(content, shown(file))
+    if "w" not in content or "h" not in content:
+        raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
+    poses, focals, centers, sizes = [], [], [], [size_of(content, shown(file))]
     for index, frame in enumerate(frames):
         where = f"{shown(file)}: frame {index}"
         if "transform_matrix" not in frame:
             raise SceneError(f"{where}: key 'transform_matrix' is missing")
-        poses.append(_pose(frame["transform_matrix"], where))
-        values = _of_frame(content, frame)
+        poses.append(pose_of(frame["transform_matrix"], where))
+        values = of_frame(content, frame)
         _check_lens(values, where)
-        focal, center = _intrinsics(values, where, width, height)
+        sizes.append(size_of(values, where))
+        focal, center = intrinsics(values, where, *sizes[-1])
         focals.append(focal)
         centers.append(center)
     return Cameras(
         camera_to_world=torch.tensor(np.stack(poses), dtype=torch.float32),
         focal=torch.tensor(focals, dtype=torch.float32),
         center=torch.tensor(centers, dtype=torch.float32),
-        width=width,
-        height=height,
+        width=one_or_all([width for width, _ in sizes[1:]]),
+        height=one_or_all([height for _, height in sizes[1:]]),
     )
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
-    """`cameras` in the schema of a transforms file."""
-    frames = []
+    """`cameras` in the schema of a transforms file; `lens` is what the images had, rendering takes none."""
+    frames, same = [], len(set(cameras.sizes())) == 1
     for index, name in enumerate(names):
         pose = torch.cat([cameras.camera_to_world[index].double(), torch.tensor([[0.0, 0, 0, 1]]).double()])
         (fl_x, fl_y), (cx, cy) = cameras.focal[index].tolist(), cameras.center[index].tolist()
+        width, height = cameras.size(index)
+        size = {} if same else {"w": width, "h": height}
+        of_view = cameras.lenses[index] if cameras.lenses else None
+        lens = {"lens": asdict(of_view) | {"params": list(of_view.params)}} if of_view else {}
         frames.append(
-            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, "transform_matrix": pose.tolist()}
-        )
-    return {"w": cameras.width, "h": cameras.height, "frames": frames}
+            {"file_path": name, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, **size, **lens,
+             "transform_matrix": pose.tolist()}
+        )  # fmt: skip
+    width, height = cameras.size(0)
+    return {"w": width, "h": height, "frames": frames}
 
 
-def _frames(content: Any, where: str) -> list[dict[str, Any]]:
+def unused_keys(content: dict[str, Any], frames: list[dict[str, Any]]) -> list[str]:
+    """Keys of the file and its frames that nothing is known of."""
+    unused = content.keys() - USED - HARMLESS - {"frames"}
+    return sorted(unused | (set().union(*frames) - USED - HARMLESS - {"file_path", "transform_matrix"}))
+
+
+def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
     """The frames of a transforms file, at least one."""
     if not isinstance(content, dict) or "frames" not in content:
         raise SceneError(f"{where}: key 'frames' is missing")
@@ -113,8 +124,8 @@ def _frames(content: Any, where: str) -> list[dict[str, Any]]:
     return frames
 
 
-def _of_frame(content: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
-    """The file's values, overridden by the frame's own."""
+def of_frame(content: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
+    """The file's values, and instead of them the frame's own."""
     replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
     return {key: value for key, value in content.items() if key not in replaced} | frame
 
@@ -124,37 +135,40 @@ def _check_lens(values: dict[str, Any], where: str) -> None:
     model = values.get("camera_model") or UNDISTORTED[0]
     if model not in UNDISTORTED:
         raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not supported; {UNDISTORT}")
-    distorted = [key for key in DISTORTION if _is_set(values.get(key))]
+    distorted = [key for key in DISTORTION if is_set(values.get(key))]
     if distorted:
         raise SceneError(f"{where}: lens distortion ({', '.join(distorted)}) is not supported; {UNDISTORT}")
     for key, advice in REFUSED.items():
-        if _is_set(values.get(key)):
+        if is_set(values.get(key)):
             raise SceneError(f"{where}: '{key}' is not supported; {advice}")
 
 
-def _is_set(value: Any) -> bool:
+def is_set(value: Any) -> bool:
     return any(value) if isinstance(value, list) else bool(value)
 
 
-def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
+def intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
     """Focal lengths and principal point [pixels] of one frame."""
     scale_x, scale_y = _scales(values, where, width, height)
+    of_x, of_y = (_focals_of_angles(values, where, axis, side) for axis, side in (("x", width), ("y", height)))
     if "fl_x" in values:
-        focal_x = _number(values, "fl_x", where, above=0) * scale_x
-        focal_y = _number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
-        _check_angles(values, where, {"x": (focal_x, width), "y": (focal_y, height)})
-    elif "camera_angle_x" in values:
-        focal_x = focal_y = 0.5 * width / _half_tangent(values, "camera_angle_x", where)
-        if "camera_angle_y" in values:
-            focal_y = 0.5 * height / _half_tangent(values, "camera_angle_y", where)
+        focal_x = number(values, "fl_x", where, above=0) * scale_x
+        focal_y = number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
+        _check_angles(where, of_x, "fl_x", focal_x, width)
+        _check_angles(where, of_y, "fl_y", focal_y, height)
+    elif of_x:
+        key, focal_x = next(iter(of_x.items()))
+        _check_angles(where, of_x, key, focal_x, width)
+        key, focal_y = next(iter(of_y.items()), (key, focal_x))
+        _check_angles(where, of_y, key, focal_y, height)
     else:
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
     for focal in (focal_x, focal_y):
         if not FOCAL_LIMITS[0] <= focal <= FOCAL_LIMITS[1]:
             limits = f"{FOCAL_LIMITS[0]:g} and {FOCAL_LIMITS[1]:g} pixels"
             raise SceneError(f"{where}: the focal length must lie between {limits}, got {focal:g}")
-    center_x = _number(values, "cx", where) * scale_x if "cx" in values else width / 2
-    center_y = _number(values, "cy", where) * scale_y if "cy" in values else height / 2
+    center_x = number(values, "cx", where) * scale_x if "cx" in values else width / 2
+    center_y = number(values, "cy", where) * scale_y if "cy" in values else height / 2
     # Of images that were cropped it may lie outside, but not by far.
     margin = 10 if "w" in values else 0
     for center, side in ((center_x, width), (center_y, height)):
@@ -166,23 +180,30 @@ def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> 
     return (focal_x, focal_y), (center_x, center_y)
 
 
-def _check_angles(values: dict[str, Any], where: str, axes: dict[str, tuple[float, int]]) -> None:
-    """Reject an angle of view that contradicts the focal length [pixels] of its axis."""
-    for axis, (focal, side) in axes.items():
-        if f"camera_angle_{axis}" in values:
-            of_angle = 0.5 * side / _half_tangent(values, f"camera_angle_{axis}", where)
-            if abs(of_angle - focal) > ANGLE_TOLERANCE * focal:
-                raise SceneError(
-                    f"{where}: 'fl_{axis}' means a focal length of {focal:.6g} pixels in images of {side}, but "
-                    f"'camera_angle_{axis}' {of_angle:.6g}; leave out the wrong one, or give 'w' and 'h' of 'fl_{axis}'"
-                )
+def _focals_of_angles(values: dict[str, Any], where: str, axis: str, side: int) -> dict[str, float]:
+    """Focal lengths [pixels] by key, of the angles of view that are given for an axis with `side` pixels."""
+    return {
+        key: 0.5 * side / math.tan(0.5 * unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit))
+        for key, unit in ANGLES[axis].items()
+        if key in values
+    }
+
+
+def _check_angles(where: str, of_angles: dict[str, float], key: str, focal: float, side: int) -> None:
+    """Refuse an angle of view that contradicts the focal length [pixels] that `key` gives."""
+    for angle, of_angle in of_angles.items():
+        if abs(of_angle - focal) > ANGLE_TOLERANCE * focal:
+            raise SceneError(
+                f"{where}: '{key}' means a focal length of {focal:.6g} pixels in images of {side}, but "
+                f"'{angle}' {of_angle:.6g}; leave out the wrong one, or give 'w' and 'h' of '{key}'"
+            )
 
 
 def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tuple[float, float]:
     """Factors for intrinsics, in pixels of images of the stated size, which may have been resized since."""
     if "w" not in values and "h" not in values:
         return 1.0, 1.0
-    stated_width, stated_height = _size(values, where)
+    stated_width, stated_height = size_of(values, where)
     scale_x, scale_y = width / stated_width, height / stated_height
     if abs(scale_x - scale_y) > 1 / min(stated_width, stated_height):  # more than rounding explains
         raise SceneError(
@@ -192,34 +213,30 @@ def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tupl
     return scale_x, scale_y
 
 
-def _size(values: dict[str, Any], where: str) -> tuple[int, int]:
+def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
     """The stated width and height."""
     for key in SIZE:
         value = values.get(key)
-        if not _is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
+        if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
             wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
             raise SceneError(f"{where}: '{key}' must be {wanted}, got {reprlib.repr(value)}")
     return int(values["w"]), int(values["h"])
 
 
-def _number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
+def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
     """The number `key`, between bounds; raises SceneError naming `where`."""
     value = values[key]
-    if not _is_number(value) or not above < value < below:
+    if not is_number(value) or not above < value < below:
         bounds = f"above {above:g} and below {below:.4g}"
         raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
     return float(value)
 
 
-def _half_tangent(values: dict[str, Any], key: str, where: str) -> float:
-    return math.tan(0.5 * _number(values, key, where, above=1e-6, below=math.pi))
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _pose(matrix: Any, where: str) -> np.ndarray:
+def pose_of(matrix: Any, where: str) -> np.ndarray:
     """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
     if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
         raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {reprlib.repr(matrix)}")
@@ -227,7 +244,7 @@ def _pose(matrix: Any, where: str) -> np.ndarray:
         sizes = reprlib.repr([len(row) for row in matrix])
         raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {len(matrix)} rows of {sizes} values")
     for value in (value for row in matrix for value in row):
-        if not _is_number(value):
+        if not is_number(value):
             raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
         if not -POSITION_LIMIT <= value <= POSITION_LIMIT:
             limit = f"finite and at most {POSITION_LIMIT:g}"

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit inspect`: one page about a scene before anything is trained, and a drawing of its cameras."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+from nerfkit.commands.options import TYRO
+from nerfkit.config import Box, Config, check
+from nerfkit.data import inspect
+from nerfkit.data.assemble import header_of, on_disk, scene_frame, split_names
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.inspect import OnDisk
+from nerfkit.data.load import load_capture
+from nerfkit.data.pixels import read_mask
+from nerfkit.files import OwnFolder
+
+PAGE, DRAWING = "inspect.txt", "inspect.png"
+MOST_THREADS = 16
+
+
+@dataclass
+class InspectData:
+    """How the scene is read, as in training."""
+
+    format: str = "auto"  # scene format; auto recognises it from the files
+    downscale: float = 1.0  # divide the image size by this
+    box: Box | None = None  # x, y, z of the lowest, then highest corner, in the files' frame; found if left out
+    sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
+
+
+@dataclass
+class InspectOptions:
+    """Print what is found in a folder, and what to mend, without training."""
+
+    scene: Annotated[str, tyro.conf.Positional]  # folder of the scene, or of photographs, or a video
+    out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
+    data: InspectData = field(default_factory=InspectData)
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(InspectOptions, args=arguments, prog="nerfkit inspect", **TYRO)
+    check_data(options.data)
+    folder = OwnFolder(Path(options.out), "inspection") if options.out else None
+    if folder is not None:
+        folder.claim()
+    page, drawing = examine(load_capture(options.scene, options.data.format, options.data.sfm), options.data)
+    print(page)
+    if folder is not None:
+        folder.write(PAGE, page + "\n")
+        folder.write(DRAWING, drawing())
+        print(f"\nthe page and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
+    return 0
+
+
+def check_data(data: InspectData) -> None:
+    """Raise ConfigError for what training would refuse."""
+    config = Config()
+    config.data.downscale = data.downscale
+    config.data.box = data.box or config.data.box
+    check(config)
+
+
+def examine(capture: Capture, data: InspectData) -> tuple[str, Callable[[], bytes]]:
+    """The page about a capture, and what draws it."""
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+        found = list(pool.map(lambda image: look_at(image, data.downscale, capture.white_ignores), capture.images))
+    there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
+    chosen, rule = split_names(capture, there)
+    splits = {split: [image.name for image in images] for split, images in chosen.items()}
+    has_alpha = any(file.has_alpha for file in found if file is not None)
+    frame = scene_frame(capture, splits.get("train", []), has_alpha, data.box)
+    if data.downscale != 1:
+        note = f"data.downscale {data.downscale:g}: sizes of images are those that are trained"
+        capture = replace(capture, notes=(*capture.notes, note))
+    given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
+    return inspect.report(found=found, rule=rule, **given), lambda: inspect.draw(**given)
+
+
+def look_at(image: PosedImage, downscale: float, white_ignores: bool) -> OnDisk | None:
+    """What is on disk of an image; None if it is missing."""
+    file = on_disk(image.file)
+    if file is None:
+        return None
+    header = header_of(replace(image, file=file))
+    ignored = None
+    if image.mask is not None:
+        white = read_mask(image.mask, (header.width, header.height))  # [H, W]
+        ignored = float(white.mean() if white_ignores else 1 - white.mean())
+    width, height = (max(1, round(side / downscale)) for side in (header.width, header.height))
+    return OnDisk(width, height, header.has_alpha, ignored)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture -> Scene: which images are there and of which sizes, what each split has, and the frame of the scene."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.frame import Frame, frame_of, identity_frame
+from nerfkit.data.lens import Lens
+from nerfkit.data.pixels import ImageHeader, image_header
+from nerfkit.data.scene import Scene, Views
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
+
+KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
+DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
+TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
+RESIZED_FOLDERS = (1, 2, 4, 8)  # images, images_2, ...
+SHOWN_NAMES = 3
+SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
+
+
+def present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
+    """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
+    found = [replace(image, file=file) for image in capture.images if (file := on_disk(image.file)) is not None]
+    missing = sorted({image.name for image in capture.images} - {image.name for image in found})
+    if not missing:
+        return found, []
+    n_images = len(capture.images)
+    names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
+    note = f"{len(found)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
+    if 2 * len(found) < n_images or not found:
+        raise SceneError(f"data.path: {note}; put them where the files name them, or correct the files")
+    return found, [note]
+
+
+def on_disk(file: Path) -> Path | None:
+    """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
+    if os.path.exists(file):
+        return file
+    parts = file.parts
+    for depth in range(len(parts) - 2, -1, -1):
+        if not re.fullmatch(r"images(_\d+)?", parts[depth]):
+            continue
+        for factor in RESIZED_FOLDERS:
+            other = Path(*parts[:depth], f"images_{factor}" if factor > 1 else "images", *parts[depth + 1 :])
+            if os.path.exists(other):
+                return other
+    return None
+
+
+def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Lens:
+    """The lens of the image as it will be: of the size on disk, divided by `downscale`.
+
+    Raises SceneError if the image's shape is not the lens's.
+    """
+    lens, width, height = image.lens, header.width, header.height
+    if (lens.width, lens.height) != (width, height):
+        if not has_shape(lens, width, height):
+            turned = (
+                ", turned: its EXIF orientation may be missing" if (lens.height, lens.width) == (width, height) else ""
+            )
+            raise SceneError(
+                f"image {shown(image.file)} is {width}x{height}{turned}, but its camera is of "
+                f"{lens.width}x{lens.height} images; give the images that "
+                "the camera was found with, or resized ones of the same shape"
+            )
+        lens = lens.resized(width, height)
+    if downscale != 1:
+        sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
+        if not 0.5 < min(sides) <= max(sides) <= SIDE_LIMIT:
+            raise SceneError(f"data.downscale {downscale:g} does not fit images of {width}x{height}")
+        lens = lens.resized(*map(round, sides))
+    return lens
+
+
+def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, list[PosedImage]], str]:
+    """Images by split, and the rule that made it: what the files say, else every 8th of the sorted names is a test."""
+    by_name = {image.name: image for image in images}
+    if capture.splits:
+        splits = {split: [by_name[n] for n in names if n in by_name] for split, names in capture.splits.items()}
+        return {split: chosen for split, chosen in splits.items() if chosen}, "as the files say"
+    ordered = [by_name[name] for name in sorted(by_name)]
+    if len(ordered) < 2 * TEST_EVERY:
+        return {"train": ordered}, "all are training views, for there are few"
+    test = ordered[::TEST_EVERY]
+    train = [image for index, image in enumerate(ordered) if index % TEST_EVERY]
+    return {"train": train, "test": test}, f"every {TEST_EVERY}th of the sorted names is a test view"
+
+
+def assemble(
+    capture: Capture, downscale: float = 1.0, box: tuple[float, ...] | None = None, frame: Frame | None = None
+) -> Scene:
+    """The scene of a capture.
+
+    Args:
+        capture: what a reader found.
+        downscale: the images' sides are divided by this.
+        box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
+        frame: that of a run which goes on; found anew if None.
+    """
+    images, notes = present_images(capture)
+    headers, lenses = {}, {}
+    for image in images:
+        header = headers[image.name] = header_of(image)
+        lenses[image.name] = fitted_lens(image, header, downscale)
+    splits, rule = split_names(capture, images)
+    if "train" not in splits:
+        raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
+    if frame is None:
+        training = [image.name for image in splits["train"]]
+        frame = scene_frame(capture, training, any(header.has_alpha for header in headers.values()), box)
+    views = {}
+    for split, chosen in splits.items():
+        poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
+        cameras = Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), [lenses[image.name] for image in chosen])
+        masks = [image.mask for image in chosen]
+        views[split] = Views(
+            cameras, [image.file for image in chosen], [headers[image.name] for image in chosen],
+            masks if any(masks) else [], capture.white_ignores,
+        )  # fmt: skip
+    notes = (*capture.notes, *notes, f"splits {rule}")
+    return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
+
+
+def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:
+    """The frame that a capture is trained in; `training` are the names of images that may tell near and far."""
+    if box is not None or capture.format in KEEPS_FILES_FRAME:
+        corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
+        return identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
+    return frame_of(capture, training, has_alpha)
+
+
+def header_of(image: PosedImage) -> ImageHeader:
+    """How the image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
+    header = image_header(image.file)
+    stored = header.as_stored()
+    if not has_shape(image.lens, header.width, header.height) and has_shape(image.lens, stored.width, stored.height):
+        return stored
+    return header
+
+
+def has_shape(lens: Lens, width: int, height: int) -> bool:
+    """Whether an image may be one of the lens, resized: each side is rounded to a pixel."""
+    scale_x, scale_y = width / lens.width, height / lens.height
+    return abs(scale_x - scale_y) <= max(1.0, scale_x, scale_y) / min(lens.width, lens.height)

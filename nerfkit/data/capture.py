@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture: what a reader finds in a folder, before sizes, splits and the frame of the scene are settled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from nerfkit.data.lens import Lens
+
+
+@dataclass(frozen=True)
+class PosedImage:
+    """One image with its pose and lens, as the files state them."""
+
+    name: str  # as the files write it, with / between folders; unique in its capture
+    file: Path  # where it should be on disk
+    camera_to_world: np.ndarray  # [3, 4] float64, OpenGL axes (x right, y up, z backwards), in the files' own frame
+    lens: Lens  # of the size that the files state; the image on disk may be a resized one
+    mask: Path | None = None  # of pixels to ignore, one channel
+    bounds: tuple[float, float] | None = None  # nearest and farthest z of what it sees, in the files' units
+
+
+@dataclass(frozen=True)
+class Points:
+    """Sparse points of a reconstruction, in the files' own frame."""
+
+    positions: np.ndarray  # [P, 3] float64
+    colors: np.ndarray  # [P, 3] uint8
+    track_lengths: np.ndarray  # [P] int64, images that see each
+    views: np.ndarray  # [T] int64, index into the capture's images, of every observation, ordered by point
+
+
+@dataclass(frozen=True)
+class Capture:
+    """Posed images in one frame, of one format."""
+
+    name: str
+    format: str
+    images: list[PosedImage]  # sorted by name
+    points: Points | None = None
+    up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
+    splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
+    white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
+    notes: tuple[str, ...] = ()  # what a user should know, one line each: which of several models was read, ...

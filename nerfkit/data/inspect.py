@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One page about a capture before anything is trained: what was found, what was decided, and what to change."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+
+from nerfkit.data.assemble import has_shape
+from nerfkit.data.capture import Capture
+from nerfkit.data.frame import WARNING, Frame, half_tangents
+from nerfkit.data.lens import Lens
+from nerfkit.data.rig import evenly
+from nerfkit.reading import shown
+
+MOST_NAMES = 3  # of images in one line
+MOST_LENSES = 12  # lines; the rest are counted
+FEW_IMAGES = 15  # for training, below which there is a remark
+MASKED = 0.6  # share of pixels that masks ignore, above which they are probably meant the other way round
+DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
+DPI = 100
+MOST_CAMERAS, MOST_POINTS = 400, 6000  # that are drawn
+COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
+OTHER_COLOR = "tab:gray"
+SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
+PARAMETERS = {  # names of a lens model's parameters, in their order
+    "SIMPLE_PINHOLE": "f cx cy",
+    "PINHOLE": "fx fy cx cy",
+    "SIMPLE_RADIAL": "f cx cy k",
+    "RADIAL": "f cx cy k1 k2",
+    "OPENCV": "fx fy cx cy k1 k2 p1 p2",
+    "OPENCV_FISHEYE": "fx fy cx cy k1 k2 k3 k4",
+    "FULL_OPENCV": "fx fy cx cy k1 k2 p1 p2 k3 k4 k5 k6",
+    "FOV": "fx fy cx cy omega",
+    "SIMPLE_RADIAL_FISHEYE": "f cx cy k",
+    "RADIAL_FISHEYE": "f cx cy k1 k2",
+    "THIN_PRISM_FISHEYE": "fx fy cx cy k1 k2 p1 p2 k3 k4 sx1 sy1",
+    "SIMPLE_FISHEYE": "f cx cy",
+    "FISHEYE": "fx fy cx cy",
+}
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """What is known of an image file that exists."""
+
+    width: int  # pixels
+    height: int
+    has_alpha: bool = False
+    ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
+
+
+def report(
+    capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]], rule: str
+) -> str:
+    """A page of text. `found` has an entry for each image of the capture, none where there is no file.
+
+    `splits` are names of images that exist, by split, and `rule` says how they were chosen.
+    """
+    if len(found) != len(capture.images):
+        raise ValueError(f"{len(capture.images)} images, but {len(found)} entries of what was found")
+    sections = {
+        "capture": [f"{shown(capture.name)}, read as {shown(capture.format)}", *map(shown, capture.notes)],
+        "images": _images(capture, found),
+        "lenses": _lenses(capture),
+        "split": _splits(splits, rule),
+        "frame": [line for line in frame.describe() if not line.startswith(WARNING)],
+        "memory": _memory(capture, found),
+        "verdict": verdict(capture, frame, found, splits),
+    }
+    return "\n".join(f"{title:8} {line}" for name, lines in sections.items() for title, line in _titled(name, lines))
+
+
+def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]]) -> list[str]:
+    """What to change before training, most important first; one line that says so if there is nothing."""
+    problems = [*_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
+    train, test = (len(splits.get(name, [])) for name in ("train", "test"))
+    if train < FEW_IMAGES:
+        problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
+    if not test:
+        problems.append("there are no test images, so nothing is scored")
+    alpha = sum(image.has_alpha for image in found if image)
+    if 0 < alpha < sum(image is not None for image in found):
+        problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
+    return problems or ["ready to train"]
+
+
+def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]], width: int = 1500, height: int = 600) -> bytes:
+    """A PNG of `width` x `height` pixels: cameras, points and box in the model's frame from three sides."""
+    figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")  # not pyplot's
+    poses = frame.to_model(np.array([image.camera_to_world for image in capture.images]).reshape(-1, 3, 4))
+    chosen = evenly(len(poses), MOST_CAMERAS)
+    lines = _frusta(capture, poses, chosen)  # [C, 8, 2, 3]
+    split_of = {name: split for split, names in splits.items() for name in names}
+    labels = np.array([split_of.get(capture.images[k].name, "in no split") for k in chosen])
+    points = np.zeros((0, 3))
+    if capture.points is not None:
+        points = frame.to_model(capture.points.positions[evenly(len(capture.points.positions), MOST_POINTS)])
+    low, high = _limits(poses[:, :, 3], frame.box)
+    for axes, (across, upward, title) in zip(figure.subplots(1, 3), SIDES, strict=True):
+        axis = [across, upward]
+        if len(points):
+            axes.plot(*points[:, axis].T, ".", color="0.6", markersize=1.5, label=f"points ({len(points)})", zorder=1)
+        for label in sorted(set(labels), key=lambda label: (label != "train", label)):  # the fewer above the many
+            segments = lines[labels == label][..., axis].reshape(-1, 2, 2)
+            color = COLORS.get(label, OTHER_COLOR)
+            axes.add_collection(LineCollection(segments, colors=color, linewidths=0.7, label=_plain(label), zorder=2))
+        _draw_box(axes, frame.box[:, axis])
+        _draw_up(axes, frame.up[axis])
+        axes.set(xlabel="xyz"[across], ylabel="xyz"[upward], title=title, aspect="equal")
+        axes.set(xlim=(low[across], high[across]), ylim=(low[upward], high[upward]))
+        axes.grid(alpha=0.3)
+    handles, names = figure.axes[0].get_legend_handles_labels()
+    for text in figure.legend(handles, names, loc="outside lower center", ncols=len(names)).get_texts():
+        text.set_parse_math(False)
+    for handle in figure.legends[0].legend_handles:
+        handle.set_linewidth(2.5)
+    shown_cameras = f"{len(chosen)} of {len(poses)} cameras" if len(chosen) < len(poses) else f"{len(poses)} cameras"
+    title = f"{_plain(capture.name)}: {frame.kind}, {shown_cameras}; 1 model unit = {1 / frame.scale:.4g} input units"
+    figure.suptitle(title, parse_math=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=DPI)
+    return content.getvalue()
+
+
+def _titled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
+    """Lines with the section's name before the first."""
+    return [(name if index == 0 else "", line) for index, line in enumerate(lines)]
+
+
+def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+    there = [image for image in found if image is not None]
+    lines = [f"{len(capture.images)} listed, {len(there)} exist, {len(found) - len(there)} missing"]
+    absent = [image.name for image, file in zip(capture.images, found, strict=True) if file is None]
+    if absent:
+        lines.append(f"missing: {_names(absent)}")
+    sizes = Counter((image.width, image.height) for image in there).most_common()
+    if sizes:
+        text = ", ".join(f"{count} of {width}x{height}" for (width, height), count in sizes[:MOST_LENSES])
+        lines.append(f"sizes: {text}" + _more(len(sizes) - MOST_LENSES, "sizes"))
+    lines.append(f"with alpha: {sum(image.has_alpha for image in there)}, with mask: {sum(_has_mask(there))}")
+    shares = [image.ignored for image in there if image.ignored is not None]
+    if shares:
+        color = "white" if capture.white_ignores else "black"
+        lines.append(f"masks: {color} is ignored, {np.mean(shares):.1%} of the pixels of images with a mask")
+    return lines
+
+
+def _lenses(capture: Capture) -> list[str]:
+    """Each lens with model, size, focal lengths, angles, the other parameters, and how many images it took."""
+    counts = Counter(image.lens for image in capture.images).most_common()
+    lines = [f"{_lens_text(lens)}: {_plural(count, 'image')}" for lens, count in counts[:MOST_LENSES]]
+    rest = [lens for lens, _ in counts[MOST_LENSES:]]
+    for model, count in Counter(lens.model for lens in rest).most_common():
+        focals = [lens.params[0] for lens in rest if lens.model == model and lens.params]
+        lines.append(f"and {count} more of {shown(model)}, focal {min(focals):.6g} to {max(focals):.6g}")
+    return lines
+
+
+def _lens_text(lens: Lens) -> str:
+    names = PARAMETERS.get(lens.model, "").split()
+    values = dict(zip(names, lens.params, strict=False)) if len(names) == len(lens.params) else {}
+    texts = [f"{name} {value:.5g}" for name, value in values.items()] or [f"{value:.5g}" for value in lens.params]
+    angles = [2 * math.degrees(math.atan(tangent)) for tangent in half_tangents(lens)]
+    view = f"about {angles[0]:.0f} x {angles[1]:.0f} degrees"
+    return f"{shown(lens.model)} {lens.width}x{lens.height}, {view}, {' '.join(texts)}"
+
+
+def _splits(splits: dict[str, list[str]], rule: str) -> list[str]:
+    return [shown(rule), *(f"{shown(name)}: {len(names)} ({_names(names)})" for name, names in splits.items())]
+
+
+def _memory(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+    """What training keeps of the images, as they are on disk."""
+    there = [(image.lens, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
+    channels = 4 if any(file.has_alpha for _, file in there) else 3
+    pixels = sum(file.width * file.height for _, file in there)
+    masked = pixels if any(file.ignored is not None for _, file in there) else 0
+    lenses = {(lens, file.width, file.height) for lens, file in there}
+    directions = DIRECTION_BYTES * sum(width * height for _, width, height in lenses)
+    total = pixels * channels + masked + directions
+    return [
+        f"about {_megabytes(total)} in memory: images {_megabytes(pixels * channels)}, masks {_megabytes(masked)}, "
+        f"directions of {_plural(len(lenses), 'lens', 'lenses')} {_megabytes(directions)}"
+    ]
+
+
+def _missing(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+    absent = [image.name for image, file in zip(capture.images, found, strict=True) if file is None]
+    if not absent:
+        return []
+    text = f"{len(absent)} of {len(found)} images are missing ({_names(absent)})"
+    if 2 * len(absent) > len(found):
+        return [f"{text}: more than half; is the folder of the images the right one?"]
+    return [f"{text}: they are left out; take them from the file, or bring them back"]
+
+
+def _shapes(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+    """Images whose shape is not the lens's: turned, or another."""
+    turned, other = [], []
+    for image, file in zip(capture.images, found, strict=True):
+        if file is not None and not has_shape(image.lens, file.width, file.height):
+            (turned if has_shape(image.lens, file.height, file.width) else other).append(image.name)
+    lines = []
+    if turned:
+        lines.append(
+            f"{_plural(len(turned), 'image')} on the side ({_names(turned)}): width and height are those of the lens, "
+            "swapped; turn the pixels as the lens has them"
+        )
+    if other:
+        lines.append(
+            f"{_plural(len(other), 'image')} of another shape than the lens ({_names(other)}): were they cropped? "
+            "Give the lens of the images as they are"
+        )
+    return lines
+
+
+def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+    there = [image for image in found if image is not None]
+    shares = [image.ignored for image in there if image.ignored is not None]
+    lines = []
+    if shares and len(shares) < len(there):
+        lines.append(f"{len(there) - len(shares)} of {len(there)} images have no mask; all of their pixels are used")
+    if shares and np.mean(shares) > MASKED:
+        color, opposite = ("white", "black") if capture.white_ignores else ("black", "white")
+        lines.append(f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant?")
+    return lines
+
+
+def _has_mask(images: Iterable[OnDisk]) -> list[bool]:
+    return [image.ignored is not None for image in images]
+
+
+def _frusta(capture: Capture, poses: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Line segments [C, 8, 2, 3] of the cameras `chosen` [C]: four edges from the eye, four around the image."""
+    positions = poses[:, :, 3]
+    depth = 0.06 * max(float(np.ptp(positions, axis=0).max()), 1.0) if len(poses) else 1.0  # model units
+    tangents = {lens: half_tangents(lens) for lens in {capture.images[k].lens for k in chosen}}
+    half = np.array([tangents[capture.images[k].lens] for k in chosen]).reshape(-1, 1, 2)
+    signs = np.array([[-1.0, -1], [1, -1], [1, 1], [-1, 1]])
+    corners = np.concatenate([half * signs, -np.ones((len(chosen), 4, 1))], axis=-1)  # [C, 4, 3] at depth 1
+    corners /= np.maximum(np.linalg.norm(half, axis=-1, keepdims=True), 1)  # of wide angles, too, a small figure
+    eyes = positions[chosen][:, None]  # [C, 1, 3]
+    corners = eyes + depth * np.einsum("cij,ckj->cki", poses[chosen][:, :, :3], corners)
+    edges = np.stack([np.broadcast_to(eyes, corners.shape), corners], axis=2)
+    return np.concatenate([edges, np.stack([corners, np.roll(corners, -1, axis=1)], axis=2)], axis=1)
+
+
+def _limits(positions: np.ndarray, box: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Lowest and highest corner [3] of what is drawn: the cameras, and the box unless it is enormous."""
+    low, high = np.minimum(positions.min(0), 0), np.maximum(positions.max(0), 0)  # the origin, too
+    reach = 3 * max(float((high - low).max()), 1.0)
+    low, high = np.minimum(low, np.maximum(box[0], low - reach)), np.maximum(high, np.minimum(box[1], high + reach))
+    margin = 0.05 * float((high - low).max())
+    return low - margin, high + margin
+
+
+def _draw_box(axes: Axes, box: np.ndarray) -> None:
+    (left, bottom), (right, top) = box
+    axes.plot(
+        [left, right, right, left, left], [bottom, bottom, top, top, bottom], "k--", linewidth=1, label="box", zorder=3
+    )
+
+
+def _draw_up(axes: Axes, up: np.ndarray) -> None:
+    """A line of half a model unit from the centre; seen from its end, a dot."""
+    axes.plot([0, 0.5 * up[0]], [0, 0.5 * up[1]], "-", color="tab:red", linewidth=2, label="center, up", zorder=4)
+    axes.plot(0, 0, "o", color="tab:red", markersize=4, zorder=4)
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(shown(name, 60) for name in names[:MOST_NAMES]) + _more(len(names) - MOST_NAMES)
+
+
+def _more(count: int, what: str = "") -> str:
+    return f" and {count} more {what}".rstrip() if count > 0 else ""
+
+
+def _plural(count: int, one: str, many: str | None = None) -> str:
+    return f"{count} {one if count == 1 else many or one + 's'}"
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MB"
+
+
+def _plain(text: str) -> str:
+    """Text that every font has."""
+    return shown(text, 80).encode("ascii", "replace").decode()

@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the poses of cameras say of how they were held: what they look at, from how far, and which way is up.
+
+Every number moves with the cameras: a similarity of the input changes points and lengths as it should, and no ratio.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nerfkit.data.capture import Points
+
+MOST_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
+MOST_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
+MOST_UNTRACKED = (64, 20_000)  # cameras and points, where nothing says which sees which
+PARALLEL = 1e-10  # mean squared sine below which axes have no nearest point
+TINY = 1e-9  # of the coordinates: a length that is rounding
+LEVEL = 0.5  # sine of 30 degrees: right axes that are farther off the horizon, in the mean, say nothing of it
+VARIED = 0.17  # sine of 10 degrees: right axes closer together than that do not span the horizon
+TURNED = 0.8  # length of the mean up axis below which cameras turn around their right axes: by 60 degrees and more
+UNDECIDED = 0.1  # length of a mean of unit vectors that cancel
+
+
+@dataclass(frozen=True, eq=False)
+class Rig:
+    """V cameras as a whole, in the frame and units of their poses."""
+
+    poses: np.ndarray  # [V, 3, 4] camera-to-world, OpenGL axes
+    mean_position: np.ndarray  # [3]
+    baseline: float  # largest distance of a camera from the mean position; 0 where it is rounding
+    along: float  # of the baseline, the largest share that runs along the mean viewing direction
+    alignment: float  # length of the mean viewing direction
+    lowest_dot: float  # of two viewing directions
+    low_dot: float  # 5 % quantile of the dots of all pairs
+    focus: np.ndarray | None  # [3] nearest point of the axes that have it in front; none if they are parallel
+    in_front: float  # share of all cameras that have the focus in front of them
+    distance: float  # mean of the cameras' distances to the focus
+    spread: float  # standard deviation of these distances over their mean
+    miss: float  # mean distance of the axes from the focus over the mean distance of the cameras
+
+    @property
+    def positions(self) -> np.ndarray:
+        """[V, 3]"""
+        return self.poses[:, :, 3]
+
+    @property
+    def directions(self) -> np.ndarray:
+        """[V, 3] viewing directions."""
+        return -self.poses[:, :, 2]
+
+    @property
+    def baselines_away(self) -> float:
+        """Distance to the focus over the baseline; infinite without focus or without baseline."""
+        return self.distance / self.baseline if self.focus is not None and self.baseline > 0 else np.inf
+
+    def describe(self) -> list[str]:
+        """One line for each number."""
+        lines = [
+            f"cameras: {len(self.poses)}, largest distance from their mean position (baseline) {self.baseline:.4g}, "
+            f"{self.along:.0%} of it along the mean viewing direction",
+            f"viewing directions: length of the mean {self.alignment:.2f}, dots of pairs: "
+            f"lowest {self.lowest_dot:.2f}, 5 % quantile {self.low_dot:.2f}",
+        ]
+        if self.focus is None:
+            return [*lines, "focus point (nearest to the optical axes): none, the axes are parallel"]
+        away = f"{self.baselines_away:.2f} baselines" if self.baseline > 0 else "without a baseline"
+        return [
+            *lines,
+            f"focus point (nearest to the optical axes): {vector_text(self.focus)}, in front of "
+            f"{self.in_front:.0%} of the cameras, distance {self.distance:.4g} = {away}, std/mean {self.spread:.2f}, "
+            f"axes miss it by {self.miss:.2f} of the distance",
+        ]
+
+
+def measure(poses: np.ndarray) -> Rig:
+    """The numbers of cameras with `poses` [V, 3, 4], V >= 1."""
+    positions, directions = poses[:, :, 3], -poses[:, :, 2]
+    mean = positions.mean(0)
+    offsets = positions - mean
+    baseline = float(np.linalg.norm(offsets, axis=1).max())
+    if baseline <= TINY * np.abs(positions).max():
+        baseline = 0.0
+    looking = directions.mean(0)
+    alignment = float(np.linalg.norm(looking))
+    along = float(np.abs(offsets @ looking).max()) / (alignment * baseline) if alignment * baseline > 0 else 0.0
+    lowest, low = _dots(directions)
+    focus = _focus(positions, directions, TINY * max(baseline, float(np.abs(positions).max())))
+    in_front = distance = spread = miss = 0.0
+    if focus is not None:
+        depths = _depths(focus, positions, directions)
+        in_front = float((depths > TINY * max(baseline, np.abs(positions).max())).mean())
+        distances = np.linalg.norm(focus - positions, axis=1)
+        distance = float(distances.mean())
+        if distance > 0:
+            spread = float(distances.std()) / distance
+            miss = float(np.sqrt(np.maximum(distances**2 - depths**2, 0)).mean()) / distance
+    return Rig(poses, mean, baseline, along, alignment, lowest, low, focus, in_front, distance, spread, miss)
+
+
+def find_up(rig: Rig) -> tuple[np.ndarray, str]:
+    """The unit vector [3] that points up, and how it was found.
+
+    Cameras are mostly held level: up is the direction that their right axes are most at right angles to. Where the
+    right axes all point the same way, it is the mean of the cameras' up axes, made to be at right angles to them.
+    """
+    right, up, back = (rig.poses[:, :, column] for column in range(3))  # [V, 3] each
+    mean = up.mean(0)
+    values, vectors = np.linalg.eigh(right.T @ right / len(right))  # ascending, and their sum is 1
+    tilt, variety = np.sqrt(np.maximum(values[:2], 0))
+    if tilt > LEVEL:
+        if np.linalg.norm(mean) > UNDECIDED:
+            return mean / np.linalg.norm(mean), f"mean of the cameras' up axes, which are not held level ({tilt:.2f})"
+        return _last_resort(rig)
+    if variety > VARIED:
+        vertical = vectors[:, 0]
+        hints = [mean, back.mean(0), up[0], back[0]]  # cameras that look along the vertical mostly look down
+        sign = next((hint @ vertical for hint in hints if abs(hint @ vertical) > UNDECIDED), 1.0)
+        degrees = np.degrees(np.arcsin(min(tilt, 1.0)))
+        return vertical * np.sign(sign), f"at right angles to the cameras' right axes, off by {degrees:.1f} degrees"
+    common = vectors[:, 2]
+    flat = mean - common * (mean @ common)
+    if np.linalg.norm(flat) > TURNED:
+        return flat / np.linalg.norm(flat), "mean of the cameras' up axes, as their right axes point the same way"
+    sign = next((hint @ common for hint in (back.mean(0), right[0]) if abs(hint @ common) > UNDECIDED / 2), 1.0)
+    return common * np.sign(sign), "the cameras' right axis, which they turn around: rolled by 90 degrees; check it"
+
+
+def _last_resort(rig: Rig) -> tuple[np.ndarray, str]:
+    """Up where the up axes cancel: the normal of the plane that the cameras lie in, else the first camera's up."""
+    first = rig.poses[0, :, 1]
+    offsets = rig.positions - rig.mean_position
+    values, vectors = np.linalg.eigh(offsets.T @ offsets)
+    if rig.baseline > 0 and values[0] < 0.01 * values[1]:
+        sign = 1.0 if first @ vectors[:, 0] >= 0 else -1.0
+        return sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; check it"
+    return first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; check it"
+
+
+def observed_depths(
+    poses: np.ndarray, points: Points, training: np.ndarray, tangents: np.ndarray
+) -> tuple[np.ndarray, str]:
+    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them, and of what they are.
+
+    Where there are no tracks, a camera sees what is inside its image's edges: `tangents` [V, 2] are half its width
+    and height at depth 1.
+    """
+    if len(points.views) and len(points.views) == points.track_lengths.sum():
+        index = evenly(len(points.views), MOST_OBSERVATIONS)
+        ends = np.cumsum(points.track_lengths)
+        point, view = np.searchsorted(ends, index, side="right"), points.views[index]
+        known = (view >= 0) & (view < len(poses))
+        point, view = point[known], view[known]
+        used = training[view]
+        point, view = point[used], view[used]
+        depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
+        return depths[depths > 0], "observations of training images"
+    seen = []
+    cloud = points.positions[evenly(len(points.positions), MOST_UNTRACKED[1])]
+    for view in np.flatnonzero(training)[evenly(int(training.sum()), MOST_UNTRACKED[0])]:
+        x, y, z = ((cloud - poses[view, :, 3]) @ poses[view, :, :3]).T
+        seen.append(-z[(z < 0) & (np.abs(x) < tangents[view, 0] * -z) & (np.abs(y) < tangents[view, 1] * -z)])
+    return np.concatenate([np.zeros(0), *seen]), "points inside of training images (the points have no tracks)"
+
+
+def _dots(directions: np.ndarray) -> tuple[float, float]:
+    """Lowest and 5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
+    some = directions[evenly(len(directions), MOST_PAIRED)]
+    if len(some) < 2:
+        return 1.0, 1.0
+    dots = (some @ some.T)[np.triu_indices(len(some), 1)]
+    return float(dots.min()), float(np.quantile(dots, 0.05))
+
+
+def _focus(positions: np.ndarray, directions: np.ndarray, tiny: float) -> np.ndarray | None:
+    """Point [3] nearest to the axes, again and again without those that have it behind them; none if parallel."""
+    active, focus = np.ones(len(positions), dtype=bool), None
+    for _ in range(50):
+        nearest = _nearest_point(positions[active], directions[active])
+        if nearest is None:
+            break
+        focus = nearest
+        now = _depths(focus, positions, directions) > tiny
+        if now.sum() < 2 or (now == active).all():
+            break
+        active = now
+    return focus
+
+
+def _nearest_point(positions: np.ndarray, directions: np.ndarray) -> np.ndarray | None:
+    """Point [3] of least squared distance to lines through `positions` [V, 3]; none if they are parallel."""
+    mean = positions.mean(0)
+    offsets = positions - mean
+    across = np.eye(3) - directions.T @ directions / len(directions)
+    target = (offsets - directions * np.einsum("ij,ij->i", directions, offsets)[:, None]).mean(0)
+    if np.linalg.eigvalsh(across)[0] < PARALLEL:
+        return None
+    return mean + np.linalg.solve(across, target)
+
+
+def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) -> np.ndarray:
+    return np.einsum("ij,ij->i", directions, point - positions)
+
+
+def evenly(count: int, most: int) -> np.ndarray:
+    """At most `most` indices below `count`, evenly spaced."""
+    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
+
+
+def vector_text(vector: np.ndarray) -> str:
+    """A vector [3] for a line of text."""
+    return f"({', '.join(f'{value:.4g}' for value in vector)})"

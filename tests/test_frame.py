@@ -1,0 +1,384 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The frame of a scene: one similarity, the kind of scene, near, far and box, for any cameras."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.frame import KINDS, Frame, find_frame, frame_of, half_tangents, identity_frame
+from nerfkit.data.lens import Lens
+from nerfkit.data.rig import MOST_PAIRED, find_up, measure
+from nerfkit.errors import RunError, SceneError
+from tests.rigs import KIND_OF, RIGS, cloud, corridor, grid, look_at, moved, ring, similarity
+
+BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
+CENTERS = {"ring": (0, 0, 0.5), "half ring": (0, 0, 0.5), "grid": (0, 9, 0), "corridor": (15, 0, 1.6)}
+
+
+def check_sane(frame: Frame) -> None:
+    """No NaN anywhere, a rotation, and room to see something in."""
+    numbers = [frame.rotation, frame.center, frame.scale, frame.near, frame.far, frame.box, frame.up]
+    assert all(np.isfinite(number).all() for number in numbers), frame.text
+    assert np.abs(frame.rotation @ frame.rotation.T - np.eye(3)).max() < 1e-12
+    assert np.linalg.det(frame.rotation) > 0
+    assert frame.scale > 0 and 0 < frame.near < frame.far and (frame.box[0] < frame.box[1]).all()
+    assert frame.kind in KINDS and not any("nan" in line or "\n" in line for line in frame.text)
+    words = ("kind", "up", "center", "radius", "near", "far", "box")
+    assert all(any(line.startswith(word) for line in frame.text) for word in words)
+
+
+@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("with_points", [False, True])
+def test_kinds(name: str, with_points: bool):
+    poses = RIGS[name]
+    points = cloud(CENTERS[name], 0.5, len(poses)) if with_points else None
+    frame = find_frame(poses, points)
+    check_sane(frame)
+    assert frame.kind == KIND_OF[name], frame.text
+    model = frame.to_model(poses)
+    assert np.abs(frame.directions_to_model(np.array([0, 0, 1.0])) - [0, 0, 1]).max() < 0.1  # held level: z stays up
+    if name != "grid":
+        distances = np.linalg.norm(model[:, :, 3], axis=1)
+        assert np.quantile(distances, 0.9) == pytest.approx(1)
+    if name in ("ring", "half ring"):
+        assert np.abs(frame.to_model(np.array([0, 0, 0.5]))).max() < 0.05
+    if with_points and name != "corridor":
+        assert ((frame.to_model(points.positions) >= frame.box[0]).all(1)).mean() > 0.95 and not frame.warnings()
+
+
+@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_similarity_of_the_input_changes_nothing(name: str, seed: int):
+    poses, change = RIGS[name], similarity(seed)
+    points = cloud((0, 5, 0), 0.4, len(poses))
+    other_points = replace(points, positions=moved(points.positions, change))
+    for used, other_used in ((None, None), (points, other_points)):
+        frame, other = find_frame(poses, used), find_frame(moved(poses, change), other_used)
+        assert frame.kind == other.kind
+        assert np.abs(frame.to_model(poses) - other.to_model(moved(poses, change))).max() < 1e-6
+        assert (frame.near, frame.far) == pytest.approx((other.near, other.far), rel=1e-6)
+        assert np.abs(frame.box - other.box).max() < 1e-6
+
+
+@pytest.mark.parametrize("name", RIGS)
+def test_round_trip(name: str):
+    poses = moved(RIGS[name], similarity(7))
+    frame = find_frame(poses)
+    assert np.abs(frame.to_input(frame.to_model(poses)) - poses).max() < 1e-9
+    points = poses[:, :, 3]
+    assert np.abs(frame.to_input(frame.to_model(points)) - points).max() < 1e-9
+    assert np.abs(frame.to_input(frame.to_model(points[0])) - points[0]).max() < 1e-9
+    homogeneous = np.concatenate([points, np.ones((len(points), 1))], axis=1)
+    assert np.abs((homogeneous @ frame.matrix().T)[:, :3] - frame.to_model(points)).max() < 1e-9
+    axes = poses[:, :, 0]
+    assert np.abs(frame.directions_to_input(frame.directions_to_model(axes)) - axes).max() < 1e-12
+    lengths = np.linalg.norm(np.diff(points, axis=0), axis=1)
+    in_model = np.linalg.norm(np.diff(frame.to_model(points), axis=0), axis=1)
+    assert np.allclose(frame.distance_to_model(lengths), in_model)
+    assert np.allclose(frame.distance_to_input(in_model), lengths)
+    with pytest.raises(ValueError, match="2"):
+        frame.to_model(np.zeros((4, 2)))
+
+
+@pytest.mark.parametrize("name", RIGS)
+def test_json(name: str):
+    for frame in (find_frame(RIGS[name]), identity_frame(BOX)):
+        content = frame.to_json()
+        again = Frame.from_json(json.loads(json.dumps(content, allow_nan=False)))
+        assert again.to_json() == content and isinstance(again.text, tuple)
+        assert np.array_equal(again.to_model(RIGS[name]), frame.to_model(RIGS[name]))
+
+
+EDITS = {
+    "rotation": [None, "a", [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
+    "center": [None, [1, 2], "abc", [1, 2, float("inf")], [[1], [2], [3]], {}],
+    "scale": [None, 0, -1, "x", [1.0], float("nan"), 10**400],
+    "near": [None, -1, 1e30, "x"],
+    "far": [None, 0, float("inf"), []],
+    "box": [None, [1] * 6, [[1, 1, 1], [0, 2, 2]], [[0, 0, 0], [1, 1, float("nan")]]],
+    "up": [None, [0, 0, 0], [0, 0, 2], [0, 1]],
+    "kind": [None, "sphere", 5, []],
+    "text": [None, "line", [1], {}],
+}
+
+
+@pytest.mark.parametrize("key", EDITS)
+def test_bad_json(key: str):
+    content = find_frame(RIGS["ring"]).to_json()
+    for value in EDITS[key]:
+        with pytest.raises(RunError) as caught:
+            Frame.from_json(content | {key: value}, "run.json")
+        message = str(caught.value)
+        assert f"'{key}'" in message and "run.json" in message and message.isprintable() and len(message) < 300
+    del content[key]
+    with pytest.raises(RunError, match=key):
+        Frame.from_json(content)
+    for value in (None, [], 5, "frame"):
+        with pytest.raises(RunError, match="frame"):
+            Frame.from_json(value)
+
+
+def test_identity_changes_no_bit():
+    frame = identity_frame(BOX, near=0.0, far=1e10)
+    poses = np.concatenate([ring(), -0.0 * ring()])
+    for what in (poses, poses[:, :, 3]):
+        assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
+    assert frame.kind == "object" and np.array_equal(frame.box, BOX) and frame.near == 0 and frame.far == 1e10
+    assert np.array_equal(identity_frame(BOX.ravel(), up=(0, 2, 0)).up, [0, 1, 0])
+    for bad in ({"box": BOX[::-1]}, {"box": [1, 2]}, {"box": BOX, "near": 3, "far": 2}, {"box": BOX, "up": (0, 0, 0)}):
+        with pytest.raises(SceneError):
+            identity_frame(**bad)
+
+
+def test_every_value_can_be_given():
+    poses, points = RIGS["ring"], cloud((0, 0, 0.5), 0.3, 30)
+    found = find_frame(poses, points)
+    for kind in KINDS:
+        frame = find_frame(poses, points, kind=kind)
+        check_sane(frame)
+        assert frame.kind == kind
+    assert find_frame(poses, up=(0, 3, 0)).directions_to_model(np.array([0, 1.0, 0])) == pytest.approx([0, 0, 1])
+    assert find_frame(poses, center=(1, 2, 3)).to_model(np.array([1.0, 2, 3])) == pytest.approx([0, 0, 0])
+    frame = find_frame(poses, points, radius=0.5)
+    assert frame.scale == 2 and frame.near == pytest.approx(found.near * 2 / found.scale)
+    assert find_frame(poses, near=0.3).near == 0.3 and find_frame(poses, far=7).far == 7
+    frame = find_frame(poses, box=BOX)
+    assert frame.kind == "object" and np.array_equal(frame.box, BOX)
+    frame = find_frame(poses, points, box=BOX, kind="inward")
+    assert frame.kind == "inward" and np.array_equal(frame.box, BOX)
+    everything = dict(up=(0, 1, 0), center=(0, 0, 1), radius=2, near=0.1, far=9, box=BOX, kind="forward")
+    given = sum(line.endswith("given") for line in find_frame(poses, points, **everything).text)
+    assert given == len(everything)
+    check_sane(find_frame(poses, near=1e6))
+    check_sane(find_frame(poses, far=1e-6))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"kind": "sphere"},
+        {"up": (0, 0, 0)},
+        {"up": "z"},
+        {"center": (1, 2)},
+        {"center": (1, 2, np.nan)},
+        {"radius": 0},
+        {"radius": np.inf},
+        {"near": -1},
+        {"far": np.nan},
+        {"near": 2, "far": 1},
+        {"box": BOX[::-1]},
+        {"box": 5},
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be(given: dict):
+    with pytest.raises(SceneError) as caught:
+        find_frame(RIGS["ring"], **given)
+    message = str(caught.value)
+    assert all(name in message for name in given) and message.isprintable()
+
+
+def test_poses_that_are_none():
+    bad = ring()
+    bad[4, 1, 1] = np.nan
+    for poses, named in ((bad, "camera 4"), (np.zeros((0, 3, 4)), "[0, 3, 4]"), (np.eye(4)[None], "[1, 4, 4]")):
+        with pytest.raises(SceneError) as caught:
+            find_frame(poses)
+        assert named in str(caught.value)
+
+
+def same_way(eyes: list) -> np.ndarray:
+    return look_at(np.array(eyes, dtype=float), np.array(eyes, dtype=float) + [0, 1, 0])
+
+
+LINE = [[0, k, 0] for k in range(5)]
+ROUND = ring(12, radius=1.0)
+PANORAMA = ROUND.copy()
+PANORAMA[:, :, 3] = [3, 4, 5]
+DOWN = np.stack([np.stack([[np.cos(a), np.sin(a), 0], [-np.sin(a), np.cos(a), 0], [0, 0, 1], [a, a * a, 8]], axis=-1)
+                 for a in np.linspace(0, 6, 9)])  # fmt: skip
+ROLLED = ring(40)[:, :, [1, 0, 2, 3]] * [1, -1, 1, 1]  # a camera turned by 90 degrees
+MIXED = np.concatenate([ring(20), ROLLED[::2]])
+DEGENERATE = {
+    "one": ring(1),
+    "two": ring(2, 0, 1),
+    "two that face each other": look_at(np.array([[0, -1.0, 0], [0, 1, 0]]), np.zeros(3)),
+    "two alike": ring(1)[[0, 0]],
+    "three": ring(3),
+    "at one point, the same way": same_way([[1, 2, 3]] * 6),
+    "at one point, all around": PANORAMA,
+    "at the origin": PANORAMA * [1, 1, 1, 0],
+    "parallel": same_way([[k, 0, k * k] for k in range(6)]),
+    "collinear across the view": same_way([[k, 0, 0] for k in range(5)]),
+    "collinear along the view": same_way(LINE),
+    "collinear, one target": look_at(np.array([[k, 0, 0.0] for k in range(-3, 4)]), np.array([0, 4.0, 0])),
+    "outwards": look_at(ROUND[:, :, 3], 3 * ROUND[:, :, 3]),
+    "straight down": DOWN,
+    "straight up": look_at(DOWN[:, :, 3], DOWN[:, :, 3] + [0, 0, 1], up=(0, 1, 0)),
+    "rolled": ROLLED,
+    "mixed": MIXED,
+    "far away": ring() + [0, 0, 0, 1e6],
+    "huge": ring() * [1, 1, 1, 1e6],
+    "tiny": ring() * [1, 1, 1, 1e-6],
+}
+
+
+@pytest.mark.parametrize("name", DEGENERATE)
+@pytest.mark.parametrize("kind", [None, *KINDS])
+def test_degenerate_cameras(name: str, kind: str | None):
+    poses = DEGENERATE[name]
+    few = cloud((0, 5, 0), 0.1, len(poses), n=3)
+    untracked = replace(few, views=np.zeros(0, np.int64))
+    one_place = replace(few, positions=np.ones((3, 3)))
+    nowhere = replace(few, positions=np.array([[0, 5, 0], [np.nan, 0, 0], [np.inf, 0, 0]]))
+    none = replace(few, positions=np.zeros((0, 3)), track_lengths=np.zeros(0, np.int64), views=np.zeros(0, np.int64))
+    for points in (None, few, untracked, one_place, nowhere, none):
+        for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.full((len(poses), 2), np.nan)):
+            check_sane(find_frame(poses, points, bounds, kind=kind))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("one", "forward"),
+        ("two", "forward"),
+        ("three", "inward"),
+        ("two that face each other", "walk-through"),
+        ("at one point, the same way", "forward"),
+        ("at one point, all around", "walk-through"),
+        ("parallel", "forward"),
+        ("collinear across the view", "forward"),
+        ("collinear along the view", "walk-through"),
+        ("outwards", "walk-through"),
+        ("rolled", "inward"),
+    ],
+)
+def test_kinds_of_degenerate_cameras(name: str, kind: str):
+    assert find_frame(DEGENERATE[name]).kind == kind
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_cameras_at_all(seed: int):
+    generator = np.random.default_rng(seed)
+    n = int(generator.integers(1, 12))
+    turns = np.linalg.qr(generator.normal(size=(n, 3, 3)))[0]
+    turns[:, :, 2] *= np.sign(np.linalg.det(turns))[:, None]
+    places = generator.normal(size=(n, 3, 1)) * 10.0 ** generator.integers(-7, 6, (1, 3, 1))
+    poses = np.concatenate([turns, places + generator.normal(size=(1, 3, 1)) * generator.integers(0, 2)], axis=-1)
+    points = cloud((0, 0, 0), float(10.0 ** generator.integers(-6, 7)), n, n=int(generator.integers(1, 40)))
+    bounds = np.sort(generator.uniform(1e-5, 1e3, (n, 2)), axis=1)
+    for used in ({}, {"points": points}, {"bounds": bounds}, {"points": points, "bounds": bounds, "has_alpha": True}):
+        for kind in (None, *KINDS):
+            frame = find_frame(poses, kind=kind, **used)
+            check_sane(frame)
+            error = np.abs(frame.to_input(frame.to_model(poses)) - poses).max()
+            assert error < 1e-9 * max(1.0, np.abs(poses).max(), 1 / frame.scale)
+
+
+def test_parallel_axes_are_forward_only_if_the_points_are_far():
+    poses = DEGENERATE["straight down"]
+    far, close = (cloud((3, 10, depth), 0.1, len(poses)) for depth in (-200, -1))
+    assert find_frame(poses, far).kind == "forward" and find_frame(poses, close).kind == "walk-through"
+    assert not find_frame(poses, far).warnings()
+    assert any("how far" in line for line in find_frame(poses).warnings())
+
+
+def test_up():
+    def tilt(poses: np.ndarray) -> float:
+        """Degrees between the up that is found and z."""
+        return float(np.degrees(np.arccos(np.clip(find_up(measure(poses))[0][2], -1, 1))))
+
+    for name in ("ring", "half ring", "corridor", "grid"):
+        assert tilt(RIGS[name]) < 1, name
+    assert tilt(DOWN) < 1  # a drone: its up axes cancel, and it looks down
+    assert tilt(grid()) < 1e-6
+    pitched = look_at(ring()[:, :, 3] + [0, 0, 4.0], np.zeros(3))  # the mean of up axes of half a ring would lean
+    assert tilt(pitched[:12]) < 1 < np.degrees(np.arccos(np.linalg.norm(pitched[:12, 2, 1].mean())))
+    rolled = find_up(measure(ROLLED))
+    assert abs(rolled[0][2]) > 0.99 and "rolled" in rolled[1]
+
+
+def test_near_and_far_follow_from_training_images_alone():
+    poses, n = RIGS["ring"], 30
+    bounds = np.tile([2.0, 5.0], (n, 1))
+    bounds[3], bounds[4] = (0.1, 5), (2, 70)
+    training = np.ones(n, dtype=bool)
+    every, some = find_frame(poses, bounds=bounds), None
+    training[[3, 4]] = False
+    some = find_frame(poses, bounds=bounds, training=training)
+    assert every.near == pytest.approx(0.09 * every.scale) and every.far == pytest.approx(84 * every.scale)
+    assert some.near == pytest.approx(1.8 * some.scale) and some.far == pytest.approx(6 * some.scale)
+    assert np.array_equal(some.to_model(poses), every.to_model(poses))
+    points = cloud((0, 0, 0.5), 0.1, n)
+    close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
+    points = replace(
+        points,
+        positions=np.concatenate([points.positions, np.tile(close, (50, 1))]),
+        colors=np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
+        track_lengths=np.concatenate([points.track_lengths, np.full(50, 1)]),
+        views=np.concatenate([points.views, np.full(50, 3)]),
+    )
+    every, some = find_frame(poses, points), find_frame(poses, points, training=training)
+    assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
+    assert find_frame(poses, points, training=np.zeros(n, dtype=bool)).warnings()
+
+
+def test_box_of_an_object():
+    poses = RIGS["ring"]
+    points = cloud((0, 0, 0.5), 0.2, 30, n=4000)
+    stray = points.positions.copy()
+    stray[points.track_lengths == 2] += 40  # seen by two: not trusted
+    frame = find_frame(poses, replace(points, positions=stray), has_alpha=True)
+    assert frame.kind == "object" and np.abs(frame.to_input(frame.box) - [0, 0, 0.5]).max() < 1.3
+    assert any("points lie outside" in line for line in frame.warnings())
+    flat = replace(points, positions=points.positions * [1, 1, 0])
+    check_sane(find_frame(poses, flat, has_alpha=True))
+    frame = find_frame(poses, has_alpha=True)
+    assert np.array_equal(frame.box, [[-1] * 3, [1] * 3])
+    eyes = frame.to_model(poses)[:, :, 3]
+    assert frame.far >= np.linalg.norm(eyes - frame.box[0], axis=1).max() - 1e-12
+
+
+def test_box_of_a_forward_scene_holds_what_the_cameras_see():
+    poses = grid()
+    points = cloud((0, 9, 0), 0.5, len(poses))
+    frame = find_frame(poses, points)
+    seen = np.array([[0.0, frame.distance_to_input(frame.near) + 0.01, 0], [1, 9, 1], [-2, 10, 1]])
+    inside = frame.to_model(seen)
+    assert (inside >= frame.box[0]).all() and (inside <= frame.box[1]).all()
+    assert np.abs(find_frame(poses, far=1e6).box).max() <= 4
+
+
+def test_many_cameras_are_thinned():
+    poses = ring(3 * MOST_PAIRED)
+    few = find_frame(poses[::3])
+    frame = find_frame(poses)
+    assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)
+
+
+def test_frame_of_a_capture():
+    poses = corridor(16)
+    lens = Lens("OPENCV", (100.0, 110.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80)
+    images = [PosedImage(f"{k:02d}.jpg", Path(f"{k:02d}.jpg"), pose, lens) for k, pose in enumerate(poses)]
+    images[2] = replace(images[2], bounds=(1.0, 4.0))
+    capture = Capture("hall", "toy", images, up=(0.0, 1.0, 0.0))
+    frame = frame_of(capture)
+    assert frame.kind == "walk-through" and frame.near == pytest.approx(0.9 * frame.scale)
+    assert frame.directions_to_model(np.array([0, 1.0, 0])) == pytest.approx([0, 0, 1])
+    assert frame_of(capture, up=(0, 0, 1)).directions_to_model(np.array([0, 0, 1.0])) == pytest.approx([0, 0, 1])
+    assert frame_of(capture, training=[image.name for image in images[3:]]).near == 0.01
+    assert frame_of(capture, has_alpha=True, near=0.2).near == 0.2
+    with pytest.raises(SceneError):
+        frame_of(replace(capture, images=[]))
+
+
+def test_half_tangents():
+    assert half_tangents(Lens("SIMPLE_RADIAL", (50.0, 50.0, 40.0, 0.1), 100, 80)) == pytest.approx((1, 0.8))
+    assert half_tangents(Lens("PINHOLE", (50.0, 80.0, 50.0, 40.0), 100, 80)) == pytest.approx((1, 0.5))
+    wide = half_tangents(Lens("OPENCV_FISHEYE", (30.0, 80.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80))
+    assert wide == pytest.approx((3, np.tan(0.5)))
+    assert half_tangents(Lens("EQUIRECTANGULAR", (100.0, 50.0), 100, 50)) == (3, 3)

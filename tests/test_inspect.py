@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page about a capture, and its drawing."""
+
+import io
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.frame import find_frame, frame_of, identity_frame
+from nerfkit.data.inspect import FEW_IMAGES, MOST_CAMERAS, MOST_LENSES, OnDisk, draw, report, verdict
+from nerfkit.data.lens import Lens
+from tests.rigs import KIND_OF, RIGS, cloud, ring
+
+LENS = Lens("OPENCV", (90.0, 91.0, 50.0, 40.0, 0.01, -0.02, 0.0, 0.0), 100, 80)
+WIDE = Lens("OPENCV_FISHEYE", (30.0, 30.0, 50.0, 40.0, 0.1, 0.0, 0.0, 0.0), 100, 80)
+RULE = "every 8th of the sorted names is a test image"
+
+
+def capture_of(poses: np.ndarray, lenses: tuple[Lens, ...] = (LENS,), **values) -> Capture:
+    """A capture of `poses` [V, 3, 4], whose lenses take turns."""
+    images = [
+        PosedImage(f"images/{k:04d}.jpg", Path(f"images/{k:04d}.jpg"), pose, lenses[k % len(lenses)])
+        for k, pose in enumerate(poses)
+    ]
+    return Capture("toy", "colmap", images, **values)
+
+
+def splits_of(capture: Capture) -> dict[str, list[str]]:
+    names = [image.name for image in capture.images]
+    return {"train": [name for k, name in enumerate(names) if k % 8], "test": names[::8]}
+
+
+def page(capture: Capture, found: list[OnDisk | None]) -> str:
+    frame = frame_of(capture, splits_of(capture)["train"])
+    return report(capture, frame, found, splits_of(capture), RULE)
+
+
+@pytest.mark.parametrize("name", RIGS)
+def test_report_says_what_was_found(name: str):
+    poses = RIGS[name]
+    points = cloud((0, 2, 0), 0.3, len(poses))
+    capture = capture_of(poses, (LENS, WIDE), points=points, notes=("sparse/1 of 2 was read",), white_ignores=True)
+    found: list = [OnDisk(50, 40, ignored=0.25)] * len(poses)
+    found[3] = found[9] = None
+    text = page(capture, found)
+    first, second = len(poses[::2]), len(poses[1::2])
+    assert all(word in text for word in ("toy", "colmap", "sparse/1 of 2 was read", RULE, "white is ignored", "25.0%"))
+    assert f"{len(poses)} listed, {len(poses) - 2} exist, 2 missing" in text
+    assert "images/0003.jpg, images/0009.jpg" in text and f"{len(poses) - 2} of 50x40" in text
+    assert f"OPENCV 100x80, about 58 x 47 degrees, fx 90 fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: {first} " in text
+    assert "OPENCV_FISHEYE 100x80" in text and f"k4 0: {second} images" in text
+    assert f"kind {KIND_OF[name]}" in text and f"test: {len(poses[::8])} (images/0000.jpg" in text
+    frame = frame_of(capture, splits_of(capture)["train"])
+    assert all(line.removeprefix("warning: ") in text for line in frame.describe())
+    assert all(0 < len(line.rstrip()) for line in text.split("\n")) and len(text.split("\n")) < 60
+    n_bytes = (len(poses) - 2) * 50 * 40 * 4 + 2 * 50 * 40 * 12
+    assert f"about {n_bytes / 2**20:.0f} MB" in text
+
+
+def test_every_lens_is_named_or_counted():
+    lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(MOST_LENSES))
+    capture = capture_of(ring(60), lenses)
+    text = page(capture, [OnDisk(100, 80)] * 60)
+    assert all(f"fx {100 + k} " in text for k in range(MOST_LENSES))
+    lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(60))
+    text = page(capture_of(ring(60), lenses), [OnDisk(100, 80)] * 60)
+    assert f"{60 - MOST_LENSES} more of OPENCV" in text and "to 159" in text
+    odd = Lens("RADIAL4_TANGENTIAL", (90.0, 91, 50, 40, *(0.01,) * 6), 100, 80)
+    assert "RADIAL4_TANGENTIAL" in page(capture_of(ring(20), (odd,)), [OnDisk(100, 80)] * 20)
+
+
+def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
+    capture = capture_of(ring(len(found)), **values)
+    names = splits_of(capture)
+    return "\n".join(verdict(capture, frame_of(capture), found, names if splits is None else splits))
+
+
+def test_verdict():
+    fine = [OnDisk(100, 80)] * 30
+    assert problems(fine) == "ready to train"
+    assert problems([OnDisk(33, 27)] * 30) == "ready to train"  # a third, rounded
+    for broken, named in (
+        ([None, *fine[1:]], ("1 of 30", "images/0000.jpg")),
+        ([None] * 16 + fine[16:], ("16 of 30", "more than half", "and 13 more")),
+        ([*fine[:-1], OnDisk(80, 100)], ("side", "images/0029.jpg")),
+        ([*fine[:-2], OnDisk(90, 80), OnDisk(100, 80)], ("shape", "images/0028.jpg")),
+        ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
+        ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
+        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white")),
+        (fine[: FEW_IMAGES - 1], (f"{FEW_IMAGES - 1 - 2} training images",)),
+    ):
+        text = problems(broken)
+        assert all(word in text for word in named), text
+        assert "ready" not in text
+    assert "test" in problems(fine, {"train": ["images/0000.jpg"] * 30, "test": []})
+    assert "training" in problems(fine, {})
+    stray = cloud((50, 0, 0), 10, 30)
+    assert "outside of the box" in problems(fine, points=stray)
+    with pytest.raises(ValueError, match="30"):
+        page(capture_of(ring(30)), fine[1:])
+
+
+def test_report_is_printable_whatever_names_there_are():
+    capture = capture_of(ring(20), notes=("a\nb\x1b[31m",))
+    capture = replace(capture, name="x\n\x1by" * 300)
+    images = [replace(image, name=f"\n{k}\x1b" + "n" * 500) for k, image in enumerate(capture.images)]
+    capture = replace(capture, images=images)
+    text = page(capture, [None] * 20)
+    assert all(line.isprintable() for line in text.split("\n")) and len(text) < 8000
+
+
+def pixels_of(png: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(png)) as image:
+        assert image.format == "PNG"
+        return np.asarray(image.convert("RGB")).astype(int)
+
+
+@pytest.mark.parametrize("name", RIGS)
+def test_drawing(name: str):
+    poses = RIGS[name]
+    capture = capture_of(poses, (LENS, WIDE), points=cloud((0, 2, 0), 0.3, len(poses)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        image = pixels_of(draw(capture, frame_of(capture), splits_of(capture), 900, 400))
+    assert image.shape == (400, 900, 3)
+    for color in ((31, 119, 180), (255, 127, 14), (214, 39, 40)):  # train, test, up
+        assert (np.abs(image - color).max(-1) < 20).sum() > 20, color
+    for third in np.split(image, 3, axis=1):
+        assert (third < 200).any(-1).sum() > 300
+
+
+def test_drawing_of_hard_captures():
+    one = capture_of(ring(1))
+    many = capture_of(np.tile(ring(50), (3 * MOST_CAMERAS // 50, 1, 1)))
+    named = replace(one, name="$\\frac{\\ \u706b \n")
+    enormous = identity_frame([-1e6] * 3 + [1e6] * 3, up=(0, 1, 0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for capture, frame in (
+            (one, find_frame(ring(1))),
+            (many, frame_of(many)),
+            (named, frame_of(named)),
+            (capture_of(ring(20)), enormous),
+        ):
+            image = pixels_of(draw(capture, frame, {"$_": [capture.images[0].name]}, 600, 300))
+            assert image.shape == (300, 600, 3) and image.std() > 5
+
+
+def test_drawing_needs_no_pyplot():
+    source = Path(__import__("nerfkit.data.inspect", fromlist=["x"]).__file__).read_text()
+    assert "import pyplot" not in source and "matplotlib.pyplot" not in source

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LLFF captures: axes, lenses, bounds and files; a damaged poses_bounds.npy is an error that names row and column."""
+
+import io
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfkit.data.lens import Lens
+from nerfkit.data.readers import llff
+from nerfkit.errors import SceneError
+
+NAMES = ["b.JPG", "a 1.png", "a 10.png"]
+
+
+def table_of(count: int, seed: int = 0) -> np.ndarray:
+    """[count, 17] of random poses, 64x48 images of focal length 50."""
+    generator = np.random.default_rng(seed)
+    rotation = np.linalg.qr(generator.normal(size=(count, 3, 3)))[0]
+    rotation *= np.sign(np.linalg.det(rotation))[:, None, None]
+    position = generator.normal(size=(count, 3, 1))
+    size = np.broadcast_to(np.array([48.0, 64.0, 50.0])[:, None], (count, 3, 1))
+    matrices = np.concatenate([rotation, position, size], axis=2).reshape(count, 15)
+    return np.concatenate([matrices, np.array([[1.5, 9.0]]) + np.arange(count)[:, None]], axis=1)
+
+
+def capture_of(folder: Path, table: np.ndarray | None = None, names=tuple(NAMES), images: str = "images") -> Path:
+    """A capture; its images are empty files."""
+    put(folder, *(f"{images}/{name}" for name in names))
+    np.save(folder / "poses_bounds.npy", table_of(len(names)) if table is None else table)
+    return folder
+
+
+def put(folder: Path, *names: str) -> None:
+    """Empty files."""
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def error_of(folder: Path) -> str:
+    """What reading a capture says."""
+    with pytest.raises(SceneError) as caught:
+        llff.read(folder)
+    assert str(caught.value).isprintable() and len(str(caught.value)) < 600
+    return str(caught.value)
+
+
+def test_images_poses_lenses_and_bounds(tmp_path):
+    table = table_of(3)
+    table[1, [4, 9, 14]] = 30, 40, 35.5
+    capture = llff.read(capture_of(tmp_path, table))
+    assert llff.recognises(tmp_path)
+    assert (capture.name, capture.format, capture.notes, capture.points) == (tmp_path.name, "llff", (), None)
+    assert [image.name for image in capture.images] == ["a 1.png", "a 10.png", "b.JPG"]
+    assert [image.file for image in capture.images] == [tmp_path / "images" / image.name for image in capture.images]
+    assert [image.bounds for image in capture.images] == [(1.5, 9), (2.5, 10), (3.5, 11)]
+    own = Lens("SIMPLE_PINHOLE", (50, 32, 24), 64, 48)
+    assert [image.lens for image in capture.images] == [own, Lens("SIMPLE_PINHOLE", (35.5, 20, 15), 40, 30), own]
+    for image, row in zip(capture.images, table, strict=True):
+        matrix = row[:15].reshape(3, 5)
+        assert image.camera_to_world.dtype == np.float64
+        np.testing.assert_array_equal(image.camera_to_world[:, 0], matrix[:, 1])  # right
+        np.testing.assert_array_equal(image.camera_to_world[:, 1], -matrix[:, 0])  # up is not down
+        np.testing.assert_array_equal(image.camera_to_world[:, 2:], matrix[:, 2:4])
+        assert np.linalg.det(image.camera_to_world[:, :3]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("change", [np.asfortranarray, lambda t: t.astype(">f8"), lambda t: t.astype(np.float32)])
+def test_other_layouts_of_the_array(tmp_path, change):
+    table = table_of(3)
+    capture = llff.read(capture_of(tmp_path, change(table)))
+    for image, row in zip(capture.images, table, strict=True):
+        np.testing.assert_allclose(image.camera_to_world[:, 3], row[[3, 8, 13]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("folders, taken", [(["images", "images_4"], "images"), (["images_8", "images_4"], "images_4")])
+def test_the_least_reduced_images_are_taken(tmp_path, folders: list[str], taken: str):
+    for images in folders:
+        capture_of(tmp_path, images=images)
+    capture = llff.read(tmp_path)
+    assert {image.file.parent for image in capture.images} == {tmp_path / taken}
+    assert capture.notes == (() if taken == "images" else (f"images are taken from {taken}",))
+    assert capture.images[0].lens.width == 64, "the size is that of the original images"
+
+
+def test_masks_are_matched_by_stem(tmp_path):
+    capture_of(tmp_path)
+    put(tmp_path, "masks/a 1.jpg", "masks/b.png", "masks/c.png")
+    capture = llff.read(tmp_path)
+    assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
+    assert "1 of 3" in capture.notes[0] and "a 10.png" in capture.notes[0]
+    assert "1 of 3" in capture.notes[1] and "c.png" in capture.notes[1]
+
+
+def test_files_that_are_no_images(tmp_path):
+    capture_of(tmp_path)
+    put(tmp_path, "images/Thumbs.db", "images/.DS_Store", "images/._b.JPG", "images/more/c.png")
+    capture = llff.read(tmp_path)
+    assert len(capture.images) == 3 and "1 images" in capture.notes[0]
+
+
+@pytest.mark.parametrize("n_poses", [1, 2, 4, 20])
+def test_counts_that_differ(tmp_path, n_poses: int):
+    message = error_of(capture_of(tmp_path, table_of(n_poses)))
+    assert f"{n_poses} poses" in message and "3 images" in message and "poses_bounds.npy" in message
+
+
+def test_no_images(tmp_path):
+    np.save(tmp_path / "poses_bounds.npy", table_of(2))
+    put(tmp_path, "images_x/a.png", "images_0/a.png")
+    message = error_of(tmp_path)
+    assert "images_4" in message and str(tmp_path) in message
+    (tmp_path / "images").mkdir()
+    assert "2 poses" in error_of(tmp_path) and "0 images" in error_of(tmp_path)
+
+
+def with_value(column: int, value: float, row: int = 1) -> np.ndarray:
+    """A table with another value."""
+    table = table_of(3)
+    table[row, column] = value
+    return table
+
+
+def turned(matrix: np.ndarray) -> np.ndarray:
+    """A table whose row 2 has another rotation."""
+    table = table_of(3)
+    rows = table[2, :15].reshape(3, 5)
+    rows[:, :3] = rows[:, :3] @ matrix
+    return table
+
+
+TABLES = {  # arrays, and what the error has to name
+    "integers": (np.zeros((3, 17), int), "float64", "int64"),
+    "halves": (np.zeros((3, 17), np.float16), "float16"),
+    "complex": (np.zeros((3, 17), complex), "complex128"),
+    "objects": (np.full((3, 17), None), "object"),
+    "text": (np.full((3, 17), "1.5"), "float64"),
+    "records": (np.zeros(3, [("a", float)]), "float64"),
+    "columns": (np.zeros((3, 15)), "17", "(3, 15)"),
+    "transposed": (np.zeros((17, 3)), "17", "(17, 3)"),
+    "flat": (np.zeros(51), "17", "(51,)"),
+    "deep": (np.zeros((3, 17, 1)), "17", "(3, 17, 1)"),
+    "empty": (np.zeros((0, 17)), "(0, 17)"),
+    "scalar": (np.float64(3), "17", "()"),
+    "nan": (with_value(2, np.nan), "row 1", "column 2", "nan"),
+    "infinite": (with_value(13, -np.inf), "row 1", "column 13", "-inf"),
+    "position": (with_value(8, 1e200, row=2), "row 2", "column 8", "1e+200"),
+    "height": (with_value(4, 48.5), "row 1", "column 4", "48.5"),
+    "height_zero": (with_value(4, 0), "row 1", "column 4", "got 0"),
+    "width": (with_value(9, 1e7), "row 1", "column 9", "1e+07"),
+    "focal": (with_value(14, -50), "row 1", "column 14", "-50"),
+    "focal_zero": (with_value(14, 0, row=0), "row 0", "column 14", "got 0"),
+    "near": (with_value(15, -1), "row 1", "column 15", "-1"),
+    "far": (with_value(16, 2), "row 1", "column 16", "2"),
+    "mirrored": (turned(np.diag([1.0, 1, -1])), "row 2", "-1"),
+    "scaled": (turned(np.eye(3) * 2), "row 2", "8"),
+    "zeros": (turned(np.zeros((3, 3))), "row 2", "0"),
+    "skewed": (turned(np.eye(3) + np.eye(3, k=1)), "row 2", "rotation"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_bad_arrays(tmp_path, name: str):
+    table, *named = TABLES[name]
+    message = error_of(capture_of(tmp_path, table))
+    assert all(part in message for part in ("poses_bounds.npy", *named)), message
+
+
+def npy(header: str) -> bytes:
+    """A NumPy file of such a header and no values."""
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, a=table_of(3))
+    return file.getvalue()
+
+
+FILES = {
+    "empty": b"",
+    "text": b"1 2 3",
+    "zip": zipped(),
+    "pickle": b"\x80\x04\x95" + bytes(20),
+    "version": b"\x93NUMPY\x09\x00" + bytes(100),
+    "header": npy("{'descr': '<f8'"),
+    "code": npy("__import__('os').abort()"),
+    "nested": npy("(" * 9000 + ")" * 9000),
+    "huge": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 17)}"),
+    "overflow": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 17)}"),
+    "digits": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1" + "0" * 5000 + ", 17)}"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_that_are_no_array(tmp_path, name: str):
+    (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(FILES[name])
+    assert "poses_bounds.npy" in error_of(tmp_path)
+
+
+def test_folders_instead_of_files(tmp_path):
+    assert not llff.recognises(tmp_path) and not llff.recognises(tmp_path / "a\0b")
+    assert "poses_bounds.npy" in error_of(tmp_path)
+    (tmp_path / "poses_bounds.npy").mkdir()
+    assert "folder" in error_of(tmp_path)
+
+
+def outcome(folder: Path) -> bool:
+    """Whether the capture is read; only a SceneError of one line may come of it else."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        warnings.simplefilter("ignore", UserWarning)  # NumPy's, of headers that it mends
+        try:
+            capture = llff.read(folder)
+        except SceneError as error:
+            assert str(error).isprintable() and len(str(error)) < 600, repr(str(error))
+            return False
+    assert all(np.isfinite(image.camera_to_world).all() for image in capture.images)
+    return True
+
+
+def test_truncated_and_mutated_files(tmp_path):
+    file = capture_of(tmp_path) / "poses_bounds.npy"
+    content, generator = file.read_bytes(), np.random.default_rng(0)
+    assert outcome(tmp_path)
+    for length in range(0, len(content), 50):
+        file.write_bytes(content[:length])
+        assert not outcome(tmp_path)
+    loaded = set()
+    for trial in range(600):
+        changed = bytearray(content)
+        for place in generator.integers(128 if trial % 3 else len(content), size=generator.integers(1, 4)):
+            changed[place] ^= 1 << int(generator.integers(8))
+        file.write_bytes(changed)
+        loaded.add(outcome(tmp_path))
+    assert loaded == {True, False}, "both happen among them"

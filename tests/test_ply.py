@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PLY files of points: what is read, what is refused and named, and that writing is read back."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfkit.data.capture import Points
+from nerfkit.data.ply import read_points, write_points
+from nerfkit.errors import SceneError
+from tests.test_bad_scenes import mutated
+
+XYZ = "property float x\nproperty float y\nproperty float z\n"
+RGB = "property uchar red\nproperty uchar green\nproperty uchar blue\n"
+
+
+def header(properties: str = XYZ + RGB, format: str = "ascii", count=2, before: str = "", after: str = "") -> str:
+    return f"ply\nformat {format} 1.0\ncomment by hand\n{before}element vertex {count}\n{properties}{after}end_header\n"
+
+
+def put(folder: Path, text: str, body: bytes = b"") -> Path:
+    (folder / "p.ply").write_bytes(text.encode() + body)
+    return folder / "p.ply"
+
+
+def error_of(file: Path) -> str:
+    with pytest.raises(SceneError) as caught:
+        read_points(file)
+    message = str(caught.value)
+    assert message.isprintable() and "p.ply" in message and len(message) < 700, message
+    return message
+
+
+BODY = b"1 2 3 10 20 30\n-1.5 2e1 0 255 0 7\n"
+FACES = "element face 1\nproperty list uchar int vertex_indices\n"
+BINARY = struct.pack("<3f3B3f3B", 1, 2, 3, 10, 20, 30, -1.5, 20, 0, 255, 0, 7)
+NORMALS = "property double nx\n"
+
+
+@pytest.mark.parametrize(
+    "text, body",
+    [
+        (header(), BODY),
+        (header().replace("\n", "\r\n"), BODY.replace(b"\n", b"\r\n")),
+        (header(after=FACES), BODY + b"3 0 1 2\n"),
+        (header(before=FACES), b"3 0 1 2\n" + BODY),
+        (header(NORMALS + XYZ + RGB), b"9 1 2 3 10 20 30\n9 -1.5 2e1 0 255 0 7\n"),
+        (header(format="binary_little_endian"), BINARY),
+        (header(format="binary_little_endian", after=FACES), BINARY + b"\3" + b"\0" * 12),
+        (
+            header(format="binary_little_endian", before="element camera 2\nproperty short id\n"),
+            b"\1\1\2\2" + BINARY,
+        ),
+        (
+            header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"),
+            struct.pack("<4d3B4d3B", 1, 2, 3, 9, 10, 20, 30, -1.5, 20, 0, 9, 255, 0, 7),
+        ),
+    ],
+)
+def test_read(tmp_path, text: str, body: bytes):
+    points = read_points(put(tmp_path, text, body))
+    assert points.positions.dtype == np.float64 and points.positions.tolist() == [[1, 2, 3], [-1.5, 20, 0]]
+    assert points.colors.dtype == np.uint8 and points.colors.tolist() == [[10, 20, 30], [255, 0, 7]]
+    assert points.track_lengths.tolist() == [0, 0] and points.views.shape == (0,)
+
+
+def test_without_colors_and_without_points(tmp_path):
+    assert (read_points(put(tmp_path, header(XYZ), b"1 2 3\n4 5 6\n")).colors == 128).all()
+    for format in ("ascii", "binary_little_endian"):
+        assert read_points(put(tmp_path, header(count=0, format=format))).positions.shape == (0, 3)
+
+
+BAD = {
+    "empty": ("", b"", "PLY"),
+    "no_end": (header()[:-12], BODY, "end_header"),
+    "big_endian": (header(format="binary_big_endian"), BINARY, "binary_big_endian"),
+    "no_vertex": (header().replace("vertex", "corner"), BODY, "vertex"),
+    "no_z": (header(XYZ.replace(" z", " w")), BODY, "'z'"),
+    "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
+    "no_blue": (header(XYZ + RGB.replace("blue", "alpha")), BODY, "'blue'"),
+    "float_colors": (header(XYZ + RGB.replace("uchar", "float")), BODY, "'red'", "uchar"),
+    "x_twice": (header(XYZ + XYZ), BODY, "twice"),
+    "unknown_type": (header(XYZ + "property half w\n"), BODY, "half", "w"),
+    "list": (header(XYZ + "property list uchar int v\n"), BODY, "list", "vertex"),
+    "list_before": (header(format="binary_little_endian", before=FACES), BODY, "list", "face"),
+    "negative_count": (header(count=-1), BODY, "vertex", "-1"),
+    "huge_count": (header(count=10**30), BODY, "vertex", "1000000"),
+    "nonsense": (header(after="propertee\n"), BODY, "propertee"),
+    "truncated_text": (header(count=3), BODY, "3"),
+    "truncated_much": (header(count=10**9), BODY, "1000000000"),
+    "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
+    "much_before": (header(before="element face 99999999999\nproperty uchar a\n"), BODY, "2"),
+    "blank_rows": (header(), b" \n" * 40, "2"),
+    "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
+    "short_row": (header(), b"1 2 3 10 20 30\n1 2 3 10 20\n  ", "vertex"),
+    "long_rows": (header(), b"1 2 3 10 20 30 40\n1 2 3 10 20 30 40\n", "6", "7"),
+    "color_256": (header(), BODY.replace(b"255", b"256"), "'red'", "255"),
+    "nan": (header(), BODY.replace(b"2e1", b"nan"), "vertex 1", "nan"),
+    "infinite": (header(), BODY.replace(b"1 2 3", b"1 -inf 3"), "vertex 0", "inf"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_refused_by_name(tmp_path, name: str):
+    text, body, *named = BAD[name]
+    message = error_of(put(tmp_path, text, body))
+    assert all(part in message for part in named), message
+
+
+def test_missing_and_folders(tmp_path):
+    error_of(tmp_path / "p.ply")
+    (tmp_path / "p.ply").mkdir()
+    assert "folder" in error_of(tmp_path / "p.ply")
+
+
+@pytest.mark.parametrize("text, body", [(header(), BODY), (header(format="binary_little_endian"), BINARY)])
+def test_mutated(tmp_path, text: str, body: bytes):
+    generator, loaded = np.random.default_rng(0), set()
+    for _ in range(400):
+        (tmp_path / "p.ply").write_bytes(mutated(text.encode() + body, generator))
+        try:
+            read_points(tmp_path / "p.ply")
+            loaded.add(True)
+        except SceneError as error:
+            assert str(error).isprintable()
+            loaded.add(False)
+    assert loaded == {True, False}
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000])
+def test_written_and_read_back(tmp_path, count: int):
+    generator = np.random.default_rng(count)
+    nothing = np.zeros(count, dtype=np.int64)
+    colors = generator.integers(0, 256, (count, 3)).astype(np.uint8)
+    points = Points(generator.normal(size=(count, 3)), colors, nothing, nothing)
+    write_points(tmp_path / "p.ply", points)
+    again = read_points(tmp_path / "p.ply")
+    assert np.array_equal(again.positions, points.positions) and np.array_equal(again.colors, points.colors)
