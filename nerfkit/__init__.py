@@ -68,13 +68,13 @@ _HOME = {
     "load_run": "nerfkit.training.run",
     "Trainer": "nerfkit.training.trainer",
 }
-_ROOMS = ("nn", "ops")
+_SUBPACKAGES = ("nn", "ops")
 
-__all__ = ["__version__", *_ROOMS, *_HOME]
+__all__ = ["__version__", *_SUBPACKAGES, *_HOME]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _SUBPACKAGES:
         return importlib.import_module(f"nerfkit.{name}")
     if name in _HOME:
         return getattr(importlib.import_module(_HOME[name]), name)

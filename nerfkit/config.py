@@ -87,8 +87,8 @@ class SamplingConfig:
     occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
     occupancy_threshold: number(0, 1) = 0.01  # a cell is occupied above this opacity per interval
-    candidates_per_sample: number(1, 16) = 3.0  # in a step's graph: occupied cells' samples to one that light reaches
-    min_transmittance: number(0, 0.99) = 1e-4  # samples behind less light than this are dropped
+    candidates_per_sample: number(1, 16) = 3.0  # of a CUDA graph: capacity for marched samples per visible one
+    min_transmittance: number(0, 0.99) = 1e-4  # a ray ends where its transmittance falls to this
 
 
 @dataclass
@@ -97,9 +97,9 @@ class TrainerConfig:
 
     steps: integer(1, 10**9) = 20000  # optimisation steps
     max_seconds: number(0, 1e9) = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
-    samples: integer(1, 2**26) = 262144  # samples per step, by the number of rays; at most that many in a graph
+    samples: integer(1, 2**26) = 262144  # per step, by the number of rays; the capacity of a CUDA graph
     max_rays: integer(1, 2**24) = 65536  # rays per step at most
-    optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: no step for what has no gradient, faster on many samples
+    optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: skips what has no gradient; for large batches
     learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises

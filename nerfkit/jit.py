@@ -94,6 +94,7 @@ def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
         raise BuildError(f"{SOURCES} is not there; nerfkit's own ops are built from a checkout of its repository")
     if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
         raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
+    (Path(__file__).parent / "built.txt").unlink(missing_ok=True)  # what setup.py built is no longer what is there
     shared = sorted(SOURCES.glob("*_bind.cpp"))
     best = BEST_LIBRARY.removesuffix(".so")
     libraries = {best: [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}

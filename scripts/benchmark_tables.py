@@ -168,7 +168,8 @@ def gpu_page() -> str:
         f"{len(sizes['results'])} timings of `scripts/work_of_sizes.py` against PyTorch's faster memory layout.",
         summary(sizes),
         "## Small textbook cases",
-        f"Definition, C++ and CUDA side by side. CPU rows: {tutorials['cpu_threads']} threads of the GPU's host, which was not idle.",
+        "Definition, C++ and CUDA side by side. "
+        f"CPU rows: {tutorials['cpu_threads']} threads of the GPU's host, which was not idle.",
         markdown(tutorials).strip().replace("### ", "### Textbook: "),
     ]
     return "\n\n".join(parts) + "\n"

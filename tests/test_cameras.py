@@ -99,6 +99,14 @@ def test_interpolation_goes_through_the_cameras(cameras):
     torch.testing.assert_close(made.camera_to_world[::3], cameras.camera_to_world, rtol=0, atol=1e-5)
 
 
+def test_interpolation_is_smooth_where_it_meets_a_camera(cameras):
+    """Velocity is continuous there, as that of straight lines from one camera to the next would not be."""
+    n = 200
+    positions = paths.interpolate(cameras, n * len(cameras)).positions
+    before, after = (positions[n::n] - positions[n - 1 : -1 : n]), (positions[n + 1 :: n] - positions[n::n])
+    assert ((after - before).norm(dim=-1) < 0.2 * before.norm(dim=-1)).all()
+
+
 @pytest.mark.parametrize("up", [(0.0, 0.0, 1.0), (0.0, 1.0, 0.0), (-0.6, 0.0, 0.8)])
 def test_orbit_goes_round_the_up_axis(cameras, up: tuple):
     """At one height and distance, in equal steps, the last of which leads back to the first."""

@@ -381,4 +381,3 @@ def test_half_tangents():
     assert half_tangents(Lens("PINHOLE", (50.0, 80.0, 50.0, 40.0), 100, 80)) == pytest.approx((1, 0.5))
     wide = half_tangents(Lens("OPENCV_FISHEYE", (30.0, 80.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80))
     assert wide == pytest.approx((3, np.tan(0.5)))
-    assert half_tangents(Lens("EQUIRECTANGULAR", (100.0, 50.0), 100, 50)) == (3, 3)

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from nerfkit.training.optim import LazyAdam
+from nerfkit.training.optim import LazyAdam, adam
 from tests.naming import raises_naming
 
 
@@ -102,3 +102,11 @@ def test_a_scaler_skips_what_overflows():
         assert optimizer.state[x]["step"] == step
     torch.testing.assert_close(x.detach().cpu(), torch.tensor([-1.0, 0.0, 1.0]), rtol=1e-5, atol=0)
     assert scaler.get_scale() == 512.0
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_optimiser_of_a_run(lazy: bool):
+    """Hash grids want a short memory of squared gradients, and no epsilon that small gradients drown in."""
+    optimizer = adam([torch.nn.Parameter(torch.ones(3))], torch.tensor(0.01), lazy)
+    assert isinstance(optimizer, LazyAdam if lazy else torch.optim.Adam)
+    assert optimizer.defaults["betas"] == (0.9, 0.99) and optimizer.defaults["eps"] == 1e-15

@@ -20,6 +20,8 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from orrery import cameras, model, render  # noqa: E402
 
+from tests.shipped_scene import needs_images  # noqa: E402
+
 
 @cache
 def transforms(split: str) -> dict:
@@ -30,12 +32,6 @@ def transforms(split: str) -> dict:
 def vertices() -> np.ndarray:
     """All vertices of the model, [V, 3] in the world."""
     return np.concatenate([part.mesh.vertices for part in model.build()])
-
-
-def needs_images() -> None:
-    """An sdist, which has no .git, holds no images of the scene; a checkout without them is broken."""
-    if not (SCENE / "train").exists() and not (ROOT / ".git").exists():
-        pytest.skip("the scene's images, 18 MB, are not in the sdist")
 
 
 def covered(split: str, index: int) -> np.ndarray:

@@ -271,21 +271,25 @@ def test_gradients_reach_origins_and_directions(small_config):
     step, found = 1e-6, []
     fixed = plain.samples
 
-    def at(origins):  # the same intervals: march would move them with the box
+    def at(origins, directions):  # the same intervals: march would move them with the box
         middles = ((fixed.t_starts + fixed.t_ends) / 2)[:, None]
-        positions = origins[fixed.ray_index] + directions.detach()[fixed.ray_index] * middles
+        positions = origins[fixed.ray_index] + directions[fixed.ray_index] * middles
         model.sampler.forward = lambda *arguments: fixed._replace(positions=positions)
-        return color(origins, directions.detach())
+        return color(origins, directions)
 
     forward = model.sampler.forward
     for ray in inside.nonzero().flatten()[:5].tolist():
         moved = torch.zeros_like(origins)
         moved[ray, 0] = step
         with torch.no_grad():
-            slope = (at(origins + moved) - at(origins - moved)).item() / (2 * step)
-        found.append(slope - origins.grad[ray, 0].item())
+            slope = at(origins + moved, directions) - at(origins - moved, directions)
+        found.append(slope.item() / (2 * step) - origins.grad[ray, 0].item())
+    written_out = [x.detach().clone().requires_grad_() for x in (origins, directions)]
+    at(*written_out).backward()
     model.sampler.forward = forward
     assert max(map(abs, found)) < 1e-4 * origins.grad.abs().max()
+    for x, wanted in zip((origins, directions), written_out, strict=True):
+        torch.testing.assert_close(x.grad, wanted.grad)
 
 
 @pytest.mark.parametrize(

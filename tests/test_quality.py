@@ -14,6 +14,7 @@ from nerfkit.metrics import psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
+from tests.shipped_scene import needs_images
 
 # PSNR of the 20 test views at 50x50 in dB, seeds 0 to 7, measured on a CPU:
 #
@@ -47,6 +48,7 @@ def options(variant: str, seed: int) -> Config:
 @pytest.fixture(scope="module")
 def scene():
     """Cameras of the shipped scene and their images, of the splits train and test."""
+    needs_images()
     config = options("field", 0)
     views = load_scene(config.data.path, downscale=config.data.downscale).views
     return {split: (views[split].cameras, views[split].load()) for split in ("train", "test")}
@@ -60,7 +62,7 @@ def score(scene, variant: str, seed: int) -> float:
     trainer.train()
     image_of, (cameras, images) = ImageRenderer(trainer.model.eval(), torch.ones(3)), scene["test"]
     assert (cameras.width, cameras.height) == (50, 50)
-    return mean(psnr(image_of(cameras, v)["rgb"], blend(images[v], torch.ones(3))) for v in range(len(cameras)))
+    return mean(psnr(image_of(cameras, v)["rgb"], blend(images.image(v), torch.ones(3))) for v in range(len(cameras)))
 
 
 def test_the_shipped_scene_is_learned(scene):

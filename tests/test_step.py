@@ -281,3 +281,11 @@ def test_a_network_without_a_kernel_can_still_be_recorded(small_config, monkeypa
         chosen = on | dict.fromkeys(unfused, ops.Resolved("torch", ""))
         monkeypatch.setattr(trainer.model, "resolved", lambda device, chosen=chosen: chosen)
         assert step._can_be_recorded() == wanted, unfused
+
+
+@pytest.mark.parametrize("n_samples, wanted", [(1, 200), (10**9, 64), (4096 * 100 // 150, 150)])
+def test_the_number_of_rays_changes_at_most_twofold_a_step(small_config, n_samples: int, wanted: int):
+    """After 100 complete rays, for 4096 samples a step: the first samples of a field say little about the next."""
+    step = make_trainer(small_config).training_step
+    step._adapt_ray_count(torch.tensor(100), torch.tensor(n_samples))
+    assert int(step.n_rays) == pytest.approx(wanted, abs=1)

@@ -43,7 +43,7 @@ def report() -> tuple[list[str], bool]:
     lines.append(f"ops       on {device}, ops.backend=auto:")
     for op in dispatch.OPS:
         resolved = dispatch.resolve(op, device)
-        lines.append(f"          {op:<17} {resolved.backend:<6} ({resolved.reason})")
+        lines.append(f"          {op:<19} {resolved.backend:<6} ({resolved.reason})")
     works = broken or _trains(device)
     lines.append("verdict   " + (f"training works on {device}" if works is None else f"BROKEN: {works}"))
     return lines, works is None
@@ -76,7 +76,8 @@ def _run_on_gpus() -> tuple[list[str], str | None]:
             continue  # said above
         error = _error_on(f"cuda:{index}")
         name = torch.cuda.get_device_name(index)
-        lines.append(f"          {f'FAILED: {error}' if error else 'ran trilinear, rightly,'} on cuda:{index} {name}")
+        said = f"FAILED: {error}" if error else "trilinear agrees with its definition"
+        lines.append(f"          {said} on cuda:{index} {name}")
         broken = broken or error
     none = "it has code for none of them" if torch.cuda.device_count() else "there is none that torch can use"
     return lines or [f"          has run on no GPU: {none}"], broken

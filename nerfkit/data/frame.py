@@ -43,10 +43,6 @@ GROWN = 0.1  # share of its side by which the box of an object's points grows, a
 INSIDE = 0.95  # share of points inside the box below which there is a warning
 TANGENT = 0.6  # half an image's side at depth 1, where no lens is given
 STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
-ONE_FOCAL = (  # lens models with one focal length; of others the second parameter is the vertical one
-    "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "SIMPLE_RADIAL_FISHEYE", "RADIAL_FISHEYE", "SIMPLE_FISHEYE",
-    "SIMPLE_DIVISION",
-)  # fmt: skip
 WARNING = "warning: "  # before lines of text that ask for something
 
 SHAPES = {"rotation": (3, 3), "center": (3,), "scale": (), "near": (), "far": (), "box": (2, 3), "up": (3,)}
@@ -184,12 +180,8 @@ def frame_of(capture: Capture, training: list[str] | None = None, has_alpha: boo
 
 def half_tangents(lens: Lens) -> tuple[float, float]:
     """About half the width and half the height of an image at depth 1: distortion is left out."""
-    if lens.model == "EQUIRECTANGULAR" or not lens.params or lens.params[0] <= 0:
-        return STEEPEST, STEEPEST
-    two = len(lens.params) > 3 and lens.model not in ONE_FOCAL
-    focals = (lens.params[0], lens.params[1] if two else lens.params[0])
-    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), focals, strict=True)]
-    if "FISHEYE" in lens.model:  # angles instead of tangents
+    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    if lens.is_fisheye:  # angles instead of tangents
         halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
     return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
 
