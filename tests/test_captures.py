@@ -369,7 +369,8 @@ def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypat
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     monkeypatch.setattr("nerfkit.data.assemble.frame_of", lambda *_, **__: pytest.fail("a frame was looked for"))
     call(eval_command, run_of_capture)
-    assert json.loads((run_of_capture / "metrics.json").read_text())["psnr"] == score
+    again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
+    assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"
     call(train, "--resume", run_of_capture, "--trainer.steps", 6)
     assert (run_of_capture / "scene.json").read_text() == before
     assert "frame" in capsys.readouterr().out

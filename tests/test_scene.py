@@ -124,7 +124,8 @@ def test_names_with_umlauts_in_any_locale(scene_folder, locale):
     (scene_folder / "transforms_train.json").write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     folder = scene_folder.rename(scene_folder.with_name("Szene ä"))
     code = "import sys; from nerfkit.data.load import load_scene; load_scene(sys.argv[1]).split('train').load()"
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])} | locale
+    paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | locale
     subprocess.run([sys.executable, "-c", code, folder], env=environment, check=True, timeout=120)
 
 
