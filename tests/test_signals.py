@@ -6,25 +6,35 @@ import pytest
 
 from nerfkit.commands.signals import StopSignals
 
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """As in a terminal: a process of nohup or of a script's background begins with some of them ignored."""
+    before = {number: signal.getsignal(number) for number in STOPPING}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", STOPPING)
 def test_the_first_is_remembered_and_the_second_stops_at_once(number):
     before = signal.getsignal(number)
     with StopSignals() as signals:
         assert not signals.arrived()
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
         assert signals.arrived() and signals.number == number
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-            signal.pause()
+            signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(number) is before
 
 
 def test_what_nohup_ignores_stays_ignored():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with StopSignals() as signals:
-            os.kill(os.getpid(), signal.SIGHUP)
-            assert not signals.arrived()
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not signals.arrived()
