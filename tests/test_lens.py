@@ -10,7 +10,6 @@ import torch
 
 from nerfkit.data import lens as lens_module
 from nerfkit.data.lens import MODELS, UNSUPPORTED, Lens
-from nerfkit.data.lens_grids import lens_directions, pack_grids
 from nerfkit.errors import SceneError
 
 SIZE = (640, 500)
@@ -344,8 +343,6 @@ def test_the_fold_of_a_barrel():
     assert all(part in message for part in ("RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter"))
     named = float(message.split("beyond ")[1].split()[0])
     assert abs(named - farthest) < 1 and message.isprintable() and len(message) < 600
-    with pytest.raises(SceneError, match="%"):
-        pack_grids([PHONE, BARREL])
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -393,43 +390,6 @@ def test_a_few_invalid_corners_are_marked():
     assert valid.equal(radius < (radius[valid].max() + radius[~valid].min()) / 2), "those farthest from the centre"
     assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
     assert (directions.norm(dim=-1) - 1).abs().max() < 1e-6
-    column, row, _ = grid_of_pixels(lens)
-    near, seen = lens_directions(pack_grids([lens], 4), torch.zeros_like(column), column, row)
-    assert not (seen & ~valid).any() and (near.norm(dim=-1) - 1).abs().max() < 1e-6
-    assert (near - directions)[seen].norm(dim=-1).mean() * 500 < 0.05
-
-
-@pytest.mark.parametrize("spacing, error", [(8, 0.0045), (16, 0.018), (32, 0.07)])
-def test_the_grid_of_a_phone(spacing: int, error: float):
-    grid = PHONE.displacement_grid(spacing)
-    assert grid.dtype == torch.float32 and grid.shape == (1920 // spacing + 1, math.ceil(1080 / spacing) + 1, 2)
-    pixels = random_pixels(PHONE, 20_000).long()
-    column, row = pixels.unbind(-1)
-    directions, valid = lens_directions(pack_grids([PHONE], spacing), torch.zeros_like(column), column, row)
-    back = PHONE.project(directions.double() * OPENGL)
-    assert valid.all() and error / 4 < (back - pixels - 0.5).norm(dim=-1).max() < error
-
-
-def test_grids_of_many_lenses():
-    lenses = [PHONE.resized(270, 480), lens_of("PINHOLE").resized(33, 25), random_lens("RADIAL", 3).resized(301, 9)]
-    grids = pack_grids(lenses)
-    for index, lens in enumerate(lenses):
-        column, row, _ = grid_of_pixels(lens)
-        directions, valid = lens_directions(grids, torch.full_like(column, index), column, row)
-        exact = lens.direction_map().directions
-        assert valid.all() and (directions - exact).norm(dim=-1).max() * lens.focal[0] < 0.05
-    mixed = torch.tensor([2, 0, 1, 0])
-    corners = torch.tensor([[300, 8], [269, 479], [32, 24], [0, 0]])
-    directions, _ = lens_directions(grids, mixed, *corners.unbind(-1))
-    for direction, index, corner in zip(directions, mixed, corners, strict=True):
-        wanted, _ = lenses[index].unproject(corner[None] + 0.5)
-        torch.testing.assert_close(direction.double(), (wanted * OPENGL)[0], rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("model", FISHEYES)
-def test_a_fisheye_has_no_grid(model: str):
-    with pytest.raises(SceneError, match=f"{model}.*direction_map"):
-        lens_of(model).displacement_grid()
 
 
 BAD = {  # arguments, and what the error has to name
@@ -507,6 +467,3 @@ def test_a_map_on_every_device(device: str):
     directions, valid, _ = lens.direction_map(device)
     assert directions.device.type == valid.device.type == device
     torch.testing.assert_close(directions.cpu(), lens.direction_map().directions, rtol=0, atol=1e-6)
-    column, row, _ = (values.to(device) for values in grid_of_pixels(lens))
-    near, seen = lens_directions(pack_grids([lens], device=device), torch.zeros_like(column), column, row)
-    assert seen.all() and (near - directions).norm(dim=-1).max() * lens.focal[0] < 0.05

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lens: from directions of a camera to pixels and back.
 
-Unprojecting a distorted pixel means solving an equation, so that is done once, in float64: for every pixel
-(`Lens.direction_map`), or where maps of many lenses would be too large, on a grid (`Lens.displacement_grid`).
+Unprojecting a distorted pixel means solving an equation, so that is done once for every pixel, in float64
+(`Lens.direction_map`).
 """
 
 from __future__ import annotations
@@ -150,33 +150,14 @@ class Lens:
         directions = torch.empty(self.width * self.height, 3, device=device)
         valid = torch.empty(self.width * self.height, dtype=torch.bool, device=device)
         max_residual, start = 0.0, 0
-        for pixels in self.pixel_chunks(device):
+        for pixels in self._pixel_chunks(device):
             found, residual = self.unproject(pixels)  # [N, 3], [N]
             part, good = slice(start, start + len(pixels)), residual <= TOLERANCE
-            directions[part], valid[part] = for_rays(found, good), good
+            directions[part], valid[part] = _for_rays(found, good), good
             max_residual = max(max_residual, residual.where(good, 0).max().item())
             start += len(pixels)
-        self.check_share(valid)
+        self._check_share(valid)
         return DirectionMap(directions, valid, max_residual)
-
-    def displacement_grid(self, spacing: int = 8, device: torch.device | str = "cpu") -> Tensor:
-        """Undistorted minus distorted coordinates at nodes over the whole image, [rows + 1, columns + 1, 2] float32.
-
-        In focal lengths. Cells are of equal size, at most `spacing` pixels, and end at the image's borders. NaN where
-        no direction leads to a node. Raises SceneError of a fisheye lens: it has no such coordinates.
-        """
-        if self.is_fisheye:
-            raise SceneError(f"a displacement grid is for perspective lenses, not for {self.model}; use direction_map")
-        columns, rows = self.grid_cells(spacing)
-        x = torch.linspace(0, self.width, columns + 1, dtype=torch.float64, device=device)
-        y = torch.linspace(0, self.height, rows + 1, dtype=torch.float64, device=device)
-        nodes = torch.cartesian_prod(y, x).flip(-1)  # [nodes, 2] in pixels, row by row
-        parts = [self.unproject(part) for part in nodes.split(CHUNK)]
-        directions, residual = (torch.cat(part) for part in zip(*parts, strict=True))  # [nodes, 3], [nodes]
-        distorted = (nodes - nodes.new_tensor(self.center)) / nodes.new_tensor(self.focal)
-        moved = directions[:, :2] / directions[:, 2:] - distorted
-        moved = moved.where(residual[:, None] <= TOLERANCE, math.nan)
-        return moved.float().unflatten(0, (rows + 1, columns + 1))
 
     @property
     def _equations(self) -> Perspective | Fisheye:
@@ -186,13 +167,7 @@ class Lens:
         """Parameters by name."""
         return dict(zip(MODELS[self.model][1], self.params, strict=True))
 
-    def grid_cells(self, spacing: int) -> tuple[int, int]:
-        """Cells of the displacement grid, across and down."""
-        if spacing < 1:
-            raise ValueError(f"spacing must be at least 1 pixel, got {spacing}")
-        return math.ceil(self.width / spacing), math.ceil(self.height / spacing)
-
-    def pixel_chunks(self, device: torch.device | str) -> Iterator[Tensor]:
+    def _pixel_chunks(self, device: torch.device | str) -> Iterator[Tensor]:
         """Pixel centres [N, 2] float64 of a few rows at a time."""
         rows = max(1, CHUNK // self.width)
         x = torch.arange(self.width, dtype=torch.float64, device=device) + 0.5
@@ -200,13 +175,13 @@ class Lens:
             y = torch.arange(first, min(first + rows, self.height), dtype=torch.float64, device=device) + 0.5
             yield torch.cartesian_prod(y, x).flip(-1)
 
-    def check_share(self, valid: Tensor) -> None:
+    def _check_share(self, valid: Tensor) -> None:
         """Refuse the lens if too many of its pixels [H*W] are not valid."""
         share = (~valid).sum().item() / len(valid)
         if share <= LARGEST_INVALID:
             return
         nearest, start = math.inf, 0
-        for pixels in self.pixel_chunks(valid.device):
+        for pixels in self._pixel_chunks(valid.device):
             bad = pixels[~valid[start : start + len(pixels)]] - pixels.new_tensor(self.center)
             nearest = min(nearest, torch.linalg.vector_norm(bad, dim=-1).min().item() if len(bad) else math.inf)
             start += len(pixels)
@@ -220,7 +195,7 @@ class Lens:
         return ", ".join(f"{name} {value:g}" for name, value in self._named().items())
 
 
-def for_rays(directions: Tensor, valid: Tensor) -> Tensor:
+def _for_rays(directions: Tensor, valid: Tensor) -> Tensor:
     """Unit directions [N, 3] float32 in OpenGL axes of those in OpenCV's; the axis where not valid."""
     x, y, z = directions.unbind(-1)
     x, y, z = torch.where(valid, x, 0), torch.where(valid, y, 0), torch.where(valid, z, 1)

@@ -65,6 +65,11 @@ def test_every_file_is_python_3_10(file: Path):
     ast.parse(file.read_text(), str(file), feature_version=(3, 10))
 
 
+def test_newer_syntax_is_seen():
+    with pytest.raises(SyntaxError):
+        ast.parse("try: pass\nexcept* ValueError: pass\n", feature_version=(3, 10))
+
+
 def python_3_10() -> str | None:
     """A Python 3.10 that runs; a version manager's stand-in for one does not."""
     versions = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
