@@ -146,6 +146,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"{config.data.background} background",
         *(f"note      {note}" for note in scene.notes),
         *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
+        f"images    {trainer.views.source.text}",
         f"box       {list(config.data.box[:3])} to {list(config.data.box[3:])}, step {config.sampling.step:g}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
         f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",
