@@ -56,8 +56,9 @@ def available_memory(device: torch.device) -> int | None:
     if device.type != "cuda":
         return free_memory()
     free, total = torch.cuda.mem_get_info(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, to be reused
-    allowed = int(total * torch.cuda.get_per_process_memory_fraction(device)) - torch.cuda.memory_reserved(device)
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(index)) - torch.cuda.memory_reserved(device)
     return max(0, min(free, allowed) + unused)
 
 

@@ -128,7 +128,7 @@ def test_training_on_a_window_resumes_to_the_bit(small_config, tmp_path, monkeyp
 
 @pytest.mark.cuda
 def test_images_beyond_half_of_the_memory_go_through_a_window():
-    device = torch.device("cuda")
+    device = torch.device("cuda", torch.cuda.current_device())
     pool = ImagePool(
         torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8), 2**20 * torch.arange(64), ((1024, 1024),) * 64
     )

@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    scene = find_scene(options, box_given="--data.box" in arguments)
+    box_given = any(argument.partition("=")[0] == "--data.box" for argument in arguments)
+    scene = find_scene(options, box_given, options.resume)
     folder = open_folder(options, scene)
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
@@ -75,16 +76,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(options: TrainOptions, box_given: bool = False) -> Scene:
+def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Scene:
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
     A box that was given, be it the default one, is meant in the files' own coordinates.
     """
     data, sampling, default = options.data, options.sampling, Config()
     given = data.box if box_given or data.box != default.data.box else None
-    frame = run_frame(Path(options.resume)) if options.resume else None
+    frame = run_frame(Path(resume)) if resume else None
     scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame, data.sfm)
-    if scene.frame is not None and not options.resume:
+    if scene.frame is not None and not resume:
         data.box = tuple(scene.frame.box.flatten().tolist())
         if sampling.near == default.sampling.near:
             sampling.near = scene.frame.near

@@ -56,12 +56,10 @@ def evaluate(
     for view in bar:
         truth = blend(images.image(view), background.cpu())  # [H, W, 3]
         render = image_of(cameras, view)["rgb"]
-        counts = _pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
+        counts = pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
         n_ignored += 0 if counts is None else int((~counts).sum())
         name = views.names[view]
-        compared = render if counts is None else torch.where(counts[..., None], render, truth)
-        scored = (render, truth) if counts is None else (render[counts], truth[counts])
-        rows.append({"psnr": psnr(*scored), "ssim": ssim(compared, truth), "view": name})
+        rows.append(scores(render, truth, counts) | {"view": name})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
@@ -79,6 +77,14 @@ def evaluate(
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def scores(render: Tensor, truth: Tensor, counts: Tensor | None) -> dict[str, float]:
+    """PSNR and SSIM of an image [H, W, 3]; of pixels that do not count (`counts` [H, W] bool), SSIM sees the truth."""
+    if counts is None:
+        return {"psnr": psnr(render, truth), "ssim": ssim(render, truth)}
+    compared = torch.where(counts[..., None], render, truth)
+    return {"psnr": psnr(render[counts], truth[counts]), "ssim": ssim(compared, truth)}
 
 
 def _file_name(name: str, view: int) -> str:
@@ -135,7 +141,7 @@ def _check_score(row: dict[str, Any], split: str) -> None:
             )
 
 
-def _pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
+def pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
     """Pixels [H, W] of one image that are scored, bool; None if all are."""
     known, ignored = cameras.known_image(view), images.mask(view)
     if known is None or ignored is None:
