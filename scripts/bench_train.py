@@ -257,7 +257,7 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
         )
         for view in views
     ]
-    return {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
+    return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
 
 
 def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:

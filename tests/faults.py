@@ -237,15 +237,15 @@ FAULTS = [
     Fault(
         "frame_found_anew",
         "commands/train.py",
-        "frame = run_frame(Path(options.resume)) if options.resume else None",
+        "frame = run_frame(Path(resume)) if resume else None",
         "frame = None",
         "captures",
     ),
     Fault(
         "a_given_default_box_ignored",
         "commands/train.py",
-        'box_given="--data.box" in arguments',
-        "box_given=False",
+        "find_scene(options, box_given, options.resume)",
+        "find_scene(options, False, options.resume)",
         "captures",
     ),
     Fault("near_of_the_frame_ignored", "commands/train.py", "sampling.near = scene.frame.near", "pass", "captures"),
@@ -798,7 +798,7 @@ FAULTS = [
         "cameras.resized(*options.size[::-1])",
         "command_results",
     ),
-    Fault("frames_ignored", "commands/render.py", "options.frames or 60", "60", "command_results"),
+    Fault("frames_ignored", "commands/render.py", "options.frames or FRAMES", "FRAMES", "command_results"),
     Fault("fps_ignored", "commands/render.py", "in files], options.fps)", "in files], 20)", "command_results"),
     Fault(
         "video_backwards",

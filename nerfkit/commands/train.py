@@ -17,7 +17,7 @@ from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
 from nerfkit.model.registry import import_models, model_bytes
-from nerfkit.training.evaluator import check_scorable, evaluate
+from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
@@ -129,7 +129,7 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
         state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
         trainer.model.eval()
         metrics = evaluate(trainer.model, options, scene.split(split), state, folder, trainer.device)
-        print(f"{metrics['n_views']} {split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+        print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
 
 
 def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
