@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.frame import KINDS, Frame, find_frame, frame_of, half_tangents, identity_frame
+from nerfkit.data.find_frame import find_frame, frame_of, half_tangents
+from nerfkit.data.frame import KINDS, Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.rig import MOST_PAIRED, find_up, measure
 from nerfkit.errors import RunError, SceneError

@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.frame import find_frame, frame_of, identity_frame
+from nerfkit.data.find_frame import find_frame, frame_of
+from nerfkit.data.frame import identity_frame
 from nerfkit.data.inspect import FEW_IMAGES, MOST_CAMERAS, MOST_LENSES, OnDisk, draw, report, verdict
 from nerfkit.data.lens import Lens
 from tests.rigs import KIND_OF, RIGS, cloud, ring

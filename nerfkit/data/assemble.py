@@ -13,7 +13,8 @@ import torch
 
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.frame import Frame, frame_of, identity_frame
+from nerfkit.data.find_frame import frame_of
+from nerfkit.data.frame import Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import ImageHeader, image_header
 from nerfkit.data.scene import Scene, Views

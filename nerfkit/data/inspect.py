@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 
 from nerfkit.data.assemble import has_shape
 from nerfkit.data.capture import Capture
-from nerfkit.data.frame import WARNING, Frame, half_tangents
+from nerfkit.data.find_frame import half_tangents
+from nerfkit.data.frame import WARNING, Frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.rig import evenly
 from nerfkit.reading import shown
