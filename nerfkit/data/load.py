@@ -8,14 +8,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from nerfkit.data import video_frames
 from nerfkit.data.assemble import assemble
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import Frame
-from nerfkit.data.photographs import SUFFIXES, image_folder
 from nerfkit.data.readers import READERS, find_reader
 from nerfkit.data.scene import Scene
-from nerfkit.data.sfm import solve
+from nerfkit.data.sfm import solve, video_frames
+from nerfkit.data.sfm.photographs import SUFFIXES, image_folder
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown
 
