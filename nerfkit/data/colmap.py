@@ -22,10 +22,12 @@ from nerfkit.data.capture import Capture, Points
 from nerfkit.data.colmap_records import (
     COORDINATE_LIMIT,
     MODELS,
-    FrameRecords,
+    NO_POINTS,
+    Frames,
     ImageRecords,
     PointRecords,
-    RigRecords,
+    Pose,
+    Rigs,
     image_name,
 )
 from nerfkit.data.lens import Lens
@@ -168,20 +170,20 @@ def _pose_notes(stated: np.ndarray, composed: np.ndarray, images: ImageRecords, 
     return notes
 
 
-def _composed(rigs: RigRecords, frames: FrameRecords, images: ImageRecords) -> np.ndarray:
+def _composed(rigs: Rigs, frames: Frames, images: ImageRecords) -> np.ndarray:
     """World to camera [N, 3, 4] by way of the rigs; NaN where they do not say it."""
     unknown = (float("nan"),) * 7
     nowhere = (-1, -1, unknown)
-    rows = [frames.images.get(image_id, nowhere) for image_id in images.ids]
+    rows = [frames.get(image_id, nowhere) for image_id in images.ids]
     rig_from_world = _matrices([pose for _, _, pose in rows])
-    camera_from_rig = _matrices([rigs.sensors.get((rig, sensor)) or unknown for rig, sensor, _ in rows])
+    camera_from_rig = _matrices([rigs.get((rig, sensor)) or unknown for rig, sensor, _ in rows])
     composed = camera_from_rig[:, :, :3] @ rig_from_world
     composed[:, :, 3] += camera_from_rig[:, :, 3]
     is_its = np.array([sensor == camera for (_, sensor, _), camera in zip(rows, images.camera_ids, strict=True)])
     return np.where(is_its[:, None, None], composed, np.nan)
 
 
-def _matrices(poses: Iterable[tuple[float, ...]]) -> np.ndarray:
+def _matrices(poses: Iterable[Pose]) -> np.ndarray:
     """[N, 3, 4] of quaternions w x y z, of any length, and translations; NaN where there is no pose in them."""
     values = np.array(poses, np.float64).reshape(-1, 7)
     low, high = QUATERNION_LIMITS
@@ -306,9 +308,7 @@ def _point_records(capture: Capture) -> tuple[PointRecords, list[np.ndarray], np
     """Points, the ids [M] of the points that each image sees, and which of them each observation is [T]."""
     n_images = len(capture.images)
     if capture.points is None:
-        empty = np.zeros(0, np.int64)
-        points = PointRecords(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), empty, empty)
-        return points, [empty] * n_images, empty
+        return NO_POINTS, [NO_POINTS.image_ids] * n_images, NO_POINTS.image_ids
     lengths, views = capture.points.track_lengths, capture.points.views
     order = np.argsort(views, kind="stable")
     counts = np.bincount(views, minlength=n_images)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -17,25 +16,28 @@ import numpy as np
 
 from nerfkit.data.colmap_records import (
     FILE_LIMIT,
-    IDENTITY,
     MODEL_NAMES,
     MODELS,
     NAME_LIMIT,
     POINTS_LIMIT,
     UNKNOWN_PIXEL,
-    FrameRecords,
+    Frames,
     ImageRecords,
     PointRecords,
-    RigRecords,
+    Pose,
+    Rigs,
+    add_camera,
     check_positions,
-    image_name,
-    make_lens,
+    frames_of,
+    joined,
+    rigs_of,
 )
 from nerfkit.data.lens import Lens
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
 
 CAMERA_SENSOR = 0  # of COLMAP's kinds of sensors
+IMAGE = 73  # bytes of an image, at least
 OBSERVATION = 24  # bytes of a 2D point: x, y, its 3D point
 POINT = np.dtype(
     [("id", "<u8"), ("position", "<f8", 3), ("color", "u1", 3), ("error", "<f8"), ("track_length", "<u8")]
@@ -62,14 +64,30 @@ class _Records:
     @property
     def place(self) -> str:
         """File, record and byte for messages."""
-        record = f"{self.record} record {self.index}" if self.index >= 0 else f"the number of {self.record} records"
-        return f"{shown(self.path)}: {record} at byte {self.start}"
+        return self.place_of(self.index, self.start)
 
-    def count(self, smallest: int) -> int:
-        """The count of records of at least `smallest` bytes."""
-        (count,) = self.take("<Q")
-        self.check_room(count, smallest, f"{self.record} records")
+    def place_of(self, index: int, start: int) -> str:
+        """File, record and byte of another record."""
+        record = f"{self.record} record {index}" if index >= 0 else f"the number of {self.record} records"
+        return f"{shown(self.path)}: {record} at byte {start}"
+
+    def whole(self, what: str, form: str = "I") -> int:
+        """The next value, a whole number."""
+        return self.take(f"<{form}")[0]
+
+    def count(self, what: str, size: int, form: str = "I") -> int:
+        """How many things of at least `size` bytes follow."""
+        count = self.whole(what, form)
+        self.check_room(count, size, what)
         return count
+
+    def is_camera(self) -> bool:
+        """Whether the next kind of sensor is a camera."""
+        return self.whole("a sensor", "i") == CAMERA_SENSOR
+
+    def pose(self) -> Pose:
+        """Quaternion and translation."""
+        return self.take("<7d")
 
     def next(self) -> None:
         """Go on to the next record."""
@@ -137,54 +155,50 @@ class _Records:
         self.file.seek(offset)
 
 
+def _each(path: Path, record: str, smallest: int) -> Iterator[_Records]:
+    """The records of a file, of at least `smallest` bytes each."""
+    with _Records(path, record) as records:
+        for _ in range(records.count(f"{record} records", smallest, "Q")):
+            records.next()
+            yield records
+        records.check_end()
+
+
 def count_images(path: Path) -> int:
     """How many images an images file holds."""
     with _Records(path, "image") as records:
-        return records.count(73)
+        return records.count("image records", IMAGE, "Q")
 
 
 def read_cameras(path: Path) -> dict[int, Lens]:
     """Lenses by the cameras' ids."""
     cameras: dict[int, Lens] = {}
-    with _Records(path, "camera") as records:
-        for _ in range(records.count(24)):
-            records.next()
-            camera_id, number, width, height = records.take("<IiQQ")
-            if not 0 <= number < len(MODEL_NAMES):
-                known = ", ".join(f"{index} {name}" for index, name in enumerate(MODEL_NAMES))
-                raise SceneError(f"{records.place}: camera model {number} is unknown; known: {known}")
-            model = MODEL_NAMES[number]
-            params = records.take(f"<{MODELS[model][0]}d")
-            if camera_id in cameras:
-                raise SceneError(f"{records.place}: camera id {camera_id} is there twice")
-            cameras[camera_id] = make_lens(model, width, height, params, records.place)
-        records.check_end()
+    for record in _each(path, "camera", 24):
+        camera_id, number, width, height = record.take("<IiQQ")
+        if not 0 <= number < len(MODEL_NAMES):
+            known = ", ".join(f"{index} {name}" for index, name in enumerate(MODEL_NAMES))
+            raise SceneError(f"{record.place}: camera model {number} is unknown; known: {known}")
+        model = MODEL_NAMES[number]
+        params = record.take(f"<{MODELS[model][0]}d")
+        add_camera(cameras, camera_id, model, (width, height), params, record.place)
     return cameras
 
 
 def read_images(path: Path) -> ImageRecords:
     """Images; their 2D points are skipped."""
     images = ImageRecords()
-    with _Records(path, "image") as records:
-        for _ in range(records.count(73)):
-            records.next()
-            image_id, *pose, camera_id = records.take("<I7dI")
-            name = image_name(records.name(), records.place)
-            records.skip(records.take("<Q")[0], OBSERVATION, "2D points")
-            images.ids.append(image_id)
-            images.names.append(name)
-            images.camera_ids.append(camera_id)
-            images.poses.append(tuple(pose))
-            images.places.append(records.place)
-        records.check_end()
+    for record in _each(path, "image", IMAGE):
+        image_id, *pose, camera_id = record.take("<I7dI")
+        images.add(image_id, tuple(pose), camera_id, record.name(), record.place)
+        record.skip(record.whole("2D points", "Q"), OBSERVATION, "2D points")
     return images
 
 
 def read_points(path: Path) -> PointRecords:
     """Points and their tracks, a block of the file at a time."""
-    blocks = [_parse_points(b"", [], str)]  # of the right types, if there are no points
+    blocks = []
     with _Records(path, "point", POINTS_LIMIT) as records:
-        left, data, missing = records.count(POINT.itemsize), b"", 0
+        left, data, missing = records.count("point records", POINT.itemsize, "Q"), b"", 0
         records.next()
         while left:
             more = records.read(max(BLOCK, missing))
@@ -192,26 +206,13 @@ def read_points(path: Path) -> PointRecords:
             starts, end, missing = _point_starts(data, left, records)
             if not starts and not more:
                 raise records.truncated()
-            blocks.append(_parse_points(data[:end], starts, _Place(path, records.index, records.at, starts)))
+            blocks.append(_parse_points(data[:end], starts, records))
             left, data = left - len(starts), data[end:]
             records.index, records.at = records.index + len(starts), records.at + end
             records.start = records.at
         records.index -= 1  # the last one
         records.check_end()
-    return PointRecords(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Names a point of a block for messages."""
-
-    path: Path
-    first: int  # record of the block
-    offset: int  # of the block in the file
-    starts: list[int]  # of the records in the block
-
-    def __call__(self, index: int) -> str:
-        return f"{shown(self.path)}: point record {self.first + index} at byte {self.offset + self.starts[index]}"
+    return joined(blocks)
 
 
 def _point_starts(data: bytes, most: int, records: _Records) -> tuple[list[int], int, int]:
@@ -226,10 +227,10 @@ def _point_starts(data: bytes, most: int, records: _Records) -> tuple[list[int],
         end = start + POINT.itemsize + 8 * track_length
         if end > len(data):
             if records.at + end > records.size:
+                place = records.place_of(records.index + len(starts), records.at + start)
                 raise SceneError(
-                    f"{_Place(records.path, records.index + len(starts), records.at, [start])(0)}: a track of "
-                    f"{track_length} observations is announced, but the file ends after {records.size} bytes; it is "
-                    "cut or damaged"
+                    f"{place}: a track of {track_length} observations is announced, but the file ends after "
+                    f"{records.size} bytes; it is cut or damaged"
                 )
             return starts, start, end - len(data)
         starts.append(start)
@@ -237,8 +238,8 @@ def _point_starts(data: bytes, most: int, records: _Records) -> tuple[list[int],
     return starts, start, 0
 
 
-def _parse_points(data: bytes, starts: list[int], where: Callable[[int], str]) -> tuple[np.ndarray, ...]:
-    """Positions, colours, lengths of tracks and image ids of whole points that start at `starts`."""
+def _parse_points(data: bytes, starts: list[int], records: _Records) -> PointRecords:
+    """The whole points of `data`, which start at `starts`."""
     content = np.frombuffer(data, np.uint8)
     heads = np.array(starts, np.int64)[:, None] + np.arange(POINT.itemsize)  # [P, 51] places of their bytes
     points = content[heads].view(POINT)[:, 0]
@@ -246,41 +247,18 @@ def _parse_points(data: bytes, starts: list[int], where: Callable[[int], str]) -
     in_track[heads] = False
     image_ids = content[in_track].view("<u4").reshape(-1, 2)[:, 0].astype(np.int64)
     positions = points["position"].astype(np.float64)
-    check_positions(positions, where)
-    return positions, points["color"].copy(), points["track_length"].astype(np.int64), image_ids
+    check_positions(positions, lambda index: records.place_of(records.index + index, records.at + starts[index]))
+    return PointRecords(positions, points["color"].copy(), points["track_length"].astype(np.int64), image_ids)
 
 
-def read_rigs(path: Path) -> RigRecords:
-    """Cameras of rigs; other sensors are left out."""
-    rigs = RigRecords()
-    with _Records(path, "rig") as records:
-        for _ in range(records.count(8)):
-            records.next()
-            rig_id, n_sensors = records.take("<II")
-            records.check_room(n_sensors, 8, "sensors")
-            for index in range(n_sensors):
-                kind, sensor_id = records.take("<iI")
-                pose = IDENTITY if index == 0 else records.take("<7d") if records.take("<?")[0] else None
-                if kind == CAMERA_SENSOR:
-                    rigs.sensors[rig_id, sensor_id] = pose
-        records.check_end()
-    return rigs
+def read_rigs(path: Path) -> Rigs:
+    """Cameras of rigs."""
+    return rigs_of(_each(path, "rig", 8))
 
 
-def read_frames(path: Path) -> FrameRecords:
+def read_frames(path: Path) -> Frames:
     """Poses of rigs by the images that were taken there."""
-    frames = FrameRecords()
-    with _Records(path, "frame") as records:
-        for _ in range(records.count(68)):
-            records.next()
-            _, rig_id, *pose, n_images = records.take("<II7dI")
-            records.check_room(n_images, 16, "images")
-            for _ in range(n_images):
-                kind, sensor_id, image_id = records.take("<iIQ")
-                if kind == CAMERA_SENSOR:
-                    frames.images[image_id] = (rig_id, sensor_id, tuple(pose))
-        records.check_end()
-    return frames
+    return frames_of(_each(path, "frame", 68))
 
 
 def cameras_bytes(cameras: dict[int, Lens]) -> bytes:

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -42,6 +43,12 @@ CENTER_MARGIN = 10  # sides of the image that the principal point may lie outsid
 COORDINATE_LIMIT = 1e12  # of points and cameras, in the model's units, which may be metres from the Earth's centre
 FILE_LIMIT = 2**40  # bytes; of images, most of which is skipped
 POINTS_LIMIT = 2**34  # bytes of points, which are all kept
+UNKNOWN_PIXEL = -1.0  # x and y of 2D points of which no more is known than what they see
+
+Pose = tuple[float, ...]  # quaternion w x y z, translation
+Rigs = dict[tuple[int, int], Pose | None]  # rig to camera, by rig and camera; None where the file states none
+Frames = dict[int, tuple[int, int, Pose]]  # rig, camera, and world to rig, by image
+IDENTITY: Pose = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # of a rig's first camera
 
 
 @dataclass
@@ -51,12 +58,19 @@ class ImageRecords:
     ids: list[int] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     camera_ids: list[int] = field(default_factory=list)
-    poses: list[tuple[float, ...]] = field(default_factory=list)  # quaternion w x y z, translation: world to camera
+    poses: list[Pose] = field(default_factory=list)  # world to camera
     places: list[str] = field(default_factory=list)  # file, record and byte or line, for messages
 
+    def add(self, image_id: int, pose: Pose, camera_id: int, name: bytes, place: str) -> None:
+        """Append a record."""
+        self.names.append(image_name(name, place))
+        self.ids.append(image_id)
+        self.poses.append(pose)
+        self.camera_ids.append(camera_id)
+        self.places.append(place)
 
-@dataclass(frozen=True)
-class PointRecords:
+
+class PointRecords(NamedTuple):
     """The records of a points file, in its order."""
 
     positions: np.ndarray  # [P, 3] float64
@@ -65,32 +79,67 @@ class PointRecords:
     image_ids: np.ndarray  # [T] int64, of every observation, ordered by point
 
 
-@dataclass
-class RigRecords:
-    """Poses of cameras in rigs: quaternion w x y z, translation, rig to camera; None where the file states none."""
-
-    sensors: dict[tuple[int, int], tuple[float, ...] | None] = field(default_factory=dict)  # by rig and camera
+NO_POINTS = PointRecords(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@dataclass
-class FrameRecords:
-    """Poses of rigs, each at a moment: rig, camera, and quaternion w x y z, translation, world to rig, by image."""
-
-    images: dict[int, tuple[int, int, tuple[float, ...]]] = field(default_factory=dict)
+def joined(blocks: Iterable[PointRecords]) -> PointRecords:
+    """Blocks of points, one after another."""
+    return PointRecords(*map(np.concatenate, zip(NO_POINTS, *blocks, strict=True)))
 
 
-UNKNOWN_PIXEL = -1.0  # x and y of 2D points of which no more is known than what they see
-IDENTITY = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # pose of a rig's first camera
+class Values(Protocol):
+    """The values of a record of a rigs or frames file, one after another."""
+
+    def whole(self, what: str, form: str = "I") -> int: ...  # `form` is struct's, of a binary file
+    def count(self, what: str, size: int) -> int: ...  # of things of at least `size` bytes in a binary file
+    def is_camera(self) -> bool: ...  # and no other kind of sensor
+    def pose(self) -> Pose: ...
 
 
-def make_lens(model: str, width: int, height: int, params: tuple[float, ...], where: str) -> Lens:
-    """The lens of a camera record; raises SceneError naming `where`."""
+def rigs_of(records: Iterable[Values]) -> Rigs:
+    """Cameras of rigs; other sensors are left out."""
+    rigs: Rigs = {}
+    for record in records:
+        rig_id, n_sensors = record.whole("the rig id"), record.count("sensors", 8)
+        for index in range(n_sensors):
+            is_camera, sensor_id = record.is_camera(), record.whole("the sensor id")
+            has_pose = index > 0 and record.whole("whether there is a pose", "B")
+            pose = IDENTITY if index == 0 else record.pose() if has_pose else None
+            if is_camera:
+                rigs[rig_id, sensor_id] = pose
+    return rigs
+
+
+def frames_of(records: Iterable[Values]) -> Frames:
+    """Poses of rigs by the images that were taken there."""
+    frames: Frames = {}
+    for record in records:
+        record.whole("the frame id")
+        rig_id, pose, n_images = record.whole("the rig id"), record.pose(), record.count("images", 16)
+        for _ in range(n_images):
+            is_camera, sensor_id = record.is_camera(), record.whole("the sensor id")
+            image_id = record.whole("the image id", "Q")
+            if is_camera:
+                frames[image_id] = (rig_id, sensor_id, pose)
+    return frames
+
+
+def add_camera(
+    cameras: dict[int, Lens], camera_id: int, model: str, size: tuple[int, int], params: tuple[float, ...], where: str
+) -> None:
+    """Add the lens of a camera record; raises SceneError naming `where`."""
+    if camera_id in cameras:
+        raise SceneError(f"{where}: camera id {camera_id} is there twice")
+    cameras[camera_id] = _lens(model, size, params, where)
+
+
+def _lens(model: str, size: tuple[int, int], params: tuple[float, ...], where: str) -> Lens:
     if model not in MODELS:
         raise SceneError(f"{where}: camera model '{shown(model)}' is unknown; known: {', '.join(MODELS)}")
     n_params, n_focal = MODELS[model]
     if len(params) != n_params:
         raise SceneError(f"{where}: {model} has {n_params} parameters, got {len(params)}")
-    for side, value in (("width", width), ("height", height)):
+    for side, value in zip(("width", "height"), size, strict=True):
         if not 1 <= value <= SIDE_LIMIT:
             raise SceneError(f"{where}: {side} must be from 1 to {SIDE_LIMIT} pixels, got {shown(str(value), 40)}")
     for value in params:
@@ -101,9 +150,9 @@ def make_lens(model: str, width: int, height: int, params: tuple[float, ...], wh
         if not low <= focal <= high:
             raise SceneError(f"{where}: the focal length must lie between {low:g} and {high:g} pixels, got {focal:g}")
     if n_focal:
-        _check_center(params[n_focal : n_focal + 2], (width, height), where)
+        _check_center(params[n_focal : n_focal + 2], size, where)
     try:
-        return Lens(model, params, width, height)
+        return Lens(model, params, *size)
     except SceneError as error:  # a model that nerfkit has no equations of
         raise SceneError(f"{where}: {error}") from None
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from nerfkit.data.colmap_records import (
     FILE_LIMIT,
-    IDENTITY,
     POINTS_LIMIT,
     UNKNOWN_PIXEL,
-    FrameRecords,
+    Frames,
     ImageRecords,
     PointRecords,
-    RigRecords,
+    Pose,
+    Rigs,
+    add_camera,
     check_positions,
-    image_name,
-    make_lens,
+    frames_of,
+    joined,
+    rigs_of,
 )
 from nerfkit.data.lens import Lens
 from nerfkit.errors import SceneError
@@ -123,12 +126,10 @@ def read_cameras(path: Path) -> dict[int, Lens]:
         if len(fields) < 4:
             raise SceneError(f"{line.place}: a camera has an id, a model, width, height and parameters")
         camera_id = line.whole(fields[0], "the camera id")
-        if camera_id in cameras:
-            raise SceneError(f"{line.place}: camera id {camera_id} is there twice")
-        width, height = line.whole(fields[2], "the width"), line.whole(fields[3], "the height")
+        size = line.whole(fields[2], "the width"), line.whole(fields[3], "the height")
         params = line.numbers(fields[4:], "the parameters")
         model = fields[1].decode(errors="backslashreplace")
-        cameras[camera_id] = make_lens(model, width, height, params, line.place)
+        add_camera(cameras, camera_id, model, size, params, line.place)
     return cameras
 
 
@@ -140,29 +141,19 @@ def read_images(path: Path) -> ImageRecords:
         if len(fields) != 10:
             wanted = "an id, a quaternion of 4, a translation of 3, a camera id and a name"
             raise SceneError(f"{line.place}: an image has {wanted}, got {len(fields)} values")
-        images.ids.append(line.whole(fields[0], "the image id"))
-        images.poses.append(line.numbers(fields[1:8], "quaternion and translation"))
-        images.camera_ids.append(line.whole(fields[8], "the camera id"))
-        images.names.append(image_name(fields[9], line.place))
-        images.places.append(line.place)
+        image_id, pose = line.whole(fields[0], "the image id"), line.numbers(fields[1:8], "quaternion and translation")
+        images.add(image_id, pose, line.whole(fields[8], "the camera id"), fields[9], line.place)
     return images
 
 
 def read_points(path: Path) -> PointRecords:
     """Points and their tracks, a block of lines at a time."""
-    blocks = [_parse_points([])]
-    pending: list[_Line] = []
-    for line in _records(path, POINTS_LIMIT):
-        pending.append(line)
-        if len(pending) == BLOCK:
-            blocks.append(_parse_points(pending))
-            pending = []
-    blocks.append(_parse_points(pending))
-    return PointRecords(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    lines = _records(path, POINTS_LIMIT)
+    return joined(_parse_points(block) for block in iter(lambda: list(islice(lines, BLOCK)), []))
 
 
-def _parse_points(lines: list[_Line]) -> tuple[np.ndarray, ...]:
-    """Positions, colours, lengths of tracks and image ids of the points of some lines."""
+def _parse_points(lines: list[_Line]) -> PointRecords:
+    """The points of some lines."""
     positions: list[float] = []
     colors: list[int] = []
     lengths: list[int] = []
@@ -185,36 +176,18 @@ def _parse_points(lines: list[_Line]) -> tuple[np.ndarray, ...]:
         image_ids += track[::2]
     points = np.array(positions, np.float64).reshape(-1, 3)
     check_positions(points, lambda index: lines[index].place)
-    return points, np.array(colors, np.uint8).reshape(-1, 3), np.array(lengths, np.int64), np.array(image_ids, np.int64)
+    numbers = np.array(colors, np.uint8).reshape(-1, 3), np.array(lengths, np.int64), np.array(image_ids, np.int64)
+    return PointRecords(points, *numbers)
 
 
-def read_rigs(path: Path) -> RigRecords:
-    """Cameras of rigs; other sensors are left out."""
-    rigs = RigRecords()
-    for line in _records(path):
-        fields = _Fields(line)
-        rig_id, n_sensors = fields.whole("the rig id"), fields.whole("the number of sensors")
-        for index in range(n_sensors):
-            kind, sensor_id = fields.next(), fields.whole("the sensor id")
-            pose = IDENTITY if index == 0 else fields.pose() if fields.whole("whether there is a pose") else None
-            if kind == CAMERA_SENSOR:
-                rigs.sensors[rig_id, sensor_id] = pose
-    return rigs
+def read_rigs(path: Path) -> Rigs:
+    """Cameras of rigs."""
+    return rigs_of(map(_Fields, _records(path)))
 
 
-def read_frames(path: Path) -> FrameRecords:
+def read_frames(path: Path) -> Frames:
     """Poses of rigs by the images that were taken there."""
-    frames = FrameRecords()
-    for line in _records(path):
-        fields = _Fields(line)
-        fields.whole("the frame id")
-        rig_id, pose, n_images = fields.whole("the rig id"), fields.pose(), fields.whole("the number of images")
-        for _ in range(n_images):
-            kind, sensor_id = fields.next(), fields.whole("the sensor id")
-            image_id = fields.whole("the image id")
-            if kind == CAMERA_SENSOR:
-                frames.images[image_id] = (rig_id, sensor_id, pose)
-    return frames
+    return frames_of(map(_Fields, _records(path)))
 
 
 class _Fields:
@@ -229,11 +202,19 @@ class _Fields:
             raise SceneError(f"{self.line.place}: values are missing at its end")
         return self.left.pop()
 
-    def whole(self, what: str) -> int:
+    def whole(self, what: str, form: str = "") -> int:
         """The next value, a whole number."""
         return self.line.whole(self.next(), what)
 
-    def pose(self) -> tuple[float, ...]:
+    def count(self, what: str, size: int) -> int:
+        """How many things follow."""
+        return self.whole(f"the number of {what}")
+
+    def is_camera(self) -> bool:
+        """Whether the next kind of sensor is a camera."""
+        return self.next() == CAMERA_SENSOR
+
+    def pose(self) -> Pose:
         """Quaternion and translation."""
         return self.line.numbers([self.next() for _ in range(7)], "quaternion and translation")
 
