@@ -18,18 +18,9 @@ from types import ModuleType
 import numpy as np
 
 from nerfkit.data import colmap_binary, colmap_text
+from nerfkit.data import colmap_records as shared
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.colmap_records import (
-    COORDINATE_LIMIT,
-    MODELS,
-    NO_POINTS,
-    Frames,
-    ImageRecords,
-    PointRecords,
-    Pose,
-    Rigs,
-    image_name,
-)
+from nerfkit.data.colmap_records import Frames, ImageRecords, PointRecords, Pose, Rigs
 from nerfkit.data.lens import Lens
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import atomic_write
@@ -189,7 +180,7 @@ def _matrices(poses: Iterable[Pose]) -> np.ndarray:
     low, high = QUATERNION_LIMITS
     with np.errstate(over="ignore", invalid="ignore"):
         length = np.linalg.norm(values[:, :4], axis=1)
-        usable = (np.abs(values[:, 4:]) <= COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
+        usable = (np.abs(values[:, 4:]) <= shared.COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
     values = np.where(usable[:, None], values, np.nan)
     w, x, y, z = (values[:, :4] / np.where(usable, length, 1)[:, None]).T
     rows = [
@@ -261,7 +252,7 @@ def _camera_ids(capture: Capture) -> dict[Lens, int]:
     """An id for every lens."""
     ids: dict[Lens, int] = {}
     for image in capture.images:
-        if image.lens.model not in MODELS:
+        if image.lens.model not in shared.MODELS:
             raise RunError(f"image '{shown(image.name)}': COLMAP has no camera model {image.lens.model!r}")
         ids.setdefault(image.lens, len(ids) + 1)
     return ids
@@ -271,7 +262,7 @@ def _image_records(capture: Capture, cameras: dict[Lens, int], text: bool) -> Im
     """Records of a capture's images."""
     for image in capture.images:
         try:
-            image_name(image.name.encode(), "COLMAP model")
+            shared.image_name(image.name.encode(), "COLMAP model")
         except (SceneError, UnicodeEncodeError) as error:
             raise RunError(f"image '{shown(image.name)}' cannot be written: {error}") from None
         if text and image.name.split() != [image.name]:
@@ -308,7 +299,7 @@ def _point_records(capture: Capture) -> tuple[PointRecords, list[np.ndarray], np
     """Points, the ids [M] of the points that each image sees, and which of them each observation is [T]."""
     n_images = len(capture.images)
     if capture.points is None:
-        return NO_POINTS, [NO_POINTS.image_ids] * n_images, NO_POINTS.image_ids
+        return shared.NO_POINTS, [shared.NO_POINTS.image_ids] * n_images, shared.NO_POINTS.image_ids
     lengths, views = capture.points.track_lengths, capture.points.views
     order = np.argsort(views, kind="stable")
     counts = np.bincount(views, minlength=n_images)

@@ -14,24 +14,8 @@ from types import TracebackType
 
 import numpy as np
 
-from nerfkit.data.colmap_records import (
-    FILE_LIMIT,
-    MODEL_NAMES,
-    MODELS,
-    NAME_LIMIT,
-    POINTS_LIMIT,
-    UNKNOWN_PIXEL,
-    Frames,
-    ImageRecords,
-    PointRecords,
-    Pose,
-    Rigs,
-    add_camera,
-    check_positions,
-    frames_of,
-    joined,
-    rigs_of,
-)
+from nerfkit.data import colmap_records as shared
+from nerfkit.data.colmap_records import Frames, ImageRecords, PointRecords, Pose, Rigs
 from nerfkit.data.lens import Lens
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
@@ -49,7 +33,7 @@ BLOCK = 2**22  # bytes that are parsed at a time
 class _Records:
     """The records of a binary file, one after another; what does not fit into the file is a SceneError."""
 
-    def __init__(self, path: Path, record: str, limit_bytes: int = FILE_LIMIT):
+    def __init__(self, path: Path, record: str, limit_bytes: int = shared.FILE_LIMIT):
         self.path, self.record, self.index = path, record, -1  # -1: in front of the first record
         self.file = open_regular(path, limit_bytes, "COLMAP file", SceneError)
         self.size = os.fstat(self.file.fileno()).st_size
@@ -117,12 +101,12 @@ class _Records:
         """The bytes up to a zero byte."""
         content = self.read(256)
         if b"\0" not in content:
-            content += self.read(NAME_LIMIT)
+            content += self.read(shared.NAME_LIMIT)
         length = content.find(b"\0")
-        if length < 0 and len(content) <= NAME_LIMIT:
+        if length < 0 and len(content) <= shared.NAME_LIMIT:
             raise self.truncated()
-        if not 0 <= length <= NAME_LIMIT:
-            raise SceneError(f"{self.place}: the name is longer than {NAME_LIMIT} bytes; is the file damaged?")
+        if not 0 <= length <= shared.NAME_LIMIT:
+            raise SceneError(f"{self.place}: the name is longer than {shared.NAME_LIMIT} bytes; is the file damaged?")
         self._go_to(self.at + length + 1)
         return content[:length]
 
@@ -175,12 +159,12 @@ def read_cameras(path: Path) -> dict[int, Lens]:
     cameras: dict[int, Lens] = {}
     for record in _each(path, "camera", 24):
         camera_id, number, width, height = record.take("<IiQQ")
-        if not 0 <= number < len(MODEL_NAMES):
-            known = ", ".join(f"{index} {name}" for index, name in enumerate(MODEL_NAMES))
+        if not 0 <= number < len(shared.MODEL_NAMES):
+            known = ", ".join(f"{index} {name}" for index, name in enumerate(shared.MODEL_NAMES))
             raise SceneError(f"{record.place}: camera model {number} is unknown; known: {known}")
-        model = MODEL_NAMES[number]
-        params = record.take(f"<{MODELS[model][0]}d")
-        add_camera(cameras, camera_id, model, (width, height), params, record.place)
+        model = shared.MODEL_NAMES[number]
+        params = record.take(f"<{shared.MODELS[model][0]}d")
+        shared.add_camera(cameras, camera_id, model, (width, height), params, record.place)
     return cameras
 
 
@@ -197,7 +181,7 @@ def read_images(path: Path) -> ImageRecords:
 def read_points(path: Path) -> PointRecords:
     """Points and their tracks, a block of the file at a time."""
     blocks = []
-    with _Records(path, "point", POINTS_LIMIT) as records:
+    with _Records(path, "point", shared.POINTS_LIMIT) as records:
         left, data, missing = records.count("point records", POINT.itemsize, "Q"), b"", 0
         records.next()
         while left:
@@ -212,7 +196,7 @@ def read_points(path: Path) -> PointRecords:
             records.start = records.at
         records.index -= 1  # the last one
         records.check_end()
-    return joined(blocks)
+    return shared.joined(blocks)
 
 
 def _point_starts(data: bytes, most: int, records: _Records) -> tuple[list[int], int, int]:
@@ -247,25 +231,25 @@ def _parse_points(data: bytes, starts: list[int], records: _Records) -> PointRec
     in_track[heads] = False
     image_ids = content[in_track].view("<u4").reshape(-1, 2)[:, 0].astype(np.int64)
     positions = points["position"].astype(np.float64)
-    check_positions(positions, lambda index: records.place_of(records.index + index, records.at + starts[index]))
+    shared.check_positions(positions, lambda index: records.place_of(records.index + index, records.at + starts[index]))
     return PointRecords(positions, points["color"].copy(), points["track_length"].astype(np.int64), image_ids)
 
 
 def read_rigs(path: Path) -> Rigs:
     """Cameras of rigs."""
-    return rigs_of(_each(path, "rig", 8))
+    return shared.rigs_of(_each(path, "rig", 8))
 
 
 def read_frames(path: Path) -> Frames:
     """Poses of rigs by the images that were taken there."""
-    return frames_of(_each(path, "frame", 68))
+    return shared.frames_of(_each(path, "frame", 68))
 
 
 def cameras_bytes(cameras: dict[int, Lens]) -> bytes:
     """The content of a cameras file."""
     parts = [struct.pack("<Q", len(cameras))]
     for camera_id, lens in cameras.items():
-        parts.append(struct.pack("<IiQQ", camera_id, MODEL_NAMES.index(lens.model), lens.width, lens.height))
+        parts.append(struct.pack("<IiQQ", camera_id, shared.MODEL_NAMES.index(lens.model), lens.width, lens.height))
         parts.append(struct.pack(f"<{len(lens.params)}d", *lens.params))
     return b"".join(parts)
 
@@ -273,11 +257,10 @@ def cameras_bytes(cameras: dict[int, Lens]) -> bytes:
 def images_bytes(images: ImageRecords, observations: list[np.ndarray]) -> bytes:
     """The content of an images file; `observations` are the ids of the 3D points [M] int64 that each image sees."""
     parts = [struct.pack("<Q", len(images.ids))]
-    rows = zip(images.ids, images.poses, images.camera_ids, images.names, observations, strict=True)
-    for image_id, pose, camera_id, name, seen in rows:
+    for image_id, pose, camera_id, name, seen in images.with_observations(observations):
         parts.append(struct.pack("<I7dI", image_id, *pose, camera_id) + name.encode() + b"\0")
         points = np.empty(len(seen), [("position", "<f8", 2), ("point_id", "<i8")])
-        points["position"], points["point_id"] = UNKNOWN_PIXEL, seen
+        points["position"], points["point_id"] = shared.UNKNOWN_PIXEL, seen
         parts.append(struct.pack("<Q", len(seen)) + points.tobytes())
     return b"".join(parts)
 

@@ -69,6 +69,10 @@ class ImageRecords:
         self.camera_ids.append(camera_id)
         self.places.append(place)
 
+    def with_observations(self, observations: list[np.ndarray]) -> Iterable[tuple[int, Pose, int, str, np.ndarray]]:
+        """Id, pose, camera id and name of each image, and the ids of the 3D points [M] that it sees."""
+        return zip(self.ids, self.poses, self.camera_ids, self.names, observations, strict=True)
+
 
 class PointRecords(NamedTuple):
     """The records of a points file, in its order."""

@@ -10,21 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.data.colmap_records import (
-    FILE_LIMIT,
-    POINTS_LIMIT,
-    UNKNOWN_PIXEL,
-    Frames,
-    ImageRecords,
-    PointRecords,
-    Pose,
-    Rigs,
-    add_camera,
-    check_positions,
-    frames_of,
-    joined,
-    rigs_of,
-)
+from nerfkit.data import colmap_records as shared
+from nerfkit.data.colmap_records import Frames, ImageRecords, PointRecords, Pose, Rigs
 from nerfkit.data.lens import Lens
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
@@ -73,7 +60,7 @@ def _is_number(value: bytes) -> bool:
     return b"_" not in value  # which Python reads over
 
 
-def _lines(path: Path, limit_bytes: int = FILE_LIMIT) -> Iterator[_Line]:
+def _lines(path: Path, limit_bytes: int = shared.FILE_LIMIT) -> Iterator[_Line]:
     """All lines of a file, with empty ones and remarks."""
     with open_regular(path, limit_bytes, "COLMAP file", SceneError) as file:
         number = 0
@@ -90,7 +77,7 @@ def _lines(path: Path, limit_bytes: int = FILE_LIMIT) -> Iterator[_Line]:
             yield _Line(path, number, text.removeprefix(b"\xef\xbb\xbf").strip() if number == 1 else text.strip())
 
 
-def _records(path: Path, limit_bytes: int = FILE_LIMIT) -> Iterator[_Line]:
+def _records(path: Path, limit_bytes: int = shared.FILE_LIMIT) -> Iterator[_Line]:
     """The lines that say something."""
     return (line for line in _lines(path, limit_bytes) if line.text and not line.text.startswith(b"#"))
 
@@ -129,7 +116,7 @@ def read_cameras(path: Path) -> dict[int, Lens]:
         size = line.whole(fields[2], "the width"), line.whole(fields[3], "the height")
         params = line.numbers(fields[4:], "the parameters")
         model = fields[1].decode(errors="backslashreplace")
-        add_camera(cameras, camera_id, model, size, params, line.place)
+        shared.add_camera(cameras, camera_id, model, size, params, line.place)
     return cameras
 
 
@@ -148,8 +135,8 @@ def read_images(path: Path) -> ImageRecords:
 
 def read_points(path: Path) -> PointRecords:
     """Points and their tracks, a block of lines at a time."""
-    lines = _records(path, POINTS_LIMIT)
-    return joined(_parse_points(block) for block in iter(lambda: list(islice(lines, BLOCK)), []))
+    lines = _records(path, shared.POINTS_LIMIT)
+    return shared.joined(_parse_points(block) for block in iter(lambda: list(islice(lines, BLOCK)), []))
 
 
 def _parse_points(lines: list[_Line]) -> PointRecords:
@@ -175,19 +162,19 @@ def _parse_points(lines: list[_Line]) -> PointRecords:
         lengths.append(len(track) // 2)
         image_ids += track[::2]
     points = np.array(positions, np.float64).reshape(-1, 3)
-    check_positions(points, lambda index: lines[index].place)
+    shared.check_positions(points, lambda index: lines[index].place)
     numbers = np.array(colors, np.uint8).reshape(-1, 3), np.array(lengths, np.int64), np.array(image_ids, np.int64)
     return PointRecords(points, *numbers)
 
 
 def read_rigs(path: Path) -> Rigs:
     """Cameras of rigs."""
-    return rigs_of(map(_Fields, _records(path)))
+    return shared.rigs_of(map(_Fields, _records(path)))
 
 
 def read_frames(path: Path) -> Frames:
     """Poses of rigs by the images that were taken there."""
-    return frames_of(map(_Fields, _records(path)))
+    return shared.frames_of(map(_Fields, _records(path)))
 
 
 class _Fields:
@@ -230,10 +217,10 @@ def cameras_bytes(cameras: dict[int, Lens]) -> bytes:
 def images_bytes(images: ImageRecords, observations: list[np.ndarray]) -> bytes:
     """The content of an images file; `observations` are the ids of the 3D points [M] int64 that each image sees."""
     lines = ["# image id, quaternion w x y z, translation, camera id, name; then 2D points: x, y, point id"]
-    rows = zip(images.ids, images.poses, images.camera_ids, images.names, observations, strict=True)
+    rows, pixel = images.with_observations(observations), shared.UNKNOWN_PIXEL
     for image_id, pose, camera_id, name, seen in rows:
         lines.append(f"{image_id} {_joined(pose)} {camera_id} {name}")
-        lines.append(" ".join(f"{UNKNOWN_PIXEL:g} {UNKNOWN_PIXEL:g} {point_id}" for point_id in seen.tolist()))
+        lines.append(" ".join(f"{pixel:g} {pixel:g} {point_id}" for point_id in seen.tolist()))
     return _joined_lines(lines)
 
 
