@@ -13,6 +13,7 @@ from PIL import Image
 
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
+from tests.captures import mutated, with_another_value
 from tests.naming import raises_naming
 from tests.toy_scene import change, write_scene
 
@@ -286,32 +287,6 @@ def outcome(folder: Path) -> bool:
             assert str(error).isprintable(), repr(str(error))
             return False
         return True
-
-
-def mutated(content: bytes, generator: np.random.Generator) -> bytes:
-    """A few bytes changed, cut out or doubled."""
-    for _ in range(generator.integers(1, 4)):
-        start, length = int(generator.integers(len(content))), int(generator.integers(1, 12))
-        part = content[start : start + length]
-        flipped = bytes([part[0] ^ 1 << int(generator.integers(8))]) + part[1:]
-        part = [generator.bytes(length), b"", part + part, flipped][generator.integers(4)]
-        content = content[:start] + part + content[start + length :] or b"0"
-    return content
-
-
-VALUES = [None, True, -1, 0, 1e300, 10**400, float("nan"), "", "text", "1.5", [], [[]], {}, "/", "\0", "\ud800"]
-
-
-def with_another_value(content, generator: np.random.Generator) -> None:
-    """Put something else in a random place of what was JSON."""
-    place = content
-    while True:
-        key = generator.choice(list(place)) if isinstance(place, dict) else int(generator.integers(len(place)))
-        inner = place[key]
-        if not isinstance(inner, (dict, list)) or not inner or generator.random() < 0.2:
-            place[key] = VALUES[generator.integers(len(VALUES))]
-            return
-        place = inner
 
 
 def test_mutated_transforms(tmp_path):

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""COLMAP folders: where the model, the images and the masks are."""
+
+import shutil
+
+import pytest
+
+from nerfkit.data.colmap import write_model
+from nerfkit.data.readers import colmap
+from tests.captures import check_refused, touch
+from tests.naming import assert_names
+from tests.test_colmap import FORMS, a_capture, assert_equal, assert_same_points
+
+
+@pytest.mark.parametrize("place", ["sparse/0", "sparse/7", "colmap/sparse/0", "sparse", "colmap/sparse", "."])
+@pytest.mark.parametrize("text", FORMS)
+def test_places_of_the_model(tmp_path, place: str, text: bool):
+    capture = a_capture(["b.png", "a/1.png"], n_points=3)
+    write_model(tmp_path / place, capture, text=text)
+    touch(tmp_path, "images/b.png")  # the other file is missing, and stays in the list
+    assert colmap.recognises(tmp_path)
+    read = colmap.read(tmp_path)
+    assert_equal(read.images, capture.images)
+    assert [image.file for image in read.images] == [tmp_path / "images" / name for name in ("a/1.png", "b.png")]
+    assert (read.name, read.format, read.notes) == (tmp_path.name, "colmap", ())
+    assert_same_points(read.points, capture.points)
+
+
+def test_folders_without_a_model(tmp_path):
+    (tmp_path / "sparse" / "0").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "nowhere", tmp_path / "a\0b"):
+        assert not colmap.recognises(folder)
+        check_refused(colmap.read, folder, "sparse/0")
+    touch(tmp_path, "sparse/0/cameras.bin", "sparse/0/frames.bin", "sparse/0/images.txt")
+    assert colmap.recognises(tmp_path)
+    check_refused(colmap.read, tmp_path, "sparse/0: ", "cameras.bin, frames.bin, images.txt")
+
+
+def test_the_model_with_most_images_is_read(tmp_path):
+    names = [f"{index}.png" for index in range(9)]
+    for number, count in ((0, 2), (1, 5), (2, 5), (10, 9)):
+        write_model(tmp_path / "sparse" / str(number), a_capture(names[:count]), text=number == 10)
+    read = colmap.read(tmp_path)
+    assert len(read.images) == 9
+    assert_names(read.notes[0], "sparse/10", "of 4", "9", "sparse/0 2", "sparse/1 5", "sparse/2 5")
+    shutil.rmtree(tmp_path / "sparse" / "10")
+    read = colmap.read(tmp_path)
+    assert len(read.images) == 5 and "sparse/1 is read" in read.notes[0] and "of 3" in read.notes[0]
+    write_model(tmp_path / "colmap" / "sparse" / "0", a_capture(names))
+    assert "colmap/sparse/0" in colmap.read(tmp_path).notes[1]
+
+
+@pytest.mark.parametrize(
+    "files, place",
+    [
+        (["images/x y/a b.png", "images_2/x y/a b.png"], "images"),
+        (["images_8/x y/a b.png", "images_2/x y/a b.png"], "images_2"),
+        (["images_4/x y/a b.png"], "images_4"),
+        (["photos/x y/a b.png", "images/other.png"], "photos"),
+        (["x y/a b.png", "images/other.png"], "."),
+        (["other/c.png"], "images"),
+    ],
+)
+def test_places_of_the_images(tmp_path, files: list[str], place: str):
+    write_model(tmp_path / "sparse" / "0", a_capture(["x y/a b.png"]))
+    touch(tmp_path, *files)
+    read = colmap.read(tmp_path)
+    assert read.images[0].file == tmp_path / place / "x y" / "a b.png"
+    assert place == "images" or any(place in note or "itself" in note for note in read.notes)
+    assert read.images[0].file.exists() or any("x y/a b.png" in note for note in read.notes)
+
+
+def test_images_without_a_pose_are_counted(tmp_path):
+    write_model(tmp_path / "sparse" / "0", a_capture(["b.png", "c/d.png"]))
+    touch(tmp_path, "images/b.png", "images/c/d.png", "images/read.me", "images/.hidden.png")
+    assert colmap.read(tmp_path).notes == ()
+    touch(tmp_path, "images/a.JPG", "images/c/e.png", "images/z.png", "images/y.png")
+    (tmp_path / "images" / "round").symlink_to(tmp_path / "images")
+    (note,) = colmap.read(tmp_path).notes
+    assert_names(note, "4 of 6", "a.JPG", "c/e.png", "y.png")
+
+
+def test_masks(tmp_path):
+    names = ["a/1.jpg", "a/2.jpg", "3.png", "4.png"]
+    write_model(tmp_path / "sparse" / "0", a_capture(names))
+    touch(tmp_path, *(f"images/{name}" for name in names))
+    touch(tmp_path, "masks/a/1.jpg", "masks/a/1.jpg.png", "masks/a/2.jpg.png", "masks/a/2.png", "masks/3.png")
+    read = colmap.read(tmp_path)
+    masks = {image.name: image.mask and image.mask.relative_to(tmp_path / "masks").as_posix() for image in read.images}
+    assert masks == {"a/1.jpg": "a/1.jpg", "a/2.jpg": "a/2.jpg.png", "3.png": "3.png", "4.png": None}
+    assert not read.white_ignores
+    assert_names(read.notes[0], "1 of 4", "4.png")
+    assert_names(read.notes[1], "2 of 5", "a/1.jpg.png", "a/2.png")
