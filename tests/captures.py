@@ -34,13 +34,14 @@ def assert_short(message: str) -> None:
     assert message.isprintable() and len(message) < 1000, repr(message)
 
 
-def check_refused(read: Callable[[Path], object], folder: Path, *named: str) -> None:
-    """Reading a folder is a SceneError of one line that has all parts `named`."""
+def check_refused(read: Callable[[Path], object], folder: Path, *named: str) -> str:
+    """Reading a folder is a SceneError of one line, which is returned, that has all parts `named`."""
     with pytest.raises(SceneError) as caught:
         read(folder)
     message = str(caught.value)
     assert_short(message)
     assert named and all(part in message for part in named), message
+    return message
 
 
 def is_read(read: Callable[[Path], Capture], folder: Path) -> bool:

@@ -4,6 +4,7 @@
 import json
 import os
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from PIL import Image
 
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
-from tests.captures import mutated, with_another_value
+from tests.captures import check_refused, mutated, with_another_value
 from tests.naming import raises_naming
 from tests.toy_scene import change, write_scene
 
@@ -45,11 +46,9 @@ FILE = "transforms_train.json"
 FRAME = (FILE, "frame 0")
 
 
-def error_of(path: str, **options) -> str:
-    """What loading a scene and its images says."""
-    with pytest.raises(SceneError) as caught:
-        load_scene(path, **options).split("train").load()
-    return str(caught.value)
+def load(folder: str | Path, **options) -> None:
+    """Load a scene and its images."""
+    load_scene(str(folder), **options).split("train").load()
 
 
 EDITS = {  # a change of the file, and what the error has to name
@@ -158,8 +157,7 @@ EDITS = {  # a change of the file, and what the error has to name
 def test_bad_transforms(scene_folder, name: str):
     edit, *named = EDITS[name]
     change(scene_folder, edit)
-    message = error_of(str(scene_folder))
-    assert all(part in message for part in named) and message.isprintable() and len(message) < 600, message
+    check_refused(load, scene_folder, *named)
 
 
 TEXTS = {
@@ -178,19 +176,17 @@ TEXTS = {
 def test_bad_json(scene_folder, name: str):
     content, *named = TEXTS[name]
     (scene_folder / FILE).write_bytes(content)
-    message = error_of(str(scene_folder))
-    assert all(part in message for part in (FILE, *named)), message
+    check_refused(load, scene_folder, FILE, *named)
 
 
 def test_a_pipe_instead_of_a_file(scene_folder):
     for name in ("transforms_train.json", "train/r_4.png"):
         kept = (scene_folder / name).rename(scene_folder / "kept")
         os.mkfifo(scene_folder / name)
-        message = error_of(str(scene_folder))
-        assert name in message and "pipe" in message
+        check_refused(load, scene_folder, name, "pipe")
         kept.replace(scene_folder / name)
     (scene_folder / "transforms_val.json").symlink_to("nowhere")  # a split that is meant to be there
-    assert "transforms_val.json" in error_of(str(scene_folder))
+    check_refused(load, scene_folder, "transforms_val.json")
 
 
 def test_images_elsewhere(scene_folder, tmp_path):
@@ -201,14 +197,13 @@ def test_images_elsewhere(scene_folder, tmp_path):
     assert load_scene(str(scene_folder)).split("train").load().stack().shape == (12, 22, 26, 4)
     (scene_folder / "train" / "r_2.png").unlink()
     (scene_folder / "train" / "r_2.png").symlink_to("/etc/passwd")
-    assert "r_2.png" in error_of(str(scene_folder))
+    check_refused(load, scene_folder, "r_2.png")
 
 
 def test_truncated_image(scene_folder):
     file = scene_folder / "train" / "r_5.png"
     file.write_bytes(file.read_bytes()[:-300])
-    message = error_of(str(scene_folder))
-    assert "r_5.png" in message and "truncated" in message
+    check_refused(load, scene_folder, "r_5.png", "truncated")
 
 
 def test_image_of_another_size(scene_folder):
@@ -218,8 +213,7 @@ def test_image_of_another_size(scene_folder):
     assert cameras.sizes()[3:6] == [(26, 22), (30, 22), (26, 22)]
     assert (cameras.focal[4] / cameras.focal[3]).tolist() == pytest.approx([30 / 26] * 2), "of one angle of view"
     change(scene_folder, everywhere(w=26, h=22))
-    message = error_of(str(scene_folder))
-    assert all(part in message for part in ("r_4.png", "30x22", "26x22"))
+    check_refused(load, scene_folder, "r_4.png", "30x22", "26x22")
 
 
 @pytest.mark.parametrize("name", ["n" * 5000, "a\nb", "./train/r_99", "/nowhere/r_0.png"])
@@ -235,10 +229,9 @@ def test_a_missing_image_is_left_out_and_said(scene_folder, name: str):
 def test_most_images_are_missing(scene_folder):
     for index in range(8):
         (scene_folder / "train" / f"r_{index}.png").unlink()
-    message = error_of(str(scene_folder))
-    assert all(part in message for part in ("data.path", "6 of 14", "8", "train/r_0"))
+    check_refused(load, scene_folder, "data.path", "6 of 14", "8", "train/r_0")
     change(scene_folder, lambda c: c["frames"].pop(0))  # then 6 of 13
-    assert "6 of 13" in error_of(str(scene_folder))
+    check_refused(load, scene_folder, "6 of 13")
     change(scene_folder, lambda c: c["frames"].pop(0))  # 6 of 12 are half
     assert len(load_scene(str(scene_folder)).split("train").cameras) == 4
 
@@ -247,13 +240,13 @@ def test_no_training_image_is_there(scene_folder):
     for file in (scene_folder / "train").iterdir():
         file.unlink()
     change(scene_folder, lambda c: c["frames"].__delitem__(slice(2, None)))
-    assert "no training views" in error_of(str(scene_folder))
+    check_refused(load, scene_folder, "no training views")
 
 
 @pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 1e-300, 5e-324, 1e-4, 1e300, float("inf"), 100])
 def test_bad_downscale(toy_scene, downscale: float):
-    message = error_of(str(toy_scene), downscale=downscale)
-    assert "data.downscale" in message and any(text in message for text in (str(downscale), f"{downscale:g}"))
+    message = check_refused(partial(load, downscale=downscale), toy_scene, "data.downscale")
+    assert any(text in message for text in (str(downscale), f"{downscale:g}"))
 
 
 def test_bad_paths(tmp_path, toy_scene):
@@ -267,10 +260,8 @@ def test_bad_paths(tmp_path, toy_scene):
         "\ud800": "\\ud800",
         str(tmp_path): "transforms_train.json",
     }.items():
-        message = error_of(path)
-        assert named in message and message.isprintable() and len(message) < 600
-    message = error_of(str(toy_scene), format="ply")
-    assert "'ply'" in message and "nerf_synthetic" in message
+        check_refused(load, path, named)
+    check_refused(partial(load, format="ply"), toy_scene, "'ply'", "nerf_synthetic")
     with raises_naming(SceneError, "'val'", "train", "test"):
         load_scene(str(toy_scene)).split("val")
 
@@ -322,11 +313,11 @@ def test_mutated_images(tmp_path):
 @pytest.mark.parametrize("name", ["transforms.json", "transforms_train.json", "poses_bounds.npy", "sparse"])
 def test_a_folder_in_the_place_of_a_file(tmp_path, name: str):
     (tmp_path / name).mkdir()
-    assert name in error_of(str(tmp_path))
+    check_refused(load, tmp_path, name)
 
 
 def test_a_folder_of_no_format_says_what_each_needs(tmp_path):
-    message = error_of(str(tmp_path))
+    message = check_refused(load, tmp_path, "transforms_train.json")
     for format, file in {
         "nerf_synthetic": "transforms_train.json", "transforms": "transforms.json", "colmap": "sparse/0",
         "llff": "poses_bounds.npy",

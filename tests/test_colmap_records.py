@@ -18,14 +18,11 @@ from tests.naming import assert_names
 from tests.test_colmap import FORMS, a_capture, assert_equal
 
 NAN = float("nan")
-
-
 TEXT = {
     "cameras": "# remark\n7 PINHOLE 64 48 50 51 32 24\n",
     "images": "# remark\n\n1 1 0 0 0 1 2 3 7 left eye/a b.png \n5 6 -1 7 8 9\n2 1 0 0 0 1 2 3 7 b.png\n\n",
     "points3D": "9 1 2 3 10 20 255 .5 1 0\n\n10 4 5 6 0 0 0 -1\n",
 }
-
 IMAGE = "1 1 0 0 0 1 2 3 7 a.png\n\n"
 
 
@@ -193,17 +190,18 @@ def test_a_line_without_an_end(tmp_path, monkeypatch):
 def fuzzed(tmp_path: Path, text: bool) -> Path:
     """A capture whose files are to be damaged."""
     capture = a_capture(["a.png", "b.png", "c.png"], ("OPENCV", "PINHOLE"), n_points=12)
-    write_model(tmp_path / "sparse" / "0", capture, text=text)
+    model = tmp_path / "sparse" / "0"
+    write_model(model, capture, text=text)
     if text:  # a rig of two cameras, which took the first two images
         pose = "1 0 0 0 0.5 0 0"
-        (tmp_path / "sparse" / "0" / "rigs.txt").write_text(f"1 2 CAMERA 1 CAMERA 2 1 {pose}\n")
-        (tmp_path / "sparse" / "0" / "frames.txt").write_text(f"1 1 {pose} 2 CAMERA 1 1 CAMERA 2 2\n")
+        (model / "rigs.txt").write_text(f"1 2 CAMERA 1 CAMERA 2 1 {pose}\n")
+        (model / "frames.txt").write_text(f"1 1 {pose} 2 CAMERA 1 1 CAMERA 2 2\n")
     else:
         pose = struct.pack("<7d", 1, 0, 0, 0, 0.5, 0, 0)
         rig = struct.pack("<QIIiIiI?", 1, 1, 2, 0, 1, 0, 2, True) + pose
         frame = struct.pack("<QII", 1, 1, 1) + pose + struct.pack("<IiIQiIQ", 2, 0, 1, 1, 0, 2, 2)
-        (tmp_path / "sparse" / "0" / "rigs.bin").write_bytes(rig)
-        (tmp_path / "sparse" / "0" / "frames.bin").write_bytes(frame)
+        (model / "rigs.bin").write_bytes(rig)
+        (model / "frames.bin").write_bytes(frame)
     return tmp_path
 
 
