@@ -28,14 +28,8 @@ def extract(pycolmap, request):
         if camera is not None:  # a new one would be made otherwise when work goes on
             reader.existing_camera_id = camera
         mode = getattr(pycolmap.CameraMode, request["mode"])
-        pycolmap.extract_features(
-            request["database"],
-            request["images"],
-            image_names=names,
-            camera_mode=mode,
-            reader_options=reader,
-            extraction_options=options,
-        )
+        common = {"camera_mode": mode, "reader_options": reader, "extraction_options": options}
+        pycolmap.extract_features(request["database"], request["images"], image_names=names, **common)
 
 
 def match(pycolmap, request):
@@ -71,9 +65,8 @@ def overall(pycolmap, request):
     pycolmap.calibrate_view_graph(request["database"])
     options = pycolmap.GlobalPipelineOptions()
     options.num_threads, options.random_seed = request["threads"], SEED
-    return best_model(
-        pycolmap.global_mapping(request["database"], request["images"], request["out"], options), request["out"]
-    )
+    models = pycolmap.global_mapping(request["database"], request["images"], request["out"], options)
+    return best_model(models, request["out"])
 
 
 def best_model(models, out):
