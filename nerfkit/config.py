@@ -31,10 +31,10 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-MOST_ROWS = 2**31  # of all grid levels: row indices have 32 bits
-MOST_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
-MOST_TEXT = 4096  # characters of an option; the longest path
-MOST_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
+MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
+MAX_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
+MAX_TEXT = 4096  # characters of an option; the longest path
+MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 OpBackend = Literal["same", "auto", "torch", "cpp", "cuda"]
@@ -235,7 +235,7 @@ def preset_path(name: str) -> Path:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """Values of a TOML file; raises ConfigError if it is missing or broken."""
     name = shown(path)
-    text = read_text_utf8(Path(path), ConfigError, "the configuration", MOST_BYTES)
+    text = read_text_utf8(Path(path), ConfigError, "the configuration", MAX_BYTES)
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -309,8 +309,8 @@ def check(config: Config) -> None:
     _check_model(config.model)
     _check_sampling(config)
     n_bytes = len(dumps(config).encode())
-    if n_bytes > MOST_BYTES:  # the run could not be read again
-        raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MOST_BYTES}; shorten model.options")
+    if n_bytes > MAX_BYTES:  # the run could not be read again
+        raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MAX_BYTES}; shorten model.options")
 
 
 def _check_values(options: Any, prefix: str) -> None:
@@ -342,9 +342,9 @@ def _check_value(name: str, value: Any, metadata: tuple) -> None:
 def _check_text(name: str, text: str) -> None:
     """Require text that a TOML file can hold and, as most of it is a path, the system accepts as one."""
     is_unicode = text.encode(errors="replace").decode() == text
-    if len(text) > MOST_TEXT or "\0" in text or not is_unicode:
+    if len(text) > MAX_TEXT or "\0" in text or not is_unicode:
         raise ConfigError(
-            f"{name} must be text in UTF-8 of at most {MOST_TEXT} characters without NUL, got {one_line(text)!r:.60}"
+            f"{name} must be text in UTF-8 of at most {MAX_TEXT} characters without NUL, got {one_line(text)!r:.60}"
         )
 
 
@@ -363,10 +363,10 @@ def _check_model(model: ModelConfig) -> None:
             f"model.max_resolution ({model.max_resolution}) must be at least "
             f"model.base_resolution ({model.base_resolution})"
         )
-    if model.levels * 2**model.log2_table > MOST_ROWS:
+    if model.levels * 2**model.log2_table > MAX_ROWS:
         raise ConfigError(
             f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
-            f"2^{MOST_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+            f"2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
         )
 
 
@@ -377,8 +377,8 @@ def _check_sampling(config: Config) -> None:
     longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
     if step > longest:
         raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
-    if longest / step > MOST_INTERVALS:
+    if longest / step > MAX_INTERVALS:
         raise ConfigError(
-            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MOST_INTERVALS} "
+            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
         )

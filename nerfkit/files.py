@@ -21,7 +21,7 @@ except ImportError:  # Windows, where two processes in one folder are not notice
 MARKER = ".nerfkit"  # in each folder of nerfkit: its kind, then the names of nerfkit's files, one per line
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
-LARGEST_MARKER = 2**26  # bytes
+MAX_MARKER = 2**26  # bytes
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
 
 
@@ -227,7 +227,7 @@ class OwnFolder:
         """Kind and names; raises FileNotFoundError if there is no marker, RunError if it is not nerfkit's."""
         file = self.path / MARKER
         try:
-            if file.is_symlink() or not file.is_file() or file.stat().st_size > LARGEST_MARKER:
+            if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_MARKER:
                 if not os.path.lexists(file):
                     raise FileNotFoundError
                 raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")

@@ -11,12 +11,12 @@ from torchmetrics.functional.image import (
 
 SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
 MIN_SIDE = 6  # pixels, needed by SSIM's window, mirrored at the edges
-MOST_PSNR = 100.0  # dB, of identical images: keeps a mean over views finite
+MAX_PSNR = 100.0  # dB, of identical images: keeps a mean over views finite
 
 
 def psnr(render: Tensor, truth: Tensor) -> float:
-    """-10 log10 of the mean squared error of two images [H, W, 3] in [0, 1], in dB, at most MOST_PSNR."""
-    return peak_signal_noise_ratio(render, truth, data_range=1.0).clamp(max=MOST_PSNR).item()
+    """-10 log10 of the mean squared error of two images [H, W, 3] in [0, 1], in dB, at most MAX_PSNR."""
+    return peak_signal_noise_ratio(render, truth, data_range=1.0).clamp(max=MAX_PSNR).item()
 
 
 def ssim(render: Tensor, truth: Tensor) -> float:

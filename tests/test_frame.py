@@ -12,7 +12,7 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.find_frame import find_frame, frame_of, half_tangents
 from nerfkit.data.frame import KINDS, Frame, identity_frame
 from nerfkit.data.lens import Lens
-from nerfkit.data.rig import MOST_PAIRED, find_up, measure
+from nerfkit.data.rig import MAX_PAIRED, find_up, measure
 from nerfkit.errors import RunError, SceneError
 from tests.rigs import KIND_OF, RIGS, cloud, corridor, grid, look_at, moved, ring, similarity
 
@@ -355,7 +355,7 @@ def test_box_of_a_forward_scene_holds_what_the_cameras_see():
 
 
 def test_many_cameras_are_thinned():
-    poses = ring(3 * MOST_PAIRED)
+    poses = ring(3 * MAX_PAIRED)
     few = find_frame(poses[::3])
     frame = find_frame(poses)
     assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)

@@ -13,7 +13,7 @@ from PIL import Image
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.find_frame import find_frame, frame_of
 from nerfkit.data.frame import identity_frame
-from nerfkit.data.inspect import FEW_IMAGES, MOST_CAMERAS, MOST_LENSES, OnDisk, draw, report, verdict
+from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, OnDisk, draw, report, verdict
 from nerfkit.data.lens import Lens
 from tests.rigs import KIND_OF, RIGS, cloud, ring
 
@@ -64,13 +64,13 @@ def test_report_says_what_was_found(name: str):
 
 
 def test_every_lens_is_named_or_counted():
-    lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(MOST_LENSES))
+    lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(MAX_LENSES))
     capture = capture_of(ring(60), lenses)
     text = page(capture, [OnDisk(100, 80)] * 60)
-    assert all(f"fx {100 + k} " in text for k in range(MOST_LENSES))
+    assert all(f"fx {100 + k} " in text for k in range(MAX_LENSES))
     lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(60))
     text = page(capture_of(ring(60), lenses), [OnDisk(100, 80)] * 60)
-    assert f"{60 - MOST_LENSES} more of OPENCV" in text and "to 159" in text
+    assert f"{60 - MAX_LENSES} more of OPENCV" in text and "to 159" in text
     odd = Lens("RADIAL4_TANGENTIAL", (90.0, 91, 50, 40, *(0.01,) * 6), 100, 80)
     assert "RADIAL4_TANGENTIAL" in page(capture_of(ring(20), (odd,)), [OnDisk(100, 80)] * 20)
 
@@ -137,7 +137,7 @@ def test_drawing(name: str):
 
 def test_drawing_of_hard_captures():
     one = capture_of(ring(1))
-    many = capture_of(np.tile(ring(50), (3 * MOST_CAMERAS // 50, 1, 1)))
+    many = capture_of(np.tile(ring(50), (3 * MAX_CAMERAS // 50, 1, 1)))
     named = replace(one, name="$\\frac{\\ \u706b \n")
     enormous = identity_frame([-1e6] * 3 + [1e6] * 3, up=(0, 1, 0))
     with warnings.catch_warnings():

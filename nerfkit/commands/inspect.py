@@ -23,7 +23,7 @@ from nerfkit.data.pixels import read_mask
 from nerfkit.files import OwnFolder
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
-MOST_THREADS = 16
+MAX_THREADS = 16
 
 
 @dataclass
@@ -70,7 +70,7 @@ def check_data(data: InspectData) -> None:
 
 def examine(capture: Capture, data: InspectData) -> tuple[str, Callable[[], bytes]]:
     """The page about a capture, and what draws it."""
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         found = list(pool.map(lambda image: look_at(image, data.downscale, capture.white_ignores), capture.images))
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
     chosen, rule = split_names(capture, there)

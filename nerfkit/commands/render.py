@@ -33,7 +33,7 @@ from nerfkit.training.run_folder import RunFolder
 
 PATH_FILE = "path.json"  # in the frame of the scene's files
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
-LARGEST_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
+MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 BYTES_PER_PIXEL = {"rgb": 24, "depth": 40, "opacity": 24, "normal": 48}  # of values, previews and files in memory
 FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
 
@@ -145,7 +145,7 @@ def views_surround(run: Run) -> bool:
     across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
     angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
-    return bool(gaps.max() < math.radians(LARGEST_GAP))
+    return bool(gaps.max() < math.radians(MAX_GAP))
 
 
 def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from nerfkit.data.lens import Lens
 from nerfkit.errors import SceneError
 
-MOST_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds to find them on a CPU
+MAX_DIRECTIONS = 2**24  # of a table, of more than one lens: 0.2 GB, and seconds to find them on a CPU
 # Pixels between two nodes of a table. Measured of a lens of 90 degrees with k1 -0.2 and images of 1000x750: directions
 # in between are off by 0.0004, 0.0016 and 0.007 pixels in the mean for 2, 4 and 8, by 0.005, 0.02 and 0.08 in the
 # corners; half as much in images twice as large.
@@ -224,14 +224,14 @@ def _table(lenses: list[Lens]) -> DirectionTable:
 
 
 def _spacing(lenses: list[Lens]) -> int:
-    """The closest of SPACINGS with which the table of all lenses has MOST_DIRECTIONS nodes at most; 1 for one lens."""
+    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
     if len(lenses) == 1:
         return 1
     for spacing in SPACINGS:
-        if sum(across * down for across, down in (lens.nodes(spacing) for lens in lenses)) <= MOST_DIRECTIONS:
+        if sum(across * down for across, down in (lens.nodes(spacing) for lens in lenses)) <= MAX_DIRECTIONS:
             return spacing
     raise SceneError(
-        f"the {len(lenses)} lenses with distortion have more than {MOST_DIRECTIONS * spacing**2} pixels together; "
+        f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together; "
         "raise data.downscale, or undistort the images with COLMAP's image_undistorter"
     )
 

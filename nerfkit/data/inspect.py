@@ -22,13 +22,13 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.rig import evenly
 from nerfkit.reading import shown
 
-MOST_NAMES = 3  # of images in one line
-MOST_LENSES = 12  # lines; the rest are counted
+MAX_NAMES = 3  # of images in one line
+MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
 MASKED = 0.6  # share of pixels that masks ignore, above which they are probably meant the other way round
 DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
 DPI = 100
-MOST_CAMERAS, MOST_POINTS = 400, 6000  # that are drawn
+MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
 COLORS = {"train": "tab:blue", "test": "tab:orange", "val": "tab:green"}
 OTHER_COLOR = "tab:gray"
 SIDES = ((0, 1, "from above"), (0, 2, "from the front"), (1, 2, "from the right"))  # axes across and up
@@ -98,13 +98,13 @@ def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]], width: in
     """A PNG of `width` x `height` pixels: cameras, points and box in the model's frame from three sides."""
     figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")  # not pyplot's
     poses = frame.to_model(np.array([image.camera_to_world for image in capture.images]).reshape(-1, 3, 4))
-    chosen = evenly(len(poses), MOST_CAMERAS)
+    chosen = evenly(len(poses), MAX_CAMERAS)
     lines = _frusta(capture, poses, chosen)  # [C, 8, 2, 3]
     split_of = {name: split for split, names in splits.items() for name in names}
     labels = np.array([split_of.get(capture.images[k].name, "in no split") for k in chosen])
     points = np.zeros((0, 3))
     if capture.points is not None:
-        points = frame.to_model(capture.points.positions[evenly(len(capture.points.positions), MOST_POINTS)])
+        points = frame.to_model(capture.points.positions[evenly(len(capture.points.positions), MAX_POINTS)])
     low, high = _limits(poses[:, :, 3], frame.box)
     for axes, (across, upward, title) in zip(figure.subplots(1, 3), SIDES, strict=True):
         axis = [across, upward]
@@ -145,8 +145,8 @@ def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
         lines.append(f"missing: {_names(absent)}")
     sizes = Counter((image.width, image.height) for image in there).most_common()
     if sizes:
-        text = ", ".join(f"{count} of {width}x{height}" for (width, height), count in sizes[:MOST_LENSES])
-        lines.append(f"sizes: {text}" + _more(len(sizes) - MOST_LENSES, "sizes"))
+        text = ", ".join(f"{count} of {width}x{height}" for (width, height), count in sizes[:MAX_LENSES])
+        lines.append(f"sizes: {text}" + _more(len(sizes) - MAX_LENSES, "sizes"))
     lines.append(f"with alpha: {sum(image.has_alpha for image in there)}, with mask: {sum(_has_mask(there))}")
     shares = [image.ignored for image in there if image.ignored is not None]
     if shares:
@@ -158,8 +158,8 @@ def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
 def _lenses(capture: Capture) -> list[str]:
     """Each lens with model, size, focal lengths, angles, the other parameters, and how many images it took."""
     counts = Counter(image.lens for image in capture.images).most_common()
-    lines = [f"{_lens_text(lens)}: {_plural(count, 'image')}" for lens, count in counts[:MOST_LENSES]]
-    rest = [lens for lens, _ in counts[MOST_LENSES:]]
+    lines = [f"{_lens_text(lens)}: {_plural(count, 'image')}" for lens, count in counts[:MAX_LENSES]]
+    rest = [lens for lens, _ in counts[MAX_LENSES:]]
     for model, count in Counter(lens.model for lens in rest).most_common():
         focals = [lens.params[0] for lens in rest if lens.model == model and lens.params]
         lines.append(f"and {count} more of {shown(model)}, focal {min(focals):.6g} to {max(focals):.6g}")
@@ -278,7 +278,7 @@ def _draw_up(axes: Axes, up: np.ndarray) -> None:
 
 
 def _names(names: Sequence[str]) -> str:
-    return ", ".join(shown(name, 60) for name in names[:MOST_NAMES]) + _more(len(names) - MOST_NAMES)
+    return ", ".join(shown(name, 60) for name in names[:MAX_NAMES]) + _more(len(names) - MAX_NAMES)
 
 
 def _more(count: int, what: str = "") -> str:

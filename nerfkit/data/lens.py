@@ -59,7 +59,7 @@ FOCAL_LIMITS = (1e-3, 1e7)  # pixels
 CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image may lie outside, but not by far
 COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
 TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
-LARGEST_INVALID = 0.02  # share of the pixels of a lens
+MAX_INVALID = 0.02  # share of the pixels of a lens
 CHUNK = 2**16  # pixels that are unprojected at once
 
 
@@ -184,7 +184,7 @@ class Lens:
     def _check_share(self, valid: Tensor, columns: int, rows: int) -> None:
         """Refuse the lens if too many of its nodes are not valid."""
         share = (~valid).sum().item() / len(valid)
-        if share <= LARGEST_INVALID:
+        if share <= MAX_INVALID:
             return
         nearest, start = math.inf, 0
         for pixels in self._node_chunks(columns, rows, valid.device):

@@ -12,9 +12,9 @@ import numpy as np
 
 from nerfkit.data.capture import Points
 
-MOST_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
-MOST_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
-MOST_UNTRACKED = (64, 20_000)  # cameras and points, where nothing says which sees which
+MAX_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
+MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
+MAX_UNTRACKED = (64, 20_000)  # cameras and points, where nothing says which sees which
 PARALLEL = 1e-10  # mean squared sine below which axes have no nearest point
 TINY = 1e-9  # of the coordinates: a length that is rounding
 LEVEL = 0.5  # sine of 30 degrees: right axes that are farther off the horizon, in the mean, say nothing of it
@@ -147,7 +147,7 @@ def observed_depths(
     and height at depth 1.
     """
     if len(points.views) and len(points.views) == points.track_lengths.sum():
-        index = evenly(len(points.views), MOST_OBSERVATIONS)
+        index = evenly(len(points.views), MAX_OBSERVATIONS)
         ends = np.cumsum(points.track_lengths)
         point, view = np.searchsorted(ends, index, side="right"), points.views[index]
         known = (view >= 0) & (view < len(poses))
@@ -157,8 +157,8 @@ def observed_depths(
         depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
         return depths[depths > 0], "observations of training images"
     seen = []
-    cloud = points.positions[evenly(len(points.positions), MOST_UNTRACKED[1])]
-    for view in np.flatnonzero(training)[evenly(int(training.sum()), MOST_UNTRACKED[0])]:
+    cloud = points.positions[evenly(len(points.positions), MAX_UNTRACKED[1])]
+    for view in np.flatnonzero(training)[evenly(int(training.sum()), MAX_UNTRACKED[0])]:
         x, y, z = ((cloud - poses[view, :, 3]) @ poses[view, :, :3]).T
         seen.append(-z[(z < 0) & (np.abs(x) < tangents[view, 0] * -z) & (np.abs(y) < tangents[view, 1] * -z)])
     return np.concatenate([np.zeros(0), *seen]), "points inside of training images (the points have no tracks)"
@@ -166,7 +166,7 @@ def observed_depths(
 
 def _dots(directions: np.ndarray) -> tuple[float, float]:
     """Lowest and 5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
-    some = directions[evenly(len(directions), MOST_PAIRED)]
+    some = directions[evenly(len(directions), MAX_PAIRED)]
     if len(some) < 2:
         return 1.0, 1.0
     dots = (some @ some.T)[np.triu_indices(len(some), 1)]

@@ -15,7 +15,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
 BLOCK = 8  # intervals that one lookup in the coarse grid can skip
-MOST_SAMPLES = 2**62  # of R rays; a kernel counts MOST_SAMPLES / R for a ray of too many intervals
+MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of the kernels' coarse cells
 TILE_CUDA, KEPT_CUDA = 64, 32  # rays of a tile; chunks of a ray in the workspace, 8 bytes each
 MAX_BLOCKS = 2**17  # of a ray: more would not fit into memory, as with a step in the wrong unit
@@ -177,7 +177,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
     n_rows = capacity
     if capacity is None or not origins.is_cuda:  # a capacity avoids the synchronization
         n_samples = int(tile_offsets[-1])
-        if n_samples >= MOST_SAMPLES // max(1, origins.shape[0]):
+        if n_samples >= MAX_SAMPLES // max(1, origins.shape[0]):
             raise _too_small(step)
         n_rows = n_samples if capacity is None else capacity
     return torch.ops.nerfkit._march_fill(*rays, counts, tile_offsets, kept, n_rows)

@@ -21,7 +21,7 @@ from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
 from nerfkit.lpips import LPIPS_DEFINITION, Lpips
-from nerfkit.metrics import MIN_SIDE, MOST_PSNR, SSIM_DEFINITION, psnr, ssim
+from nerfkit.metrics import MAX_PSNR, MIN_SIDE, SSIM_DEFINITION, psnr, ssim
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, png_bytes
@@ -180,7 +180,7 @@ def protocol(
         "downscale_filter": "area, colors weighted by alpha",
         "color_space": "sRGB values as stored",
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
-        "psnr": f"-10 log10(MSE) per view, at most {MOST_PSNR:g}, mean over views",
+        "psnr": f"-10 log10(MSE) per view, at most {MAX_PSNR:g}, mean over views",
         "ssim": SSIM_DEFINITION,
         "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),

@@ -37,7 +37,7 @@ LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 RUN_FILES = (
     CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
 )  # fmt: skip
-LARGEST_SCENE, LARGEST_LOG = 2**30, 2**32  # bytes
+MAX_SCENE, MAX_LOG = 2**30, 2**32  # bytes
 SHOWN_DIFFERENCES = 3
 
 
@@ -204,7 +204,7 @@ def read_config(folder: Path) -> Config:
 
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
-    content = read_regular(folder / SCENE, LARGEST_SCENE, "the run's scene", RunError)
+    content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
     try:
         scene = msgspec.json.decode(content, type=RunScene)
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
@@ -217,7 +217,7 @@ def read_scene(folder: Path) -> RunScene:
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Logged steps; incomplete and other lines are skipped."""
     log = folder / LOG
-    content = read_regular(log, LARGEST_LOG, "the log", RunError) if log.exists() else b""
+    content = read_regular(log, MAX_LOG, "the log", RunError) if log.exists() else b""
     lines = []
     for text in content.decode(errors="replace").splitlines():
         try:
