@@ -290,3 +290,19 @@ def test_options_that_could_not_be_read_again_are_refused():
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
     with raises_naming(ConfigError, "model.options"):
         config.check(options)
+
+
+def test_without_a_gpu_the_sizes_are_those_for_a_cpu(monkeypatch, capsys):
+    """Unless a configuration or a run says what they are."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    preset = config.load(["cpu"])
+    options = cli.train_options(cli.for_device(["--data.path", "x", "--trainer.steps", "7"]))
+    assert (options.trainer.samples, options.trainer.steps) == (preset.trainer.samples, 7)
+    assert_names(capsys.readouterr().out, "cpu", "--config")
+    for arguments in (["--config", "lego"], ["--resume", "run"], ["--config=field"], ["--help"]):
+        assert cli.for_device(arguments) == arguments
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert cli.for_device(["--data.path", "x"]) == ["--data.path", "x"]
+    assert "cpu" in cli.for_device(["--device", "cpu"])
+    assert capsys.readouterr().out.count("preset") == 1

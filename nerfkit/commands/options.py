@@ -12,10 +12,12 @@ import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Config
+from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
 from nerfkit.option_types import Switch
 from nerfkit.training.run_folder import read_config
 
+CPU_PRESET = "cpu"
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 
 
@@ -30,10 +32,7 @@ class TrainOptions(Config):
 
 def train_options(arguments: list[str]) -> TrainOptions:
     """Options of `nerfkit train`: defaults < run resumed < files < command line."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", nargs="*", action="extend", default=[])
-    first.add_argument("--resume", default="")
-    known, _ = first.parse_known_args(arguments)
+    known = _first_look(arguments)
     config = config_module.merged(known.config, _config_of_run(known.resume) if known.resume else None)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
@@ -43,6 +42,25 @@ def train_options(arguments: list[str]) -> TrainOptions:
     config_module.check(options)
     _check_resume(options)
     return options
+
+
+def for_device(arguments: list[str]) -> list[str]:
+    """The arguments, with the preset for a CPU where there is no GPU and nothing says what to train."""
+    known = _first_look(arguments)
+    if known.config or known.resume or known.help or pick_device(known.device).type != "cpu":
+        return arguments
+    print(f"no GPU is used, so the sizes are those of the preset {CPU_PRESET}; --config chooses others")
+    return ["--config", CPU_PRESET, *arguments]
+
+
+def _first_look(arguments: list[str]) -> argparse.Namespace:
+    """What decides the defaults of all other options."""
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    first.add_argument("--config", nargs="*", action="extend", default=[])
+    first.add_argument("--resume", default="")
+    first.add_argument("--device", default="auto")
+    first.add_argument("-h", "--help", action="store_true")
+    return first.parse_known_args(arguments)[0]
 
 
 def _config_of_run(folder: str) -> Config:

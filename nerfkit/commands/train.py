@@ -9,7 +9,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.commands import as_typed
-from nerfkit.commands.options import TrainOptions, train_options
+from nerfkit.commands.options import TrainOptions, for_device, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, check
 from nerfkit.data.load import load_scene
@@ -28,7 +28,7 @@ VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
 
 
 def main(arguments: list[str]) -> int:
-    options = train_options(arguments)
+    options = train_options(for_device(arguments))
     import_models(options.model.module)
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())

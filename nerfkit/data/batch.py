@@ -34,11 +34,6 @@ class Background:
     """Background of training: one color, or a random one for each ray."""
 
     def __init__(self, kind: str, has_alpha: bool, device: torch.device):
-        if kind == "random" and not has_alpha:
-            raise SceneError(
-                "data.background is random, but the images have no alpha: their background is part of them. "
-                "Give its color, white or black, or images with alpha"
-            )
         self.kind, self.has_alpha = kind, has_alpha
         self.is_random = torch.tensor(False, device=device)  # a tensor, for a CUDA graph reads it
 
