@@ -53,7 +53,7 @@ wheel: $(VENV)/ready
 	cp build/wheel/*.tar.gz dist
 	$(VENV)/bin/python -m twine check --strict dist/*
 
-$(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
+$(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*.* cuda/*/*)
 	@set -e; \
 	if $(PYTHON) -c "import sys, torch; assert sys.prefix == sys.base_prefix; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
 	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \

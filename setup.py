@@ -219,15 +219,15 @@ def extensions() -> list[Extension]:
     if reason:
         say("pure Python, without fused ops:", reason)
         return []
-    sources = {suffix: sorted(glob.glob(f"cuda/*{suffix}")) for suffix in ("_cpu.cpp", "_bind.cpp", "_cuda.cu")}
+    sources = {suffix: sorted(glob.glob(f"cuda/**/*{suffix}", recursive=True)) for suffix in ("cpu.cpp", "bind.cpp", ".cu")}
     shared = ["cuda/schema.cpp", "cuda/build_info.cpp"]
-    cpu_sources = shared + sources["_bind.cpp"] + sources["_cpu.cpp"]
+    cpu_sources = shared + sources["bind.cpp"] + sources["cpu.cpp"]
     found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in libraries_for_cpus()]
     if cuda == "1" and not NVCC:
         sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
     if not why_no_cuda():
         architectures()  # a wrong list stops the build before it starts
-        gpu_sources = ["cuda/build_info.cpp", *sources["_bind.cpp"], *sources["_cuda.cu"]]
+        gpu_sources = ["cuda/build_info.cpp", *sources["bind.cpp"], *sources[".cu"]]
         found.append(Extension("nerfkit._C_cuda", gpu_sources, optional=not must and cuda != "1"))
     say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); {about_nvcc()}")
     say("building " + " and ".join(extension.name for extension in found))
@@ -272,11 +272,12 @@ class BuildPython(build_py):
             record(package, set())
         if self.editable_mode:
             return
-        headers = [*(ROOT / "cuda").glob("*.h"), *(ROOT / "cuda").glob("*.cuh")]
-        for name, files in ("configs", (ROOT / "configs").glob("*.toml")), ("include", headers):
-            (package / name).mkdir(parents=True, exist_ok=True)
-            for file in files:
-                shutil.copyfile(file, package / name / file.name)
+        presets = {ROOT / "configs": ["*.toml"], ROOT / "cuda": ["**/*.h", "**/*.cuh"]}
+        for (folder, patterns), name in zip(presets.items(), ("configs", "include"), strict=True):
+            for file in (file for pattern in patterns for file in folder.glob(pattern)):
+                target = package / name / file.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
 
 
 def jobs() -> int:
@@ -341,10 +342,11 @@ class BuildLibraries(build_ext):
 
     def object_of(self, source: str, library: str) -> str:
         """Where `source` is compiled to: what is the same in all libraries for the CPU, once."""
-        own = library == "_C_cuda" or source.endswith(("_cpu.cpp", "build_info.cpp"))
+        own = library == "_C_cuda" or source.endswith(("cpu.cpp", "build_info.cpp"))
         folder = Path(self.build_temp) / f"nerfkit.{library if own else '_C'}"
-        folder.mkdir(parents=True, exist_ok=True)
-        return str(folder / (Path(source).name + ".o"))
+        target = folder / (source.removeprefix("cuda/") + ".o")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return str(target)
 
     def compile_command(self, source: str, target: str, library: str) -> list[str]:
         on_gpu = library == "_C_cuda"
@@ -355,6 +357,7 @@ class BuildLibraries(build_ext):
             flags = [
                 "-O3",
                 "-std=c++17",
+                "-Icuda",
                 "-Xcompiler",
                 host,
                 "--expt-relaxed-constexpr",
@@ -365,7 +368,7 @@ class BuildLibraries(build_ext):
             ]
             return [str(NVCC), *flags, *host_compiler, *compression(), *gencode(), "-c", source, "-o", target]
         major, minor = OLDEST_TORCH
-        flags = ["-O3", "-std=c++17", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]
+        flags = ["-O3", "-std=c++17", "-Icuda", "-DNDEBUG", "-fPIC", "-fvisibility=hidden"]
         flags += ["-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
         # Not -ffast-math: it would flush the whole process's denormals to zero.
         flags += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-ffile-prefix-map={ROOT}=nerfkit"]
@@ -375,7 +378,7 @@ class BuildLibraries(build_ext):
         ]
         if on_gpu:
             flags += ["-DUSE_CUDA", f"-isystem{cuda_home(NVCC) / 'include'}"]
-        if march and source.endswith("_cpu.cpp"):
+        if march and source.endswith("cpu.cpp"):
             flags += [f"-march={march}"]
         if source.endswith("build_info.cpp"):
             targets = " ".join(architectures()) if on_gpu else march or platform.machine()

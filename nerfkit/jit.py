@@ -38,7 +38,7 @@ def build_folder(name: str) -> Path:
 
 
 def headers() -> Path:
-    """Folder of the headers for ops of one's own (bind.h, cpu.h, gpu.cuh): a checkout's, or the installed ones."""
+    """Folder of the headers for ops of one's own (common/bind.h, common/simd_cpu.h, common/gpu.cuh): a checkout's, or the installed ones."""
     return SOURCES if _in_checkout() else INSTALLED_HEADERS
 
 
@@ -95,11 +95,11 @@ def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
     if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
         raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
     (Path(__file__).parent / "built.txt").unlink(missing_ok=True)  # what setup.py built is no longer what is there
-    shared = sorted(SOURCES.glob("*_bind.cpp"))
+    shared = sorted(SOURCES.glob("*/bind.cpp"))
     best = BEST_LIBRARY.removesuffix(".so")
-    libraries = {best: [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}
+    libraries = {best: [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("**/*cpu.cpp"))]}
     if torch.version.cuda if cuda is None else cuda:
-        libraries["_C_cuda"] = [*shared, *sorted(SOURCES.glob("*_cuda.cu"))]
+        libraries["_C_cuda"] = [*shared, *sorted(SOURCES.glob("**/*.cu"))]
     built = []
     for name, sources in libraries.items():
         targets = _targets() if name == "_C_cuda" else MARCH or platform.machine()

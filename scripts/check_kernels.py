@@ -55,8 +55,8 @@ def kernels(folder: Path) -> list[dict[str, str]]:
         for block in blocks:
             match = REPORT.search("Compiling entry function" + block)
             if match is None:
-                sys.exit(f"{log.name}: cannot read what ptxas says of a kernel")
-            found.append(match.groupdict() | {"file": log.name.removesuffix(".o.log")})
+                sys.exit(f"{log}: cannot read what ptxas says of a kernel")
+            found.append(match.groupdict() | {"file": str(log.relative_to(folder / "temp")).removesuffix(".o.log")})
     return found
 
 

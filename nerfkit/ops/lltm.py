@@ -227,7 +227,7 @@ def _gpu_gradients(
     return grad_input, grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
 
 
-NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h
+NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm/args.h
 
 
 def _is_narrow(input: Tensor, h0: Tensor) -> bool:
@@ -262,7 +262,7 @@ class _NarrowLltmOnGpu(torch.autograd.Function):
         return input, None, weight, bias, h0, c0
 
 
-KEPT_ON_CPU = 4  # of cuda/lltm.h
+KEPT_ON_CPU = 4  # of cuda/lltm/args.h
 
 
 @native.fake("_lltm")
@@ -277,7 +277,7 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
     )
 
 
-BIAS_PARTS = 2048  # of cuda/lltm.h
+BIAS_PARTS = 2048  # of cuda/lltm/args.h
 
 
 @native.fake("_lltm_bwd")

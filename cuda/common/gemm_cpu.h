@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Products of small matrices, for ops that have a few rows at a time.
+
+#pragma once
+
+#include <vector>
+
+#include "common/simd_cpu.h"
+
+namespace nerfkit {
+namespace {
+
+inline int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
+
+// A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
+template <class A, class F>
+PackVector<A> in_panels(int depth, int columns, const F& at) {
+  PackVector<A> panels(int64_t(depth) * columns);
+  for (int j = 0; j < columns; ++j)
+    for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
+  return panels;
+}
+
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES]; of each, how far it is from one
+// row, column or pack to the next.
+template <class A>
+struct Product {
+  struct {
+    const A* values;
+    int64_t row, column;
+  } left;
+  struct {
+    const A* values;
+    int64_t row, pack;
+  } right;
+  int depth;
+  struct {
+    const A* values;  // null for zeros
+    int64_t row;
+  } start;
+  struct {
+    A* values;
+    int64_t row;
+  } out;
+};
+
+template <int ROWS, int PACKS, class A>
+HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+  const A *left = p.left.values + r * p.left.row, *right = p.right.values + q * p.right.pack;
+  const A* start = p.start.values + r * p.start.row + q * LANES;
+  Pack<A> sum[ROWS][PACKS];
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) sum[i][j] = p.start.values ? load(start + i * p.start.row + j * LANES) : Pack<A>{};
+  for (int k = 0; k < p.depth; ++k) {
+    Pack<A> row[PACKS];
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) row[j] = load(right + k * p.right.row + j * p.right.pack);
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+      for (int j = 0; j < PACKS; ++j) sum[i][j] += left[i * p.left.row + k * p.left.column] * row[j];
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < ROWS; ++i)
+#pragma GCC unroll 3
+    for (int j = 0; j < PACKS; ++j) store(p.out.values + (r + i) * p.out.row + (q + j) * LANES, sum[i][j]);
+}
+
+template <int ROWS, class A>
+HD void tiles(const Product<A>& p, int rows, int packs) {
+  for (int q = 0; q < packs;) {
+    const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
+    for (int r = 0; r < rows; r += ROWS)
+      if (n == 3)
+        tile<ROWS, 3>(p, r, q);
+      else if (n == 2)
+        tile<ROWS, 2>(p, r, q);
+      else
+        tile<ROWS, 1>(p, r, q);
+    q += n;
+  }
+}
+
+constexpr int FEW = 2, MOST_ROWS = 8;
+
+// As many rows at once as the registers hold, a divisor of MOST_ROWS. Up to a multiple of it are read and written.
+// A call, so that a product shares no registers with what is around it.
+template <class A>
+__attribute__((noinline)) void multiply(const Product<A>& p, int rows, int packs) {
+  constexpr int ROWS = MOST_PACKS<A> / 4;
+  static_assert(MOST_ROWS % ROWS == 0 && MOST_ROWS % FEW == 0);
+  if (rows > FEW)
+    tiles<ROWS>(p, rows, packs);
+  else
+    tiles<FEW>(p, rows, packs);
+}
+
+}  // namespace
+}  // namespace nerfkit

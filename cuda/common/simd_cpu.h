@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+// For X_cpu.cpp: element types, packs of numbers, threads.
+
+#pragma once
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include <torch/csrc/stable/c/shim.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <new>
+#include <stdexcept>
+#include <type_traits>
+#include <vector>
+
+#include "common/launch.h"
+
+namespace nerfkit {
+
+// setup.py compiles all for several instruction sets, each into a library of its own. LANES numbers are computed together,
+// float32 of one register: of wider vectors the compiler makes loads and stores.
+#if defined(__AVX512F__)
+constexpr int LANES = 16, REGISTERS = 32;
+#elif defined(__AVX2__)
+constexpr int LANES = 8, REGISTERS = 16;
+#elif defined(__aarch64__)
+constexpr int LANES = 4, REGISTERS = 32;
+#else
+constexpr int LANES = 4, REGISTERS = 16;
+#endif
+
+template <class A>
+struct PackOf {
+  typedef A type __attribute__((vector_size(LANES * sizeof(A)), aligned(alignof(A)), may_alias));
+};
+template <class A>
+using Pack = typename PackOf<A>::type;
+
+// The first n of LANES numbers; the others are zero.
+template <class T>
+HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
+  using A = acc_t<T>;
+  if constexpr (std::is_same_v<T, A>)
+    if (n == LANES) return *reinterpret_cast<const Pack<A>*>(from);
+  A values[LANES] = {};
+  if (n == LANES)
+    for (int i = 0; i < LANES; ++i) values[i] = A(from[i]);
+  else
+    for (int i = 0; i < n; ++i) values[i] = A(from[i]);
+  return *reinterpret_cast<const Pack<A>*>(values);
+}
+
+// Lanes first .. end - 1 of a pack, from 0 to LANES: load_only() reads nothing for the others, which are zero.
+#if defined(__AVX512F__)
+constexpr bool LOADS_SOME = true;
+struct Lanes {
+  unsigned set;
+  HD Lanes(int first, int end) : set(first < end ? (1u << end) - (1u << first) : 0) {}
+};
+HD Pack<float> load_only(const float* from, Lanes lanes) {
+  return reinterpret_cast<Pack<float>>(_mm512_maskz_loadu_ps(__mmask16(lanes.set), from));
+}
+HD Pack<double> load_only(const double* from, Lanes lanes) {
+  const __m512d parts[] = {_mm512_maskz_loadu_pd(__mmask8(lanes.set), from),
+                           _mm512_maskz_loadu_pd(__mmask8(lanes.set >> 8), from + LANES / 2)};
+  return *reinterpret_cast<const Pack<double>*>(parts);
+}
+#elif defined(__AVX2__)
+constexpr bool LOADS_SOME = true;
+struct Lanes {
+  __m256i set;
+  HD Lanes(int first, int end) {
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const auto below = [&](int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane); };
+    set = _mm256_andnot_si256(below(first), below(end));
+  }
+};
+HD Pack<float> load_only(const float* from, Lanes lanes) {
+  return reinterpret_cast<Pack<float>>(_mm256_maskload_ps(from, lanes.set));
+}
+HD Pack<double> load_only(const double* from, Lanes lanes) {
+  const auto some = [&](__m128i set, const double* from) { return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set)); };
+  const __m256d parts[] = {some(_mm256_castsi256_si128(lanes.set), from),
+                           some(_mm256_extracti128_si256(lanes.set, 1), from + LANES / 2)};
+  return *reinterpret_cast<const Pack<double>*>(parts);
+}
+#else
+constexpr bool LOADS_SOME = false;  // so that the rest is not called
+struct Lanes {
+  Lanes(int first, int end);
+};
+template <class A>
+Pack<A> load_only(const A* from, Lanes lanes);
+#endif
+
+template <class T>
+HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
+  if constexpr (std::is_same_v<T, acc_t<T>>)
+    if (n == LANES) {
+      *reinterpret_cast<Pack<T>*>(to) = pack;
+      return;
+    }
+  for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
+}
+
+// Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are then
+// written past the caches, which would else read each line first.
+constexpr int64_t STREAMED = 32 << 20;
+
+inline bool goes_past_caches(const void* results, int64_t moved) {
+#if defined(__x86_64__)
+  return moved >= STREAMED && uintptr_t(results) % 64 == 0;
+#else
+  return false;
+#endif
+}
+
+#if defined(__AVX512F__)
+using Register = __m512;
+HD void stream_register(float* to, Register numbers) { _mm512_stream_ps(to, numbers); }
+#elif defined(__AVX2__)
+using Register = __m256;
+HD void stream_register(float* to, Register numbers) { _mm256_stream_ps(to, numbers); }
+#elif defined(__x86_64__)
+using Register = __m128;
+HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers); }
+#endif
+
+// As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part of a
+// line takes a line's time. A thread that did it ends with end_streams().
+template <class A>
+HD void stream(A* to, Pack<A> pack) {
+#if defined(__x86_64__)
+  constexpr int PARTS = sizeof(pack) / sizeof(Register);
+  Register parts[PARTS];
+  __builtin_memcpy(parts, &pack, sizeof(pack));
+#pragma GCC unroll 2
+  for (int i = 0; i < PARTS; ++i) stream_register(reinterpret_cast<float*>(to) + i * LANES, parts[i]);
+#else
+  store(to, pack);
+#endif
+}
+
+template <class A>
+constexpr int PACKS_OF_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
+
+// The packs of a line of the cache that come one by one: past the caches with the last of them.
+template <class A>
+struct HeldLine {
+  static constexpr int LAST = PACKS_OF_LINE<A> - 1;
+  Pack<A> packs[std::max(1, LAST)] = {};
+
+  // Pack `which` of a line, that belongs at `to`.
+  HD void put(A* to, Pack<A> pack, int which) {
+    if constexpr (LAST > 0) {
+      if (which < LAST) {
+        packs[which] = pack;
+        return;
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < LAST; ++i) stream(to + (i - LAST) * LANES, packs[i]);
+    }
+    stream(to, pack);
+  }
+};
+
+inline void end_streams() {
+#if defined(__x86_64__)
+  _mm_sfence();
+#endif
+}
+
+template <class A>
+HD Pack<A> repeated(A number) {
+  A values[LANES];  // of an array the compiler makes one instruction, of a pack's elements one for each
+  for (int i = 0; i < LANES; ++i) values[i] = number;
+  return *reinterpret_cast<const Pack<A>*>(values);
+}
+
+// 0, 1, 2 ..
+template <class A>
+HD Pack<A> lane_numbers() {
+  A values[LANES];
+  for (int i = 0; i < LANES; ++i) values[i] = A(i);
+  return *reinterpret_cast<const Pack<A>*>(values);
+}
+
+// The packs that registers hold.
+template <class A>
+constexpr int MOST_PACKS = REGISTERS * sizeof(float) / sizeof(A);
+
+template <class A>
+struct LineAllocator {
+  using value_type = A;
+  LineAllocator() = default;
+  template <class B>
+  LineAllocator(const LineAllocator<B>&) {}
+  A* allocate(size_t n) { return static_cast<A*>(::operator new(n * sizeof(A), LINE)); }
+  void deallocate(A* array, size_t) { ::operator delete(array, LINE); }
+  friend bool operator==(const LineAllocator&, const LineAllocator&) { return true; }
+  friend bool operator!=(const LineAllocator&, const LineAllocator&) { return false; }
+
+ private:
+  static constexpr std::align_val_t LINE{64};
+};
+// A std::vector for packs: it begins with a line of the cache. A pack that lies across two lines takes as long as two.
+template <class A>
+using PackVector = std::vector<A, LineAllocator<A>>;
+
+// Calls f with a value of the element type.
+template <class F>
+void dispatch(DType dtype, const F& f) {
+  switch (dtype) {
+    case DType::f32: return f(float());
+    case DType::f64: return f(double());
+    case DType::f16: return f(torch::headeronly::Half());
+    case DType::bf16: return f(torch::headeronly::BFloat16());
+  }
+}
+
+// f(begin, end) over parts of [0, n) on torch's own threads.
+template <class F>
+void parallel(int64_t n, int64_t grain, const F& f) {
+  auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
+  if (torch_parallel_for(0, n, grain, call, const_cast<F*>(&f)) != 0) throw std::runtime_error("nerfkit: a thread failed");
+}
+
+// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for parts of unequal size.
+template <class F>
+void parallel_each(int64_t n, const F& f) {
+  uint32_t threads = 1;
+  torch_get_num_threads(&threads);
+  std::atomic<int64_t> next{0};
+  parallel(std::min<int64_t>(threads, n), 1, [&](int64_t, int64_t) {
+    for (int64_t i; (i = next++) < n;) f(i);
+  });
+}
+
+}  // namespace nerfkit

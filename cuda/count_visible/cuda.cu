@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Eight lanes a ray, as in composite_cuda.cu. A warp ends with the last of its rays that is still lit.
+
+#include "common/gpu.cuh"
+#include "count_visible/args.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int LANES = 8;
+
+template <class T>
+__global__ void __launch_bounds__(THREADS) count(CountVisibleInputs<T> in, int64_t* __restrict__ counts) {
+  using A = acc_t<T>;
+  const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
+  const int lane = threadIdx.x % LANES;
+  const bool is_ray = ray < in.n_rays;
+  const int64_t begin = is_ray ? in.ray_offsets[ray] : 0, end = is_ray ? in.ray_offsets[ray + 1] : 0;
+  A before = 0;  // of this round's first sample
+  int lit = 0;
+  for (int64_t first = begin; __any_sync(ALL_LANES, first < end && before < in.limit); first += LANES) {
+    const int64_t n = first + lane;
+    const bool real = n < end && before < in.limit;
+    const A upto = sum_before(real ? thickness_of(in, n) : A(0), lane, LANES);
+    // Not upto less this lane's own: that would cancel where it is thick, and be NaN where it is.
+    const A lower = __shfl_up_sync(ALL_LANES, upto, 1, LANES);
+    lit += real && before + (lane ? lower : A(0)) < in.limit;
+    before += __shfl_sync(ALL_LANES, upto, LANES - 1, LANES);
+  }
+  lit = sum_lanes(lit, LANES);
+  if (is_ray && lane == 0) counts[ray] = lit;
+}
+
+}  // namespace
+
+Status count_visible(DType dtype, const CountVisibleArguments& arguments, int64_t* counts, Stream stream) {
+  if (arguments.n_rays == 0) return 0;
+  dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    count<<<blocks_for(arguments.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(typed<T>(arguments), counts);
+  });
+  return launched();
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cells, rows and weights of the multi-resolution grid.
+
+#pragma once
+
+#include "common/launch.h"
+#include "trilinear/args.h"
+
+namespace nerfkit {
+
+constexpr int MAX_LEVELS = 64;
+constexpr uint32_t HASH_Y = 2654435761u, HASH_Z = 805459861u;
+
+struct GridLevels {
+  int n_levels, n_features;
+  uint32_t max_entries;  // a power of two
+  int resolution[MAX_LEVELS];
+  int64_t first_row[MAX_LEVELS];
+};
+
+// Rows of a level: those of a dense one rounded up, so that every level begins at a whole cache sector.
+HD int64_t entries_of(int64_t resolution, int64_t max_entries) {
+  const int64_t side = resolution + 1, rows = (side * side * side + 7) / 8 * 8;
+  return rows < max_entries ? rows : max_entries;
+}
+
+struct GridLevel {
+  int resolution;
+  bool hashed;
+  uint32_t mask;
+};
+
+HD GridLevel level_of(const GridLevels& levels, int level) {
+  const int64_t side = levels.resolution[level] + int64_t(1);
+  return {levels.resolution[level], side * side * side > levels.max_entries, levels.max_entries - 1};
+}
+
+// The cell along one axis and the position in it.
+template <class P>
+HD void cell_along(int resolution, P p, int& cell, P& u) {
+  p = p < 0 ? P(0) : p > 1 ? P(1) : p;
+  const P scaled = p * P(resolution);
+  int lowest = int(scaled);
+  lowest = lowest > resolution - 1 ? resolution - 1 : lowest;
+  cell = lowest < 0 ? 0 : lowest;  // a NaN ends here
+  u = scaled - P(cell);
+}
+
+template <class P>
+HD void cell_of(const GridLevel& level, const P* point, int cell[3], P u[3]) {
+  for (int axis = 0; axis < 3; ++axis) cell_along(level.resolution, point[axis], cell[axis], u[axis]);
+}
+
+HD bool in_box(float p) { return p >= 0 && p <= 1; }
+HD bool in_box(double p) { return p >= 0 && p <= 1; }
+
+// Rows of the eight corners in the level's part of the table; corner 4 ix + 2 iy + iz.
+HD void rows_of(const GridLevel& level, const int cell[3], uint32_t row[8]) {
+  const uint32_t x = cell[0], y = cell[1], z = cell[2];
+  if (level.hashed) {
+    const uint32_t hx[2] = {x, x + 1};
+    const uint32_t hy[2] = {y * HASH_Y, (y + 1) * HASH_Y};
+    const uint32_t hz[2] = {z * HASH_Z, (z + 1) * HASH_Z};
+    for (int k = 0; k < 8; ++k) row[k] = (hx[k >> 2] ^ hy[k >> 1 & 1] ^ hz[k & 1]) & level.mask;
+  } else {
+    const uint32_t side = level.resolution + 1, lowest = (x * side + y) * side + z;
+    for (int k = 0; k < 8; ++k) row[k] = lowest + ((k >> 2) * side + (k >> 1 & 1)) * side + (k & 1);
+  }
+}
+
+// out [N, L*F]
+Status grid_encode(DType point_type, DType table_type, const void* points, const void* table, void* out,
+                   int64_t n_points, const GridLevels&, Stream);
+// grad_table [T, F] is zero at the start, float64 for a float64 table and float32 else. A null grad_points or grad_table
+// is not computed. For a sum that does not depend on the order of additions, fixed_point [T*F] and largest [1], zero at
+// the start, are given.
+Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out, const void* points, const void* table,
+                       void* grad_points, void* grad_table, int64_t* fixed_point, void* largest, int64_t n_rows,
+                       int64_t n_points, const GridLevels&, Stream);
+
+}  // namespace nerfkit

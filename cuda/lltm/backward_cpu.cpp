@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rows of a few steps gather in a block that stays in the first cache, for the product that gives the gradient of the
+// weight.
+
+#include "lltm/cpu.h"
+
+namespace nerfkit {
+namespace {
+
+constexpr int PARTS = 32;  // at most: each has sums of its own
+
+template <class T>
+struct Gradients {
+  const T *h, *h_n, *c_n;
+  const T *input, *h0, *activated;
+  T *input_out, *h0_out, *c0_out;
+  const acc_t<T>* panels;  // columns as [padded H + padded I]
+};
+
+// Over the samples of a part.
+template <class A>
+struct Sums {
+  PackVector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
+};
+
+template <class T>
+class WalkBack {
+ public:
+  using A = acc_t<T>;
+
+  WalkBack(const Gradients<T>& arrays, const LltmShape& s, Sums<A>& sums)
+      : a_(arrays),
+        sums_(sums),
+        H(s.n_state),
+        I(s.n_input),
+        columns_(padded(H) + padded(I)),
+        grad_in_(GROUP * columns_),
+        grad_c_(GROUP * padded(H)),
+        grad_gates_(BLOCK * 3 * H + GROUP),
+        in_(BLOCK * padded(H + I)) {
+    sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
+    sums.bias.resize(3 * H);
+  }
+
+  HD void begin(int64_t ray, int r) {
+    copy(a_.h_n + ray * H, grad_in_.data() + r * columns_, H);
+    copy(a_.c_n + ray * H, grad_c_.data() + r * padded(H), H);
+  }
+  HD void end(int64_t ray, int r) {
+    copy(grad_in_.data() + r * columns_, a_.h0_out + ray * H, H);
+    copy(grad_c_.data() + r * padded(H), a_.c0_out + ray * H, H);
+  }
+  HD void move(int from, int to) {
+    copy(grad_in_.data() + from * columns_, grad_in_.data() + to * columns_, H);
+    copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
+  }
+
+  HD void foresee(const Slot& slot) {
+    prefetch_row(a_.h_n, slot.ray, H);
+    prefetch_row(a_.c_n, slot.ray, H);
+    prefetch_row(a_.h0, slot.ray, H);
+    prefetch_row(a_.h, slot.place, H);
+    prefetch_row(a_.activated, slot.place, KEPT_ON_CPU * H);
+    prefetch_row(a_.activated, slot.place - 1, KEPT_ON_CPU * H);
+    prefetch_row(a_.input, slot.place, I);
+  }
+
+  HD void step(Slots& slots) {
+    for (int r = 0; r < slots.taken; ++r) {
+      Slot& slot = slots.at[r];
+      const int64_t place = slot.place--;
+      prefetch_row(a_.input, slot.place, I);
+      A* in = in_.data() + (rows_ + r) * padded(H + I);
+      if (slot.place == slot.end)
+        copy(a_.h0 + slot.ray * H, in, H);
+      else
+        state_behind(slot.place, in);
+      copy(a_.input + place * I, in + H, I);
+      units(r, place);
+    }
+    multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
+                 {a_.panels, LANES, int64_t(3) * H * LANES},
+                 3 * H,
+                 {},
+                 {grad_in_.data(), columns_}},
+                slots.taken, columns_ / LANES);
+    for (int r = 0; r < slots.taken; ++r)
+      copy(grad_in_.data() + r * columns_ + padded(H), a_.input_out + (slots.at[r].place + 1) * I, I);
+    rows_ += slots.taken;
+    if (rows_ + GROUP > BLOCK) finish_block();
+  }
+
+  // Gradients of the weight and the bias, of the rows in the block.
+  HD void finish_block() {
+    const int width = padded(H + I);
+    for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
+      Pack<A> sum = load(sums_.bias.data() + j, n);
+      for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
+      store(sums_.bias.data() + j, sum, n);
+    });
+    A* sums = sums_.weight.data();
+    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
+                width / LANES);
+    rows_ = 0;
+  }
+
+ private:
+  HD void state_behind(int64_t place, A* to) {
+    const T* activated = a_.activated + KEPT_ON_CPU * place * H;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      store(to + j, load(activated + 3 * H + j, n) * load(activated + H + j, n), n);
+    });
+  }
+
+  // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without
+  // waiting.
+  HD void units(int r, int64_t place) {
+    const T *activated = a_.activated + KEPT_ON_CPU * place * H, *grad_out = a_.h + place * H;
+    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
+    A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
+    const int H = this->H;
+    for_units(H, [=](int j, int n) __attribute__((always_inline)) {
+      const PackGates<A> gate{load(activated + j, n), load(activated + H + j, n), load(activated + 2 * H + j, n)};
+      Pack<A> c = load(grad_c + j);
+      const Pack<A> t = load(activated + 3 * H + j, n);
+      const auto grad = activate_bwd_all<A>(gate, t, load(grad_h + j) + load(grad_out + j, n), c);
+      store(grad_c + j, c);
+      store(grad_gates + j, grad.i, n);
+      store(grad_gates + H + j, grad.o, n);
+      store(grad_gates + 2 * H + j, grad.g, n);
+      prefetch(activated, j - 4 * H), prefetch(activated, j - 2 * H), prefetch(grad_out, j - H);
+      prefetch(activated, j - 7 * H), prefetch(activated, j - 5 * H);  // of the state
+    });
+  }
+
+  const Gradients<T>& a_;
+  Sums<A>& sums_;
+  const int H, I, columns_;
+  PackVector<A> grad_in_, grad_c_, grad_gates_, in_;  // grad_in_ [GROUP, padded H + padded I]
+  int rows_ = 0;  // of the block
+};
+
+// The parts' sums in their order, rows begin .. end - 1 of the weight.
+template <class T>
+void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
+  using A = acc_t<T>;
+  PackVector<A> sum(padded(width));
+  for (int64_t row = begin; row < end; ++row) {
+    std::fill(sum.begin(), sum.end(), A(0));
+    for (const auto& part : parts)
+      for (int i = 0; i < padded(width); i += LANES)
+        store(&sum[i], load(&sum[i]) + load(&part.weight[row * padded(width) + i]));
+    copy(sum.data(), grad_weight + row * width, width);
+  }
+}
+
+}  // namespace
+
+Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
+                    const void* weight, const void* h0, const void* activated, void* grad_input, void* grad_weight,
+                    void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
+  dispatch(dtype, [&](auto element) {
+    using T = decltype(element);
+    using A = acc_t<T>;
+    const int H = s.n_state, I = s.n_input, width = H + I;
+    const auto panels = in_panels<A>(3 * H, padded(H) + padded(I), [&](int k, int j) {
+      const int column = j < padded(H) ? j : j - padded(H) + H;
+      return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
+    });
+    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input, (const T*)h0,
+                              (const T*)activated, (T*)grad_input, (T*)grad_h0, (T*)grad_c0, panels.data()};
+    std::vector<Sums<A>> sums(parts_of(s, PARTS));
+    for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
+      WalkBack<T> walk(arrays, s, sums[i]);
+      Slots slots(s, part, true);
+      walk_all(walk, slots);
+      walk.finish_block();
+    });
+    parallel(3 * H, GROUP, [&](int64_t begin, int64_t end) {
+      add_up<T>(sums, (T*)grad_weight, begin, end, width);
+      for (int64_t row = begin; row < end; ++row) {
+        A sum = 0;
+        for (const auto& part : sums) sum += part.bias[row];
+        ((T*)grad_bias)[row] = T(sum);
+      }
+    });
+  });
+  return 0;
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// A thread a row: the direction is read from the cache, for neighbours mostly share a ray; what takes time is to write.
+
+#include "common/gpu.cuh"
+#include "spherical_harmonics/args.h"
+
+namespace nerfkit {
+namespace {
+
+template <class P, class T>
+__global__ void __launch_bounds__(THREADS)
+    rows(const P* __restrict__ directions, const int64_t* __restrict__ ray_index, T* __restrict__ out, int64_t n_rows) {
+  const int64_t n = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (n >= n_rows) return;
+  P values[HARMONICS];
+  harmonics_of(directions + 3 * (ray_index ? ray_index[n] : n), values);
+#pragma unroll
+  for (int first = 0; first < HARMONICS; first += WIDE<T>) {
+    acc_t<T> part[WIDE<T>];
+#pragma unroll
+    for (int i = 0; i < WIDE<T>; ++i) part[i] = acc_t<T>(values[first + i]);
+    store(out + HARMONICS * n + first, part);
+  }
+}
+
+}  // namespace
+
+Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out, int64_t n_rows,
+                           Stream stream) {
+  if (n_rows == 0) return 0;
+  dispatch(to, [&](auto element) {
+    using T = decltype(element);
+    const unsigned blocks = blocks_for(n_rows);
+    if (from == DType::f64)
+      rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const double*)directions, ray_index, (T*)out, n_rows);
+    else
+      rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const float*)directions, ray_index, (T*)out, n_rows);
+  });
+  return launched();
+}
+
+}  // namespace nerfkit
