@@ -35,6 +35,7 @@ test-all: $(VENV)/ready
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(filter %.h %.cuh %.cpp %.cu,$(wildcard cuda/* cuda/*/*))
 
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/mkdocs/mkdocs.yml

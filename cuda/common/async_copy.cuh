@@ -7,16 +7,18 @@
 
 namespace nerfkit {
 
-// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read. If LINE, L2 gets all of the
-// 128 bytes around `from`, which other blocks will ask for.
+// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read. If LINE, L2 gets all of
+// the 128 bytes around `from`, which other blocks will ask for.
 template <int BYTES, bool LINE = false>
 __device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = real ? BYTES : 0;
   if constexpr (LINE)
-    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
+                 : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes)
+                 : "memory");
 #else
   using Bytes = Vec<unsigned, BYTES / 4>;
   *static_cast<Bytes*>(__cvta_shared_to_generic(to)) = real ? *static_cast<const Bytes*>(from) : Bytes{};

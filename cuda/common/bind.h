@@ -51,11 +51,16 @@ class OnDevice {
 
 inline DType dtype_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
-    case ScalarType::Float: return DType::f32;
-    case ScalarType::Double: return DType::f64;
-    case ScalarType::Half: return DType::f16;
-    case ScalarType::BFloat16: return DType::bf16;
-    default: break;
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Double:
+      return DType::f64;
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    default:
+      break;
   }
   STD_TORCH_CHECK(false, "nerfkit: the kernels take float32, float64, float16 or bfloat16");
   return DType::f32;
@@ -78,7 +83,8 @@ inline Shape shape_of(const Tensor& tensor) {
 
 // Requires shape and dtype, and the device of `reference`: a kernel must never see another one's pointer.
 // Returns the tensor with rows one after the other.
-inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& reference, ScalarType type, const Shape& shape) {
+inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& reference, ScalarType type,
+                      const Shape& shape) {
   STD_TORCH_CHECK(tensor.is_cpu() == reference.is_cpu() && tensor.get_device_index() == reference.get_device_index(),
                   "nerfkit: ", name, " is on another device than the other tensors");
   STD_TORCH_CHECK(tensor.scalar_type() == type, "nerfkit: ", name, " must be ", torch::headeronly::toString(type),
@@ -93,8 +99,8 @@ inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& refe
   return checked(name, tensor, reference, reference.scalar_type(), shape);
 }
 
-// On the device of `like`. Not torch::stable::new_empty, which finds its op by name and then goes through the dispatcher:
-// of a small op that is half the time.
+// On the device of `like`. Not torch::stable::new_empty, which finds its op by name and then goes through the
+// dispatcher: of a small op that is half the time.
 inline Tensor empty(const Tensor& like, const Shape& shape, ScalarType type) {
   int32_t device = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
@@ -115,15 +121,16 @@ inline Tensor nothing(const Tensor& like) { return empty(like, {0}); }
 
 inline const void* data(const Tensor& tensor) { return tensor.const_data_ptr(); }
 inline void* out(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
-// Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a promise.
-// With `room` there may be more rows than the rays have samples.
+// Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a
+// promise. With `room` there may be more rows than the rays have samples.
 inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool room = false) {
   const auto* values = static_cast<const int64_t*>(tensor.const_data_ptr());
 #ifndef USE_CUDA
   const int64_t last = tensor.numel() - 1;
   bool rises = values[0] == 0 && (room ? values[last] <= n_rows : values[last] == n_rows);
   for (int64_t i = 0; rises && i < last; ++i) rises = values[i] <= values[i + 1];
-  STD_TORCH_CHECK(rises, "nerfkit: row pointers must rise from 0 to ", room ? "at most " : "", "the number of rows, ", n_rows);
+  STD_TORCH_CHECK(rises, "nerfkit: row pointers must rise from 0 to ", room ? "at most " : "", "the number of rows, ",
+                  n_rows);
 #endif
   return values;
 }

@@ -21,8 +21,8 @@ PackVector<A> in_panels(int depth, int columns, const F& at) {
   return panels;
 }
 
-// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES]; of each, how far it is from one
-// row, column or pack to the next.
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES]; of each, how far it is
+// from one row, column or pack to the next.
 template <class A>
 struct Product {
   struct {

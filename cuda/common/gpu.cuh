@@ -20,10 +20,14 @@ constexpr unsigned ALL_LANES = 0xffffffffu;
 template <class F>
 void dispatch(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(float());
-    case DType::f64: return f(double());
-    case DType::f16: return f(__half());
-    case DType::bf16: return f(__nv_bfloat16());
+    case DType::f32:
+      return f(float());
+    case DType::f64:
+      return f(double());
+    case DType::f16:
+      return f(__half());
+    case DType::bf16:
+      return f(__nv_bfloat16());
   }
 }
 
@@ -52,7 +56,9 @@ __device__ __forceinline__ void store(T* to, const acc_t<T> (&from)[V]) {
 }
 
 // Shared memory by an address of 32 bits: one that is kept is then not worked out again at every use.
-__device__ __forceinline__ unsigned shared_address(const void* pointer) { return unsigned(__cvta_generic_to_shared(pointer)); }
+__device__ __forceinline__ unsigned shared_address(const void* pointer) {
+  return unsigned(__cvta_generic_to_shared(pointer));
+}
 __device__ __forceinline__ uint2 load_shared(unsigned address) {
   uint2 to;
   asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to.x), "=r"(to.y) : "r"(address) : "memory");
@@ -64,7 +70,8 @@ __device__ __forceinline__ void store_shared(unsigned address, unsigned from) {
 
 // 16 bytes at once, wherever they are in the registers.
 __device__ __forceinline__ void store_wide(void* to, uint2 low, uint2 high) {
-  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y) : "memory");
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y)
+               : "memory");
 }
 
 // The same value, but one that the compiler cannot work out again in place of keeping it. All lanes call it.
@@ -103,15 +110,17 @@ inline Gpu current_gpu() {
   return gpu;
 }
 
-// Lets a kernel that has no shared memory of a fixed size have all that a block may: not as much as this launch needs, for
-// another thread may be about to launch it with more.
+// Lets a kernel that has no shared memory of a fixed size have all that a block may: not as much as this launch needs,
+// for another thread may be about to launch it with more.
 template <class Kernel>
 void allow_shared(Kernel kernel, const Gpu& gpu) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes);
 }
 
 inline bool aligned(const void* pointer, size_t bytes) { return reinterpret_cast<uintptr_t>(pointer) % bytes == 0; }
-inline unsigned blocks_for(int64_t work, int64_t per_block = THREADS) { return unsigned((work + per_block - 1) / per_block); }
+inline unsigned blocks_for(int64_t work, int64_t per_block = THREADS) {
+  return unsigned((work + per_block - 1) / per_block);
+}
 inline Status launched() { return static_cast<Status>(cudaGetLastError()); }
 
 }  // namespace nerfkit

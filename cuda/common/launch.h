@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What bindings and kernels share. No torch header, so that kernels compile in a second.
 //
-// Every op has launchers of one signature for both devices: X_cpu.cpp and X_cuda.cu define the same functions, but for the
-// few that only one device has (lltm_cpu_bwd and lltm_bwd, lltm_narrow, lltm_cell_small, lltm_shared_bytes). X_bind.cpp, compiled once for each library,
-// checks, allocates and calls them.
+// Every op has launchers of one signature for both devices: X_cpu.cpp and X_cuda.cu define the same functions, but for
+// the few that only one device has (lltm_cpu_bwd and lltm_bwd, lltm_narrow, lltm_cell_small, lltm_shared_bytes).
+// X_bind.cpp, compiled once for each library, checks, allocates and calls them.
 
 #pragma once
 

@@ -63,26 +63,29 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 #define SPARSE_PRODUCT "mma.sp"  // its name before, slow on newer GPUs
 #endif
 
-// Products of 16 x 32 by 32 x 8, where of every four neighbours in a row of the left operand two are given: the others are
-// not multiplied. Lane 4 g + t holds, of
+// Products of 16 x 32 by 32 x 8, where of every four neighbours in a row of the left operand two are given: the others
+// are not multiplied. Lane 4 g + t holds, of
 //   the left operand   the two of columns 4t .. 4t + 3 in row g, of the same in row g + 8, then of columns 4t + 16 .. ;
-//   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that count
+//   `places`           which ones, two bits each, the first one's lower and smaller: of rows g and g + 8, all that
+//   count
 //                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
 //   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
 __device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
                                                    const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
-  asm(SPARSE_PRODUCT ".sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
+  asm(SPARSE_PRODUCT
+      ".sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
 #endif
 }
 
-__device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned places,
-                                                   const unsigned (&b)[4]) {
+__device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4],
+                                                   unsigned places, const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
-  asm(SPARSE_PRODUCT ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
+  asm(SPARSE_PRODUCT
+      ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(places));
@@ -99,15 +102,21 @@ __device__ __forceinline__ unsigned transposed(unsigned values) {
   return out;
 }
 
-// Two 8 x 8 matrices of half values, one a register: lane i < 16 gives the address of row i % 8 of matrix i / 8, in shared
-// memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
+// Two 8 x 8 matrices of half values, one a register: lane i < 16 gives the address of row i % 8 of matrix i / 8, in
+// shared memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
 template <bool TRANSPOSED>
 __device__ __forceinline__ void load_matrices(unsigned address, unsigned& first, unsigned& second) {
 #if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(first), "=r"(second)
+                 : "r"(address)
+                 : "memory");
   else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(first), "=r"(second) : "r"(address) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(first), "=r"(second)
+                 : "r"(address)
+                 : "memory");
 #endif
 }
 
@@ -117,10 +126,14 @@ __device__ __forceinline__ void load_matrices(unsigned address, unsigned (&to)[4
 #if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
   else
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+                 : "r"(address)
+                 : "memory");
 #endif
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that are launched while the one before them still runs (programmatic dependent launch, from compute capability
-// 9.0 on): their blocks are there, with addresses worked out, when it is done.
+// Kernels that are launched while the one before them still runs (programmatic dependent launch, from compute
+// capability 9.0 on): their blocks are there, with addresses worked out, when it is done.
 
 #pragma once
 
@@ -15,8 +15,8 @@ __device__ __forceinline__ void invite_next_kernel() {
 #endif
 }
 
-// Until the kernels before this one are done and what they wrote is seen. A kernel that is launched early reads and writes
-// nothing before it, but may ask for lines.
+// Until the kernels before this one are done and what they wrote is seen. A kernel that is launched early reads and
+// writes nothing before it, but may ask for lines.
 __device__ __forceinline__ void await_kernels_before() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

@@ -8,12 +8,12 @@
 
 namespace nerfkit {
 
-// partials [parts, channels, taps + 1] -> grad_weight [channels, taps] and grad_bias [channels]. A block has SUMS of them,
-// neighbours in memory. partials is not __restrict__: it changes after the launch, so that no load of it may move up, or past
-// the cache that is coherent.
+// partials [parts, channels, taps + 1] -> grad_weight [channels, taps] and grad_bias [channels]. A block has SUMS of
+// them, neighbours in memory. partials is not __restrict__: it changes after the launch, so that no load of it may move
+// up, or past the cache that is coherent.
 template <class T, int SUMS>
-__global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* partials, T* grad_weight, T* grad_bias, int parts,
-                                                        int64_t channels, int taps) {
+__global__ void __launch_bounds__(THREADS)
+    add_partials(const acc_t<T>* partials, T* grad_weight, T* grad_bias, int parts, int64_t channels, int taps) {
   using A = acc_t<T>;
   static_assert(SUMS <= 32, "a warp has all of them");
   constexpr int APART = THREADS / SUMS, TOGETHER = 8;  // parts of a thread; loads on their way together
@@ -45,13 +45,14 @@ __global__ void __launch_bounds__(THREADS) add_partials(const acc_t<T>* partials
 
 // Directly after the kernel that wrote the sums, if there are any: it is launched while that one still runs.
 template <class T>
-void launch_add_partials(const void* partials, void* grad_weight, void* grad_bias, int parts, int64_t channels, int taps,
-                         Stream stream) {
+void launch_add_partials(const void* partials, void* grad_weight, void* grad_bias, int parts, int64_t channels,
+                         int taps, Stream stream) {
   constexpr int FEW_PARTS = 128, SUMS = 32, LEAST = 8;  // LEAST: 32 bytes are the least that is read at once
-  const bool few = parts <= FEW_PARTS;  // with more sums there are fewer blocks: all fit beside the kernel before, and wait
-  launch_early(few ? add_partials<T, SUMS> : add_partials<T, LEAST>, blocks_for(channels * (taps + 1), few ? SUMS : LEAST),
-               THREADS, 0, (cudaStream_t)stream, (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels,
-               taps);
+  const bool few =
+      parts <= FEW_PARTS;  // with more sums there are fewer blocks: all fit beside the kernel before, and wait
+  launch_early(few ? add_partials<T, SUMS> : add_partials<T, LEAST>,
+               blocks_for(channels * (taps + 1), few ? SUMS : LEAST), THREADS, 0, (cudaStream_t)stream,
+               (const acc_t<T>*)partials, (T*)grad_weight, (T*)grad_bias, parts, channels, taps);
 }
 
 }  // namespace nerfkit

@@ -23,8 +23,8 @@
 
 namespace nerfkit {
 
-// setup.py compiles all for several instruction sets, each into a library of its own. LANES numbers are computed together,
-// float32 of one register: of wider vectors the compiler makes loads and stores.
+// setup.py compiles all for several instruction sets, each into a library of its own. LANES numbers are computed
+// together, float32 of one register: of wider vectors the compiler makes loads and stores.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX2__)
@@ -85,7 +85,9 @@ HD Pack<float> load_only(const float* from, Lanes lanes) {
   return reinterpret_cast<Pack<float>>(_mm256_maskload_ps(from, lanes.set));
 }
 HD Pack<double> load_only(const double* from, Lanes lanes) {
-  const auto some = [&](__m128i set, const double* from) { return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set)); };
+  const auto some = [&](__m128i set, const double* from) {
+    return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set));
+  };
   const __m256d parts[] = {some(_mm256_castsi256_si128(lanes.set), from),
                            some(_mm256_extracti128_si256(lanes.set, 1), from + LANES / 2)};
   return *reinterpret_cast<const Pack<double>*>(parts);
@@ -109,8 +111,8 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
-// Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are then
-// written past the caches, which would else read each line first.
+// Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are
+// then written past the caches, which would else read each line first.
 constexpr int64_t STREAMED = 32 << 20;
 
 inline bool goes_past_caches(const void* results, int64_t moved) {
@@ -132,8 +134,8 @@ using Register = __m128;
 HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers); }
 #endif
 
-// As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part of a
-// line takes a line's time. A thread that did it ends with end_streams().
+// As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part
+// of a line takes a line's time. A thread that did it ends with end_streams().
 template <class A>
 HD void stream(A* to, Pack<A> pack) {
 #if defined(__x86_64__)
@@ -217,10 +219,14 @@ using PackVector = std::vector<A, LineAllocator<A>>;
 template <class F>
 void dispatch(DType dtype, const F& f) {
   switch (dtype) {
-    case DType::f32: return f(float());
-    case DType::f64: return f(double());
-    case DType::f16: return f(torch::headeronly::Half());
-    case DType::bf16: return f(torch::headeronly::BFloat16());
+    case DType::f32:
+      return f(float());
+    case DType::f64:
+      return f(double());
+    case DType::f16:
+      return f(torch::headeronly::Half());
+    case DType::bf16:
+      return f(torch::headeronly::BFloat16());
   }
 }
 
@@ -228,10 +234,12 @@ void dispatch(DType dtype, const F& f) {
 template <class F>
 void parallel(int64_t n, int64_t grain, const F& f) {
   auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
-  if (torch_parallel_for(0, n, grain, call, const_cast<F*>(&f)) != 0) throw std::runtime_error("nerfkit: a thread failed");
+  if (torch_parallel_for(0, n, grain, call, const_cast<F*>(&f)) != 0)
+    throw std::runtime_error("nerfkit: a thread failed");
 }
 
-// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for parts of unequal size.
+// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for parts of unequal
+// size.
 template <class F>
 void parallel_each(int64_t n, const F& f) {
   uint32_t threads = 1;

@@ -35,6 +35,7 @@ HD CompactedRay<P> compacted_ray(const CompactArguments& in, int64_t ray) {
   return out;
 }
 
-Status compact_samples(DType, const CompactArguments&, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream);
+Status compact_samples(DType, const CompactArguments&, void* positions, void* t_starts, void* t_ends,
+                       int64_t* ray_index, Stream);
 
 }  // namespace nerfkit

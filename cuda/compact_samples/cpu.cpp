@@ -35,7 +35,8 @@ void run(const CompactArguments& in, P* positions, P* t_starts, P* t_ends, int64
 
 }  // namespace
 
-Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index, Stream) {
+Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends,
+                       int64_t* ray_index, Stream) {
   if (dtype == DType::f64)
     run(in, (double*)positions, (double*)t_starts, (double*)t_ends, ray_index);
   else

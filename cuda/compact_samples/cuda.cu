@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight lanes a ray, as in composite_cuda.cu. Where the rays end is known on the GPU alone, so the same threads then clear
-// the rows behind.
+// Eight lanes a ray, as in composite_cuda.cu. Where the rays end is known on the GPU alone, so the same threads then
+// clear the rows behind.
 
 #include "common/gpu.cuh"
 #include "compact_samples/args.h"
@@ -38,14 +38,16 @@ __global__ void __launch_bounds__(THREADS)
 
 }  // namespace
 
-Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends, int64_t* ray_index,
-             Stream stream) {
+Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends,
+                       int64_t* ray_index, Stream stream) {
   if (in.n_rows == 0) return 0;
   const unsigned blocks = blocks_for(std::max(in.n_rays * LANES, (in.n_rows + CLEARED - 1) / CLEARED));
   if (dtype == DType::f64)
-    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (double*)positions, (double*)t_starts, (double*)t_ends, ray_index);
+    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (double*)positions, (double*)t_starts, (double*)t_ends,
+                                                       ray_index);
   else
-    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (float*)positions, (float*)t_starts, (float*)t_ends, ray_index);
+    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (float*)positions, (float*)t_starts, (float*)t_ends,
+                                                       ray_index);
   return launched();
 }
 

@@ -24,7 +24,7 @@ struct CompositeGradients {
 
 template <class A>
 struct CompositeLimits {
-  static constexpr A max_thickness = A(50);    // MAX_THICKNESS and
+  static constexpr A max_thickness = A(50);   // MAX_THICKNESS and
   static constexpr A min_opacity = A(1e-10);  // MIN_OPACITY of nerfkit/ops/composite.py
 };
 
@@ -44,13 +44,14 @@ HD acc_t<T> thickness_of(const CompositeInputs<T>& in, int64_t n, bool* clamped)
 }
 
 template <class T>
-HD Slice<acc_t<T>> slice_of(const CompositeInputs<T>& in, int64_t n, acc_t<T> thickness, acc_t<T> before, bool clamped) {
+HD Slice<acc_t<T>> slice_of(const CompositeInputs<T>& in, int64_t n, acc_t<T> thickness, acc_t<T> before,
+                            bool clamped) {
   using A = acc_t<T>;
   using namespace std;
   const A transmittance = exp(-before);
   const A alpha = -expm1(-thickness);
-  return {thickness, transmittance * (A(1) - alpha), transmittance * alpha, (A(in.t_starts[n]) + A(in.t_ends[n])) / A(2),
-          clamped};
+  return {thickness, transmittance * (A(1) - alpha), transmittance * alpha,
+          (A(in.t_starts[n]) + A(in.t_ends[n])) / A(2), clamped};
 }
 
 // What the sums of a ray say about the gradient of each weight: base + per_middle * middle.
@@ -92,8 +93,8 @@ struct CompositeArguments {
 
 template <class T>
 CompositeInputs<T> typed(const CompositeArguments& a) {
-  return {(const T*)a.density, (const T*)a.rgb,   (const T*)a.t_starts, (const T*)a.t_ends,
-          (const T*)a.background, a.ray_offsets, a.n_rays, a.background_stride};
+  return {(const T*)a.density, (const T*)a.rgb, (const T*)a.t_starts, (const T*)a.t_ends, (const T*)a.background,
+          a.ray_offsets,       a.n_rays,        a.background_stride};
 }
 
 Status composite(DType, const CompositeArguments&, void* color, void* opacity, void* depth, void* weights, Stream);

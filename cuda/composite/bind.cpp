@@ -23,8 +23,10 @@ struct Inputs {
         n_rays(ray_offsets.size(0) - 1) {}
 
   CompositeArguments arguments() const {
-    return {data(density), data(rgb), data(t_starts), data(t_ends), data(background), offsets(ray_offsets, density.size(0)), n_rays,
-            background.dim() == 1 ? 0 : 3};
+    return {data(density),    data(rgb),
+            data(t_starts),   data(t_ends),
+            data(background), offsets(ray_offsets, density.size(0)),
+            n_rays,           background.dim() == 1 ? 0 : 3};
   }
 };
 
@@ -35,8 +37,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& density, const 
   const Inputs in(density, rgb, t_starts, t_ends, ray_offsets, background);
   Tensor color = empty(density, {in.n_rays, 3}), opacity = empty(density, {in.n_rays});
   Tensor depth = empty(density, {in.n_rays}), weights = empty(density, {in.n_samples});
-  ran("composite", composite(dtype_of(density), in.arguments(), out(color), out(opacity), out(depth), out(weights),
-                             device.stream));
+  ran("composite",
+      composite(dtype_of(density), in.arguments(), out(color), out(opacity), out(depth), out(weights), device.stream));
   return {color, opacity, depth, weights};
 }
 
@@ -52,9 +54,9 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_color_in, const T
   const Tensor grad_weights = checked("grad_weights", grad_weights_in, in.density, {in.n_samples});
   Tensor grad_density = empty(density, {in.n_samples}), grad_rgb = empty(density, {in.n_samples, 3});
   Tensor grad_background = empty(density, {in.n_rays, 3});
-  ran("composite_bwd", composite_bwd(dtype_of(density), in.arguments(), data(grad_color), data(grad_opacity),
-                                     data(grad_depth), data(grad_weights), out(grad_density), out(grad_rgb),
-                                     out(grad_background), device.stream));
+  ran("composite_bwd",
+      composite_bwd(dtype_of(density), in.arguments(), data(grad_color), data(grad_opacity), data(grad_depth),
+                    data(grad_weights), out(grad_density), out(grad_rgb), out(grad_background), device.stream));
   return {grad_density, grad_rgb, grad_background};
 }
 

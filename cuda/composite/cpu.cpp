@@ -38,8 +38,8 @@ void forward(const CompositeInputs<T>& in, int64_t ray, T* color, T* opacity, T*
 }
 
 template <class T>
-void backward(const CompositeInputs<T>& in, const CompositeGradients<T>& grad, int64_t ray, T* grad_density, T* grad_rgb,
-              T* grad_background) {
+void backward(const CompositeInputs<T>& in, const CompositeGradients<T>& grad, int64_t ray, T* grad_density,
+              T* grad_rgb, T* grad_background) {
   using A = acc_t<T>;
   A opacity = 0, depth_sum = 0;
   walk(in, ray, [&](int64_t, const Slice<A>& slice) {
@@ -63,8 +63,8 @@ void backward(const CompositeInputs<T>& in, const CompositeGradients<T>& grad, i
 
 }  // namespace
 
-Status composite(DType dtype, const CompositeArguments& arguments, void* color, void* opacity, void* depth, void* weights,
-                 Stream) {
+Status composite(DType dtype, const CompositeArguments& arguments, void* color, void* opacity, void* depth,
+                 void* weights, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto in = typed<T>(arguments);

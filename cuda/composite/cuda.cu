@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Eight lanes a ray: the average ray has less than ten samples, and a warp's loads stay together.
 
-#include "composite/args.h"
 #include "common/gpu.cuh"
+#include "composite/args.h"
 
 namespace nerfkit {
 namespace {
@@ -29,7 +29,8 @@ __device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin
 
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    forward(CompositeInputs<T> in, T* __restrict__ color, T* __restrict__ opacity, T* __restrict__ depth, T* __restrict__ weights) {
+    forward(CompositeInputs<T> in, T* __restrict__ color, T* __restrict__ opacity, T* __restrict__ depth,
+            T* __restrict__ weights) {
   using A = acc_t<T>;
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES;
@@ -93,8 +94,8 @@ __global__ void __launch_bounds__(THREADS)
 
 }  // namespace
 
-Status composite(DType dtype, const CompositeArguments& arguments, void* color, void* opacity, void* depth, void* weights,
-                 Stream stream) {
+Status composite(DType dtype, const CompositeArguments& arguments, void* color, void* opacity, void* depth,
+                 void* weights, Stream stream) {
   if (arguments.n_rays == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);

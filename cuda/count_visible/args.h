@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "composite/args.h"
 #include "common/launch.h"
+#include "composite/args.h"
 
 namespace nerfkit {
 

@@ -20,8 +20,8 @@ Tensor forward(const Tensor& density_in, const Tensor& starts_in, const Tensor& 
   const int64_t n_rays = ray_offsets.size(0) - 1;
   const double limit = min_transmittance > 0 ? -std::log(min_transmittance) : std::numeric_limits<double>::infinity();
   Tensor counts = empty(density, {n_rays}, ScalarType::Long);
-  const CountVisibleArguments arguments{data(density), data(t_starts), data(t_ends), offsets(ray_offsets, n_samples, true),
-                                   n_rays, limit};
+  const CountVisibleArguments arguments{
+      data(density), data(t_starts), data(t_ends), offsets(ray_offsets, n_samples, true), n_rays, limit};
   ran("count_visible", count_visible(dtype_of(density), arguments, static_cast<int64_t*>(out(counts)), device.stream));
   return counts;
 }

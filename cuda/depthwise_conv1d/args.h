@@ -13,7 +13,8 @@ struct Conv1dShape {
   const int64_t* ray_offsets;
 };
 
-Status depthwise_conv1d(DType, const void* x, const void* weight, const void* bias, void* out, const Conv1dShape&, Stream);
+Status depthwise_conv1d(DType, const void* x, const void* weight, const void* bias, void* out, const Conv1dShape&,
+                        Stream);
 // Null where not wanted: grad_x; grad_weight and grad_bias together. scratch has conv1d_scratch() elements of the
 // accumulation type.
 Status depthwise_conv1d_bwd(DType, const void* grad_out, const void* x, const void* weight, void* grad_x,

@@ -10,7 +10,8 @@ namespace {
 Conv1dShape shape(const Tensor& x, const Tensor& weight, const Tensor& ray_offsets, int64_t dilation) {
   STD_TORCH_CHECK(dilation > 0 && weight.size(1) % 2 == 1, "nerfkit: along rays the kernel must be odd, dilation >= 1");
   STD_TORCH_CHECK(dilation <= INT32_MAX, "nerfkit: the dilation must be below 2^31, got ", dilation);
-  return {x.size(0), ray_offsets.size(0) - 1, int(x.size(1)), int(weight.size(1)), int(dilation), offsets(ray_offsets, x.size(0))};
+  return {x.size(0),           ray_offsets.size(0) - 1, int(x.size(1)),
+          int(weight.size(1)), int(dilation),           offsets(ray_offsets, x.size(0))};
 }
 
 Tensor forward(const Tensor& x_in, const Tensor& weight_in, std::optional<Tensor> bias_in, const Tensor& offsets_in,
@@ -22,8 +23,8 @@ Tensor forward(const Tensor& x_in, const Tensor& weight_in, std::optional<Tensor
   std::optional<Tensor> bias;
   if (bias_in) bias = checked("bias", *bias_in, x, {x.size(1)});
   Tensor result = empty(x, shape_of(x));
-  ran("depthwise_conv1d", depthwise_conv1d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr, out(result),
-                                           shape(x, weight, ray_offsets, dilation), device.stream));
+  ran("depthwise_conv1d", depthwise_conv1d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr,
+                                           out(result), shape(x, weight, ray_offsets, dilation), device.stream));
   return result;
 }
 
@@ -40,8 +41,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor&
   Tensor grad_bias = to_weight ? empty(weight, {x.size(1)}) : nothing(x);
   Tensor scratch = empty(x, {to_weight ? conv1d_scratch(size) : 0}, wide(x.scalar_type()));
   ran("depthwise_conv1d_bwd",
-      depthwise_conv1d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight), out(grad_bias),
-                           out(scratch), size, device.stream));
+      depthwise_conv1d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight),
+                           out(grad_bias), out(scratch), size, device.stream));
   return {grad_x, grad_weight, grad_bias};
 }
 

@@ -80,8 +80,8 @@ void to_weight(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, acc_
 
 }  // namespace
 
-Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv1dShape& s,
-                        Stream) {
+Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
+                        const Conv1dShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto w = by_tap((const T*)weight, s, false);
@@ -96,8 +96,7 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
                             void* grad_weight, void* grad_bias, void* scratch, const Conv1dShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    if (grad_weight)
-      to_weight((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, s);
+    if (grad_weight) to_weight((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, s);
     if (!grad_x) return;
     const auto w = by_tap((const T*)weight, s, true);
     parallel(s.n_rays, GRAIN, [&](int64_t begin, int64_t end) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What depthwise_conv1d_runs.cuh does not take. A block takes TILE samples; where their rays begin and end is found once and
-// kept in shared memory. Neighbouring threads take neighbouring channels, V of them each; a tap that another thread has
-// loaded comes from the L1 cache.
+// What depthwise_conv1d_runs.cuh does not take. A block takes TILE samples; where their rays begin and end is found
+// once and kept in shared memory. Neighbouring threads take neighbouring channels, V of them each; a tap that another
+// thread has loaded comes from the L1 cache.
 
-#include "depthwise_conv1d/runs.cuh"
 #include "common/reduce_partials.cuh"
+#include "depthwise_conv1d/runs.cuh"
 
 namespace nerfkit {
 namespace {
@@ -88,8 +88,8 @@ __global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ x, cons
 // The gradient of x at a sample needs the same neighbours of grad_out as that of the weight: one pass gives both.
 template <class T, int V, int K>
 __global__ void __launch_bounds__(THREADS, 2)
-    backward(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight, T* __restrict__ grad_x,
-             acc_t<T>* __restrict__ partials, Conv1dShape s) {
+    backward(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight,
+             T* __restrict__ grad_x, acc_t<T>* __restrict__ partials, Conv1dShape s) {
   using A = acc_t<T>;
   __shared__ Spans spans;
   __shared__ A rows[THREADS * V];
@@ -144,8 +144,8 @@ __global__ void __launch_bounds__(THREADS, 2)
 
 // For kernels of any length: a thread a value, and a block a tap and channel.
 template <class T>
-__global__ void __launch_bounds__(THREADS) any_to_x(const T* __restrict__ grad_out, const T* __restrict__ weight,
-                                                    T* __restrict__ grad_x, Conv1dShape s) {
+__global__ void __launch_bounds__(THREADS)
+    any_to_x(const T* __restrict__ grad_out, const T* __restrict__ weight, T* __restrict__ grad_x, Conv1dShape s) {
   __shared__ Spans spans;
   const int64_t base = int64_t(blockIdx.x) * TILE;
   find_spans(spans, s, base, threadIdx.x, THREADS);
@@ -205,11 +205,16 @@ void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f
     using T = decltype(t);
     auto with_kernel = [&](auto width, auto runs) {
       switch (s.kernel) {
-        case 1: return f(t, width, std::integral_constant<int, 1>(), runs);
-        case 3: return f(t, width, std::integral_constant<int, 3>(), runs);
-        case 5: return f(t, width, std::integral_constant<int, 5>(), runs);
-        case 7: return f(t, width, std::integral_constant<int, 7>(), runs);
-        default: return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>(), std::false_type());
+        case 1:
+          return f(t, width, std::integral_constant<int, 1>(), runs);
+        case 3:
+          return f(t, width, std::integral_constant<int, 3>(), runs);
+        case 5:
+          return f(t, width, std::integral_constant<int, 5>(), runs);
+        case 7:
+          return f(t, width, std::integral_constant<int, 7>(), runs);
+        default:
+          return f(t, std::integral_constant<int, 1>(), std::integral_constant<int, 0>(), std::false_type());
       }
     };
     const std::integral_constant<int, RUN_CHANNELS<T>> wide;
@@ -220,8 +225,8 @@ void dispatch_conv(DType dtype, const Conv1dShape& s, bool aligned16, const F& f
 
 }  // namespace
 
-Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv1dShape& s,
-                        Stream stream) {
+Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
+                        const Conv1dShape& s, Stream stream) {
   if (s.n_samples == 0 || s.channels == 0) return 0;
   const auto on = (cudaStream_t)stream;
   const bool wide = aligned(x, 16) && aligned(weight, 16) && aligned(bias, 16) && aligned(out, 16);
@@ -229,13 +234,13 @@ Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const vo
     using T = decltype(t);
     if constexpr (by_runs.value) {
       const RunShape runs = run_shape<T>(s, parts_of(s, MAX_BLOCKS));
-      convolve_runs<T, kernel.value><<<run_grid<T>(runs), THREADS, 0, on>>>(
-          (const T*)x, (const T*)weight, (const T*)bias, (T*)out, runs);
+      convolve_runs<T, kernel.value>
+          <<<run_grid<T>(runs), THREADS, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, runs);
     } else {
       const Block block = block_for(s.channels, width.value);
       const dim3 grid(blocks_for(s.n_samples, TILE), block.along_channels);
-      forward<T, width.value, kernel.value><<<grid, block.threads, 0, on>>>(
-          (const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
+      forward<T, width.value, kernel.value>
+          <<<grid, block.threads, 0, on>>>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s);
     }
   });
   return launched();
@@ -267,7 +272,8 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
       }
     } else if (s.n_samples) {
       if (grad_x)
-        any_to_x<<<blocks_for(s.n_samples, TILE), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s);
+        any_to_x<<<blocks_for(s.n_samples, TILE), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x,
+                                                                    s);
       if (grad_weight)
         any_to_weight<<<dim3(s.channels, s.kernel + 1), THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s);
     }

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of 1, 3, 5 and 7 taps without dilation, where channels come in fours (double: twos). A warp walks along its part of
-// the samples. A thread takes so many channels of a run of neighbouring samples and asks for all rows that they need before
-// it waits for anything. Where rays begin is a bit for each sample; a search finds the first of the part, after that the warp reads
-// ray_offsets as it goes.
+// Kernels of 1, 3, 5 and 7 taps without dilation, where channels come in fours (double: twos). A warp walks along its
+// part of the samples. A thread takes so many channels of a run of neighbouring samples and asks for all rows that they
+// need before it waits for anything. Where rays begin is a bit for each sample; a search finds the first of the part,
+// after that the warp reads ray_offsets as it goes.
 
 #pragma once
 
-#include "depthwise_conv1d/args.h"
 #include "common/gpu.cuh"
+#include "depthwise_conv1d/args.h"
 
 namespace nerfkit {
 
@@ -15,7 +15,8 @@ template <class T>
 constexpr int RUN_CHANNELS = sizeof(T) == 8 ? 2 : 4;  // eight halves would need twice the registers for weight and sums
 template <class T>
 constexpr int RUN = 64 / int(sizeof(T) * RUN_CHANNELS<T>);  // samples of a thread
-constexpr int WORDS = (32 * RUN<__half> + 2 * 3 + 31) / 32 + 1;  // bits of a tile, three more on both sides; one to shift in
+constexpr int WORDS =
+    (32 * RUN<__half> + 2 * 3 + 31) / 32 + 1;  // bits of a tile, three more on both sides; one to shift in
 
 struct RunShape : Conv1dShape {
   int columns, tile;  // lanes beside each other along the channels; samples of all lanes
@@ -35,8 +36,8 @@ __device__ __forceinline__ int64_t first_from(const int64_t* values, int64_t n, 
   return first;
 }
 
-// Sets bit i of `words` where sample low + i begins a ray or is the end of all. `at` is the first of ray_offsets from low on
-// and becomes that of the next tile.
+// Sets bit i of `words` where sample low + i begins a ray or is the end of all. `at` is the first of ray_offsets from
+// low on and becomes that of the next tile.
 __device__ __forceinline__ void mark_begins(unsigned* words, const RunShape& s, int64_t low, int bits, int64_t& at) {
   const int lane = threadIdx.x % 32;
   const int64_t next = low + s.tile, end = min(low + bits, s.n_samples);
@@ -64,7 +65,7 @@ __device__ __forceinline__ bool together(unsigned begins, int a, int b) {
 
 // A thread's channels of a sample, which stay together in registers: bfloat16 would be widened too early.
 template <class T>
-using Packed = Vec<unsigned, RUN_CHANNELS<T> * int(sizeof(T)) / 4>;
+using Packed = Vec<unsigned, RUN_CHANNELS<T>* int(sizeof(T)) / 4>;
 
 template <class T>
 __device__ __forceinline__ void widen(const Packed<T>& row, acc_t<T> (&to)[RUN_CHANNELS<T>]) {
@@ -114,8 +115,11 @@ __device__ __forceinline__ void walk(const RunShape& s, const Ask& ask, const F&
 }
 
 template <class T, int K>
-__global__ void __launch_bounds__(THREADS, K > 5 ? 1 : K > 3 ? 2 : 3)
-    convolve_runs(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ out, RunShape s) {
+__global__ void __launch_bounds__(THREADS, K > 5   ? 1
+                                           : K > 3 ? 2
+                                                   : 3)
+    convolve_runs(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                  T* __restrict__ out, RunShape s) {
   using A = acc_t<T>;
   constexpr int V = RUN_CHANNELS<T>, COUNT = RUN<T>, ROWS = COUNT + K - 1;
   const int c = (blockIdx.y * s.columns + threadIdx.x % s.columns) * V;

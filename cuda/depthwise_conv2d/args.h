@@ -42,7 +42,8 @@ HD bool output_of(const Axis& axis, int at, int u, int& output) {
   return shifted >= 0 && shifted % axis.stride == 0 && output < axis.out_size;
 }
 
-Status depthwise_conv2d(DType, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape&, Stream);
+Status depthwise_conv2d(DType, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape&,
+                        Stream);
 // Null where not wanted: grad_x; grad_weight and grad_bias together. scratch has conv2d_scratch() elements of the
 // accumulation type.
 Status depthwise_conv2d_bwd(DType, const void* grad_out, const void* x, const void* weight, void* grad_x,

@@ -37,13 +37,14 @@ Tensor forward(const Tensor& x_in, const Tensor& weight_in, std::optional<Tensor
   std::optional<Tensor> bias;
   if (bias_in) bias = checked("bias", *bias_in, x, {size.channels});
   Tensor result = empty(x, out_shape(size));
-  ran("depthwise_conv2d", depthwise_conv2d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr, out(result),
-                                           size, device.stream));
+  ran("depthwise_conv2d", depthwise_conv2d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr,
+                                           out(result), size, device.stream));
   return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& weight_in,
-                                            std::vector<int64_t> window, bool channels_last, bool to_x, bool to_weight) {
+                                            std::vector<int64_t> window, bool channels_last, bool to_x,
+                                            bool to_weight) {
   const OnDevice device(x_in);
   const Tensor x = checked("x", x_in, x_in, {ANY, ANY, ANY, ANY});
   const Conv2dShape size = shape(x, weight_in, window, channels_last);
@@ -54,8 +55,8 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor&
   Tensor grad_bias = to_weight ? empty(weight, {size.channels}) : nothing(x);
   Tensor scratch = empty(x, {to_weight ? conv2d_scratch(dtype_of(x), size) : 0}, wide(x.scalar_type()));
   ran("depthwise_conv2d_bwd",
-      depthwise_conv2d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight), out(grad_bias),
-                           out(scratch), size, device.stream));
+      depthwise_conv2d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight),
+                           out(grad_bias), out(scratch), size, device.stream));
   return {grad_x, grad_weight, grad_bias};
 }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the blocks of most ways share: their size, their arguments, and how they add up their sums of the weight's gradient.
+// What the blocks of most ways share: their size, their arguments, and how they add up their sums of the weight's
+// gradient.
 
 #pragma once
 
-#include "depthwise_conv2d/args.h"
 #include "common/reduce_partials.cuh"
+#include "depthwise_conv2d/args.h"
 
 namespace nerfkit {
 
@@ -16,12 +17,13 @@ struct Walk {
   const T* in;      // x, or grad_out for the backward pass
   const T* weight;  // [C, KH * KW]
   const T* bias;
-  T* out;           // null if only the weight's gradient is wanted
-  const T* x;       // backward: to be multiplied with the window
+  T* out;              // null if only the weight's gradient is wanted
+  const T* x;          // backward: to be multiplied with the window
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   int channels, batch, height, width;
-  int lanes, across, shared;  // channels of a block, blocks across the channels, blocks that share the tiles of a channel
-  int rows;                   // of a strip
+  int lanes, across,
+      shared;  // channels of a block, blocks across the channels, blocks that share the tiles of a channel
+  int rows;    // of a strip
   Conv2dShape::Strides strides;
 };
 
@@ -35,9 +37,9 @@ __device__ __forceinline__ A of_neighbours(const A (&before)[V], const A (&own)[
   return i < HALF ? before[(i + V - HALF) % V] : i < HALF + V ? own[(i - HALF + V) % V] : after[(i - HALF) % V];
 }
 
-// Adds the sums of a warp's lanes, those of one channel, in the order of lanes 16, 8, 4, 2 and 1 apart. At every step the
-// lanes of a pair share out the sums that they still have, so that there are half as many; `first` is the place of this
-// lane's sums[0] then, and `count` how many are real.
+// Adds the sums of a warp's lanes, those of one channel, in the order of lanes 16, 8, 4, 2 and 1 apart. At every step
+// the lanes of a pair share out the sums that they still have, so that there are half as many; `first` is the place of
+// this lane's sums[0] then, and `count` how many are real.
 template <int SUMS, int APART, class A, int ALL>
 __device__ __forceinline__ void share_sums(A (&sums)[ALL], int& first, int& count) {
   constexpr int HALF = (SUMS + 1) / 2;
@@ -56,10 +58,11 @@ constexpr int sums_of_lane(int sums) {
   return sums;
 }
 
-// Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of two.
+// Adds the block's sums in a fixed order. Lane i has those of channel first + i % lanes * apart; lanes is a power of
+// two.
 template <class A, int SUMS, int WARPS>
-__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS, WARPS>& of_warp, A* partials, int part,
-                                               int first, int lanes, int apart, int channels) {
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS, WARPS>& of_warp, A* partials,
+                                               int part, int first, int lanes, int apart, int channels) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   __syncthreads();  // of_warp may still be read
   if (lanes == 1) {

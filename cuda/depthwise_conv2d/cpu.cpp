@@ -57,20 +57,21 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
                     const Tile& tile, const Pictures& s, Ahead* ahead) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
-  rows_by_group(picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
-    for (int i = begin; i < begin + groups * r; i += r) {
-      const auto in = picture.inputs().below(i);
-      auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
-      to.ahead = ahead;
-      auto edge = [&](int j) {
-        const int column = tile.column + j;
-        correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
-      };
-      for (int j = 0; j < first; ++j) edge(j);
-      correlate_packs<T, k, stride, r>(in, weight, to, {first, last});
-      for (int j = last; j < tile.columns; ++j) edge(j);
-    }
-  });
+  rows_by_group(
+      picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
+        for (int i = begin; i < begin + groups * r; i += r) {
+          const auto in = picture.inputs().below(i);
+          auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
+          to.ahead = ahead;
+          auto edge = [&](int j) {
+            const int column = tile.column + j;
+            correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
+          };
+          for (int j = 0; j < first; ++j) edge(j);
+          correlate_packs<T, k, stride, r>(in, weight, to, {first, last});
+          for (int j = last; j < tile.columns; ++j) edge(j);
+        }
+      });
 }
 
 // Packs of channels, to where planes have them.
@@ -117,8 +118,8 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // In place, taps one apart: what `next`, with its `out`, has that `tile` has not is asked for while all units of the tile
-  // are summed. Each takes some bytes of every pixel, of which the processor does not make out what comes next.
+  // In place, taps one apart: what `next`, with its `out`, has that `tile` has not is asked for while all units of the
+  // tile are summed. Each takes some bytes of every pixel, of which the processor does not make out what comes next.
   void foresee(const Plane<const T>& source, const Plane<T>& out, const Tile& tile, const Tile& next) {
     const bool below = next.batch == tile.batch && next.column == tile.column;
     const int begin = std::max(0, below ? y.start(tile.row + tile.rows - 1) + y.kernel : y.start(next.row));
@@ -160,9 +161,7 @@ struct Correlation {
   }
 };
 
-inline bool woven(const Pictures& s, const std::vector<Part>& xs) {
-  return xs.size() > 1 && !s.lanes_are_channels();
-}
+inline bool woven(const Pictures& s, const std::vector<Part>& xs) { return xs.size() > 1 && !s.lanes_are_channels(); }
 
 template <class T>
 Tiles tiles_of(const Line& y, const std::vector<Part>& xs, const Pictures& s) {
@@ -184,10 +183,11 @@ struct Rows {
   const std::vector<Line> shared = reads ? std::vector<Line>() : shared_line(xs);
   std::vector<Frame<A>> frames;         // one for all parts, or one for each
   std::vector<Correlation<T>> columns;  // of the parts
-  PackVector<A> channels;              // [rows, columns, LANES]
-  PackVector<T> apart;                 // [parts, rows, columns]
+  PackVector<A> channels;               // [rows, columns, LANES]
+  PackVector<T> apart;                  // [parts, rows, columns]
 
-  Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s) : y(y), xs(xs), tiles(tiles), s(s) {
+  Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s)
+      : y(y), xs(xs), tiles(tiles), s(s) {
     for (const Line& x : shared) frames.emplace_back(y, x, tiles, s.unit());
     for (const Part& x : xs) {
       if (!reads && shared.empty()) frames.emplace_back(y, x.line, tiles, s.unit());
@@ -240,7 +240,8 @@ struct Correlations {
 
   void run() const {
     if (xs.empty()) return;
-    for (size_t part = 0; part < ys.size(); ++part) {  // one by one: threads then rarely write to a line of the cache together
+    for (size_t part = 0; part < ys.size();
+         ++part) {  // one by one: threads then rarely write to a line of the cache together
       const Tiles tiles = tiles_of<T>(ys[part].line, xs, s);
       parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) { some(int(part), tiles, begin, end); });
     }
@@ -259,8 +260,8 @@ struct Correlations {
         const Tile next = tiles.tile(0, index);
         rows.columns[0].foresee({from, s, y.source, x.source, next}, {to, s, height, width, next}, tile, next);
       }
-      rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(), weights.begins.data() + part * xs.size(),
-                     out.rows(ys[part].first, int(ys.size())), tile, width);
+      rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(),
+                     weights.begins.data() + part * xs.size(), out.rows(ys[part].first, int(ys.size())), tile, width);
     }
     end_streams();
   }
@@ -268,8 +269,8 @@ struct Correlations {
 
 }  // namespace
 
-Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape& s,
-                        Stream) {
+Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
+                        const Conv2dShape& s, Stream) {
   if (by_pairs(dtype, Pictures(s))) {
     depthwise_conv2d_pairs((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s);
     return 0;
@@ -279,8 +280,9 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
     if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, x, weight, bias, out, s, false);
-    Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,       p,
-                    forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}.run();
+    Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,     p,
+                    forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}
+        .run();
   });
   return 0;
 }
@@ -304,7 +306,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
     if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, grad_out, weight, nullptr, grad_x, s, true);
     Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
-                    backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}.run();
+                    backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}
+        .run();
   });
   return 0;
 }

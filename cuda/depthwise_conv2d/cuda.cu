@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many small
-// planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 5, 7 and of one
-// row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; float32 of 7 that of
-// depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not well
-// (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
-// depthwise_conv2d_lane_tiles.cuh. Usual kernels a stride apart, channels last and forward, go to depthwise_conv2d_quads.cuh, any
-// other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and _any_backward.cuh, and sizes that are
-// too large for all of these to depthwise_conv2d_values.cuh.
+// Square kernels of 3, 5 and 7 and those of one row, with stride and dilation 1, that keep the picture's size: many
+// small planes, where rows are not whole vectors, take the way of depthwise_conv2d_small_planes.cuh; half types of 5, 7
+// and of one row those of depthwise_conv2d_half_planes.cuh and depthwise_conv2d_half_channels.cuh; float32 of 7 that of
+// depthwise_conv2d_long_strips.cuh; other square ones that of depthwise_conv2d_walk.cuh. What these cannot take, or not
+// well (widths or channels that are not whole vectors, float32 of one row, narrow planes of half types) goes to
+// depthwise_conv2d_lane_tiles.cuh. Usual kernels a stride apart, channels last and forward, go to
+// depthwise_conv2d_quads.cuh, any other kernel, stride, padding and dilation to depthwise_conv2d_any_forward.cuh and
+// _any_backward.cuh, and sizes that are too large for all of these to depthwise_conv2d_values.cuh.
 
+#include "common/reduce_partials.cuh"
 #include "depthwise_conv2d/generic_backward.cuh"
 #include "depthwise_conv2d/generic_forward.cuh"
-#include "depthwise_conv2d/mma_channels.cuh"
-#include "depthwise_conv2d/mma_planes.cuh"
 #include "depthwise_conv2d/lane_tiles.cuh"
 #include "depthwise_conv2d/long_strips.cuh"
+#include "depthwise_conv2d/mma_channels.cuh"
+#include "depthwise_conv2d/mma_planes.cuh"
+#include "depthwise_conv2d/naive.cuh"
 #include "depthwise_conv2d/quads.cuh"
 #include "depthwise_conv2d/small_planes.cuh"
-#include "depthwise_conv2d/naive.cuh"
 #include "depthwise_conv2d/strips.cuh"
-#include "common/reduce_partials.cuh"
 
 namespace nerfkit {
 namespace {
@@ -106,12 +106,18 @@ bool walk_tiles(const Walk<T>& start, const Conv2dShape& s, cudaStream_t stream)
       return launch_tiles<T, KH, KW, tile_rows(KH, KW, BACKWARD), BACKWARD>(a, s, vectors, stream);
     };
     switch (tiled_kernel(s)) {
-      case 3: return launch(Side<3>(), Side<3>());
-      case 5: return launch(Side<5>(), Side<5>());
-      case 7: return launch(Side<7>(), Side<7>());
-      case -3: return launch(Side<1>(), Side<3>());
-      case -5: return launch(Side<1>(), Side<5>());
-      default: return false;
+      case 3:
+        return launch(Side<3>(), Side<3>());
+      case 5:
+        return launch(Side<5>(), Side<5>());
+      case 7:
+        return launch(Side<7>(), Side<7>());
+      case -3:
+        return launch(Side<1>(), Side<3>());
+      case -5:
+        return launch(Side<1>(), Side<5>());
+      default:
+        return false;
     }
   }
 }
@@ -171,7 +177,8 @@ int64_t long_parts(LongConv& a, const Conv2dShape& s, bool backward) {
   const int64_t together = s.channels_last ? s.channels : s.x.size;
   if (tiled_kernel(s) != 7 || is_empty(s) || together % 4) return 0;
   const Gpu gpu = current_gpu();
-  return s.channels_last ? share_out_long_strips<true>(a, s, backward, gpu) : share_out_long_strips<false>(a, s, backward, gpu);
+  return s.channels_last ? share_out_long_strips<true>(a, s, backward, gpu)
+                         : share_out_long_strips<false>(a, s, backward, gpu);
 }
 
 // The number of parts, none if long strips are not for this.
@@ -207,7 +214,8 @@ int64_t half_parts(HalfConv<T>& a, const Conv2dShape& s, bool backward) {
   a.channels = int(s.channels), a.height = flat ? int(s.batch) : s.y.size, a.width = s.x.size;
   const int64_t batch = flat ? 1 : s.batch;
   if (s.channels_last) {
-    if (2 * s.batch * (int64_t(a.height) + k) > INT32_MAX) return 0;  // rows of all pictures, and of a piece that ends later
+    if (2 * s.batch * (int64_t(a.height) + k) > INT32_MAX)
+      return 0;  // rows of all pictures, and of a piece that ends later
     share_out_channels(a, k, batch, backward, gpu);
     return a.units <= INT32_MAX ? int64_t(a.strips) * a.pieces + a.paired_pieces : 0;
   }
@@ -225,22 +233,32 @@ int64_t walk_with_tensor_cores(const Walk<T>& from, const Conv2dShape& s, cudaSt
     if (!parts || (s.channels_last && !sixteen)) return 0;
     const bool vector = sixteen && s.x.size % 8 == 0;
     if (s.channels_last) {
-      s.x.kernel == 5 ? launch_half_channels<T, 5, BACKWARD>(a, stream) : launch_half_channels<T, 7, BACKWARD>(a, stream);
+      s.x.kernel == 5 ? launch_half_channels<T, 5, BACKWARD>(a, stream)
+                      : launch_half_channels<T, 7, BACKWARD>(a, stream);
       return parts;
     }
     switch (tiled_kernel(s)) {
-      case 5: launch_half_planes<T, 5, 5, BACKWARD>(a, vector, stream); break;
-      case 7: launch_half_planes<T, 7, 7, BACKWARD>(a, vector, stream); break;
-      case -3: launch_half_planes<T, 1, 3, BACKWARD>(a, vector, stream); break;
-      case -5: launch_half_planes<T, 1, 5, BACKWARD>(a, vector, stream); break;
+      case 5:
+        launch_half_planes<T, 5, 5, BACKWARD>(a, vector, stream);
+        break;
+      case 7:
+        launch_half_planes<T, 7, 7, BACKWARD>(a, vector, stream);
+        break;
+      case -3:
+        launch_half_planes<T, 1, 3, BACKWARD>(a, vector, stream);
+        break;
+      case -5:
+        launch_half_planes<T, 1, 5, BACKWARD>(a, vector, stream);
+        break;
     }
     return parts;
   }
   return 0;
 }
 
-// Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this: they were faster
-// where rows are not whole vectors and planes are many; backward with 3 x 3 only where they are small too, with 7 x 7 never.
+// Sums of the weight's gradient that a channel has; none if blocks that keep whole planes are not for this: they were
+// faster where rows are not whole vectors and planes are many; backward with 3 x 3 only where they are small too, with
+// 7 x 7 never.
 template <class T>
 int64_t small_parts(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, const Gpu& gpu) {
   const int k = tiled_kernel(s);
@@ -275,10 +293,14 @@ bool convolve_quads(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
     const size_t bytes = QUAD * sizeof(T);
     if (!takes_quads(s, sizeof(T)) || !aligned(a.in, bytes) || !aligned(a.out, bytes)) return false;
     switch (s.x.kernel) {
-      case 2: return launch_quads<T, 2, 0>(a, s, stream);
-      case 3: return by_two(s) ? launch_quads<T, 3, 2>(a, s, stream) : launch_quads<T, 3, 0>(a, s, stream);
-      case 5: return launch_quads<T, 5, 2>(a, s, stream);
-      case 7: return launch_quads<T, 7, 2>(a, s, stream);
+      case 2:
+        return launch_quads<T, 2, 0>(a, s, stream);
+      case 3:
+        return by_two(s) ? launch_quads<T, 3, 2>(a, s, stream) : launch_quads<T, 3, 0>(a, s, stream);
+      case 5:
+        return launch_quads<T, 5, 2>(a, s, stream);
+      case 7:
+        return launch_quads<T, 7, 2>(a, s, stream);
     }
   }
   return false;
@@ -288,7 +310,8 @@ bool convolve_quads(const Walk<T>& from, const Conv2dShape& s, cudaStream_t stre
 template <int BYTES, class F>
 auto with_any_form(const Conv2dShape& s, const F& f) {
   if (s.y.kernel == 1) return f(AnyForm<1, 8, 0, false>());
-  const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation), step_x = s.x.stride / std::gcd(s.x.stride, s.x.dilation);
+  const int step = s.y.stride / std::gcd(s.y.stride, s.y.dilation),
+            step_x = s.x.stride / std::gcd(s.x.stride, s.x.dilation);
   const int side = s.y.kernel == s.x.kernel && (step == 1 || step == step_x) ? s.x.kernel : 0;
   if (step == 2 && side == 2) return f(AnyForm<2, 2, 2, true>());
   if (step == 2 && side == 3) return f(AnyForm<3, 3, 2, true>());
@@ -335,8 +358,8 @@ int64_t tile_parts(const Conv2dShape& s) {
 
 }  // namespace
 
-Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape& s,
-                        Stream stream) {
+Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
+                        const Conv2dShape& s, Stream stream) {
   const int64_t n = s.batch * s.channels * s.y.out_size * s.x.out_size;
   const auto on = (cudaStream_t)stream;
   if (n == 0) return 0;
@@ -369,7 +392,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     if (!parts) parts = convolve_any_bwd(a, s, on);
     if (!parts) {
       parts = 1;
-      if (grad_x && n) value_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
+      if (grad_x && n)
+        value_to_x<<<blocks_for(n), THREADS, 0, on>>>((const T*)grad_out, (const T*)weight, (T*)grad_x, s, n);
       constexpr int MOST_Y = 65535;
       for (int tap = 0; partials && tap <= taps; tap += MOST_Y) {
         const dim3 grid(unsigned(s.channels), std::min(MOST_Y, taps + 1 - tap));

@@ -17,8 +17,8 @@ constexpr int MOST_WAVES = 16;
 
 inline int64_t shares(int64_t work, int64_t each) { return (work + each - 1) / each; }
 
-// Of `strips` strips of `rows` rows for each group of channels, at most `most` of a strip; a block takes `of_block` of a
-// group, and `resident` blocks run at once. Blocks are to come in full waves. steps_of(rows): what a piece takes.
+// Of `strips` strips of `rows` rows for each group of channels, at most `most` of a strip; a block takes `of_block` of
+// a group, and `resident` blocks run at once. Blocks are to come in full waves. steps_of(rows): what a piece takes.
 template <class StepsOf>
 Pieces cut_strips(int64_t rows, int64_t strips, int64_t groups, int64_t of_block, int64_t resident, int64_t most,
                   const StepsOf& steps_of) {
@@ -34,10 +34,11 @@ Pieces cut_strips(int64_t rows, int64_t strips, int64_t groups, int64_t of_block
   return best;
 }
 
-// The same with a block a piece, where pictures share one more strip, two by two, which has half the rows. A step of it copies
-// more and takes longer: its pieces have fewer rows.
+// The same with a block a piece, where pictures share one more strip, two by two, which has half the rows. A step of it
+// copies more and takes longer: its pieces have fewer rows.
 template <class StepsOf>
-Pieces cut_paired_strips(int64_t rows, int64_t strips, int64_t groups, int64_t resident, int64_t most, const StepsOf& steps_of) {
+Pieces cut_paired_strips(int64_t rows, int64_t strips, int64_t groups, int64_t resident, int64_t most,
+                         const StepsOf& steps_of) {
   const auto longer = [](int64_t steps) { return steps + steps / 8; };
   const int64_t half = rows / 2, of_shared = longer(half), all = strips * rows + of_shared;
   Pieces best{0, 0, INT64_MAX};

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inputs of a tile: channels last, they are read where they are; else they are copied into a frame with zeros around
-// it, after which no tap needs a test.
+// The inputs of a tile: channels last, they are read where they are; else they are copied into a frame with zeros
+// around it, after which no tap needs a test.
 
 #pragma once
 
-#include "depthwise_conv2d/tiles.h"
 #include "common/transpose_cpu.h"
+#include "depthwise_conv2d/tiles.h"
 
 namespace nerfkit {
 namespace {
@@ -76,8 +76,8 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
 
 // `rows` rows of places `step` apart from `place` on, rows of zeros where the source has none.
 template <class T>
-void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, int rows, acc_t<T>* to,
-               int64_t width, const RowCopy& copy, int unit) {
+void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, int rows, acc_t<T>* to, int64_t width,
+               const RowCopy& copy, int unit) {
   for (int r = 0; r < rows; ++r, to += width) {
     const int at = y.value_at(place + r * step);
     if (at < 0)
@@ -153,9 +153,7 @@ struct Frame {
     // What is copied begins at a multiple of a pack: fewer loads and stores then meet two lines of the cache.
     const int64_t lead = unit == LANES ? 0 : int64_t(x.lead) * unit;
     first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - lead) % LANES;
-    for (int i = 0; i < pointers_of(y, height); ++i) {
-      rows.push_back(first + place_of(y, i) / row_step * width);
-    }
+    for (int i = 0; i < pointers_of(y, height); ++i) { rows.push_back(first + place_of(y, i) / row_step * width); }
     for (int v = 0; v < x.kernel; ++v) {
       const int64_t place = int64_t(v) * x.dilation;
       offset[v] = (apart ? v * phase : place % stride * phase + place / stride) * unit;
@@ -163,9 +161,7 @@ struct Frame {
   }
   // Packs of channels may lie a stride apart; of lanes along a row, places a stride apart become neighbours.
   int phases() const { return unit == LANES || apart ? 1 : x.stride; }
-  int64_t rows_for(int outputs) const {
-    return place_of(y, pointers_of(y, outputs) - 1) / row_step + 1;
-  }
+  int64_t rows_for(int outputs) const { return place_of(y, pointers_of(y, outputs) - 1) / row_step + 1; }
 
   Inputs<A> inputs() const {
     const int64_t pack = unit == LANES && !apart ? int64_t(x.stride) * LANES : LANES;

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any kernel, stride, padding and dilation: what both passes share. Lanes take neighbouring columns or, channels last,
-// neighbouring channels, so that what is read or written together lies together; a thread takes a column of several rows
-// and loads a value once for all taps of its column. A kernel too large for registers is taken in chunks of taps.
+// neighbouring channels, so that what is read or written together lies together; a thread takes a column of several
+// rows and loads a value once for all taps of its column. A kernel too large for registers is taken in chunks of taps.
 //
-// Along an axis output i meets input i * stride - padding + u * dilation. Let g be the greatest common divisor of stride
-// and dilation: outputs dilation / g apart meet inputs `dilation` apart. Among these nothing is dilated, and the stride is
-// stride / g, a constant of the kernel where it is 1 or 2. So the rows of a thread are that far apart, and tiles interleave
-// in classes.
+// Along an axis output i meets input i * stride - padding + u * dilation. Let g be the greatest common divisor of
+// stride and dilation: outputs dilation / g apart meet inputs `dilation` apart. Among these nothing is dilated, and the
+// stride is stride / g, a constant of the kernel where it is 1 or 2. So the rows of a thread are that far apart, and
+// tiles interleave in classes.
 
 #pragma once
 
 #include <numeric>
 #include <type_traits>
 
-#include "depthwise_conv2d/block.cuh"
 #include "common/fast_divide.cuh"
+#include "depthwise_conv2d/block.cuh"
 
 namespace nerfkit {
 
@@ -33,8 +33,8 @@ struct AnyConv {
   const T* in;  // x, or grad_out for the backward pass
   const T* weight;
   const T* bias;
-  T* out;       // null if only the weight's gradient is wanted
-  const T* x;   // backward
+  T* out;              // null if only the weight's gradient is wanted
+  const T* x;          // backward
   acc_t<T>* partials;  // [parts, C, KH * KW + 1], or null
   AnyAxis rows, columns;
   Conv2dShape::Strides from, to;                 // of in; of out and x
@@ -50,9 +50,9 @@ template <int KH_, int KW_, int STEP_, bool EXACT_>
 struct AnyForm {
   static constexpr int KH = KH_, KW = KW_, STEP = STEP_, TAPS = KH * KW;
   static constexpr bool EXACT = EXACT_;
-  static constexpr int AHEAD = KW == 3 ? 3 : 2;  // rows on their way
+  static constexpr int AHEAD = KW == 3 ? 3 : 2;                 // rows on their way
   static constexpr int COLUMNS = EXACT && STEP > 1 ? STEP : 1;  // of inputs that a thread takes, backward
-  static constexpr int rows(bool backward, int bytes) {  // of outputs that a thread takes, backward of inputs
+  static constexpr int rows(bool backward, int bytes) {         // of outputs that a thread takes, backward of inputs
     if (STEP == 0) return KH > 1 ? 2 : backward ? 4 : 8;
     return (KH > 3 && (backward ? bytes == 8 : STEP == 2)) || (KH == 7 && STEP == 1 && backward) ? 4 : 8;
   }
@@ -110,8 +110,8 @@ constexpr int WEIGHTS_OF_BLOCK = MOST_LANES * (TAPS | 1);  // an odd distance, f
 
 // The weights of a chunk, through shared memory: channels last, a lane's lie far from those of its neighbours.
 template <class Form, class T>
-__device__ __forceinline__ void read_taps(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk, acc_t<T>* shared,
-                                          acc_t<T> (&to)[Form::TAPS]) {
+__device__ __forceinline__ void read_taps(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk,
+                                          acc_t<T>* shared, acc_t<T> (&to)[Form::TAPS]) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS, PITCH = TAPS | 1;
   __syncthreads();
 #pragma unroll 1
@@ -152,7 +152,8 @@ inline AnyAxis any_axis(const Axis& axis, int most, int multiple) {
   a.chunk = a.kernel, a.chunks = 1;
   if (a.kernel > most) {
     const int largest = most / multiple * multiple, n = (a.kernel + largest - 1) / largest;
-    a.chunk = ((a.kernel + n - 1) / n + multiple - 1) / multiple * multiple, a.chunks = (a.kernel + a.chunk - 1) / a.chunk;
+    a.chunk = ((a.kernel + n - 1) / n + multiple - 1) / multiple * multiple,
+    a.chunks = (a.kernel + a.chunk - 1) / a.chunk;
   }
   // Where nothing is padded twice, each output has its anchor in the picture.
   a.anchor = std::min(a.kernel - 1, a.padding / a.dilation);
@@ -170,19 +171,21 @@ inline bool any_fits(const Conv2dShape& s, int bytes) {
     if (axis.kernel > 1 && axis.dilation > MOST_STRIDE) return false;
   }
   const int64_t across = s.channels_last ? s.channels : 1, width = std::max(s.x.size, s.x.out_size);
-  const int64_t row = width * (s.y.size == 1 ? s.channels : across) * bytes;  // a whole picture if that takes a row's place
+  const int64_t row =
+      width * (s.y.size == 1 ? s.channels : across) * bytes;  // a whole picture if that takes a row's place
   return s.batch <= MOST && s.channels <= MOST && row <= INT32_MAX && row * s.y.dilation <= INT32_MAX;
 }
 
 // Tiles of `of_tile` places along an axis, in interleaving classes; a class begins at a multiple of `step`.
 inline int64_t any_tiles(AnyAxis& a, bool backward, int classes, int of_tile, int step) {
-  const int places = backward ? a.count : a.out_size, of_class = (places + classes - 1) / classes + std::max(step - 1, 0);
+  const int places = backward ? a.count : a.out_size,
+            of_class = (places + classes - 1) / classes + std::max(step - 1, 0);
   a.classes = classes, a.by_classes = Divisor::of(classes);
   return int64_t(classes) * blocks_for(of_class, of_tile);
 }
 
-// Neighbouring channels that a block takes. Backward lanes of a channel add up their sums, so that they are a power of two;
-// forward as many as leave the fewest threads without work, of equal ones the most.
+// Neighbouring channels that a block takes. Backward lanes of a channel add up their sums, so that they are a power of
+// two; forward as many as leave the fewest threads without work, of equal ones the most.
 inline int any_lanes(int channels, bool backward) {
   if (backward) {
     int lanes = 32;
@@ -213,9 +216,13 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   a.to_row = int(a.to.row * bytes), a.to_column = int(a.to.column * bytes);
   a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
   a.channels = int(s.channels), a.lanes = s.channels_last ? any_lanes(a.channels, backward) : 1;
-  a.across = int(blocks_for(s.channels, a.lanes)), a.by_across = Divisor::of(a.across), a.by_lanes = Divisor::of(a.lanes);
+  a.across = int(blocks_for(s.channels, a.lanes)), a.by_across = Divisor::of(a.across),
+  a.by_lanes = Divisor::of(a.lanes);
   const bool pairs = backward && Form::COLUMNS > 1;
-  const int64_t height = any_tiles(a.rows, backward, backward && Form::STEP ? a.rows.dilation : backward ? 1 : a.rows.apart,
+  const int64_t height = any_tiles(a.rows, backward,
+                                   backward && Form::STEP ? a.rows.dilation
+                                   : backward             ? 1
+                                                          : a.rows.apart,
                                    Form::rows(backward, bytes), backward ? Form::STEP : 1);
   const int64_t width = any_tiles(a.columns, backward, pairs ? a.columns.dilation : 1, backward ? Form::COLUMNS : 1,
                                   pairs ? Form::STEP : 1);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any kernel, stride, padding and dilation: the gradients. A thread takes a column of inputs: the gradients of the outputs
-// that they reach give theirs and, times the inputs, those of the weight, in one pass if the kernel is a single chunk. Else
-// one pass gives the gradient of x, and another, with blocks of their own for each chunk, those of the weight.
+// Any kernel, stride, padding and dilation: the gradients. A thread takes a column of inputs: the gradients of the
+// outputs that they reach give theirs and, times the inputs, those of the weight, in one pass if the kernel is a single
+// chunk. Else one pass gives the gradient of x, and another, with blocks of their own for each chunk, those of the
+// weight.
 
 #pragma once
 
@@ -12,8 +13,8 @@ namespace nerfkit {
 constexpr int64_t ANY_BLOCKS = 2048;  // that add up the weight's gradient
 constexpr int ANY_TILES = 16;         // of a thread, at most
 
-// The inputs of a thread along an axis, `apart` from each other, and the output that the first reaches by tap 0; far below
-// zero if they reach none. Places are counted from the first of the padding.
+// The inputs of a thread along an axis, `apart` from each other, and the output that the first reaches by tap 0; far
+// below zero if they reach none. Places are counted from the first of the padding.
 struct AnySpan {
   int first, apart, output;
 };
@@ -39,7 +40,8 @@ __device__ __forceinline__ AnySpan span_of(const AnyAxis& axis, int tile, int ro
 // Adds the block's sums of a chunk in a fixed order; the last sum, the bias's, if the chunk has the anchor.
 template <class Form, class T>
 __device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const AnyBlock& block, const Chunk& chunk,
-                                            acc_t<T> (&sums)[Form::TAPS + 1], WarpSums<acc_t<T>, Form::TAPS + 1>& of_warp) {
+                                            acc_t<T> (&sums)[Form::TAPS + 1],
+                                            WarpSums<acc_t<T>, Form::TAPS + 1>& of_warp) {
   constexpr int KW = Form::KW, TAPS = Form::TAPS;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, lanes = a.lanes;
   const bool anchor = unsigned(a.rows.anchor - chunk.u) < unsigned(chunk.height) &&

@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: the sums of the weights' gradients
-// stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
-// memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp. Rows of outputs that
-// are not there are zeros: a value of x that is not finite makes the taps that would lead to them NaN.
+// All gradients in one walk, channels last, of 3 x 3 taps one apart with a border of one: the sums of the weights'
+// gradients stay in registers, so that the output's gradient and x are read once, in the order in which they lie in
+// memory. The products of a value of grad_x are added in the order of depthwise_conv2d_pixels_cpu.cpp. Rows of outputs
+// that are not there are zeros: a value of x that is not finite makes the taps that would lead to them NaN.
 
 #include "depthwise_conv2d/parts.h"
 
 namespace nerfkit {
 namespace {
 
-constexpr int TAPS = 3, SUMS = TAPS * TAPS + 1;  // the last one is the bias
-constexpr int STRETCH = 64;                      // pixels of x of which one pack follows the other
+constexpr int TAPS = 3, SUMS = TAPS * TAPS + 1;         // the last one is the bias
+constexpr int STRETCH = 64;                             // pixels of x of which one pack follows the other
 constexpr int64_t MOST_PARTS = 128, LEAST_PIXELS = 64;  // sums, and what is worth one: not a question of threads
 constexpr int64_t TOGETHER = 8;                         // packs of a thread, so that few pixels have several
 
-// A block of S x S pixels of x, S the stride, has all its outputs among those at FIRST .. FIRST + SIDE - 1 from its own.
+// A block of S x S pixels of x, S the stride, has all its outputs among those at FIRST .. FIRST + SIDE - 1 from its
+// own.
 template <int S>
 struct Block {
   static constexpr int SIDE = S == 1 ? 3 : 2, FIRST = S == 1 ? -1 : 0;
@@ -44,8 +45,8 @@ struct PixelLines {
   int which = 0;  // pack of them
 };
 
-// Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only the
-// taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
+// Of the blocks begin .. end - 1 of a row, one pack: grad_x, and what they add to sums [SUMS, LANES]. Of an edge only
+// the taps V0 .. V1 - 1 lead to outputs, and there may be WIDE < S pixels.
 template <class T, int S, int V0, int V1, int WIDE, bool TO_X>
 void add_blocks(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t pixel, const T* weight, T* sums,
                 int begin, int end, PixelLines<T, S>* lines) {
@@ -232,10 +233,11 @@ int64_t gradients_scratch(const Conv2dShape& shape) {
   return Gradients<float, 1>::parts_of(s) * s.units() * SUMS * LANES;
 }
 
-void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
-                                void* grad_bias, void* scratch, const Conv2dShape& shape) {
+void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x,
+                                void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& shape) {
   const Pictures s(shape);
-  const PartWeights<float> weights((const float*)weight, (const float*)nullptr, s, forward_parts(s.y), forward_parts(s.x));
+  const PartWeights<float> weights((const float*)weight, (const float*)nullptr, s, forward_parts(s.y),
+                                   forward_parts(s.x));
   const auto run = [&](auto stride) {
     Gradients<float, stride>{(const float*)grad_out, (const float*)x, (float*)grad_x, s, weights}.run(
         (float*)scratch, (float*)grad_weight, (float*)grad_bias);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A thread takes a tile of one channel and loads a value once for all the taps of a column. Neighbouring threads take
-// neighbouring columns or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives the
-// gradients of x and of the weight in one pass.
+// neighbouring columns or, channels last, neighbouring channels. The same over grad_out, with the kernel flipped, gives
+// the gradients of x and of the weight in one pass.
 
 #pragma once
 
@@ -39,7 +39,8 @@ __device__ __forceinline__ void load_row(const T* row, int first, int width, int
     for (int i = 0; i < N; ++i) to[i] = A(from[int64_t(i) * column]);
   } else {
 #pragma unroll
-    for (int i = 0; i < N; ++i) to[i] = first + i >= 0 && first + i < width ? A(row[int64_t(first + i) * column]) : A(0);
+    for (int i = 0; i < N; ++i)
+      to[i] = first + i >= 0 && first + i < width ? A(row[int64_t(first + i) * column]) : A(0);
   }
 }
 

@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// 7 x 7 in float32. A warp walks down a strip of 4 columns, a row of the window a step, with the sums of the rows of results
-// that it adds to. All pictures are one strip, cut into equal pieces. A step is a turn of a loop: with seven in a row, so
-// that each sum stays in its register, there are more instructions than the instruction cache holds. The sums move on by a
-// register in every step without an instruction of their own, for the first product of a step has another register as its
-// result than as its operand. The rows of x that the weight's gradient needs are read from shared memory at every step.
+// 7 x 7 in float32. A warp walks down a strip of 4 columns, a row of the window a step, with the sums of the rows of
+// results that it adds to. All pictures are one strip, cut into equal pieces. A step is a turn of a loop: with seven in
+// a row, so that each sum stays in its register, there are more instructions than the instruction cache holds. The sums
+// move on by a register in every step without an instruction of their own, for the first product of a step has another
+// register as its result than as its operand. The rows of x that the weight's gradient needs are read from shared
+// memory at every step.
 
 #pragma once
 
 #include <cstdlib>
 
+#include "common/pdl.cuh"
 #include "depthwise_conv2d/cut_strips.h"
 #include "depthwise_conv2d/long_strips_rows.cuh"
-#include "common/pdl.cuh"
 
 namespace nerfkit {
 
-// Copies the weights of a block's 32 channels to shared memory, in order, and returns those of this lane's channel: if a lane
-// loaded its own from global memory, each load would touch 32 lines.
+// Copies the weights of a block's 32 channels to shared memory, in order, and returns those of this lane's channel: if
+// a lane loaded its own from global memory, each load would touch 32 lines.
 template <int TAPS, int THREADS>
 __device__ __forceinline__ const float* share_weights(const LongConv& a, int group, float* shared) {
   const int64_t first = int64_t(group) * 32 * TAPS, end = int64_t(a.channels) * TAPS;
@@ -84,8 +85,8 @@ constexpr int long_shared_bytes() {
 }
 
 template <int K, bool CHANNELS_LAST, bool BACKWARD>
-__global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS, LongShape<CHANNELS_LAST, BACKWARD>::RESIDENT)
-    long_strips(const LongConv a) {
+__global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS,
+                                  LongShape<CHANNELS_LAST, BACKWARD>::RESIDENT) long_strips(const LongConv a) {
   using Shape = LongShape<CHANNELS_LAST, BACKWARD>;
   using Strip = LongStrip<K, CHANNELS_LAST, BACKWARD>;
   using Ring = typename Strip::Ring;
@@ -103,7 +104,8 @@ __global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS, L
   if constexpr (CHANNELS_LAST) weight = share_weights<TAPS, Shape::THREADS>(a, group, reinterpret_cast<float*>(memory));
   LongSums<Strip, K, BACKWARD> sums(weight, !BACKWARD && a.bias && real ? a.bias[strip.channel] : 0.f);
   __syncthreads();  // the memory is now for the rows
-  for (int i = threadIdx.x; i < Shape::WARPS * Ring::BYTES / 16; i += Shape::THREADS) reinterpret_cast<uint4*>(memory)[i] = {};
+  for (int i = threadIdx.x; i < Shape::WARPS * Ring::BYTES / 16; i += Shape::THREADS)
+    reinterpret_cast<uint4*>(memory)[i] = {};
   __syncthreads();
   const unsigned address = kept(shared_address(memory));
   inputs.start(address, strip, a);

@@ -14,9 +14,9 @@ struct LongConv {
   const float* in;      // x, or grad_out for the backward pass
   const float* weight;  // [C, K * K]
   const float* bias;
-  float* out;           // null if only the weight's gradient is wanted
-  const float* x;       // backward: to be multiplied with the window
-  float* partials;      // [parts, C, K * K + 1], or null
+  float* out;       // null if only the weight's gradient is wanted
+  const float* x;   // backward: to be multiplied with the window
+  float* partials;  // [parts, C, K * K + 1], or null
   int channels, batch, height, width;
   int period;                // rows from picture to picture, K / 2 of them zeros
   int rows, strips, across;  // rows of a piece, strips beside each other, blocks across the channels
@@ -33,8 +33,8 @@ struct LongShape {
   static constexpr int UNROLL = CHANNELS_LAST ? 1 : 2;                       // steps of a turn of the loop
 };
 
-// Of a warp, in bytes: windows on their way or in use, and as many rows of x as K steps need besides. These are a ring whose
-// first K rows are there a second time after its end, so that K rows in order are at constant distances.
+// Of a warp, in bytes: windows on their way or in use, and as many rows of x as K steps need besides. These are a ring
+// whose first K rows are there a second time after its end, so that K rows in order are at constant distances.
 template <int K, int AHEAD, int WINDOW_, int CENTER_, bool BACKWARD>
 struct LongRing {
   static constexpr int WINDOW = WINDOW_, CENTER = CENTER_, WINDOWS = AHEAD + 1, CENTERS = K + AHEAD, REPEATED = K;
@@ -70,8 +70,8 @@ struct LongChannels {
   static constexpr int TURNS = (N + TOGETHER - 1) / TOGETHER;
   static_assert(V == TOGETHER, "x is one turn");
   using Ring = LongRing<K, Shape::AHEAD, N * PIXEL, V * PIXEL, BACKWARD>;
-  int x0, line, channel;  // line: of pieces; channel: of this lane
-  int64_t source, result;  // of the first row's pixel that this lane copies first; of its first result
+  int x0, line, channel;     // line: of pieces; channel: of this lane
+  int64_t source, result;    // of the first row's pixel that this lane copies first; of its first result
   unsigned to, from, turns;  // places in shared memory that it copies to and reads from; a bit for each pixel inside
   int columns;               // of its results
 
@@ -133,7 +133,8 @@ struct LongPlanes {
     const int x0 = int(at % a.strips) * V;
     const bool last = x0 + V == a.width;
     line = int(at / a.strips), channel = group, source = result = group * a.channel + x0;
-    own = kept(BYTES * (lane + 1)), left = kept(BYTES * (x0 ? lane : ZERO)), right = kept(BYTES * (last ? ZERO : lane + 2));
+    own = kept(BYTES * (lane + 1)), left = kept(BYTES * (x0 ? lane : ZERO)),
+    right = kept(BYTES * (last ? ZERO : lane + 2));
     edge = lane == 0 && x0 ? -1 : lane == 31 && !last ? 1 : 0;
   }
   __device__ __forceinline__ int64_t window_source(const LongConv&) const { return source; }
@@ -174,9 +175,13 @@ struct LongRows {
 
   // Of a piece's `count` rows from `first` on, and `half` to either side where there are any.
   __device__ __forceinline__ LongRows(const LongConv& a, const Strip& strip, int first, int count, int half)
-      : in(a, a.in + strip.window_source(a), first - half), x(a, a.x + strip.source, first),
-        end(count ? min(count + 2 * half, a.batch * a.period - first + half) : 0), end_x(a.partials ? count : 0),
-        window(0), copied(0), copied_x(0) {}
+      : in(a, a.in + strip.window_source(a), first - half),
+        x(a, a.x + strip.source, first),
+        end(count ? min(count + 2 * half, a.batch * a.period - first + half) : 0),
+        end_x(a.partials ? count : 0),
+        window(0),
+        copied(0),
+        copied_x(0) {}
 
   // The rows that step `step` needs first.
   __device__ __forceinline__ void copy(unsigned memory, const Strip& strip, const LongConv& a, int step) {

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "common/async_copy.cuh"
-#include "depthwise_conv2d/args.h"
-#include "common/reduce_partials.cuh"
 #include "common/mma.cuh"
+#include "common/reduce_partials.cuh"
+#include "depthwise_conv2d/args.h"
 
 namespace nerfkit {
 

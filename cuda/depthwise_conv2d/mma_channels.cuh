@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Half types on tensor cores, channels last, for kernels of 5 x 5 and 7 x 7 that keep the picture's size. A block walks
-// down a strip of 16 columns of some channels, two rows a step; a warp has four of the channels, a quad. A product has two
-// rows of results: a column of its right operand are the quad's values of 8 neighbouring columns, as they lie in shared
-// memory, and a row of its left operand, which is sparse, the taps that lead from them to one channel of one result. Half of
-// the products are of equal channels, the others are with zero: a value that is not finite reaches the results of its pair of
-// channels that share its window. Copies to shared memory are quads of a pixel. Results are put together there and written a
-// slot later.
+// down a strip of 16 columns of some channels, two rows a step; a warp has four of the channels, a quad. A product has
+// two rows of results: a column of its right operand are the quad's values of 8 neighbouring columns, as they lie in
+// shared memory, and a row of its left operand, which is sparse, the taps that lead from them to one channel of one
+// result. Half of the products are of equal channels, the others are with zero: a value that is not finite reaches the
+// results of its pair of channels that share its window. Copies to shared memory are quads of a pixel. Results are put
+// together there and written a slot later.
 
 #pragma once
 
 #include <type_traits>
 
+#include "common/pdl.cuh"
 #include "depthwise_conv2d/cut_strips.h"
 #include "depthwise_conv2d/mma_channels_rows.cuh"
-#include "common/pdl.cuh"
 
 namespace nerfkit {
 
@@ -22,8 +22,7 @@ constexpr int64_t MOST_HALF_CHANNELS = INT32_MAX / (QUAD_COLUMNS + 8);
 
 template <class T, int K, int QUADS, bool BACKWARD>
 __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS,
-                                  HalfChannelsShape<K, BACKWARD, QUADS>::RESIDENT)
-    half_channels(const HalfConv<T> a) {
+                                  HalfChannelsShape<K, BACKWARD, QUADS>::RESIDENT) half_channels(const HalfConv<T> a) {
   using Shape = HalfChannelsShape<K, BACKWARD, QUADS>;
   using Window = typename Shape::Window;
   using Center = typename Shape::Center;
@@ -107,7 +106,8 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
 // Returns what the work costs, in rows that a block walks; a piece begins with waiting.
 template <class Shape, class T>
 int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, const Gpu& gpu) {
-  constexpr int START = 16 / Shape::ROWS, OF_SYSTEM = 1024;  // slots' worth of waiting; bytes of a block's shared memory
+  constexpr int START = 16 / Shape::ROWS,
+                OF_SYSTEM = 1024;  // slots' worth of waiting; bytes of a block's shared memory
   a.period = std::max(a.height + kernel / 2, Shape::GROUP), a.quads = Shape::QUADS, a.pictures = int(batch);
   const int64_t rows = batch * a.period, groups = blocks_for(a.channels, Shape::CHANNELS), most = rows / (2 * kernel);
   const int fit = gpu.processor_shared_bytes / (Shape::BYTES + OF_SYSTEM);
@@ -126,8 +126,8 @@ int64_t share_out_strips(HalfConv<T>& a, int kernel, int64_t batch, const Gpu& g
   return best.cost * Shape::ROWS;
 }
 
-// With 8 quads copies are half lines, with 4 quarters; the other blocks of a line drift away along the rows of a piece. With
-// 4 fewer are idle where channels are no multiple of 32, and two pictures may share a strip of 7 x 7.
+// With 8 quads copies are half lines, with 4 quarters; the other blocks of a line drift away along the rows of a piece.
+// With 4 fewer are idle where channels are no multiple of 32, and two pictures may share a strip of 7 x 7.
 template <int K, class T>
 void share_out_backward(HalfConv<T>& a, int64_t batch, const Gpu& gpu) {
   constexpr double DRIFT = 16384;                 // rows after which it takes twice as long with 4

@@ -9,8 +9,8 @@
 
 namespace nerfkit {
 
-// Of a block: quads, columns, steps and rows of a slot, and slots on their way or in use. Places in registers and in memory
-// repeat after DEPTH slots. Longer slots have fewer barriers, shorter ones less to wait for at both ends.
+// Of a block: quads, columns, steps and rows of a slot, and slots on their way or in use. Places in registers and in
+// memory repeat after DEPTH slots. Longer slots have fewer barriers, shorter ones less to wait for at both ends.
 template <int K, bool BACKWARD, int QUADS_>
 struct HalfChannelsShape {
   static constexpr int QUADS = QUADS_, CHANNELS = 4 * QUADS, COLUMNS = QUAD_COLUMNS;
@@ -20,21 +20,24 @@ struct HalfChannelsShape {
   static_assert(DEPTH * ROWS % (K + 1) == 0 && DEPTH % RESULTS == 0);
   // Whether two pictures may share a strip, where it was faster.
   static constexpr bool PAIRS = BACKWARD && K == 7 && QUADS == 4;
-  // The registers of a warp are too few for results and sums of the weight's gradient, so these have warps of their own. The
-  // others, which have less to do, copy what comes in and write the results, GROUP rows at a time.
+  // The registers of a warp are too few for results and sums of the weight's gradient, so these have warps of their
+  // own. The others, which have less to do, copy what comes in and write the results, GROUP rows at a time.
   static constexpr int MOVERS = 32 * QUADS, THREADS = BACKWARD ? 2 * MOVERS : MOVERS, GROUP = 4;
   static __device__ __forceinline__ int mover() { return threadIdx.x % MOVERS; }
-  static constexpr int RESIDENT = 32 * (BACKWARD || K == 7 ? 16 : 24) / THREADS;  // blocks that a multiprocessor is to hold
+  static constexpr int RESIDENT =
+      32 * (BACKWARD || K == 7 ? 16 : 24) / THREADS;  // blocks that a multiprocessor is to hold
   static constexpr int WIDTH = COLUMNS + K - 1, PLACES = PAIRS ? WIDTH + PAIRED_COLUMNS : WIDTH;
   using Window = HalfQuads<QUADS, WIDTH, ROWS, PLACES>;         // from column x0 - K / 2 on
   using Center = HalfQuads<QUADS, COLUMNS, ROWS>;               // x, from column x0 on
   using Result = HalfQuads<QUADS, COLUMNS, ROWS, COLUMNS, 16>;  // lanes that write two rows meet all banks
-  static constexpr int SLOT = Window::BYTES + (BACKWARD ? Center::BYTES : 0), BYTES = DEPTH * SLOT + RESULTS * Result::BYTES;
+  static constexpr int SLOT = Window::BYTES + (BACKWARD ? Center::BYTES : 0),
+                       BYTES = DEPTH * SLOT + RESULTS * Result::BYTES;
 };
 
-// A strip goes on from picture to picture: rows of all pictures are counted as one column, with K / 2 or more rows of zeros
-// after each. So blocks have equal shares, whatever the pictures' number and height. Where at most 8 columns are left of a
-// row, two pictures may share a strip, a picture and the one half of all further on: the last columns of both.
+// A strip goes on from picture to picture: rows of all pictures are counted as one column, with K / 2 or more rows of
+// zeros after each. So blocks have equal shares, whatever the pictures' number and height. Where at most 8 columns are
+// left of a row, two pictures may share a strip, a picture and the one half of all further on: the last columns of
+// both.
 struct HalfChannelsStrip {
   int part, x0, first, last, end, channel;  // of that column: rows of this piece; all rows
   bool paired;
@@ -83,8 +86,8 @@ struct HalfChannelsPlace {
   }
 };
 
-// What a thread copies of some rows of a strip: every APART-th column of one row, of one quad. Where two pictures share the
-// strip, one more turn copies the columns that both have, of the second.
+// What a thread copies of some rows of a strip: every APART-th column of one row, of one quad. Where two pictures share
+// the strip, one more turn copies the columns that both have, of the second.
 template <class T, class Shape, class Rows>
 struct HalfChannelsCopies {
   static constexpr int QUADS = Rows::QUADS, COLUMNS = Rows::COLUMNS, APART = 32 / Shape::GROUP;
@@ -104,8 +107,11 @@ struct HalfChannelsCopies {
   // Rows from `first` on up to `last`, columns from x0 on. Rows before the strip are outside.
   __device__ __forceinline__ HalfChannelsCopies(const HalfConv<T>& a, const HalfChannelsStrip& at, const T* pictures,
                                                 unsigned memory, int first, int last, int x0)
-      : from(a, pictures + at.channel + 4 * quad() + (x0 + column()) * a.strides.column, first + row(), max(first, 0), last),
-        to(kept(memory + row() * Rows::ROW + quad() * Rows::PITCH + column() * 8)), turns(0), to_second(at.to_second(a)) {
+      : from(a, pictures + at.channel + 4 * quad() + (x0 + column()) * a.strides.column, first + row(), max(first, 0),
+             last),
+        to(kept(memory + row() * Rows::ROW + quad() * Rows::PITCH + column() * 8)),
+        turns(0),
+        to_second(at.to_second(a)) {
     const bool last_turn = column() < COLUMNS % APART, paired = Shape::PAIRS && at.paired;
 #pragma unroll
     for (int k = 0; k < ALL_TURNS; ++k) {
@@ -167,8 +173,8 @@ struct HalfChannelsMover {
         x(a, at, a.x, memory + Shape::Window::BYTES, at.first, a.partials ? at.last : at.first, at.x0),
         results(kept(memory + Shape::DEPTH * Shape::SLOT + row() * Result::ROW + 2 * chunk() * Result::PITCH +
                      column() * 8)),
-        to(a, a.out + at.channel + 8 * chunk() + (at.x0 + column()) * a.strides.column, at.first - (K - 1) + row(), at.first,
-           at.last) {
+        to(a, a.out + at.channel + 8 * chunk() + (at.x0 + column()) * a.strides.column, at.first - (K - 1) + row(),
+           at.first, at.last) {
     const bool second = Shape::PAIRS && at.paired && column() >= PAIRED_COLUMNS;
     if (second) to.at += at.to_second(a);
     const int x = at.x0 + column() - (second ? PAIRED_COLUMNS : 0);

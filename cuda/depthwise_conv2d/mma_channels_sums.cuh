@@ -11,8 +11,8 @@ namespace nerfkit {
 constexpr int QUAD_COLUMNS = 16;                  // of a warp
 constexpr int PAIRED_COLUMNS = QUAD_COLUMNS / 2;  // of each picture, where two share a strip
 
-// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][PLACES], a place a column. 16 lanes that have
-// 4 or 8 quads of some pixels meet all banks. Between rows are APART bytes more.
+// Where four channels of a pixel, a quad, are in shared memory: [rows][quads][PLACES], a place a column. 16 lanes that
+// have 4 or 8 quads of some pixels meet all banks. Between rows are APART bytes more.
 template <int QUADS_, int COLUMNS_, int ROWS_, int PLACES = COLUMNS_, int APART = 0>
 struct HalfQuads {
   static constexpr int QUADS = QUADS_, COLUMNS = COLUMNS_, ROWS = ROWS_;
@@ -23,19 +23,19 @@ struct HalfQuads {
   static_assert(PITCH % 16 == 0, "pairs of pixels are aligned");
 };
 
-// The place of a pair of the window's columns, for results in column pair n. Where two pictures share the strip, columns that
-// both have stand at the usual place for the first one, and a strip's width on for the second.
+// The place of a pair of the window's columns, for results in column pair n. Where two pictures share the strip,
+// columns that both have stand at the usual place for the first one, and a strip's width on for the second.
 template <int K>
 __device__ __forceinline__ int place_of_pair(int pair, int n, bool paired) {
   constexpr int SECOND = PAIRED_COLUMNS / 2, OF_FIRST = SECOND + K / 2;
   return paired && n >= SECOND && pair < OF_FIRST ? pair + QUAD_COLUMNS / 2 : pair;
 }
 
-// Sums of result rows q and q + 1 that were begun i steps ago, q = 2 (s - i), in place (s - i) % PAIRS. A column n has columns
-// 2 n and 2 n + 1 of the results. Row g = 4 result row + 2 column + pair of channels has the pair's first channel, row g + 8
-// its second. The left operand are taps, of row d - result row for d = window row - q: of 8 columns of the
-// window from 2 n on, four channels each, it has the row's pair of channels, and in that a zero. The right operand is a row
-// of the window, as it lies in shared memory.
+// Sums of result rows q and q + 1 that were begun i steps ago, q = 2 (s - i), in place (s - i) % PAIRS. A column n has
+// columns 2 n and 2 n + 1 of the results. Row g = 4 result row + 2 column + pair of channels has the pair's first
+// channel, row g + 8 its second. The left operand are taps, of row d - result row for d = window row - q: of 8 columns
+// of the window from 2 n on, four channels each, it has the row's pair of channels, and in that a zero. The right
+// operand is a row of the window, as it lies in shared memory.
 template <class T, int K, bool FLIPPED>
 struct HalfResults {
   static constexpr int PAIRS = (K + 1) / 2;  // of rows; of columns
@@ -65,7 +65,8 @@ struct HalfResults {
           band[d][i] = unsigned(tap[i % 2 * (K * K) + STEP * (d * K + i / 2 * 4)]) << i % 2 * 16;
   }
 
-  // Of this lane's row of matrices, in a row of the window. Of 5 taps the last matrix meets no tap and is the one before.
+  // Of this lane's row of matrices, in a row of the window. Of 5 taps the last matrix meets no tap and is the one
+  // before.
   template <class Rows>
   static __device__ __forceinline__ unsigned offset(int quad, bool paired) {
     const int n = lane() % 8, pair = n + min(lane() / 8, PAIRS - 1);
@@ -100,10 +101,10 @@ struct HalfResults {
   }
 };
 
-// Window (transposed) times x: the 16 values that a product adds are 8 pairs of columns in two rows. Rows of a sum are an
-// even shift, first or second column of the pair and channel, of the window; columns the same of x without a shift. Where
-// the channels are equal, it belongs to the tap shift + column of the window's pair - column of x's.
-// One more product sums up the columns that count to the bias.
+// Window (transposed) times x: the 16 values that a product adds are 8 pairs of columns in two rows. Rows of a sum are
+// an even shift, first or second column of the pair and channel, of the window; columns the same of x without a shift.
+// Where the channels are equal, it belongs to the tap shift + column of the window's pair - column of x's. One more
+// product sums up the columns that count to the bias.
 template <class T, int K>
 struct HalfTaps {
   static constexpr int SHIFTS = (K + 1) / 2, PRODUCTS = (SHIFTS + 1) / 2;
@@ -129,9 +130,9 @@ struct HalfTaps {
     return lane / 8 * Rows::ROW + quad * Rows::PITCH + (lane % 8 * 2) * 8;
   }
 
-  // Rows of the window and of x. `first`, `second`: whether those of the window count to the bias. `zero` is not known when
-  // compiled: values that are in two pairs then have two registers, next to their neighbours in both.
-  // Of an odd number of shifts there is one more, of whatever comes next; its sums belong to no tap.
+  // Rows of the window and of x. `first`, `second`: whether those of the window count to the bias. `zero` is not known
+  // when compiled: values that are in two pairs then have two registers, next to their neighbours in both. Of an odd
+  // number of shifts there is one more, of whatever comes next; its sums belong to no tap.
   __device__ __forceinline__ void add(unsigned outer, unsigned inner, unsigned center, int j, bool first, bool second,
                                       unsigned zero) {
     unsigned in[PRODUCTS][4];
@@ -143,7 +144,8 @@ struct HalfTaps {
     for (int u = 0; u < K; ++u) {
       const auto& x = u % 2 ? odd[(j + TURN - (u + 1) / 2) % TURN] : even[(j + TURN - u / 2) % TURN];
 #pragma unroll
-      for (int p = 0; p < PRODUCTS; ++p) add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
+      for (int p = 0; p < PRODUCTS; ++p)
+        add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
     }
     add_product(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
   }
@@ -166,7 +168,8 @@ struct HalfTaps {
                 g % 2 ? sums[u][p][2 * high + 1] : sums[u][p][2 * high];
       __syncwarp();
       if (v < K)
-        taps[channel * (K * K + 1) + K * K - 1 - (u * K + v)] = square[v * 8 + channel] + square[(v + 1) * 8 + 4 + channel];
+        taps[channel * (K * K + 1) + K * K - 1 - (u * K + v)] =
+            square[v * 8 + channel] + square[(v + 1) * 8 + 4 + channel];
     }
     // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
     float sum = bias[0];

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Half types on tensor cores, for kernels of 5 x 5, 7 x 7 or one row that keep the picture's size. A warp walks down two
-// strips of one plane, 64 columns each, one row of both a step: 16 blocks of 8 columns. A row of taps over them is a
-// product: 16 x 16 values of the window, a block a row, times the 16 x 8 band matrix that has the taps on its diagonals.
-// It goes to the sums of the result row that it belongs to; KH rows of results are open at a time, and a row of the window
-// is read once. Backward, the gradient of x is the same over grad_out with the kernel flipped. The weight's is one more
-// product for each row of taps: window (transposed) times x, whose diagonals hold the taps' sums.
+// Half types on tensor cores, for kernels of 5 x 5, 7 x 7 or one row that keep the picture's size. A warp walks down
+// two strips of one plane, 64 columns each, one row of both a step: 16 blocks of 8 columns. A row of taps over them is
+// a product: 16 x 16 values of the window, a block a row, times the 16 x 8 band matrix that has the taps on its
+// diagonals. It goes to the sums of the result row that it belongs to; KH rows of results are open at a time, and a row
+// of the window is read once. Backward, the gradient of x is the same over grad_out with the kernel flipped. The
+// weight's is one more product for each row of taps: window (transposed) times x, whose diagonals hold the taps' sums.
 // A value that is not finite reaches all results that share its window of 16 columns, through products with zero.
 
 #pragma once
 
-#include "depthwise_conv2d/mma_planes_sums.cuh"
 #include "common/pdl.cuh"
+#include "depthwise_conv2d/mma_planes_sums.cuh"
 
 namespace nerfkit {
 
@@ -72,8 +72,8 @@ struct Copies {
 
 // The rows of a group of steps, from global to shared memory: 64 columns of the window, the other 8, and x.
 template <class T, int KH, bool VECTOR, bool BACKWARD>
-__device__ __forceinline__ void fetch_rows(PlaneRows<KH, BACKWARD>& to, const HalfConv<T>& a, const PlaneStrips& at, int step0,
-                                           bool with_x) {
+__device__ __forceinline__ void fetch_rows(PlaneRows<KH, BACKWARD>& to, const HalfConv<T>& a, const PlaneStrips& at,
+                                           int step0, bool with_x) {
   constexpr int ROWS = group_rows(KH), ABOVE = KH / 2;
   static_assert(4 * ROWS <= 32, "a lane copies once of what a group has beyond 64 columns");
   const int lane = threadIdx.x % 32, steps = a.rows + KH - 1;
@@ -155,7 +155,8 @@ __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKW
                          a.partials + (int64_t(at.part) * a.channels + at.channel) * (KH * KW + 1));
 }
 
-// Pieces of the height, so that the blocks come in full waves; a strip begins with waiting and with its neighbours' rows.
+// Pieces of the height, so that the blocks come in full waves; a strip begins with waiting and with its neighbours'
+// rows.
 template <class T>
 void share_out_planes(HalfConv<T>& a, int64_t batch, int kh, bool backward, int processors) {
   constexpr int MOST_PIECES = 256, START = 8;  // START: rows' worth of waiting

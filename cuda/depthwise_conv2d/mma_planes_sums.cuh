@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a warp of depthwise_conv2d_half_planes.cuh keeps of its plane: open rows of results, sums of the weight's gradient;
-// the band matrices that have a row of taps on their diagonals; and how the sums, which are diagonals too, are written.
+// What a warp of depthwise_conv2d_half_planes.cuh keeps of its plane: open rows of results, sums of the weight's
+// gradient; the band matrices that have a row of taps on their diagonals; and how the sums, which are diagonals too,
+// are written.
 
 #pragma once
 
@@ -28,8 +29,8 @@ __device__ __forceinline__ void band_matrices(const T* taps, unsigned (&band)[KH
     }
 }
 
-// Adds the diagonals of window (transposed) times x, a sum for each row of taps, in a fixed order; and of `bias` those of
-// lanes 4 g. Takes 128 floats of shared memory.
+// Adds the diagonals of window (transposed) times x, a sum for each row of taps, in a fixed order; and of `bias` those
+// of lanes 4 g. Takes 128 floats of shared memory.
 template <int KH, int KW>
 __device__ __forceinline__ void write_sums(const float (&sums)[KH][4], float bias, float* square, float* partials) {
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -65,10 +66,10 @@ template <class T, int KH, int KW, bool BACKWARD>
 struct PlaneSums {
   unsigned band[KH][2];
   float start;
-  float out[KH][4];                      // row r of the results in r % KH
-  unsigned x[BACKWARD ? KH : 1][2];      // transposed
-  float taps[BACKWARD ? KH : 1][4];      // window (transposed) times x
-  float bias[4];                         // window (transposed) times ones
+  float out[KH][4];                  // row r of the results in r % KH
+  unsigned x[BACKWARD ? KH : 1][2];  // transposed
+  float taps[BACKWARD ? KH : 1][4];  // window (transposed) times x
+  float bias[4];                     // window (transposed) times ones
 
   __device__ __forceinline__ PlaneSums(const HalfConv<T>& a, int channel) : x{}, taps{}, bias{} {
     band_matrices<T, KH, KW, BACKWARD>(a.weight + int64_t(channel) * (KH * KW), band);

@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "depthwise_conv2d/args.h"
 #include "common/gpu.cuh"
+#include "depthwise_conv2d/args.h"
 
 namespace nerfkit {
 namespace {
@@ -25,9 +25,9 @@ struct OwnValue {
 };
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) value_forward(const T* __restrict__ x, const T* __restrict__ weight,
-                                                         const T* __restrict__ bias, T* __restrict__ out, Conv2dShape s,
-                                                         int64_t n) {
+__global__ void __launch_bounds__(THREADS)
+    value_forward(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
+                  T* __restrict__ out, Conv2dShape s, int64_t n) {
   const OwnValue own(s, s.y.out_size, s.x.out_size);
   if (own.place >= n) return;
   const Strides from = s.strides(s.y.size, s.x.size);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planes, 3 x 3 taps one apart with a border of one, a stride of 2: no frame. Each output has a pair of x in its row, which
-// is missing the second one at the end of a row of odd length.
+// Planes, 3 x 3 taps one apart with a border of one, a stride of 2: no frame. Each output has a pair of x in its row,
+// which is missing the second one at the end of a row of odd length.
 
 #pragma once
 
-#include "depthwise_conv2d/tiles.h"
 #include "depthwise_conv2d/even_odd_cpu.h"
+#include "depthwise_conv2d/tiles.h"
 
 namespace nerfkit {
 namespace {

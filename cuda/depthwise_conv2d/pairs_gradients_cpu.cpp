@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// All gradients of depthwise_conv2d_pairs.h in one walk. Each output has a block of 2 x 2 of x, whose gradients come from
-// that output, the one to the right and the two below. Rows and columns that are not there are zeros: a value of x or of the
-// output's gradient that is not finite makes NaN of taps that lead past an edge.
+// All gradients of depthwise_conv2d_pairs.h in one walk. Each output has a block of 2 x 2 of x, whose gradients come
+// from that output, the one to the right and the two below. Rows and columns that are not there are zeros: a value of x
+// or of the output's gradient that is not finite makes NaN of taps that lead past an edge.
 
 #include "depthwise_conv2d/pairs.h"
 

@@ -63,7 +63,8 @@ struct PartWeights {
   std::vector<int64_t> begins;  // of the pairs; those without a tap share one
 
   template <class T>
-  PartWeights(const T* weight, const T* bias, const Pictures& s, const std::vector<Part>& ys, const std::vector<Part>& xs) {
+  PartWeights(const T* weight, const T* bias, const Pictures& s, const std::vector<Part>& ys,
+              const std::vector<Part>& xs) {
     int64_t without = -1;
     for (const Part& y : ys)
       for (const Part& x : xs) {
@@ -77,7 +78,8 @@ struct PartWeights {
   template <class T>
   void add(const T* weight, const T* bias, const Pictures& s, const Part& y, const Part& x) {
     const auto taps = taps_of(y, x, s.x.kernel);
-    const int64_t n_taps = taps.size(), unit = s.unit(), n_units = s.rows ? s.kernels() : s.units(), start = values.size();
+    const int64_t n_taps = taps.size(), unit = s.unit(), n_units = s.rows ? s.kernels() : s.units(),
+                  start = values.size();
     values.resize(start + n_units * (n_taps + 1) * unit);
     A* to = values.data() + start;
     for (int64_t i = 0; i < n_units; ++i, to += (n_taps + 1) * unit)

@@ -8,7 +8,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int TOGETHER = 2;  // rows
+constexpr int TOGETHER = 2;          // rows
 constexpr int64_t NEAR = 256 << 10;  // bytes of inputs that stay in a core's own cache from two rows to the next
 
 // Pixels of which R rows are summed at once: their sums and weights fit in the registers.
@@ -20,8 +20,7 @@ constexpr int PIXELS = K == 3 ? std::min(S == 1 ? 4 : 2, MOST_PIXELS<T>) : MOST_
 
 // P pixels at a time with all their channels; weight [units, kernel_y * kernel_x + 1, LANES].
 template <class T, int K, int S, int R, int P>
-void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span,
-                      int64_t channels) {
+void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
   for (int p = span.begin; p < span.end; p += P) {
     const T* w = weight;
@@ -32,8 +31,9 @@ void correlate_pixels(const Inputs<T>& in, const T* weight, const Outputs<T>& ou
   }
 }
 
-// The same for 3 x 3 taps, of a row one apart or as far as the inputs of neighbouring outputs: the weights stay in registers
-// beside the sums, as far as these hold them, and an input is loaded once for all taps. Products are added in the same order.
+// The same for 3 x 3 taps, of a row one apart or as far as the inputs of neighbouring outputs: the weights stay in
+// registers beside the sums, as far as these hold them, and an input is loaded once for all taps. Products are added in
+// the same order.
 template <class T, int S, int R, int P>
 void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
@@ -112,7 +112,8 @@ void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out,
 
 // A tile of all channels.
 template <class T, int K, int S, int R>
-void correlate_tile(const InPlace<T>& picture, const T* weight, const Outputs<T>& out, const Tile& tile, int64_t channels) {
+void correlate_tile(const InPlace<T>& picture, const T* weight, const Outputs<T>& out, const Tile& tile,
+                    int64_t channels) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
   const auto in = picture.inputs();
@@ -216,8 +217,15 @@ void depthwise_conv2d_pixels(DType dtype, const void* from, const void* weight, 
       const auto xs = backward ? backward_parts(s.x) : forward_parts(s.x);
       if (ys.empty() || xs.empty()) return;
       const PartWeights<T> weights((const T*)weight, (const T*)bias, s, ys, xs);
-      Walk<T>{(const T*)from, (T*)to, s, ys, xs, weights, backward ? s.y.size : s.y.out_size,
-              backward ? s.x.size : s.x.out_size}.run();
+      Walk<T>{(const T*)from,
+              (T*)to,
+              s,
+              ys,
+              xs,
+              weights,
+              backward ? s.y.size : s.y.out_size,
+              backward ? s.x.size : s.x.out_size}
+          .run();
     }
   });
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planes of float32 and float64, without a stride and with rows of taps one apart: no frame. Outputs are summed in the order
-// in which they lie in memory; what the packs at the edges would take from beyond a row is not read (AVX-512 and AVX2).
+// Planes of float32 and float64, without a stride and with rows of taps one apart: no frame. Outputs are summed in the
+// order in which they lie in memory; what the packs at the edges would take from beyond a row is not read (AVX-512 and
+// AVX2).
 
 #include "depthwise_conv2d/parts.h"
 #include "depthwise_conv2d/sums.h"
@@ -55,15 +56,23 @@ struct PlanesInPlace {
     const Inputs<T> inputs{rows.data(), 1, 0, LANES, offset.data(), y.kernel, x.kernel, 0, x.kernel};
     const auto sum = [&](auto k, auto r, int first, int groups) {
       const int64_t next = y.start(row + first + r) + y.kernel - 1;  // row of inputs that is not read before
-      const Outputs<T> out{to + (plane * y.out + row + first) * x.out, x.out, LANES, std::min(LANES, x.out), fetches,
-                           source + next * x.source, x.source, LANES, past_caches, nullptr, r * int64_t(x.out)};
+      const Outputs<T> out{to + (plane * y.out + row + first) * x.out,
+                           x.out,
+                           LANES,
+                           std::min(LANES, x.out),
+                           fetches,
+                           source + next * x.source,
+                           x.source,
+                           LANES,
+                           past_caches,
+                           nullptr,
+                           r * int64_t(x.out)};
       for (int group = 0; group < groups; ++group)
         sum_rows<k, r>(inputs.below(first + group * r), weight, out.below(group * r));
     };
     if (height < 4) return sum(Int<0>(), Int<1>(), 0, height);
-    with_height(y.kernel, [&](auto k) {
-      by_group(height, [&](auto r, int first, int groups) { sum(k, r, first, groups); });
-    });
+    with_height(y.kernel,
+                [&](auto k) { by_group(height, [&](auto r, int first, int groups) { sum(k, r, first, groups); }); });
   }
 
   // R rows.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3, 5 x 5, 7 x 7: the convolution. A thread takes 4
-// neighbouring channels of some outputs of a row, so that what it reads and writes at once are 8 or 16 bytes, and its
-// inputs are converted once for all taps of a row. Neighbouring threads take neighbouring channels, as many as there are,
-// then the row below: the rows that both read come from the cache.
+// Channels last, with a stride along the rows, for kernels of 2 x 2, 3 x 3, 5 x 5, 7 x 7: the convolution. A thread
+// takes 4 neighbouring channels of some outputs of a row, so that what it reads and writes at once are 8 or 16 bytes,
+// and its inputs are converted once for all taps of a row. Neighbouring threads take neighbouring channels, as many as
+// there are, then the row below: the rows that both read come from the cache.
 
 #pragma once
 
@@ -10,9 +10,9 @@
 
 namespace nerfkit {
 
-constexpr int QUAD = 4;          // channels of a thread
-constexpr int QUAD_OUTPUTS = 4;  // of a thread, neighbours in a row, where there are many
-constexpr int MOST_QUADS = 16;   // of a block
+constexpr int QUAD = 4;                              // channels of a thread
+constexpr int QUAD_OUTPUTS = 4;                      // of a thread, neighbours in a row, where there are many
+constexpr int MOST_QUADS = 16;                       // of a block
 constexpr int QUAD_PITCH = (MOST_QUADS + 1) * QUAD;  // of a tap's weights, in different banks than those of the next
 
 template <class T>
@@ -46,10 +46,12 @@ struct alignas(16) QuadTaps {
 
 // Blocks that a multiprocessor is to hold at a time: a row of inputs then fits into registers.
 template <class T, int K>
-constexpr int RESIDENT_QUADS = sizeof(T) == 4 ? 5 : std::is_same_v<T, __half> && K < 7 ? 7 : 6;
+constexpr int RESIDENT_QUADS = sizeof(T) == 4                       ? 5
+                               : std::is_same_v<T, __half> && K < 7 ? 7
+                                                                    : 6;
 
-// OUTPUTS: of a thread, neighbours in a row. STRIDE: along the row, so that neighbours share inputs; 0 if it is known at run
-// time only, and they share none.
+// OUTPUTS: of a thread, neighbours in a row. STRIDE: along the row, so that neighbours share inputs; 0 if it is known
+// at run time only, and they share none.
 template <class T, int K, int STRIDE, int OUTPUTS>
 __global__ void __launch_bounds__(THREADS_2D, RESIDENT_QUADS<T, K>) quads_forward(const QuadConv<T> a) {
   constexpr int N = STRIDE ? (OUTPUTS - 1) * STRIDE + K : OUTPUTS * K;  // inputs of a row
@@ -121,7 +123,8 @@ bool share_out_quads(QuadConv<T>& a, const Conv2dShape& s, int outputs) {
   a.rows = s.y, a.columns = s.x, a.channels = int(s.channels);
   a.from = s.strides(s.y.size, s.x.size), a.to = s.strides(s.y.out_size, s.x.out_size);
   const int quads = a.channels / QUAD;
-  a.groups = int(blocks_for(quads, MOST_QUADS)), a.quads = int(blocks_for(quads, a.groups)), a.items = THREADS_2D / a.quads;
+  a.groups = int(blocks_for(quads, MOST_QUADS)), a.quads = int(blocks_for(quads, a.groups)),
+  a.items = THREADS_2D / a.quads;
   a.width = int(blocks_for(s.x.out_size, outputs));
   const int64_t tiles = s.batch * a.width * s.y.out_size, blocks = (tiles + a.items - 1) / a.items * a.groups;
   if (tiles == 0 || tiles >= INT32_MAX / 2 || blocks > INT32_MAX) return false;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planes so small that a block keeps several whole ones, of neighbouring channels, in shared memory: they lie together, so
-// they are read and written in whole vectors however wide a row is. A thread takes a tile of one plane, the same of every
-// picture that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient of x, and
-// the tile's products with x the weight's.
+// Planes so small that a block keeps several whole ones, of neighbouring channels, in shared memory: they lie together,
+// so they are read and written in whole vectors however wide a row is. A thread takes a tile of one plane, the same of
+// every picture that its block looks at. Backward, the same over grad_out, with the kernel flipped, gives the gradient
+// of x, and the tile's products with x the weight's.
 
 #pragma once
 
-#include "depthwise_conv2d/block.cuh"
 #include "common/fast_divide.cuh"
+#include "depthwise_conv2d/block.cuh"
 
 namespace nerfkit {
 namespace {
@@ -25,10 +25,10 @@ struct SmallPlanes {
   const T* x;       // backward: to be multiplied with the window
   float* partials;  // [parts, C, K * K + 1], or null
   int batch, channels, height, width;
-  int tiles_x, tiles;           // of a plane
-  int lanes, planes;            // of a plane, a power of two; of a block
-  int groups, parts;            // of channels; blocks that share the pictures of a group
-  int pitch, plane, center;     // in shared memory: of a row with its margins, of a plane with them, of a plane of x
+  int tiles_x, tiles;        // of a plane
+  int lanes, planes;         // of a plane, a power of two; of a block
+  int groups, parts;         // of channels; blocks that share the pictures of a group
+  int pitch, plane, center;  // in shared memory: of a row with its margins, of a plane with them, of a plane of x
   Divisor by_size, by_width;
 };
 
@@ -163,7 +163,9 @@ __global__ void __launch_bounds__(THREADS_2D, SMALL_BLOCKS) small_planes(const S
 }
 
 template <class T>
-int bytes_of_block(const SmallPlanes<T>& a) { return a.planes * (a.plane + a.center) * int(sizeof(float)); }
+int bytes_of_block(const SmallPlanes<T>& a) {
+  return a.planes * (a.plane + a.center) * int(sizeof(float));
+}
 
 // False if a plane is too large for this.
 template <class T>

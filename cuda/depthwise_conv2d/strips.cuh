@@ -27,7 +27,9 @@ constexpr WalkShape walk_shape(int k, int bytes, bool channels_last, bool backwa
 
 // Steps in shared memory: a multiple of the kernel's rows, so that places in registers and in memory are known.
 // Few enough that the blocks leave a part of it to the cache, where neighbouring warps meet.
-constexpr int walk_depth(int k, int bytes, bool channels_last) { return k == 3 && !(channels_last && bytes == 4) ? 6 : k; }
+constexpr int walk_depth(int k, int bytes, bool channels_last) {
+  return k == 3 && !(channels_last && bytes == 4) ? 6 : k;
+}
 
 // Rows of a strip: of the results, and which steps have a row of the window. Step i looks at row first - K / 2 + i.
 template <int K>
@@ -70,7 +72,8 @@ struct alignas(16) Pixels {
 #pragma unroll
     for (int k = 0; k < TURNS; ++k)
       if (turns >> k & 1)
-        copy_async_or_zeros<16>(&value[0][(threadIdx.x % 32 + 32 * k) * WIDE<T>], from + k * (32 / CHUNKS) * column, inside);
+        copy_async_or_zeros<16>(&value[0][(threadIdx.x % 32 + 32 * k) * WIDE<T>], from + k * (32 / CHUNKS) * column,
+                                inside);
   }
 
   __device__ __forceinline__ void read(acc_t<T> (&to)[COLUMNS][CH]) const {
@@ -143,10 +146,12 @@ struct ChannelsStrip {
   }
 
   template <int SUMS>
-  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part, int group) {
+  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part,
+                                                int group) {
     auto& of_warp = *reinterpret_cast<WarpSums<acc_t<T>, SUMS>*>(memory);
 #pragma unroll
-    for (int ch = 0; ch < CH; ++ch) write_partials(sums[ch], of_warp, a.partials, part, group * 32 * CH + ch, 32, CH, a.channels);
+    for (int ch = 0; ch < CH; ++ch)
+      write_partials(sums[ch], of_warp, a.partials, part, group * 32 * CH + ch, 32, CH, a.channels);
   }
 };
 
@@ -220,8 +225,10 @@ struct ColumnsStrip {
   }
 
   template <int SUMS>
-  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part, int c) {
-    write_partials(sums[0], *reinterpret_cast<WarpSums<acc_t<T>, SUMS>*>(memory), a.partials, part, c, 1, 1, a.channels);
+  static __device__ __forceinline__ void add_up(acc_t<T> (&sums)[CH][SUMS], void* memory, const Walk<T>& a, int part,
+                                                int c) {
+    write_partials(sums[0], *reinterpret_cast<WarpSums<acc_t<T>, SUMS>*>(memory), a.partials, part, c, 1, 1,
+                   a.channels);
   }
 };
 
@@ -229,7 +236,8 @@ template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
 using WalkStrip = std::conditional_t<CHANNELS_LAST, ChannelsStrip<T, K, BACKWARD>, ColumnsStrip<T, K, BACKWARD>>;
 
 template <class T, int K, bool CHANNELS_LAST, bool BACKWARD>
-__global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident) walk(const Walk<T> a) {
+__global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_LAST, BACKWARD).resident)
+    walk(const Walk<T> a) {
   using A = acc_t<T>;
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
   constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
@@ -246,7 +254,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   Strip strip(a, line / tiles_y * a.strides.batch + rows.first * a.strides.row + x0 * a.strides.column, x0, group);
   await_kernels_before();
   A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
-  const auto read_weights = [](const T* weight, A (&to)[TAPS]) {
+  const auto read_weights = [](const T* weight, A(&to)[TAPS]) {
 #pragma unroll
     for (int k = 0; k < TAPS; ++k) to[BACKWARD ? TAPS - 1 - k : k] = A(weight[k]);
   };
@@ -324,7 +332,8 @@ struct WalkGrid {
 inline WalkGrid walk_grid(const Conv2dShape& s, int bytes, bool backward, int processors) {
   const int K = s.x.kernel;
   const WalkShape shape = walk_shape(K, bytes, s.channels_last, backward);
-  const int64_t columns = s.batch * blocks_for(s.x.size, shape.columns), resident = int64_t(processors) * shape.resident;
+  const int64_t columns = s.batch * blocks_for(s.x.size, shape.columns),
+                resident = int64_t(processors) * shape.resident;
   WalkGrid best{s.channels_last ? blocks_for(s.channels, 32 * shape.channels) : s.channels};
   // Full waves of short strips, or long ones: a strip begins with loads and the rows of its neighbours.
   int64_t least = INT64_MAX;

@@ -76,8 +76,8 @@ struct Outputs {
 };
 
 // What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
-// before by `back` numbers. At an edge tap 0 of pack 0 takes a row's values from `start` on, which may be before the first of
-// `source`.
+// before by `back` numbers. At an edge tap 0 of pack 0 takes a row's values from `start` on, which may be before the
+// first of `source`.
 struct Span {
   int begin, end, groups = 1;
   int64_t back = 0, start = 0, source = 0;
@@ -95,9 +95,9 @@ HD auto reader(const Span& span, int64_t at) {
   }
 }
 
-// P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the next
-// an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias. EDGE: beside
-// the source are zeros.
+// P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
+// next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
+// EDGE: beside the source are zeros.
 template <class T, int K, int S, int R, int P, bool EDGE = false>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
   static_assert(!EDGE || P == 1);
@@ -167,8 +167,7 @@ void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, cons
 
 // `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
 template <class T>
-void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows,
-                    int columns) {
+void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows, int columns) {
   using A = acc_t<T>;
   constexpr int P = 4;
   const int taps = in.kernel_x;
@@ -197,15 +196,16 @@ void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Ou
 
 // Packs of R rows that are summed at once.
 template <class A, int R>
-constexpr int PACKS_AT_ONCE = sizeof(A) > sizeof(float) ? 1 : R == 1 ? 8 : 2;
+constexpr int PACKS_AT_ONCE = sizeof(A) > sizeof(float) ? 1
+                              : R == 1                  ? 8
+                                                        : 2;
 
 // The packs of a span, P at once as far as there are so many.
 template <class T, int K, int S, int R, int P = PACKS_AT_ONCE<acc_t<T>, R>>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
   const int n = span.end - span.begin, whole = n / P * P, left = n - whole;
   if constexpr (P > 1) {
-    if (n < P || (n == P && span.back))
-      return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
+    if (n < P || (n == P && span.back)) return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
     correlate<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
     if (left > 1) correlate<T, K, S, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
     span.begin = span.end - (left == 1);
@@ -237,15 +237,19 @@ void with_sharing(const Line& y, const F& f) {
   if (y.rolls()) return with_height(y.kernel, [&](auto k) { f(k, Int<1>()); });
   const bool shared = y.stride == 2 && y.dilation == 1;
   switch (shared ? y.kernel : 0) {
-    case 3: return f(Int<3>(), Int<2>());
-    case 5: return f(Int<5>(), Int<2>());
-    case 7: return f(Int<7>(), Int<2>());
-    default: return f(Int<0>(), Int<1>());
+    case 3:
+      return f(Int<3>(), Int<2>());
+    case 5:
+      return f(Int<5>(), Int<2>());
+    case 7:
+      return f(Int<7>(), Int<2>());
+    default:
+      return f(Int<0>(), Int<1>());
   }
 }
 
-// Calls f(R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps the one
-// before.
+// Calls f(R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps the
+// one before.
 template <class F>
 void by_group(int rows, const F& f) {
   const bool wide = REGISTERS >= 32 && rows >= 8;

@@ -18,11 +18,12 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
-// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes; those by_plane().
+// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes; those
+// by_plane().
 constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20, CACHED_BY_PLANE = 6 << 20;
-constexpr int FAR = 8;       // times the places that outputs take: what a frame holds at most
+constexpr int FAR = 8;         // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
-constexpr int NARROW = 24;  // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
+constexpr int NARROW = 24;     // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
 
 // Along an axis, tap u of output i takes place i * stride + u * dilation, where value j of the source is at place
 // j + lead, and zeros everywhere else.
@@ -107,8 +108,8 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp): not where rows lie so far apart that all that are
-// read together would share one set of the first cache.
+// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp): not where rows lie so far apart that all
+// that are read together would share one set of the first cache.
 template <class T>
 bool by_plane(const Pictures& s) {
   const bool near = s.y.stride == 1 && s.x.stride == 1 && s.y.dilation == 1;
@@ -117,8 +118,8 @@ bool by_plane(const Pictures& s) {
   return LOADS_SOME && near && planes && (s.y.kernel <= 3 || spread(s.x)) && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and lines,
-// `apart` numbers from one to the next, and of the packs so many are written together.
+// Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and
+// lines, `apart` numbers from one to the next, and of the packs so many are written together.
 template <class T>
 bool rows_go_past_caches(const T* results, int64_t apart, int together, int64_t moved) {
   if constexpr (std::is_same_v<T, acc_t<T>>)
@@ -135,11 +136,12 @@ inline bool by_pairs(DType dtype, const Pictures& s) {
 // Whether planes become packs of channels on their way into a frame.
 inline bool transposed(const Pictures& s) { return s.lanes_are_channels() && !s.channels_last; }
 
-// At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once or make a line
-// of the cache: threads then get equal shares.
+// At most `most` of n pixels, in parts as equal as multiples of `unit` are, the pixels that are summed at once or make
+// a line of the cache: threads then get equal shares.
 inline int even_part(int64_t n, int most, int unit) {
   if (n > most) most = std::max(unit, most / unit * unit);
-  const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most), part = std::max<int64_t>(1, (n + parts - 1) / parts);
+  const int64_t parts = std::max<int64_t>(1, (n + most - 1) / most),
+                part = std::max<int64_t>(1, (n + parts - 1) / parts);
   return int(std::min<int64_t>(most, (part + unit - 1) / unit * unit));
 }
 
@@ -219,12 +221,18 @@ using Int = std::integral_constant<int, N>;
 template <class F>
 void with_height(int kernel, const F& f) {
   switch (kernel) {
-    case 1: return f(Int<1>());
-    case 3: return f(Int<3>());
-    case 5: return f(Int<5>());
-    case 7: return f(Int<7>());
-    case 9: return f(Int<9>());
-    default: return f(Int<0>());
+    case 1:
+      return f(Int<1>());
+    case 3:
+      return f(Int<3>());
+    case 5:
+      return f(Int<5>());
+    case 7:
+      return f(Int<7>());
+    case 9:
+      return f(Int<9>());
+    default:
+      return f(Int<0>());
   }
 }
 
@@ -234,11 +242,11 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 }  // namespace
 
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
-void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
-                             bool backward);
+void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to,
+                             const Conv2dShape&, bool backward);
 // Where by_plane(), likewise.
-void depthwise_conv2d_planes(DType, const void* from, const void* weight, const void* bias, void* to, const Conv2dShape&,
-                             bool backward);
+void depthwise_conv2d_planes(DType, const void* from, const void* weight, const void* bias, void* to,
+                             const Conv2dShape&, bool backward);
 // Where by_pairs(). Gradients may be null: of x; of the weight and the bias together, with a scratch of
 // depthwise_conv2d_pairs_scratch() numbers.
 void depthwise_conv2d_pairs(const float* x, const float* weight, const float* bias, float* out, const Conv2dShape&);
@@ -248,8 +256,8 @@ int64_t depthwise_conv2d_pairs_scratch(const Conv2dShape&);
 // Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);
-void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x, void* grad_weight,
-                                void* grad_bias, void* scratch, const Conv2dShape&);
+void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x,
+                                void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape&);
 void depthwise_conv2d_weights(DType, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
                               void* scratch, const Conv2dShape&);
 

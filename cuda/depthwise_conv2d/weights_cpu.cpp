@@ -18,7 +18,7 @@ void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, 
   const int64_t in_pack = in.pack, grad_pack = grad.pack, shift = in.shift;  // of both
   const bool fetches = v == 0 && in_pack > LANES;
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
-    const A* const *rows = in.rows + u0, *const *grads = grad.rows;
+    const A *const *rows = in.rows + u0, *const *grads = grad.rows;
     Pack<A> sum[CHAINS][ROWS][V] = {};
     auto add = [&](int p, auto only) __attribute__((always_inline)) {
       if (fetches)  // the next channels

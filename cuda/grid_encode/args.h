@@ -71,9 +71,9 @@ HD void rows_of(const GridLevel& level, const int cell[3], uint32_t row[8]) {
 // out [N, L*F]
 Status grid_encode(DType point_type, DType table_type, const void* points, const void* table, void* out,
                    int64_t n_points, const GridLevels&, Stream);
-// grad_table [T, F] is zero at the start, float64 for a float64 table and float32 else. A null grad_points or grad_table
-// is not computed. For a sum that does not depend on the order of additions, fixed_point [T*F] and largest [1], zero at
-// the start, are given.
+// grad_table [T, F] is zero at the start, float64 for a float64 table and float32 else. A null grad_points or
+// grad_table is not computed. For a sum that does not depend on the order of additions, fixed_point [T*F] and largest
+// [1], zero at the start, are given.
 Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out, const void* points, const void* table,
                        void* grad_points, void* grad_table, int64_t* fixed_point, void* largest, int64_t n_rows,
                        int64_t n_points, const GridLevels&, Stream);

@@ -11,10 +11,11 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK_BACKWARD = 1 << 18;         // points
-constexpr int64_t CHUNK_LEVELS_BACKWARD = 1 << 20;  // of blocks with several levels: their additions gain more from rows that are near
-constexpr int64_t SMALL_LEVEL = 1 << 22;            // bytes of sums, of which the L2 of a large GPU holds several levels at once
-constexpr int RUN = 4;                              // points of a thread that has a part of a level's features
+constexpr int64_t CHUNK_BACKWARD = 1 << 18;  // points
+constexpr int64_t CHUNK_LEVELS_BACKWARD =
+    1 << 20;  // of blocks with several levels: their additions gain more from rows that are near
+constexpr int64_t SMALL_LEVEL = 1 << 22;  // bytes of sums, of which the L2 of a large GPU holds several levels at once
+constexpr int RUN = 4;                    // points of a thread that has a part of a level's features
 
 #if __CUDA_ARCH__ >= 900
 constexpr bool ADDS_VECTORS = true;
@@ -81,14 +82,14 @@ struct LevelSums {
   }
 };
 
-// Two lanes share a cell, a corner of each of the four edges along the first axis: lane `parity` those whose coordinate there
-// has that last bit. Corners are kept by the last bits of all coordinates, so that those of the face between two cells stay
-// where they are.
+// Two lanes share a cell, a corner of each of the four edges along the first axis: lane `parity` those whose coordinate
+// there has that last bit. Corners are kept by the last bits of all coordinates, so that those of the face between two
+// cells stay where they are.
 template <int V, bool FIXED>
 struct SharedCell {
   static constexpr uint32_t NONE = 0xffffffff;
-  // Where both corners of an edge leave, and their rows are r and r ^ 1, one addition takes both: its sector is busy for less
-  // time than by two lanes.
+  // Where both corners of an edge leave, and their rows are r and r ^ 1, one addition takes both: its sector is busy
+  // for less time than by two lanes.
   static constexpr bool WHOLE_EDGES = !FIXED && ADDS_VECTORS && 2 * V <= 4;
   const MemoryOrder& order;
   const LevelSums<float, FIXED>& to;
@@ -129,8 +130,8 @@ struct SharedCell {
     }
   }
 
-  // Adds the weights times `grad` at a point, if it is `lit`. All lanes of a warp call it. Vertex i of an axis is the one whose
-  // last bit is i, of the first axis vertex 0 is this lane's.
+  // Adds the weights times `grad` at a point, if it is `lit`. All lanes of a warp call it. Vertex i of an axis is the
+  // one whose last bit is i, of the first axis vertex 0 is this lane's.
   __device__ __forceinline__ void add_point(const float (&along)[3], const float (&grad)[V], bool lit) {
     uint32_t at[3][2], leaving[4], any = 0;
     float weight[3][2];
@@ -171,7 +172,8 @@ struct LevelsTile {
   Vec<T, V> grads[PAIRS][G * RUN_OF_PAIR + 1];
 
   // n points, zeros behind them; grad_out from the first of the levels on, of which there are `left`.
-  __device__ __forceinline__ void fetch(const float* from_points, const T* grad_out, unsigned n, unsigned n_levels, int left) {
+  __device__ __forceinline__ void fetch(const float* from_points, const T* grad_out, unsigned n, unsigned n_levels,
+                                        int left) {
     constexpr unsigned STEP = THREADS / G, COLUMNS = 3 * RUN_OF_PAIR;
     const unsigned g = threadIdx.x % G, first = threadIdx.x / G;
     const auto* from = reinterpret_cast<const Vec<T, V>*>(grad_out) + first * n_levels + g;
@@ -196,12 +198,13 @@ constexpr int run_of_pair(int levels) { return levels == 1 ? 4 : 8; }
 // The features are one access of V. The warps of a block take G levels of the same points.
 template <class T, int V, int G, bool FIXED>
 __global__ void __launch_bounds__(THREADS)
-    to_table_levels(const T* __restrict__ grad_out, const float* __restrict__ points, TableSums<float> sums, int64_t n_points,
-                    GridLevels levels) {
+    to_table_levels(const T* __restrict__ grad_out, const float* __restrict__ points, TableSums<float> sums,
+                    int64_t n_points, GridLevels levels) {
   constexpr int RUN_OF_PAIR = run_of_pair(G), PAIRS = THREADS / 2 / G, TILE = PAIRS * RUN_OF_PAIR;
   const int64_t first = tile_of_block() * TILE;
   if (first >= n_points) return;
-  const int n = int(min(int64_t(TILE), n_points - first)), level0 = blockIdx.y * G, l = level0 + threadIdx.x / 2 / PAIRS;
+  const int n = int(min(int64_t(TILE), n_points - first)), level0 = blockIdx.y * G,
+            l = level0 + threadIdx.x / 2 / PAIRS;
   const int pair = threadIdx.x / 2 % PAIRS, own = n - pair * RUN_OF_PAIR;
   points += 3 * first, grad_out += first * levels.n_levels * V;
   const float* point = points + 3 * pair * RUN_OF_PAIR;
@@ -234,9 +237,8 @@ __global__ void __launch_bounds__(THREADS)
 
 // Any features: a thread a run of points and an access of V. While they stay in one cell their sums stay in registers.
 template <class P, class T, int V, bool FIXED>
-__global__ void __launch_bounds__(THREADS)
-    to_table(const T* __restrict__ grad_out, const P* __restrict__ points, TableSums<acc_t<T>> sums, int64_t n_points,
-             GridLevels levels) {
+__global__ void __launch_bounds__(THREADS) to_table(const T* __restrict__ grad_out, const P* __restrict__ points,
+                                                    TableSums<acc_t<T>> sums, int64_t n_points, GridLevels levels) {
   using A = acc_t<T>;
   const int f = levels.n_features, parts = f / V, l = blockIdx.y;
   const int64_t thread = tile_of_block() * THREADS + threadIdx.x, first = thread / parts * RUN;
@@ -283,7 +285,8 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) find_largest(const T* __restrict__ values, unsigned long long* largest, int64_t n) {
+__global__ void __launch_bounds__(THREADS)
+    find_largest(const T* __restrict__ values, unsigned long long* largest, int64_t n) {
   // NaN wins: `largest` then is not finite, nor is any sum.
   const auto larger = [](double a, double b) { return a != a || a > b ? a : b; };
   double found = 0;
@@ -295,8 +298,9 @@ __global__ void __launch_bounds__(THREADS) find_largest(const T* __restrict__ va
 }
 
 template <class A>
-__global__ void __launch_bounds__(THREADS) from_fixed(const unsigned long long* __restrict__ sums, A* __restrict__ out,
-                                                      const unsigned long long* __restrict__ largest, int64_t n_points, int64_t n) {
+__global__ void __launch_bounds__(THREADS)
+    from_fixed(const unsigned long long* __restrict__ sums, A* __restrict__ out,
+               const unsigned long long* __restrict__ largest, int64_t n_points, int64_t n) {
   const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= n) return;
   const bool finite = isfinite(__longlong_as_double(*largest));
@@ -307,7 +311,8 @@ template <class T, int V, int G, bool FIXED>
 void launch_to_table_levels(const T* grad_out, const float* points, const TableSums<float>& sums, int64_t n_points,
                             const GridLevels& levels, cudaStream_t stream) {
   constexpr int64_t TILE = THREADS / 2 / G * run_of_pair(G);
-  const dim3 blocks = blocks_of_tiles(blocks_for(n_points, TILE), CHUNK_LEVELS_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
+  const dim3 blocks =
+      blocks_of_tiles(blocks_for(n_points, TILE), CHUNK_LEVELS_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
   to_table_levels<T, V, G, FIXED><<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
 }
 

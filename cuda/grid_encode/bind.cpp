@@ -36,8 +36,8 @@ Tensor forward(const Tensor& points_in, const Tensor& table_in, std::vector<int6
 }
 
 std::tuple<Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& points_in, const Tensor& table_in,
-                                    std::vector<int64_t> resolutions, int64_t max_entries, bool to_points, bool to_table,
-                                    bool deterministic) {
+                                    std::vector<int64_t> resolutions, int64_t max_entries, bool to_points,
+                                    bool to_table, bool deterministic) {
   const OnDevice device(points_in);
   const Tensor points = checked("points", points_in, points_in, point_type(points_in), {ANY, 3});
   const Tensor table = checked("table", table_in, points, table_in.scalar_type(), {ANY, ANY});
@@ -50,10 +50,9 @@ std::tuple<Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& points_
   const bool fixed = deterministic && to_table && !points.is_cpu();  // the CPU kernel always adds in one order
   Tensor fixed_point = zeros(table, fixed ? table_shape : Shape{0}, ScalarType::Long);
   Tensor largest = zeros(table, {fixed ? 1 : 0}, ScalarType::Long);
-  ran("grid_encode_bwd",
-      grid_encode_bwd(dtype_of(points), dtype_of(table), data(grad), data(points), data(table), out(grad_points),
-                      out(grad_table), static_cast<int64_t*>(out(fixed_point)), out(largest), table.size(0),
-                      points.size(0), levels, device.stream));
+  ran("grid_encode_bwd", grid_encode_bwd(dtype_of(points), dtype_of(table), data(grad), data(points), data(table),
+                                         out(grad_points), out(grad_table), static_cast<int64_t*>(out(fixed_point)),
+                                         out(largest), table.size(0), points.size(0), levels, device.stream));
   return {grad_points, grad_table};
 }
 

@@ -97,16 +97,15 @@ void to_points(const T* grad_out, const P* points, const T* table, P* grad_point
       corner_weights_bwd(u, d, grad_u);
       for (int axis = 0; axis < 3; ++axis) sum[axis] += grad_u[axis] * P(level.resolution);
     }
-    for (int axis = 0; axis < 3; ++axis)
-      grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
+    for (int axis = 0; axis < 3; ++axis) grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
   }
 }
 
 // Adds to the rows first .. last - 1 of one level: the additions of a row come in the order of the points, whatever the
 // number of threads.
 template <class P, class T, int F>
-void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
-             uint32_t first, uint32_t last, int64_t n_points) {
+void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l, uint32_t first,
+             uint32_t last, int64_t n_points) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   A* part = grad_table + levels.first_row[l] * f;

@@ -42,8 +42,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int axis = 0; axis < 3; ++axis) sum[axis] += grad_u[axis] * P(level.resolution);
   }
 #pragma unroll
-  for (int axis = 0; axis < 3; ++axis)
-    grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
+  for (int axis = 0; axis < 3; ++axis) grad_points[3 * n + axis] = in_box(points[3 * n + axis]) ? sum[axis] : P(0);
 }
 
 // Calls f with a point, a table element and the features of one access.
@@ -100,7 +99,8 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
       launch_to_table<false, V>(grad, at, sums, n_points, levels, on);
     }
     if (grad_points)
-      to_points<P, T, V><<<blocks_for(n_points), THREADS, 0, on>>>(grad, at, (const T*)table, (P*)grad_points, n_points, levels);
+      to_points<P, T, V>
+          <<<blocks_for(n_points), THREADS, 0, on>>>(grad, at, (const T*)table, (P*)grad_points, n_points, levels);
   });
   return launched();
 }

@@ -16,7 +16,8 @@ struct Side {
   float u[3];
   Vec<T, V> rows[4];
 
-  __device__ __forceinline__ void fetch(const MemoryOrder& order, const float (&point)[3], bool odd, const Vec<T, V>* from) {
+  __device__ __forceinline__ void fetch(const MemoryOrder& order, const float (&point)[3], bool odd,
+                                        const Vec<T, V>* from) {
     float along[3];
     int cell[3];
     order.axes_of(point, along);
@@ -40,9 +41,9 @@ struct Side {
   }
 };
 
-// The features are one access of V. A lane has a point, and G levels of it, so that whole sectors of `out` are written. Two
-// lanes take a side of the cell each, of both their points: the two rows of an edge often are in one sector, and so come
-// together.
+// The features are one access of V. A lane has a point, and G levels of it, so that whole sectors of `out` are written.
+// Two lanes take a side of the cell each, of both their points: the two rows of an edge often are in one sector, and so
+// come together.
 template <class T, int V, int G>
 __global__ void __launch_bounds__(THREADS) forward_levels(const float* __restrict__ points, const T* __restrict__ table,
                                                           T* __restrict__ out, int64_t n_points, GridLevels levels) {
@@ -122,7 +123,8 @@ void launch_forward_levels(const float* points, const T* table, T* out, int64_t 
 }
 
 template <int V, class P, class T>
-void launch_forward(const P* points, const T* table, T* out, int64_t n_points, const GridLevels& levels, cudaStream_t stream) {
+void launch_forward(const P* points, const T* table, T* out, int64_t n_points, const GridLevels& levels,
+                    cudaStream_t stream) {
   if constexpr (V > 1) {  // of float32 points
     if constexpr (V * sizeof(T) == 16)
       if (levels.n_features == V && levels.n_levels == 1)

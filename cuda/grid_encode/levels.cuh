@@ -9,8 +9,8 @@
 namespace nerfkit {
 namespace {
 
-// Blocks take one chunk of tiles after the other, and in it the groups of levels in turn: a level's rows stay in the caches
-// while they are used. Along x the tiles of a chunk, along y the groups, along z the chunks.
+// Blocks take one chunk of tiles after the other, and in it the groups of levels in turn: a level's rows stay in the
+// caches while they are used. Along x the tiles of a chunk, along y the groups, along z the chunks.
 dim3 blocks_of_tiles(int64_t tiles, int64_t tiles_of_chunk, int groups) {
   constexpr int64_t MOST_CHUNKS = 65535;  // that a launch takes along z
   const int64_t along_x = std::max(std::min(tiles, tiles_of_chunk), (tiles + MOST_CHUNKS - 1) / MOST_CHUNKS);
@@ -19,8 +19,8 @@ dim3 blocks_of_tiles(int64_t tiles, int64_t tiles_of_chunk, int groups) {
 
 __device__ __forceinline__ int64_t tile_of_block() { return int64_t(blockIdx.z) * gridDim.x + blockIdx.x; }
 
-// The axes of a level in the order of its memory. Two vertices beside each other along the first are neighbours there, or
-// nearly so: x where the hash leaves it as it is, else z.
+// The axes of a level in the order of its memory. Two vertices beside each other along the first are neighbours there,
+// or nearly so: x where the hash leaves it as it is, else z.
 struct MemoryOrder {
   GridLevel level;
   uint32_t of_second, of_third;  // factors of the coordinates

@@ -24,7 +24,12 @@ struct AdamRates {
   T beta1, beta2, rest1, rest2, log1, log2, eps;  // rest = 1 - beta
 
   explicit AdamRates(const LazyAdamArguments& a)
-      : beta1(a.beta1), beta2(a.beta2), rest1(1 - a.beta1), rest2(1 - a.beta2), log1(std::log(a.beta1)), log2(std::log(a.beta2)),
+      : beta1(a.beta1),
+        beta2(a.beta2),
+        rest1(1 - a.beta1),
+        rest2(1 - a.beta2),
+        log1(std::log(a.beta1)),
+        log2(std::log(a.beta2)),
         eps(a.eps) {}
 };
 

@@ -16,8 +16,8 @@ const float* number(const char* name, const std::optional<Tensor>& tensor, const
   return tensor ? number(name, *tensor, reference) : nullptr;
 }
 
-void in_place(Tensor param, const Tensor& grad_in, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& step, const Tensor& lr,
-              double beta1, double beta2, double eps, const std::optional<Tensor>& grad_scale,
+void in_place(Tensor param, const Tensor& grad_in, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& step,
+              const Tensor& lr, double beta1, double beta2, double eps, const std::optional<Tensor>& grad_scale,
               const std::optional<Tensor>& found_inf) {
   const OnDevice device(param);
   const Shape shape = shape_of(param);
@@ -26,10 +26,18 @@ void in_place(Tensor param, const Tensor& grad_in, Tensor exp_avg, Tensor exp_av
     checked("a moment", written, param, shape);
     STD_TORCH_CHECK(written.is_contiguous(), "nerfkit: what is written in place must be contiguous");
   }
-  const LazyAdamArguments arguments{out(param), data(grad), out(exp_avg), out(exp_avg_sq), param.numel(),
-                                    number("step", step, param), number("lr", lr, param),
-                                    number("grad_scale", grad_scale, param), number("found_inf", found_inf, param),
-                                    beta1, beta2, eps};
+  const LazyAdamArguments arguments{out(param),
+                                    data(grad),
+                                    out(exp_avg),
+                                    out(exp_avg_sq),
+                                    param.numel(),
+                                    number("step", step, param),
+                                    number("lr", lr, param),
+                                    number("grad_scale", grad_scale, param),
+                                    number("found_inf", found_inf, param),
+                                    beta1,
+                                    beta2,
+                                    eps};
   ran("lazy_adam", lazy_adam(dtype_of(param), arguments, device.stream));
 }
 

@@ -33,8 +33,12 @@ HD void step_of_part(const LazyAdamArguments& a, const AdamStep<T>& by, int64_t 
   }
 }
 
-void part(const LazyAdamArguments& a, const AdamStep<float>& by, int64_t begin, int64_t end) { step_of_part(a, by, begin, end); }
-void part(const LazyAdamArguments& a, const AdamStep<double>& by, int64_t begin, int64_t end) { step_of_part(a, by, begin, end); }
+void part(const LazyAdamArguments& a, const AdamStep<float>& by, int64_t begin, int64_t end) {
+  step_of_part(a, by, begin, end);
+}
+void part(const LazyAdamArguments& a, const AdamStep<double>& by, int64_t begin, int64_t end) {
+  step_of_part(a, by, begin, end);
+}
 
 template <class T>
 void run(const LazyAdamArguments& a) {

@@ -45,7 +45,8 @@ template <class T>
 void launch(const LazyAdamArguments& a, cudaStream_t stream) {
   constexpr int V = WIDE<T>;
   const AdamRates<T> rates(a);
-  const bool wide = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) && aligned(a.exp_avg_sq, 16);
+  const bool wide = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) &&
+                    aligned(a.exp_avg_sq, 16);
   if (wide)
     step<T, V><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES * V), THREADS, 0, stream>>>(a, rates);
   else

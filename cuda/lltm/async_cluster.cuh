@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clusters: blocks that run at the same time and write to each other's shared memory, from compute capability 9.0 on. For
-// older GPUs a kernel that calls these functions is compiled without a body, and has_clusters() keeps it from being launched.
+// Clusters: blocks that run at the same time and write to each other's shared memory, from compute capability 9.0 on.
+// For older GPUs a kernel that calls these functions is compiled without a body, and has_clusters() keeps it from being
+// launched.
 
 #pragma once
 
@@ -22,7 +23,8 @@ __device__ __forceinline__ int blocks_of_cluster() {
   return size;
 }
 
-// All threads of all blocks. It waits for all that they wrote to memory, too, which takes long: once, not at every step.
+// All threads of all blocks. It waits for all that they wrote to memory, too, which takes long: once, not at every
+// step.
 __device__ __forceinline__ void sync_cluster() {
   asm volatile("barrier.cluster.arrive.aligned;\n\tbarrier.cluster.wait.aligned;" ::: "memory");
 }
@@ -35,15 +37,15 @@ __device__ __forceinline__ unsigned address_in_block(unsigned address, int rank)
 
 // ---- what arrives ----
 //
-// A barrier in shared memory counts bytes: its phase ends when as many have come as a thread said that it expects. Bytes
-// may come before that was said.
+// A barrier in shared memory counts bytes: its phase ends when as many have come as a thread said that it expects.
+// Bytes may come before that was said.
 
 struct alignas(8) Arrivals {
   uint64_t state;
 };
 
-// By all threads; seen by the other blocks after sync_cluster(). A loop instead of a condition: racecheck ignores predicates,
-// and takes all threads for those that begin a barrier.
+// By all threads; seen by the other blocks after sync_cluster(). A loop instead of a condition: racecheck ignores
+// predicates, and takes all threads for those that begin a barrier.
 __device__ __forceinline__ void start_arrivals(Arrivals* arrivals, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x)
     asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(shared_address(arrivals + i)) : "memory");
@@ -51,7 +53,8 @@ __device__ __forceinline__ void start_arrivals(Arrivals* arrivals, int count) {
 
 // By one thread, once a phase.
 __device__ __forceinline__ void expect(Arrivals& arrivals, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrivals)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(&arrivals)), "r"(bytes)
+               : "memory");
 }
 
 // Until the phase ends; `phase` is the parity of its number.
@@ -60,7 +63,8 @@ __device__ __forceinline__ void await(Arrivals& arrivals, int phase) {
       "{\n\t.reg .pred done;\n"
       "AGAIN:\n\t"
       "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n\t"
-      "@!done bra AGAIN;\n\t}" ::"r"(shared_address(&arrivals)), "r"(phase)
+      "@!done bra AGAIN;\n\t}" ::"r"(shared_address(&arrivals)),
+      "r"(phase)
       : "memory");
 }
 
@@ -71,8 +75,8 @@ __device__ __forceinline__ void send(unsigned to, const uint4& words, unsigned a
                : "memory");
 }
 
-// The words of four neighbouring lanes, which lie together from `place` of the first on, to all of `count` blocks: a lane
-// sends them to every fourth. All lanes call it.
+// The words of four neighbouring lanes, which lie together from `place` of the first on, to all of `count` blocks: a
+// lane sends them to every fourth. All lanes call it.
 __device__ __forceinline__ void send_to_all(const void* place, unsigned word, const Arrivals& arrivals, int count) {
   const int lane = threadIdx.x % 32, first = lane & ~3;
   const unsigned to = shared_address(place) - 4 * (lane - first), counter = shared_address(&arrivals);
@@ -90,7 +94,8 @@ template <class Kernel>
 bool has_clusters(Kernel* kernel, const Gpu& gpu) {
   constexpr int MAJOR = 9;
   cudaFuncAttributes compiled;
-  return gpu.major >= MAJOR && cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= 10 * MAJOR;
+  return gpu.major >= MAJOR && cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess &&
+         compiled.ptxVersion >= 10 * MAJOR;
 }
 
 class ClusterLaunch {

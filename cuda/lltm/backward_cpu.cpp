@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a few steps gather in a block that stays in the first cache, for the product that gives the gradient of the
-// weight.
+// The rows of a few steps gather in a block that stays in the first cache, for the product that gives the gradient of
+// the weight.
 
 #include "lltm/cpu.h"
 
@@ -99,8 +99,8 @@ class WalkBack {
       store(sums_.bias.data() + j, sum, n);
     });
     A* sums = sums_.weight.data();
-    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
-                width / LANES);
+    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}},
+                3 * H, width / LANES);
     rows_ = 0;
   }
 
@@ -138,7 +138,7 @@ class WalkBack {
   Sums<A>& sums_;
   const int H, I, columns_;
   PackVector<A> grad_in_, grad_c_, grad_gates_, in_;  // grad_in_ [GROUP, padded H + padded I]
-  int rows_ = 0;  // of the block
+  int rows_ = 0;                                      // of the block
 };
 
 // The parts' sums in their order, rows begin .. end - 1 of the weight.
@@ -168,8 +168,9 @@ Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const
       const int column = j < padded(H) ? j : j - padded(H) + H;
       return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
     });
-    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input, (const T*)h0,
-                              (const T*)activated, (T*)grad_input, (T*)grad_h0, (T*)grad_c0, panels.data()};
+    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
+                              (const T*)h0,     (const T*)activated, (T*)grad_input,     (T*)grad_h0,
+                              (T*)grad_c0,      panels.data()};
     std::vector<Sums<A>> sums(parts_of(s, PARTS));
     for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
       WalkBack<T> walk(arrays, s, sums[i]);

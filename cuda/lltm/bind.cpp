@@ -31,7 +31,7 @@ using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
-             const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
+            const Tensor& h0_in, const Tensor& c0_in, std::optional<Tensor> order, bool save) {
   const OnDevice device(input_in);
   Tensor input = checked("input", input_in, input_in, {ANY, ANY});
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
@@ -50,8 +50,8 @@ Six forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weig
   const int64_t room_size = input.is_cpu() ? 0 : wide_room(dtype_of(input), state, n_input);
   Tensor room = empty(input, {room_size});
   if (room_size) input = aligned_rows(input), h0 = aligned_rows(h0), c0 = aligned_rows(c0);
-  const Status status = lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n),
-                             out(c_n), out(activated), out(c), out(before), out(room), shape, device.stream);
+  const Status status = lltm(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h),
+                             out(h_n), out(c_n), out(activated), out(c), out(before), out(room), shape, device.stream);
   check_fits("lltm", status, weight, values_of_ray(state, n_input));
   ran("lltm", status);
   return {h, h_n, c_n, activated, c, before};
@@ -72,17 +72,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& grad_h_in, con
   Tensor grad_h = checked("grad_h", grad_h_in, gates, {n, state});
   Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, gates, {rays, state});
   Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, gates, {rays, state});
-  Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}), grad_c0 = empty(gates, {rays, state});
+  Tensor grad_gates = empty(gates, {n, 3 * state}), grad_h0 = empty(gates, {rays, state}),
+         grad_c0 = empty(gates, {rays, state});
   Tensor grad_bias = zeros(gates, {BIAS_PARTS, 3 * state}, wide(gates.scalar_type()));
-  const LltmShape shape{n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
+  const LltmShape shape{
+      n, rays, int(weight.size(1) - state), int(state), offsets(ray_offsets, n), rays_in_order(order, gates, rays)};
   const int64_t room_size = wide_room_bwd(dtype_of(gates), state);
   Tensor room = empty(gates, {room_size});
   if (room_size) {
     grad_h = aligned_rows(grad_h), grad_h_n = aligned_rows(grad_h_n), grad_c_n = aligned_rows(grad_c_n);
     gates = aligned_rows(gates), c = aligned_rows(c);
   }
-  const Status status = lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
-                                 out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream);
+  const Status status =
+      lltm_bwd(dtype_of(gates), data(grad_h), data(grad_h_n), data(grad_c_n), data(weight), data(gates), data(c),
+               out(grad_gates), out(grad_h0), out(grad_c0), out(grad_bias), out(room), shape, device.stream);
   check_fits("lltm_bwd", status, weight, values_of_ray_bwd(state));
   ran("lltm_bwd", status);
   return {grad_gates, grad_h0, grad_c0, grad_bias};
@@ -93,8 +96,8 @@ Tensor aligned_rows(const char* name, const Tensor& tensor, const Tensor& like, 
 }
 
 void check_narrow(const Tensor& input) {
-  STD_TORCH_CHECK(is_narrow(dtype_of(input), NARROW_STATE, input.size(1)), "nerfkit: there is no such kernel for ", input.size(1),
-                  " inputs of ", torch::headeronly::toString(input.scalar_type()));
+  STD_TORCH_CHECK(is_narrow(dtype_of(input), NARROW_STATE, input.size(1)), "nerfkit: there is no such kernel for ",
+                  input.size(1), " inputs of ", torch::headeronly::toString(input.scalar_type()));
 }
 
 Five narrow_forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& bias_in,
@@ -104,20 +107,22 @@ Five narrow_forward(const Tensor& input_in, const Tensor& offsets_in, const Tens
   check_narrow(input);
   const Tensor ray_offsets = checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY});
   const int64_t n = input.size(0), n_input = input.size(1), rays = ray_offsets.size(0) - 1, state = NARROW_STATE;
-  const Tensor h0 = aligned_rows("h0", h0_in, input, {rays, state}), c0 = aligned_rows("c0", c0_in, input, {rays, state});
+  const Tensor h0 = aligned_rows("h0", h0_in, input, {rays, state}),
+               c0 = aligned_rows("c0", c0_in, input, {rays, state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, state + n_input});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
   Tensor h = empty(input, {n, state}), h_n = empty(input, {rays, state}), c_n = empty(input, {rays, state});
   Tensor slopes = empty(input, {n, NARROW_SLOPES * state}), before = empty(input, {n, state});
-  const LltmShape shape{n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
-  ran("lltm_narrow", lltm_narrow(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h), out(h_n),
-                                 out(c_n), out(slopes), out(before), shape, device.stream));
+  const LltmShape shape{
+      n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  ran("lltm_narrow", lltm_narrow(dtype_of(input), data(input), data(weight), data(bias), data(h0), data(c0), out(h),
+                                 out(h_n), out(c_n), out(slopes), out(before), shape, device.stream));
   return {h, h_n, c_n, slopes, before};
 }
 
-Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in, const Tensor& input_in,
-                     const Tensor& offsets_in, const Tensor& weight_in, const Tensor& slopes_in, const Tensor& before_in,
-                     std::optional<Tensor> order) {
+Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& grad_c_n_in,
+                     const Tensor& input_in, const Tensor& offsets_in, const Tensor& weight_in, const Tensor& slopes_in,
+                     const Tensor& before_in, std::optional<Tensor> order) {
   const OnDevice device(input_in);
   const Tensor input = aligned_rows("input", input_in, input_in, {ANY, ANY});
   check_narrow(input);
@@ -129,13 +134,15 @@ Five narrow_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const T
   const Tensor grad_h = aligned_rows("grad_h", grad_h_in, input, {n, state});
   const Tensor grad_h_n = aligned_rows("grad_h_n", grad_h_n_in, input, {rays, state});
   const Tensor grad_c_n = aligned_rows("grad_c_n", grad_c_n_in, input, {rays, state});
-  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}), grad_c0 = empty(input, {rays, state});
+  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}),
+         grad_c0 = empty(input, {rays, state});
   Tensor grad_weight = empty(input, {3 * state, state + n_input}), grad_bias = empty(input, {3 * state});
   Tensor parts = empty(input, {NARROW_PARTS, 3 * state, state + n_input + 1}, ScalarType::Float);
-  const LltmShape shape{n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
-  ran("lltm_narrow_bwd", lltm_narrow_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
-                                         data(slopes), data(before), out(grad_input), out(grad_weight), out(grad_bias), out(grad_h0),
-                                         out(grad_c0), out(parts), shape, device.stream));
+  const LltmShape shape{
+      n, rays, int(n_input), NARROW_STATE, offsets(ray_offsets, n), rays_in_order(order, input, rays)};
+  ran("lltm_narrow_bwd", lltm_narrow_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input),
+                                         data(weight), data(slopes), data(before), out(grad_input), out(grad_weight),
+                                         out(grad_bias), out(grad_h0), out(grad_c0), out(parts), shape, device.stream));
   return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
 }
 #else
@@ -151,12 +158,13 @@ Five cpu_backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tens
   const Tensor grad_h = checked("grad_h", grad_h_in, input, {n, state});
   const Tensor grad_h_n = checked("grad_h_n", grad_h_n_in, input, {rays, state});
   const Tensor grad_c_n = checked("grad_c_n", grad_c_n_in, input, {rays, state});
-  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}), grad_c0 = empty(input, {rays, state});
+  Tensor grad_input = empty(input, {n, n_input}), grad_h0 = empty(input, {rays, state}),
+         grad_c0 = empty(input, {rays, state});
   Tensor grad_weight = empty(input, {3 * state, width}), grad_bias = empty(input, {3 * state});
   const LltmShape shape{n, rays, int(n_input), int(state), offsets(ray_offsets, n), nullptr};
-  ran("lltm_cpu_bwd", lltm_cpu_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input), data(weight),
-                                   data(h0), data(activated), out(grad_input), out(grad_weight), out(grad_bias),
-                                   out(grad_h0), out(grad_c0), shape));
+  ran("lltm_cpu_bwd", lltm_cpu_bwd(dtype_of(input), data(grad_h), data(grad_h_n), data(grad_c_n), data(input),
+                                   data(weight), data(h0), data(activated), out(grad_input), out(grad_weight),
+                                   out(grad_bias), out(grad_h0), out(grad_c0), shape));
   return {grad_input, grad_weight, grad_bias, grad_h0, grad_c0};
 }
 #endif

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units along few rays: a cluster of blocks walks 16 rays, and all clusters run at once. A block has some
-// groups of 16 units and keeps their weights in shared memory, as far as they fit. The warps of a group share out the depths
-// of its products, write their sums to shared memory, and then share out its units: a thread takes a word, 4 bytes of a
-// ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of its bytes are
-// there. There are two buffers of it: a block sends to one of them only after it has got everything of the other, which
-// others sent after reading the first. The sums have two, too: a warp writes to one of them after the warps of its group met
-// over the other, and that was after they read the first. Where the weight needs the room there is one of sums, and the warps
-// meet after reading it.
-// The weight is ordered as for lltm_wide.cuh.
+// The LLTM of many units along few rays: a cluster of blocks walks 16 rays, and all clusters run at once. A block has
+// some groups of 16 units and keeps their weights in shared memory, as far as they fit. The warps of a group share out
+// the depths of its products, write their sums to shared memory, and then share out its units: a thread takes a word, 4
+// bytes of a ray's state, or several. What comes of a step is sent to all blocks, whose next products wait until all of
+// its bytes are there. There are two buffers of it: a block sends to one of them only after it has got everything of
+// the other, which others sent after reading the first. The sums have two, too: a warp writes to one of them after the
+// warps of its group met over the other, and that was after they read the first. Where the weight needs the room there
+// is one of sums, and the warps meet after reading it. The weight is ordered as for lltm_wide.cuh.
 
 #pragma once
 
@@ -71,8 +70,9 @@ __device__ __forceinline__ void write_sums(const float (&sum)[1][PAIRS][2][4], f
   for (int pair = 0; pair < PAIRS; ++pair)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float(&of)[2][4] = sum[0][pair];
-      float4* const to = reinterpret_cast<float4*>(sums + (part * PAIRS + pair) * GROUP_SUMS + (g + 8 * r) * 16 + 4 * t);
+      const float (&of)[2][4] = sum[0][pair];
+      float4* const to =
+          reinterpret_cast<float4*>(sums + (part * PAIRS + pair) * GROUP_SUMS + (g + 8 * r) * 16 + 4 * t);
       *to = make_float4(of[0][2 * r], of[0][2 * r + 1], of[1][2 * r], of[1][2 * r + 1]);
     }
 }
@@ -116,8 +116,8 @@ struct BlockOfCluster {
     const size_t sums = sum_buffers * groups * SUMS * sizeof(float);
     return n_values * sizeof(T) + sums + RAYS * sizeof(RowOfBlock) + 2 * sizeof(Arrivals);
   }
-  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int64_t n_values, const WideWeight& weight, int groups,
-                                            int sum_buffers)
+  __device__ __forceinline__ BlockOfCluster(unsigned char* shared, int64_t n_values, const WideWeight& weight,
+                                            int groups, int sum_buffers)
       : groups(groups), sum_buffers(sum_buffers), kept(reinterpret_cast<uint4*>(shared)) {
     values = reinterpret_cast<T*>(kept + groups * weight.kept * Depth::SIZE);
     sums = reinterpret_cast<float*>(values + n_values);
@@ -128,7 +128,8 @@ struct BlockOfCluster {
     return sums + (step % sum_buffers * groups + group) * SUMS;
   }
   __device__ __forceinline__ Arrivals& arrival(unsigned step) const { return arrivals[step % 2]; }
-  // Until a warp may write sums of the next step: with two buffers, at once. Products, which come first, take all lanes.
+  // Until a warp may write sums of the next step: with two buffers, at once. Products, which come first, take all
+  // lanes.
   __device__ __forceinline__ void await_sums(int group) const {
     if (WARPS > 1 && sum_buffers == 1)
       wait_for_group(group, 32 * WARPS);  // they are read
@@ -203,7 +204,8 @@ struct StateWords {
   const int n_state, unit;  // unit: the first of a word, of all
   float h[COUNT][N], c[COUNT][N];
 
-  __device__ __forceinline__ StateWords(const T* all_h, const T* all_c, const RowOfBlock* rows, int first_unit, int n_state)
+  __device__ __forceinline__ StateWords(const T* all_h, const T* all_c, const RowOfBlock* rows, int first_unit,
+                                        int n_state)
       : n_state(n_state), unit(first_unit + own.unit) {
 #pragma unroll
     for (int j = 0; j < COUNT; ++j) {

@@ -17,9 +17,11 @@ struct BackwardBlock : BlockOfCluster<T, 1, WARPS> {
   T* grads;  // [2, RAYS, row_g]
 
   HD static int64_t count(const LltmShape& s) { return int64_t(RAYS) * 2 * row_of(3 * sixteens(s.n_state)); }
-  __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
-                                           int sum_buffers)
-      : Base(shared, count(s), weight, groups, sum_buffers), row_g(row_of(3 * sixteens(s.n_state))), grads(Base::values) {}
+  __device__ __forceinline__ BackwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight,
+                                           int groups, int sum_buffers)
+      : Base(shared, count(s), weight, groups, sum_buffers),
+        row_g(row_of(3 * sixteens(s.n_state))),
+        grads(Base::values) {}
   __device__ __forceinline__ T* grad(unsigned turn, int row) const { return grads + (turn % 2 * RAYS + row) * row_g; }
 };
 
@@ -57,8 +59,8 @@ struct BackwardWords : StateWords<T, WARPS> {
   __device__ __forceinline__ void load(const LltmGradients<T>& a, const RowOfBlock* rows, int step) {
     with_full<T>(unit, n_state, [&](auto full) { load_words<full.value>(a, rows, step); });
   }
-  // Gradients of the gates of row j before activation, which are added to `bias`; those of a ray that has not begun, or of
-  // units that are not there, are zero.
+  // Gradients of the gates of row j before activation, which are added to `bias`; those of a ray that has not begun, or
+  // of units that are not there, are zero.
   __device__ __forceinline__ void step_of_row(int j, bool active, float (&grad)[3][N]) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
@@ -92,7 +94,8 @@ struct BackwardWords : StateWords<T, WARPS> {
       if (active)
         with_full<T>(unit, n_state, [&](auto full) {
 #pragma unroll
-          for (int gate = 0; gate < 3; ++gate) store_word<full.value>(gates + gate * n_state, unit, n_state, grad[gate]);
+          for (int gate = 0; gate < 3; ++gate)
+            store_word<full.value>(gates + gate * n_state, unit, n_state, grad[gate]);
         });
     }
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM along 16 rays of a cluster, near to far. The input's part of the next step's products comes while what was sent is
-// on its way.
+// The LLTM along 16 rays of a cluster, near to far. The input's part of the next step's products comes while what was
+// sent is on its way.
 
 #pragma once
 
@@ -21,8 +21,8 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
   HD static int64_t count(const LltmShape& s) {
     return int64_t(RAYS) * (2 * row_of(sixteens(s.n_state)) + BUFFERS * row_of(sixteens(s.n_input)));
   }
-  __device__ __forceinline__ ForwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight, int groups,
-                                          int sum_buffers)
+  __device__ __forceinline__ ForwardBlock(unsigned char* shared, const LltmShape& s, const WideWeight& weight,
+                                          int groups, int sum_buffers)
       : Base(shared, count(s), weight, groups, sum_buffers),
         n_state(s.n_state),
         n_input(s.n_input),
@@ -32,7 +32,9 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
         inputs(states + 2 * RAYS * row_h) {}
   // A row of the state before a step.
   __device__ __forceinline__ T* state(unsigned step, int row) const { return states + (step % 2 * RAYS + row) * row_h; }
-  __device__ __forceinline__ T* input(unsigned step, int row) const { return inputs + (step % BUFFERS * RAYS + row) * row_x; }
+  __device__ __forceinline__ T* input(unsigned step, int row) const {
+    return inputs + (step % BUFFERS * RAYS + row) * row_x;
+  }
 
   // By all threads, before begin(): what is sent comes after it.
   __device__ __forceinline__ void clear_values() const {
@@ -46,7 +48,8 @@ struct ForwardBlock : BlockOfCluster<T, 3, WARPS> {
     for (int i = threadIdx.x / 32; i < 2 * sixteens(n_state); i += blockDim.x / 32) {
       const int row = i % 2 * 8 + g, column = i / 2 * 16 + 4 * t;
       const int64_t ray = rows[row].ray;
-      *reinterpret_cast<Quad<T>*>(state(0, row) + column) = load_quad<false>(h0 + ray * n_state, column, n_state, ray >= 0);
+      *reinterpret_cast<Quad<T>*>(state(0, row) + column) =
+          load_quad<false>(h0 + ray * n_state, column, n_state, ray >= 0);
     }
   }
 };
@@ -71,13 +74,14 @@ struct ForwardWords : StateWords<T, WARPS> {
     for (int i = 0; i < 3 * N; ++i)
       bias[i / N][i % N] = unit + i % N < n_state ? float(a.bias[i / N * n_state + unit + i % N]) : 0.f;
   }
-  // The step of row j whose gates, before activation and bias, are `sum`. Its state, also of a ray that has ended, for so
-  // many bytes are waited for.
+  // The step of row j whose gates, before activation and bias, are `sum`. Its state, also of a ray that has ended, for
+  // so many bytes are waited for.
   __device__ __forceinline__ unsigned step_of_row(const float (&sum)[3][N], int j, bool active, float (&before)[N],
                                                   float (&act)[3][N]) {
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const Gates<float> gates = fast_activate<T>(sum[0][k] + bias[0][k], sum[1][k] + bias[1][k], sum[2][k] + bias[2][k]);
+      const Gates<float> gates =
+          fast_activate<T>(sum[0][k] + bias[0][k], sum[1][k] + bias[1][k], sum[2][k] + bias[2][k]);
       before[k] = h[j][k];
       c[j][k] += active ? gates.g * gates.i : 0.f;
       h[j][k] = active ? fast_tanh<T>(c[j][k]) * gates.o : h[j][k];
@@ -94,11 +98,12 @@ struct ForwardWords : StateWords<T, WARPS> {
     store_word<FULL>(a.c + at, unit, n_state, c[j]);
     store_word<FULL>(a.before + at, unit, n_state, before);
 #pragma unroll
-    for (int gate = 0; gate < 3; ++gate) store_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state, act[gate]);
+    for (int gate = 0; gate < 3; ++gate)
+      store_word<FULL>(a.activated + 3 * at + gate * n_state, unit, n_state, act[gate]);
   }
   // The step of all its rows, from the sums of its group; `blocks` get the states.
-  __device__ __forceinline__ void take_step(const LltmArrays<T>& a, const ForwardBlock<T, WARPS>& block, const float* sums,
-                                            int step, int blocks) {
+  __device__ __forceinline__ void take_step(const LltmArrays<T>& a, const ForwardBlock<T, WARPS>& block,
+                                            const float* sums, int step, int blocks) {
 #pragma unroll
     for (int j = 0; j < State::COUNT; ++j) {
       const int row = State::row(j);
@@ -108,7 +113,8 @@ struct ForwardWords : StateWords<T, WARPS> {
       add_sums<3, WARPS>(gates, sums, row, own.unit);
       const unsigned word = step_of_row(gates, j, active, before, act);
       send_to_all(block.state(step + 1, row) + unit, word, block.arrival(step + 1), blocks);
-      if (active) with_full<T>(unit, n_state, [&](auto full) { store<full.value>(a, j, of.first + step, before, act); });
+      if (active)
+        with_full<T>(unit, n_state, [&](auto full) { store<full.value>(a, j, of.first + step, before, act); });
     }
   }
 };

@@ -69,9 +69,9 @@ class Walk {
   }
 
  private:
-  // Of TOGETHER rays, the last of them twice where there are not so many. In two passes: the processor has more packs under
-  // way where what one of them waits for is short. What the next sample's units write is fetched pack by pack: all at once
-  // would be more than the processor fetches without waiting.
+  // Of TOGETHER rays, the last of them twice where there are not so many. In two passes: the processor has more packs
+  // under way where what one of them waits for is short. What the next sample's units write is fetched pack by pack:
+  // all at once would be more than the processor fetches without waiting.
   HD void units(int first, const Slots& slots) {
     constexpr int N = TOGETHER;
     A *gates[N], *c[N], *in[N];
@@ -121,8 +121,8 @@ class Walk {
 
 }  // namespace
 
-Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void*, void*, void*, const LltmShape& s, Stream) {
+Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0,
+            void* h, void* h_n, void* c_n, void* activated, void*, void*, void*, const LltmShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
@@ -135,7 +135,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
     };
     const auto panels = in_panels<A>(depth, columns, [&](int k, int j) { return at(weight, depth, k, j); });
     const auto start = in_panels<A>(1, columns, [&](int k, int j) { return at(bias, 1, k, j); });
-    const Arrays<T> arrays{(const T*)input, (const T*)h0,   (const T*)c0,  (T*)h,       (T*)h_n,
+    const Arrays<T> arrays{(const T*)input, (const T*)h0,  (const T*)c0,  (T*)h,       (T*)h_n,
                            (T*)c_n,         (T*)activated, panels.data(), start.data()};
     for_parts(s, parts_of(s, PARTS), [&](const Part& part, int64_t) {
       Walk<T> walk(arrays, s);

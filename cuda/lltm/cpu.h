@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What both passes of the LLTM on a CPU share. GROUP rays walk together: a step is one product for all of them, with the
-// weight in panels of LANES columns, and then the arithmetic of the units, LANES at a time.
+// What both passes of the LLTM on a CPU share. GROUP rays walk together: a step is one product for all of them, with
+// the weight in panels of LANES columns, and then the arithmetic of the units, LANES at a time.
 
 #pragma once
 
 #include <utility>
 #include <vector>
 
+#include "common/gemm_cpu.h"
 #include "lltm/args.h"
 #include "lltm/units_cpu.h"
-#include "common/gemm_cpu.h"
 
 namespace nerfkit {
 namespace {
@@ -55,7 +55,8 @@ class Slots {
     std::sort(rays_.begin(), rays_.end());
   }
 
-  // Calls walk.end(slot) where a ray has ended, walk.begin(slot) where one begins, walk.move(from, to) where none is left.
+  // Calls walk.end(slot) where a ray has ended, walk.begin(slot) where one begins, walk.move(from, to) where none is
+  // left.
   template <class W>
   HD void refill(W& walk) {
     for (int r = 0; r < GROUP;)
@@ -99,8 +100,8 @@ HD void copy(const T* from, A* to, int n) {
   for (int i = 0; i < n; ++i) to[i] = A(from[i]);
 }
 
-// Have array[at] brought to the cache, if there is such an element: where the next sample of each of GROUP rays lies, the
-// processor does not foresee.
+// Have array[at] brought to the cache, if there is such an element: where the next sample of each of GROUP rays lies,
+// the processor does not foresee.
 template <class T>
 HD void prefetch(const T* array, int64_t at) {
   __builtin_prefetch((const void*)(uintptr_t(array) + at * sizeof(T)));

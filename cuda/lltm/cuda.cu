@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of a
-// warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that is read
-// again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh), or 16 of few such rays
-// by several blocks that share out the units (lltm_cluster_forward.cuh, lltm_cluster_backward.cuh). In plain arithmetic: few
-// rays, one, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores, or sizes they do not fit
-// (lltm_rays.cuh).
+// Sixteen rays together on tensor cores (lltm_tiles_forward.cuh, lltm_tiles_backward.cuh), or eight in the registers of
+// a warp where the state is small (lltm_narrow_forward.cuh, lltm_narrow_backward.cuh), or 16 or 32 with a weight that
+// is read again at every step where state or input are wide (lltm_wide_forward.cuh, lltm_wide_backward.cuh), or 16 of
+// few such rays by several blocks that share out the units (lltm_cluster_forward.cuh, lltm_cluster_backward.cuh). In
+// plain arithmetic: few rays, one, two or four a block (lltm_few.cuh), and a warp a ray where there are no such cores,
+// or sizes they do not fit (lltm_rays.cuh).
 
+#include "common/reduce_partials.cuh"
 #include "lltm/cluster_backward.cuh"
 #include "lltm/cluster_forward.cuh"
+#include "lltm/generic.cuh"
+#include "lltm/large_state_backward.cuh"
+#include "lltm/large_state_forward.cuh"
+#include "lltm/mma16_backward.cuh"
+#include "lltm/mma16_forward.cuh"
 #include "lltm/small_batch.cuh"
 #include "lltm/state16_backward.cuh"
 #include "lltm/state16_forward.cuh"
-#include "lltm/generic.cuh"
-#include "lltm/mma16_backward.cuh"
-#include "lltm/mma16_forward.cuh"
-#include "lltm/large_state_backward.cuh"
-#include "lltm/large_state_forward.cuh"
-#include "common/reduce_partials.cuh"
 
 namespace nerfkit {
 namespace {
@@ -27,9 +27,12 @@ int padded(int n) { return n <= 16 ? 16 : n <= 32 ? 32 : 64; }
 template <class F>
 void with_size(int n, const F& f) {
   switch (padded(n)) {
-    case 16: return f(std::integral_constant<int, 16>());
-    case 32: return f(std::integral_constant<int, 32>());
-    default: return f(std::integral_constant<int, 64>());
+    case 16:
+      return f(std::integral_constant<int, 16>());
+    case 32:
+      return f(std::integral_constant<int, 32>());
+    default:
+      return f(std::integral_constant<int, 64>());
   }
 }
 
@@ -39,10 +42,12 @@ void with_size(int n, const F& f) {
 template <class T>
 bool are_few(const LltmShape& s, const Gpu& gpu) {
   constexpr int LEAST_RAYS = few_block(16, 0) / 16;  // of a block, which has a row of sums for the bias
-  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS<T>) * gpu.processors && s.n_rays <= LEAST_RAYS * BIAS_PARTS;
+  return s.n_rays * padded(s.n_state) <= int64_t(FEW_THREADS<T>) * gpu.processors &&
+         s.n_rays <= LEAST_RAYS * BIAS_PARTS;
 }
 
-// Calls f(whether a block has a single ray, its rays): one if that leaves no processor idle, else as many as a unit has lanes.
+// Calls f(whether a block has a single ray, its rays): one if that leaves no processor idle, else as many as a unit has
+// lanes.
 template <class F>
 void with_rays(const LltmShape& s, const Gpu& gpu, int lanes, const F& f) {
   s.n_rays <= gpu.processors ? f(std::true_type(), 1) : f(std::false_type(), lanes);
@@ -87,7 +92,8 @@ bool backward_of_few(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t str
 
 // of_block, of_group: bytes of shared memory. False if the kernel needs more than there is.
 template <class Size, class Kernel, class Arrays>
-bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t of_block, size_t of_group, const Gpu& gpu, cudaStream_t stream) {
+bool launch_tiles(Kernel kernel, const Arrays& arrays, size_t of_block, size_t of_group, const Gpu& gpu,
+                  cudaStream_t stream) {
   const int64_t tiles = (arrays.shape.n_rays + RAYS - 1) / RAYS;
   const int64_t fit = (int64_t(gpu.shared_bytes) - int64_t(of_block)) / int64_t(of_group);
   if (fit < 1) return false;
@@ -115,7 +121,8 @@ bool forward_with_tiles(const LltmArrays<T>& a, const Gpu& gpu, cudaStream_t str
         constexpr int H = state.value, I = input.value;
         using Size = Group<T, H>;
         size_t of_block = 3 * H * sizeof(float);
-        if (!Op::IN_REGISTERS) of_block += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+        if (!Op::IN_REGISTERS)
+          of_block += size_t(Size::WARPS) * 2 * 3 * ((H + I) / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
         const bool full = a.shape.n_state == H && a.shape.n_input == I && a.shape.n_samples > 0;
         const auto kernel = full ? forward_tiles<T, H, I, true> : forward_tiles<T, H, I, false>;
         done = launch_tiles<Size>(kernel, a, of_block, 2 * RAYS * (H + PADDING) * sizeof(T), gpu, stream);
@@ -134,8 +141,10 @@ bool backward_with_tiles(const LltmGradients<T>& a, const Gpu& gpu, cudaStream_t
       constexpr int H = state.value;
       using Size = Group<T, H>;
       size_t of_block = 0;
-      if (!Op::IN_REGISTERS) of_block = size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
-      const auto kernel = a.shape.n_state == H && a.shape.n_samples > 0 ? backward_tiles<T, H, true> : backward_tiles<T, H, false>;
+      if (!Op::IN_REGISTERS)
+        of_block = size_t(Size::WARPS) * 2 * (3 * H / Op::DEPTH) * 32 * sizeof(typename Op::Weight);
+      const auto kernel =
+          a.shape.n_state == H && a.shape.n_samples > 0 ? backward_tiles<T, H, true> : backward_tiles<T, H, false>;
       done = launch_tiles<Size>(kernel, a, of_block, 2 * RAYS * (3 * H + PADDING) * sizeof(T), gpu, stream);
     });
   }
@@ -156,8 +165,10 @@ bool rays_wait(const LltmShape& s, const Gpu& gpu) {
 template <class T, int PAIRS, class Arrays>
 WideWeight order(const Arrays& a, void* room, int depths, int kept, cudaStream_t stream) {
   const LltmShape& s = a.shape;
-  const int64_t quads = int64_t(sixteens(s.n_state)) * depths * Operands<T, PAIRS>::SIZE * 16 / int64_t(sizeof(Quad<T>));
-  order_weight<T, PAIRS><<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)room, quads, s.n_state, s.n_input);
+  const int64_t quads =
+      int64_t(sixteens(s.n_state)) * depths * Operands<T, PAIRS>::SIZE * 16 / int64_t(sizeof(Quad<T>));
+  order_weight<T, PAIRS>
+      <<<blocks_for(quads), THREADS, 0, stream>>>(a.weight, (Quad<T>*)room, quads, s.n_state, s.n_input);
   return {(const uint4*)room, depths, kept};
 }
 
@@ -188,8 +199,9 @@ bool launch_wide(Kernel kernel, const Arrays& a, void* room, int rays, int warps
 template <int N>
 using Constant = std::integral_constant<int, N>;
 
-// Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no clusters.
-// kernel_of(warps, buffers of sums), and bytes_of(warps, groups, buffers of sums) of shared memory besides the weight.
+// Clusters of 16 rays each, of as many blocks as let all run at once; false if two are too many, or there are no
+// clusters. kernel_of(warps, buffers of sums), and bytes_of(warps, groups, buffers of sums) of shared memory besides
+// the weight.
 template <class T, int PAIRS, class Arrays, class KernelOf, class BytesOf>
 bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t stream, const KernelOf& kernel_of,
                      const BytesOf& bytes_of) {
@@ -205,7 +217,8 @@ bool launch_clusters(const Arrays& a, void* room, const Gpu& gpu, cudaStream_t s
     const int64_t least = bytes_of(warps, most, ONE), of_depth = int64_t(most) * Operands<T, PAIRS>::SIZE * 16;
     if (least > gpu.shared_bytes) return false;
     const int64_t kept = std::min<int64_t>((gpu.shared_bytes - least) / of_depth, depths);
-    const bool has_room = bytes_of(warps, most, MORE) + kept * of_depth <= gpu.shared_bytes;  // that the weight does not take
+    const bool has_room =
+        bytes_of(warps, most, MORE) + kept * of_depth <= gpu.shared_bytes;  // that the weight does not take
     const auto kernel = has_room ? kernel_of(warps, MORE) : kernel_of(warps, ONE);
     const int64_t shared = bytes_of(warps, most, has_room ? int(MORE) : int(ONE)) + kept * of_depth;
     allow_shared(kernel, gpu);
@@ -303,8 +316,9 @@ int launch_narrow(Kernel kernel, const Arrays& arrays, int threads, int64_t most
 
 int64_t lltm_shared_bytes() { return current_gpu().shared_bytes; }
 
-Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-            void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape& s, Stream stream) {
+Status lltm(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0,
+            void* h, void* h_n, void* c_n, void* activated, void* c, void* before, void* room, const LltmShape& s,
+            Stream stream) {
   if (s.n_rays == 0 || s.n_state == 0) return 0;
   const Gpu gpu = current_gpu();
   if (!activated && is_narrow(dtype, s.n_state, s.n_input) && gpu.major >= TENSOR_CORES_MAJOR && aligned(input, 16) &&
@@ -314,7 +328,7 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const LltmArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
-                          (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before, s};
+                          (T*)h_n,         (T*)c_n,          (T*)activated,  (T*)c,        (T*)before,   s};
     const size_t quad = room ? 16 : 4 * sizeof(T);
     const bool quads = aligned(input, quad) && aligned(h0, quad) && aligned(c0, quad);
     const auto on = (cudaStream_t)stream;
@@ -326,15 +340,24 @@ Status lltm(DType dtype, const void* input, const void* weight, const void* bias
   return status ? status : launched();
 }
 
-Status lltm_narrow(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0, void* h,
-                   void* h_n, void* c_n, void* slopes, void* before, const LltmShape& s, Stream stream) {
+Status lltm_narrow(DType dtype, const void* input, const void* weight, const void* bias, const void* h0, const void* c0,
+                   void* h, void* h_n, void* c_n, void* slopes, void* before, const LltmShape& s, Stream stream) {
   if (s.n_rays == 0) return 0;
   const Gpu gpu = current_gpu();
   if (gpu.major < TENSOR_CORES_MAJOR) return cudaErrorNotSupported;
   dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
     using T = decltype(element);
-    const NarrowArrays<T> a{(const T*)input, (const T*)weight, (const T*)bias, (const T*)h0, (const T*)c0, (T*)h,
-                            (T*)h_n,         (T*)c_n,          (T*)slopes,     (T*)before,   s};
+    const NarrowArrays<T> a{(const T*)input,
+                            (const T*)weight,
+                            (const T*)bias,
+                            (const T*)h0,
+                            (const T*)c0,
+                            (T*)h,
+                            (T*)h_n,
+                            (T*)c_n,
+                            (T*)slopes,
+                            (T*)before,
+                            s};
     auto kernel = slopes ? forward_narrow<T, inputs.value, true> : forward_narrow<T, inputs.value, false>;
     launch_narrow(kernel, a, NARROW_THREADS, INT32_MAX, gpu, stream);
   });
@@ -348,12 +371,14 @@ Status lltm_narrow_bwd(DType dtype, const void* grad_h, const void* grad_h_n, co
   if (gpu.major < TENSOR_CORES_MAJOR) return cudaErrorNotSupported;
   dispatch_narrow(dtype, s.n_input, [&](auto element, auto inputs) {
     using T = decltype(element);
-    const NarrowGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)input, (const T*)weight, (const T*)slopes,
-                               (const T*)before, (T*)grad_input,     (T*)grad_h0,        (T*)grad_c0,     (float*)parts,    s};
+    const NarrowGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)input,
+                               (const T*)weight, (const T*)slopes,   (const T*)before,   (T*)grad_input,
+                               (T*)grad_h0,      (T*)grad_c0,        (float*)parts,      s};
     int blocks = 0;
     if (s.n_rays > 0)
       blocks = launch_narrow(backward_narrow<T, inputs.value>, a, NARROW_BACKWARD_THREADS, NARROW_PARTS, gpu, stream);
-    launch_add_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value, stream);
+    launch_add_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value,
+                           stream);
   });
   return launched();
 }
@@ -366,11 +391,20 @@ Status lltm_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const voi
   Status status = 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const LltmGradients<T> a{(const T*)grad_h, (const T*)grad_h_n, (const T*)grad_c_n, (const T*)weight, (const T*)activated,
-                             (const T*)c,      (T*)grad_gates,     (T*)grad_h0,        (T*)grad_c0,      (acc_t<T>*)grad_bias, s};
+    const LltmGradients<T> a{(const T*)grad_h,
+                             (const T*)grad_h_n,
+                             (const T*)grad_c_n,
+                             (const T*)weight,
+                             (const T*)activated,
+                             (const T*)c,
+                             (T*)grad_gates,
+                             (T*)grad_h0,
+                             (T*)grad_c0,
+                             (acc_t<T>*)grad_bias,
+                             s};
     const size_t quad = 4 * sizeof(T);
-    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad) && aligned(activated, quad) &&
-                       aligned(c, quad);
+    const bool quads = aligned(grad_h, quad) && aligned(grad_h_n, quad) && aligned(grad_c_n, quad) &&
+                       aligned(activated, quad) && aligned(c, quad);
     const auto on = (cudaStream_t)stream;
     if (!room && backward_of_few(a, gpu, on)) return;
     if (gpu.major >= TENSOR_CORES_MAJOR && quads)

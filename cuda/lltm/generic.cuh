@@ -8,7 +8,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int LANES_OF_UNIT = 8, UNITS_AT_ONCE = 32 / LANES_OF_UNIT;  // neighbours in a row of the weight share a sector
+constexpr int LANES_OF_UNIT = 8,
+              UNITS_AT_ONCE = 32 / LANES_OF_UNIT;  // neighbours in a row of the weight share a sector
 
 template <class T>
 __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
@@ -26,7 +27,8 @@ __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
         A gates[3] = {};
         for (int k = lane % LANES_OF_UNIT; k < H + I; k += LANES_OF_UNIT)
           for (int gate = 0; gate < 3; ++gate) gates[gate] += in[k] * A(a.weight[int64_t(gate * H + j) * (H + I) + k]);
-        for (int gate = 0; gate < 3; ++gate) gates[gate] = sum_lanes(gates[gate], LANES_OF_UNIT) + A(a.bias[gate * H + j]);
+        for (int gate = 0; gate < 3; ++gate)
+          gates[gate] = sum_lanes(gates[gate], LANES_OF_UNIT) + A(a.bias[gate * H + j]);
         if (lane % LANES_OF_UNIT || first + lane / LANES_OF_UNIT >= H) continue;
         const Gates<A> unit = activate(gates[0], gates[1], gates[2]);
         c[j] += unit.g * unit.i;

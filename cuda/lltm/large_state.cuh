@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units or inputs, as far as shared memory goes: a block walks 16 or 32 rays together, a warp for 16 units of
-// the state, or in turn for several times 16 (on the way back for at most 512 units).
-// The weight, too large for registers, is first written in the order in which lanes take it. A block keeps as much of it as
-// fits in shared memory and reads the rest again at every step, from the caches, where all blocks share it. Sizes are
-// rounded up to a multiple of 16 inside; what is added is zero and stays zero.
+// The LLTM of many units or inputs, as far as shared memory goes: a block walks 16 or 32 rays together, a warp for 16
+// units of the state, or in turn for several times 16 (on the way back for at most 512 units). The weight, too large
+// for registers, is first written in the order in which lanes take it. A block keeps as much of it as fits in shared
+// memory and reads the rest again at every step, from the caches, where all blocks share it. Sizes are rounded up to a
+// multiple of 16 inside; what is added is zero and stays zero.
 
 #pragma once
 
@@ -19,8 +19,8 @@ HD int row_of(int blocks) { return (blocks | 1) * 16; }
 
 // ---- the weight ----
 //
-// Products take blocks of 16 depths for PAIRS x 16 columns: 3 pairs of accumulators, a gate each, on the way forward, where
-// depths are [h, input]; one on the way back, where depths are gates [3, H]. A lane has the quads of its columns.
+// Products take blocks of 16 depths for PAIRS x 16 columns: 3 pairs of accumulators, a gate each, on the way forward,
+// where depths are [h, input]; one on the way back, where depths are gates [3, H]. A lane has the quads of its columns.
 
 template <class T, int PAIRS>
 struct alignas(16) Operands {
@@ -48,8 +48,8 @@ struct alignas(16) Operands {
 
 // to [groups of 16 units, blocks of 16 depths, LOADS, 32 lanes] of 16 bytes; `quads` of them.
 template <class T, int PAIRS>
-__global__ void __launch_bounds__(THREADS) order_weight(const T* weight, Quad<T>* to, int64_t quads, int n_state,
-                                                        int n_input) {
+__global__ void __launch_bounds__(THREADS)
+    order_weight(const T* weight, Quad<T>* to, int64_t quads, int n_state, int n_input) {
   constexpr int OF_LOAD = 16 / int(sizeof(Quad<T>)), LOADS = Operands<T, PAIRS>::LOADS;
   const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (i >= quads) return;
@@ -117,8 +117,8 @@ __device__ __forceinline__ void add_block(float (&sum)[TILES][PAIRS][2][4], cons
 
 // The same with `count` blocks. The weights of AHEAD more are on their way while one is multiplied.
 template <class T, int PAIRS, int TILES>
-__device__ __forceinline__ void add_blocks(float (&sum)[TILES][PAIRS][2][4], const uint4* weights, const T* values, int row,
-                                           int count) {
+__device__ __forceinline__ void add_blocks(float (&sum)[TILES][PAIRS][2][4], const uint4* weights, const T* values,
+                                           int row, int count) {
   using Own = Operands<T, PAIRS>;
   constexpr int AHEAD = PAIRS == 1 || (TILES == 2 && sizeof(T) == 2) ? 2 : 1;  // as registers allow
   Own own[AHEAD];
@@ -138,8 +138,9 @@ __device__ __forceinline__ void add_blocks(float (&sum)[TILES][PAIRS][2][4], con
 
 // Blocks first .. last - 1 of depths, from shared memory where they are kept. values: those of block `first`.
 template <class T, int PAIRS, int TILES>
-__device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], const WideWeight& weight, const uint4* kept,
-                                           int group, int first, int last, const T* values, int row) {
+__device__ __forceinline__ void add_depths(float (&sum)[TILES][PAIRS][2][4], const WideWeight& weight,
+                                           const uint4* kept, int group, int first, int last, const T* values,
+                                           int row) {
   constexpr int SIZE = Operands<T, PAIRS>::SIZE;
   const int lane = threadIdx.x % 32, middle = min(max(weight.kept, first), last);
   const uint4* near = kept + (group * weight.kept + first) * SIZE;
@@ -156,7 +157,8 @@ __device__ __forceinline__ void store_units(T* row, int unit, int n_state, const
   if (n_state % 4 == 0) {
     if (unit >= n_state) return;
     if constexpr (sizeof(T) == 2)
-      __stcs(reinterpret_cast<uint2*>(row + unit), make_uint2(pack<T>(values[0], values[1]), pack<T>(values[2], values[3])));
+      __stcs(reinterpret_cast<uint2*>(row + unit),
+             make_uint2(pack<T>(values[0], values[1]), pack<T>(values[2], values[3])));
     else
       __stcs(reinterpret_cast<float4*>(row + unit), make_float4(values[0], values[1], values[2], values[3]));
   } else {

@@ -27,7 +27,8 @@ struct WideSample {
 template <class T>
 __device__ __forceinline__ void load_sample(WideSample<T>& to, const LltmGradients<T>& a, int64_t n, int unit) {
   const int n_state = a.shape.n_state, first = unit < n_state ? unit : 0;
-  const T *act = a.activated + 3 * n * n_state + first, *c = a.c + n * n_state + first, *grad_h = a.h + n * n_state + first;
+  const T *act = a.activated + 3 * n * n_state + first, *c = a.c + n * n_state + first,
+          *grad_h = a.h + n * n_state + first;
   if (n_state % 4 == 0) {
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) to.act[gate] = *reinterpret_cast<const Quad<T>*>(act + gate * n_state);
@@ -48,11 +49,14 @@ template <class T, int TILES, int GROUPS>
 __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
     backward_wide(const LltmGradients<T> a, const WideWeight weight, int tiles) {
   constexpr int BLOCK_RAYS = TILES * RAYS;
-  constexpr bool EARLY = sizeof(T) == 2 && TILES == 1 && GROUPS == 1;  // a sample is in registers a step before it is taken
+  constexpr bool EARLY =
+      sizeof(T) == 2 && TILES == 1 && GROUPS == 1;  // a sample is in registers a step before it is taken
   extern __shared__ __align__(16) unsigned char shared[];
-  const int n_state = a.shape.n_state, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h, row_g = row_of(3 * blocks_h);
-  uint4* kept = reinterpret_cast<uint4*>(shared);                                         // [blocks_h, weight.kept, SIZE]
-  T* grads = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 1>::SIZE);  // of gates, [2, BLOCK_RAYS, row_g]
+  const int n_state = a.shape.n_state, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h,
+            row_g = row_of(3 * blocks_h);
+  uint4* kept = reinterpret_cast<uint4*>(shared);  // [blocks_h, weight.kept, SIZE]
+  T* grads =
+      reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 1>::SIZE);  // of gates, [2, BLOCK_RAYS, row_g]
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(grads + 2 * BLOCK_RAYS * row_g);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   float bias[GROUPS][3][4] = {};

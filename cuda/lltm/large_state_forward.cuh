@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait for
-// the step before, comes before the barrier; the input arrives two steps ahead.
+// The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait
+// for the step before, comes before the barrier; the input arrives two steps ahead.
 
 #pragma once
 
@@ -24,8 +24,8 @@ size_t forward_wide_bytes(const LltmShape& s, int rays) {
 
 // Starts to copy the input of a step; LANES for a row.
 template <int BYTES, int LANES, class T>
-__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count,
-                                           int step) {
+__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows,
+                                           int count, int step) {
   constexpr int OF_COPY = BYTES < 4 ? 1 : BYTES / int(sizeof(T));
   for (int i = threadIdx.x / LANES; i < count; i += blockDim.x / LANES) {
     if (step >= rows[i].length) continue;
@@ -42,8 +42,8 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
 
 // The same by the widest copies that rows are aligned to.
 template <int LANES = 32, class T>
-__device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const RowOfBlock* rows, int count,
-                                                 int step) {
+__device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const RowOfBlock* rows,
+                                                 int count, int step) {
   const int bytes = n_input * int(sizeof(T));
   if (bytes % 16 == 0)
     copy_input<16, LANES>(to, row, input, n_input, rows, count, step);
@@ -62,7 +62,7 @@ __device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const f
     const float4 bias = *reinterpret_cast<const float4*>(biases + gate * of_gate);
 #pragma unroll
     for (int r = 0; r < 2 * TILES; ++r) {
-      float(&of)[2][4] = sum[r / 2][gate];
+      float (&of)[2][4] = sum[r / 2][gate];
       const int at = r % 2 * 2;
       of[0][at] = bias.x, of[0][at + 1] = bias.y;
       of[1][at] = bias.z, of[1][at + 1] = bias.w;
@@ -72,8 +72,8 @@ __device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const f
 
 // What four units of sample n are after a step, and what the backward pass needs.
 template <class T>
-__device__ __forceinline__ void store_step(const LltmArrays<T>& a, int64_t n, int unit, const float (&h)[4], const float (&c)[4],
-                                           const float (&before)[4], const float (&act)[3][4]) {
+__device__ __forceinline__ void store_step(const LltmArrays<T>& a, int64_t n, int unit, const float (&h)[4],
+                                           const float (&c)[4], const float (&before)[4], const float (&act)[3][4]) {
   const int n_state = a.shape.n_state;
   store_units(a.h + n * n_state, unit, n_state, h);
   if (!a.activated) return;
@@ -89,13 +89,14 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
     forward_wide(const LltmArrays<T> a, const WideWeight weight, int tiles) {
   constexpr int BLOCK_RAYS = TILES * RAYS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = sixteens(n_state), padded_h = 16 * blocks_h;
+  const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = sixteens(n_state),
+            padded_h = 16 * blocks_h;
   const int row_h = row_of(blocks_h), row_x = row_of(sixteens(n_input));
-  uint4* kept = reinterpret_cast<uint4*>(shared);                                          // [blocks_h, weight.kept, SIZE]
+  uint4* kept = reinterpret_cast<uint4*>(shared);  // [blocks_h, weight.kept, SIZE]
   T* states = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 3>::SIZE);  // [2, BLOCK_RAYS, row_h]
-  T* inputs = states + 2 * BLOCK_RAYS * row_h;                                             // [BUFFERS, BLOCK_RAYS, row_x]
-  float* biases = reinterpret_cast<float*>(inputs + BUFFERS * BLOCK_RAYS * row_x);   // [3, padded_h]
-  float* cells = biases + 3 * padded_h;                                                    // c, [2 TILES, blocks_h, 32, 4]
+  T* inputs = states + 2 * BLOCK_RAYS * row_h;                                      // [BUFFERS, BLOCK_RAYS, row_x]
+  float* biases = reinterpret_cast<float*>(inputs + BUFFERS * BLOCK_RAYS * row_x);  // [3, padded_h]
+  float* cells = biases + 3 * padded_h;                                             // c, [2 TILES, blocks_h, 32, 4]
   RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(cells + BLOCK_RAYS * padded_h);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
 #pragma unroll
           for (int k = 0; k < 4; ++k) {
             const int at = r % 2 * 2 + k % 2;
-            const float(&of)[3][2][4] = sum[r / 2];
+            const float (&of)[3][2][4] = sum[r / 2];
             const Gates<float> gates = fast_activate<T>(of[0][k / 2][at], of[1][k / 2][at], of[2][k / 2][at]);
             c[k] += gates.g * gates.i;
             h[k] = fast_tanh<T>(c[k]) * gates.o;

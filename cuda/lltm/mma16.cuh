@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// A group of warps walks 16 rays together, a warp for 16 units of the state. The products of a step run on tensor cores;
-// the weight stays in registers (half types) or in shared memory (float32), so that a step reads nothing but its samples.
-// float32 splits every operand into two parts of 11 bits and adds three products.
+// A group of warps walks 16 rays together, a warp for 16 units of the state. The products of a step run on tensor
+// cores; the weight stays in registers (half types) or in shared memory (float32), so that a step reads nothing but its
+// samples. float32 splits every operand into two parts of 11 bits and adds three products.
 
 #pragma once
 
-#include "lltm/args.h"
 #include "common/mma.cuh"
+#include "lltm/args.h"
 
 namespace nerfkit {
 namespace {
 
-constexpr int RAYS = 16;         // of a group
-constexpr int UNITS = 16;        // of a warp
+constexpr int RAYS = 16;   // of a group
+constexpr int UNITS = 16;  // of a warp
 
 template <class T>
 struct LltmArrays {
@@ -32,8 +32,8 @@ struct LltmGradients {
 // ---- products with tensor cores ----
 //
 // Lane 4 g + t holds, of an accumulator of 16 rows and 8 columns: (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
-// Two accumulators stand for 16 neighbouring columns, shared out so that a lane has 4 neighbours, 4t .. 4t + 3, of rows g
-// and g + 8: a quad. Operands are taken in the same places. Half types go 16 deep in one product, float32 8 deep.
+// Two accumulators stand for 16 neighbouring columns, shared out so that a lane has 4 neighbours, 4t .. 4t + 3, of rows
+// g and g + 8: a quad. Operands are taken in the same places. Half types go 16 deep in one product, float32 8 deep.
 
 template <class T>
 struct alignas(4 * sizeof(T)) Quad {
@@ -77,8 +77,8 @@ struct Tile<float> {
   struct Rows {
     unsigned high[4], low[4];
   };
-  // The nearest number of 11 bits, and what is left, of which products take the first 11, as all GPUs so far do without being
-  // asked. (cvt.rna.tf32 is five instructions.)
+  // The nearest number of 11 bits, and what is left, of which products take the first 11, as all GPUs so far do without
+  // being asked. (cvt.rna.tf32 is five instructions.)
   static __device__ __forceinline__ void split(float value, unsigned& high, unsigned& low) {
     constexpr unsigned LAST = 1u << 13;  // of the bits that products take
     high = (__float_as_uint(value) + LAST / 2) & ~(LAST - 1);
@@ -145,7 +145,8 @@ __device__ __forceinline__ Gates<float> fast_activate(float a_i, float a_o, floa
 template <class T, int H>
 struct Group {
   static constexpr int WARPS = H / UNITS, THREADS = 32 * WARPS;
-  // Groups of a block, at most: many where they share the weight. Fewer where there are not enough rays for all processors.
+  // Groups of a block, at most: many where they share the weight. Fewer where there are not enough rays for all
+  // processors.
   static constexpr int FLOAT_WARPS = 8;
   static constexpr int MOST = Tile<T>::IN_REGISTERS ? (WARPS < 4 ? 4 / WARPS : 1) : FLOAT_WARPS / WARPS;
   static constexpr int OF_BLOCK = THREADS * MOST;
@@ -191,8 +192,9 @@ __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t til
   return rows;
 }
 
-// Columns column .. column + 3 of a row; zero beyond its end, and where it is not real. FULL: all columns are there, and
-// there are no branches, between which loads would wait for each other; of a row that is not real, anything is read.
+// Columns column .. column + 3 of a row; zero beyond its end, and where it is not real. FULL: all columns are there,
+// and there are no branches, between which loads would wait for each other; of a row that is not real, anything is
+// read.
 template <bool FULL, class T>
 __device__ __forceinline__ Quad<T> load_quad(const T* row, int column, int columns, bool real) {
   if constexpr (FULL) {
@@ -234,14 +236,14 @@ constexpr int PADDING = 16;  // between rows in shared memory, against bank conf
 
 // ---- the weight ----
 
-// The COUNT weights of a warp are in registers, or in shared memory, [parts, COUNT, 32], where the groups of a block fill it
-// together: `own` and `shared`, of which one is in use.
+// The COUNT weights of a warp are in registers, or in shared memory, [parts, COUNT, 32], where the groups of a block
+// fill it together: `own` and `shared`, of which one is in use.
 template <class T, int COUNT>
 using OwnWeights = typename Tile<T>::Weight[Tile<T>::IN_REGISTERS ? COUNT : 1];
 
 template <class T, int COUNT, class F>
-__device__ __forceinline__ void keep_weights(OwnWeights<T, COUNT>& own, typename Tile<T>::Weight* shared, int part, int lane,
-                                             int group, int groups, const F& weight_of) {
+__device__ __forceinline__ void keep_weights(OwnWeights<T, COUNT>& own, typename Tile<T>::Weight* shared, int part,
+                                             int lane, int group, int groups, const F& weight_of) {
   if constexpr (Tile<T>::IN_REGISTERS) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) own[i] = weight_of(i);
@@ -250,8 +252,8 @@ __device__ __forceinline__ void keep_weights(OwnWeights<T, COUNT>& own, typename
   }
 }
 
-// Adds the products with columns 16 quad .. 16 quad + 15, of which a lane has four of each of its rows. The weight at depth
-// d of accumulator p of a gate is number (p * GATES + gate) * DEPTHS + d.
+// Adds the products with columns 16 quad .. 16 quad + 15, of which a lane has four of each of its rows. The weight at
+// depth d of accumulator p of a gate is number (p * GATES + gate) * DEPTHS + d.
 template <class T, int GATES, int COUNT>
 __device__ __forceinline__ void add_products(float (&sum)[GATES][2][4], const OwnWeights<T, COUNT>& own,
                                              const typename Tile<T>::Weight* shared, int part, int lane, int quad,

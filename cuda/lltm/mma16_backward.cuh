@@ -9,12 +9,14 @@ namespace nerfkit {
 namespace {
 
 template <class T, int H, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>) backward_tiles(const LltmGradients<T> a, int tiles) {
+__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>)
+    backward_tiles(const LltmGradients<T> a, int tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
   constexpr int PARTS = 16 / Op::DEPTH, QUADS = 3 * H / 16, DEPTHS = QUADS * PARTS;
   constexpr int WARPS = Group<T, H>::WARPS, GROUP = Group<T, H>::THREADS, WEIGHTS = 2 * DEPTHS, ROW = 3 * H + PADDING;
-  constexpr bool EARLY = Op::IN_REGISTERS || (FULL && ALONE<T, H, 0>);  // a sample is in registers a step before it is taken
+  constexpr bool EARLY =
+      Op::IN_REGISTERS || (FULL && ALONE<T, H, 0>);  // a sample is in registers a step before it is taken
   extern __shared__ __align__(16) unsigned char shared[];
   const int groups = blockDim.x / GROUP;
   T* grads = reinterpret_cast<T*>(shared);  // [groups, 2, RAYS, ROW], of the gates
@@ -47,7 +49,8 @@ __global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>) backwar
       const Quad<T> from_h = load_quad<FULL>(a.h_n + rows.real_ray(r) * n_state, unit, n_state, real);
       const Quad<T> from_c = load_quad<FULL>(a.c_n + rows.real_ray(r) * n_state, unit, n_state, real);
 #pragma unroll
-      for (int k = 0; k < 4; ++k) grad_h[r][k] = real ? float(from_h.v[k]) : 0.f, grad_c[r][k] = real ? float(from_c.v[k]) : 0.f;
+      for (int k = 0; k < 4; ++k)
+        grad_h[r][k] = real ? float(from_h.v[k]) : 0.f, grad_c[r][k] = real ? float(from_c.v[k]) : 0.f;
     }
     struct Sample {
       Quad<T> act[3], c, grad_h;
@@ -74,7 +77,8 @@ __global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>) backwar
         float grad[3][4];
 #pragma unroll
         for (int k = 0; k < 4; ++k) {
-          const float i = float(sample[r].act[0].v[k]), o = float(sample[r].act[1].v[k]), gate_g = float(sample[r].act[2].v[k]);
+          const float i = float(sample[r].act[0].v[k]), o = float(sample[r].act[1].v[k]),
+                      gate_g = float(sample[r].act[2].v[k]);
           const float dh = grad_h[r][k] + float(sample[r].grad_h.v[k]), tanh_c = fast_tanh<T>(float(sample[r].c.v[k]));
           const float dc = grad_c[r][k] + dh * o * (1.f - tanh_c * tanh_c);
           grad[0][k] = active ? dc * gate_g * i * (1.f - i) : 0.f;
@@ -110,7 +114,8 @@ __global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, 0>) backwar
 #pragma unroll
       for (int r = 0; r < 2; ++r)
 #pragma unroll
-        for (int k = 0; k < 4; ++k) grad_h[r][k] = step < rows.length[r] ? before[0][k / 2][2 * r + k % 2] : grad_h[r][k];
+        for (int k = 0; k < 4; ++k)
+          grad_h[r][k] = step < rows.length[r] ? before[0][k / 2][2 * r + k % 2] : grad_h[r][k];
       now ^= 1;
     }
 #pragma unroll

@@ -10,15 +10,17 @@ namespace {
 
 // H and I are the sizes, rounded up to a multiple of 16; what is added is zero and stays zero.
 template <class T, int H, int I, bool FULL>
-__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, I>) forward_tiles(const LltmArrays<T> a, int tiles) {
+__global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, I>)
+    forward_tiles(const LltmArrays<T> a, int tiles) {
   using Op = Tile<T>;
   using Weight = typename Op::Weight;
   constexpr int PARTS = 16 / Op::DEPTH, QUADS_H = H / 16, QUADS = QUADS_H + I / 16, DEPTHS = QUADS * PARTS;
   constexpr int WARPS = Group<T, H>::WARPS, GROUP = Group<T, H>::THREADS, WEIGHTS = 2 * 3 * DEPTHS;  // of a warp
-  constexpr bool EARLY = Op::IN_REGISTERS || (FULL && ALONE<T, H, I>);  // inputs are in registers a step before they are taken
+  constexpr bool EARLY =
+      Op::IN_REGISTERS || (FULL && ALONE<T, H, I>);  // inputs are in registers a step before they are taken
   extern __shared__ __align__(16) unsigned char shared[];
   const int groups = blockDim.x / GROUP;
-  T* states = reinterpret_cast<T*>(shared);                                              // [groups, 2, RAYS, H + PADDING]
+  T* states = reinterpret_cast<T*>(shared);  // [groups, 2, RAYS, H + PADDING]
   float* biases = reinterpret_cast<float*>(states + groups * 2 * RAYS * (H + PADDING));  // [3, H]
   Weight* weights = reinterpret_cast<Weight*>(biases + 3 * H);                           // [WARPS, WEIGHTS, 32]
   const int n_state = a.shape.n_state, n_input = a.shape.n_input, columns = n_state + n_input;
@@ -55,7 +57,8 @@ __global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, I>) forward
       const Quad<T> start = load_quad<FULL>(a.c0 + rows.real_ray(r) * n_state, unit, n_state, real);
 #pragma unroll
       for (int k = 0; k < 4; ++k) c[r][k] = float(start.v[k]);
-      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) = load_quad<FULL>(a.h0 + rows.real_ray(r) * n_state, unit, n_state, real);
+      *reinterpret_cast<Quad<T>*>(place(now, r) + unit) =
+          load_quad<FULL>(a.h0 + rows.real_ray(r) * n_state, unit, n_state, real);
     }
     Quad<T> x[I / 16][2];
     auto load_input = [&](int step) {
@@ -63,7 +66,8 @@ __global__ void __launch_bounds__(Group<T, H>::OF_BLOCK, ALONE<T, H, I>) forward
       for (int i = 0; i < I / 16; ++i)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          x[i][r] = load_quad<FULL>(a.input + rows.sample(r, step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
+          x[i][r] =
+              load_quad<FULL>(a.input + rows.sample(r, step) * n_input, 16 * i + 4 * t, n_input, step < rows.length[r]);
     };
     if (EARLY) load_input(0);
     wait_for_group(group, GROUP);

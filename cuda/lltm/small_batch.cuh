@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of at most 64 units (forward, 64 inputs too) along few rays, in plain arithmetic of float32: what counts is how
-// long a step takes.
-// A unit has 2 or 4 lanes, and a block as many rays, or one where that leaves no processor idle. Each lane has a part of the
-// unit's weights in registers and multiplies it for all rays; then the lanes exchange their sums, so that each has those of one
-// ray, and is that ray's unit from there on; of a single ray all are, and the first one writes.
-// H and I are the sizes, rounded up; what is added is zero and stays zero.
+// The LLTM of at most 64 units (forward, 64 inputs too) along few rays, in plain arithmetic of float32: what counts is
+// how long a step takes. A unit has 2 or 4 lanes, and a block as many rays, or one where that leaves no processor idle.
+// Each lane has a part of the unit's weights in registers and multiplies it for all rays; then the lanes exchange their
+// sums, so that each has those of one ray, and is that ray's unit from there on; of a single ray all are, and the first
+// one writes. H and I are the sizes, rounded up; what is added is zero and stays zero.
 
 #pragma once
 
@@ -48,8 +47,8 @@ struct FewSums {
 
 // Adds the products of a lane's part with every ray's values, `row` apart.
 template <int LANES, int RAYS, int GATES, int N>
-__device__ __forceinline__ void add_part(FewSums<RAYS, GATES>& sum, const float (&weight)[GATES][N], const float* values,
-                                         int row, int l) {
+__device__ __forceinline__ void add_part(FewSums<RAYS, GATES>& sum, const float (&weight)[GATES][N],
+                                         const float* values, int row, int l) {
 #pragma unroll
   for (int k = 0; k < N; k += 4)
 #pragma unroll
@@ -123,8 +122,8 @@ struct FewWeights {
 
 // A lane's part of a unit's column, from each gate; a row has `columns`.
 template <int LANES, class T, int N>
-__device__ __forceinline__ void load_column(float (&part)[3][1][N], const T* column, int n_state, int columns, bool real,
-                                            int l) {
+__device__ __forceinline__ void load_column(float (&part)[3][1][N], const T* column, int n_state, int columns,
+                                            bool real, int l) {
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
@@ -134,10 +133,11 @@ __device__ __forceinline__ void load_column(float (&part)[3][1][N], const T* col
     }
 }
 
-// Adds a lane's products with the gradients of all gates, in some chains of sums; the first one gets the others in the end.
+// Adds a lane's products with the gradients of all gates, in some chains of sums; the first one gets the others in the
+// end.
 template <int LANES, int RAYS, int CHAINS, int N>
-__device__ __forceinline__ void add_gates(FewSums<RAYS, 1> (&sum)[CHAINS], const float (&weight)[3][1][N], const float* grads,
-                                          int row, int l) {
+__device__ __forceinline__ void add_gates(FewSums<RAYS, 1> (&sum)[CHAINS], const float (&weight)[3][1][N],
+                                          const float* grads, int row, int l) {
   constexpr int H = LANES * N;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) add_part<LANES>(sum[gate % CHAINS], weight[gate], grads + gate * H, row, l);
@@ -157,15 +157,16 @@ __device__ __forceinline__ void write_gates(T* to, int n_state, const Gates<floa
 
 // What the backward pass takes of a step; `before`: the state in front of it.
 template <class T>
-__device__ __forceinline__ void save_step(const LltmArrays<T>& a, int64_t at, int64_t gates_at, const Gates<float>& gates,
-                                          float c, float before) {
+__device__ __forceinline__ void save_step(const LltmArrays<T>& a, int64_t at, int64_t gates_at,
+                                          const Gates<float>& gates, float c, float before) {
   a.c[at] = T(c), a.before[at] = T(before);
   write_gates(a.activated + gates_at, a.shape.n_state, gates);
 }
 
 // A block's row of the bias' gradient.
 template <int RAYS>
-__device__ __forceinline__ void write_bias(float* row, const float (&bias)[3], int n_state, int unit, bool real, int l) {
+__device__ __forceinline__ void write_bias(float* row, const float (&bias)[3], int n_state, int unit, bool real,
+                                           int l) {
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
     const float sum = sum_lanes(bias[gate], RAYS);
@@ -176,7 +177,8 @@ __device__ __forceinline__ void write_bias(float* row, const float (&bias)[3], i
 // ---- the passes ----
 
 template <class T, int H, int I, bool ALONE>
-__global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I), I)) forward_few(const LltmArrays<T> a) {
+__global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I), I))
+    forward_few(const LltmArrays<T> a) {
   constexpr int BLOCK = few_block(H, I), LANES = BLOCK / H, RAYS = ALONE ? 1 : LANES, ROW = few_row(H, LANES);
   using Inputs = FewInputs<T, BLOCK, RAYS, I>;
   __shared__ __align__(16) float states[2][RAYS * ROW];
@@ -190,7 +192,8 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
   Inputs inputs(a, own, buffers);
   inputs.start_first();
   const FewWeights<LANES, H, I> weights(a, real, unit, l);
-  float h = starts ? float(a.h0[own.ray * n_state + unit]) : 0.f, c = starts ? float(a.c0[own.ray * n_state + unit]) : 0.f;
+  float h = starts ? float(a.h0[own.ray * n_state + unit]) : 0.f,
+        c = starts ? float(a.c0[own.ray * n_state + unit]) : 0.f;
   if (writes) states[0][own_ray * ROW + unit] = h;
 
   FewSums<RAYS, 3> ahead;  // the next step's gates, as far as the input goes
@@ -228,7 +231,8 @@ __global__ void __launch_bounds__(few_block(H, I), few_blocks<T>(few_block(H, I)
 }
 
 template <class T, int H, bool ALONE>
-__global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0), 0)) backward_few(const LltmGradients<T> a) {
+__global__ void __launch_bounds__(few_block(H, 0), few_blocks<T>(few_block(H, 0), 0))
+    backward_few(const LltmGradients<T> a) {
   constexpr int BLOCK = few_block(H, 0), LANES = BLOCK / H, RAYS = ALONE ? 1 : LANES, ROW = few_row(3 * H, LANES);
   constexpr int CHAINS = RAYS == 4 ? 1 : 3;  // of sums: more than rays where these are too few to add at full speed
   using Samples = FewSamples<T, BLOCK>;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the values of a step come to the kernels of lltm_few.cuh, in two ways. float32 is copied to shared memory some steps
-// ahead. Half types, which are too short for such copies, are read into registers a step or two before they count, from L2:
-// lines of the input are asked for ahead, and what the forward pass wrote for few rays is there.
+// How the values of a step come to the kernels of lltm_few.cuh, in two ways. float32 is copied to shared memory some
+// steps ahead. Half types, which are too short for such copies, are read into registers a step or two before they
+// count, from L2: lines of the input are asked for ahead, and what the forward pass wrote for few rays is there.
 
 #pragma once
 
@@ -20,9 +20,9 @@ constexpr int FEW_LINES = 8;                    // steps that a line is asked fo
 
 // ---- forward: the input of all rays of a block ----
 //
-// start() and end() are for one step after the other, AHEAD of the one that counts; start_first() calls both for the first
-// ones. EARLY: start() comes before a step's products, which give reads the time to arrive. Copies have several steps for it,
-// and come after the products that the next state waits for.
+// start() and end() are for one step after the other, AHEAD of the one that counts; start_first() calls both for the
+// first ones. EARLY: start() comes before a step's products, which give reads the time to arrive. Copies have several
+// steps for it, and come after the products that the next state waits for.
 
 // What a thread brings of every step's input.
 template <class T, int BLOCK, int RAYS, int I>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of 16 units, half types: a warp walks 8 rays, and everything but the samples stays in its registers. Gates are the
-// 16 rows of a product on tensor cores, rays its 8 columns, so that a lane has all gates of 4 of (unit, ray). What does not wait
-// for the step before is computed a step ahead, and all steps of a loop's round are one piece without a branch: a ray that has
-// ended is walked on, to no effect.
+// The LLTM of 16 units, half types: a warp walks 8 rays, and everything but the samples stays in its registers. Gates
+// are the 16 rows of a product on tensor cores, rays its 8 columns, so that a lane has all gates of 4 of (unit, ray).
+// What does not wait for the step before is computed a step ahead, and all steps of a loop's round are one piece
+// without a branch: a ray that has ended is walked on, to no effect.
 //
 // 8 units of 8 rays are a register, two values a lane, in one of two ways; transposed() goes from one to the other:
 //   by unit, as sums come:   lane 4 g + t has unit g of rays 2t and 2t + 1;
@@ -18,8 +18,8 @@ namespace {
 
 constexpr int NARROW_RAYS = 8;  // of a warp
 
-// What the backward pass needs of a step: derivatives of c' by h' (through the tanh), and of what is before activation: of a_i
-// and a_g by c', of a_o by h'. slopes [N, 8, 4, 2]: lane row g, which of the four, unit of place g or g + 8.
+// What the backward pass needs of a step: derivatives of c' by h' (through the tanh), and of what is before activation:
+// of a_i and a_g by c', of a_o by h'. slopes [N, 8, 4, 2]: lane row g, which of the four, unit of place g or g + 8.
 enum Slope { C_OF_H, I_OF_C, O_OF_H, G_OF_C, SLOPES };
 static_assert(SLOPES == NARROW_SLOPES);
 
@@ -84,7 +84,8 @@ __device__ __forceinline__ Operand back_operand(const T* weight, int k, int gate
   for (int i = 0; i < 4; ++i) {
     const int place = g + 8 * (i % 2), at = 2 * t + 8 * (i / 2);
     const T* from = weight + (k == 0 ? column_at(H, 0, place) : H + column_at(I, k - 1, place));
-    out.value[i] = pack<T>(float(from[(gate * H + column_at(H, 0, at)) * (H + I)]), float(from[(gate * H + column_at(H, 0, at + 1)) * (H + I)]));
+    out.value[i] = pack<T>(float(from[(gate * H + column_at(H, 0, at)) * (H + I)]),
+                           float(from[(gate * H + column_at(H, 0, at + 1)) * (H + I)]));
   }
   return out;
 }
@@ -109,26 +110,31 @@ __device__ __forceinline__ float elu(float a) {
 
 // ---- memory ----
 
-// Where `real`, without a branch between one access and the next; else `to` stays. The address is `from` and OFFSET bytes.
+// Where `real`, without a branch between one access and the next; else `to` stays. The address is `from` and OFFSET
+// bytes.
 template <int OFFSET, int WORDS>
 __device__ __forceinline__ void load_if(bool real, const char* from, unsigned (&to)[WORDS]) {
 #if __CUDA_ARCH__ >= 800
   if constexpr (WORDS == 2)
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p ld.global.nc.L2::256B.v2.b32 {%0,%1}, [%3+%4]; }"
-                 : "+r"(to[0]), "+r"(to[1]) : "r"(int(real)), "l"(from), "n"(OFFSET));
+                 : "+r"(to[0]), "+r"(to[1])
+                 : "r"(int(real)), "l"(from), "n"(OFFSET));
   else
     asm volatile("{ .reg .pred p; setp.ne.s32 p, %4, 0; @p ld.global.nc.L2::256B.v4.b32 {%0,%1,%2,%3}, [%5+%6]; }"
-                 : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3]) : "r"(int(real)), "l"(from), "n"(OFFSET));
+                 : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+                 : "r"(int(real)), "l"(from), "n"(OFFSET));
 #endif
 }
 template <int OFFSET, int WORDS>
 __device__ __forceinline__ void store_if(bool real, char* to, const unsigned (&from)[WORDS]) {
   if constexpr (WORDS == 2)
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.v2.b32 [%3+%4], {%0,%1}; }"
-                 ::"r"(from[0]), "r"(from[1]), "r"(int(real)), "l"(to), "n"(OFFSET) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %2, 0; @p st.global.v2.b32 [%3+%4], {%0,%1}; }" ::"r"(from[0]),
+                 "r"(from[1]), "r"(int(real)), "l"(to), "n"(OFFSET)
+                 : "memory");
   else
-    asm volatile("{ .reg .pred p; setp.ne.s32 p, %4, 0; @p st.global.v4.b32 [%5+%6], {%0,%1,%2,%3}; }"
-                 ::"r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(int(real)), "l"(to), "n"(OFFSET) : "memory");
+    asm volatile("{ .reg .pred p; setp.ne.s32 p, %4, 0; @p st.global.v4.b32 [%5+%6], {%0,%1,%2,%3}; }" ::"r"(from[0]),
+                 "r"(from[1]), "r"(from[2]), "r"(from[3]), "r"(int(real)), "l"(to), "n"(OFFSET)
+                 : "memory");
 }
 
 // Calls f with the constants from 0 to N - 1 until it says false.
@@ -145,8 +151,8 @@ __device__ __forceinline__ int tile_of(int round, int warp, int warps) {
   return round * warps + (round % 2 ? warps - 1 - warp : warp);
 }
 
-// Ray g of a tile. It is looked up during the tile before, in two steps, the second of which waits for the first. States of
-// more rays than an int counts would not fit into any memory.
+// Ray g of a tile. It is looked up during the tile before, in two steps, the second of which waits for the first.
+// States of more rays than an int counts would not fit into any memory.
 struct LaneRay {
   int ray;
   bool real;
@@ -158,7 +164,9 @@ struct LaneRay {
     ray = real ? place : int(s.n_rays) - 1;
     if (s.order) ray = int(s.order[ray]);
   }
-  __device__ __forceinline__ void find_samples(const LltmShape& s) { first = s.ray_offsets[ray], end = s.ray_offsets[ray + 1]; }
+  __device__ __forceinline__ void find_samples(const LltmShape& s) {
+    first = s.ray_offsets[ray], end = s.ray_offsets[ray + 1];
+  }
   __device__ __forceinline__ int length() const { return real ? int(end - first) : 0; }
 };
 

@@ -8,12 +8,13 @@
 namespace nerfkit {
 namespace {
 
-constexpr int NARROW_BACKWARD_THREADS = 256;  // one block a processor
+constexpr int NARROW_BACKWARD_THREADS = 256;                       // one block a processor
 constexpr int narrow_quads(int blocks) { return 6 * blocks + 2; }  // of sums in a lane
 
 // The sums of the block's warps: the upper half hands its own to the lower one, until one is left. The same every time.
 template <int WARPS, int BLOCKS>
-__device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3][2 * BLOCKS][4], float (&grad_bias)[3][2]) {
+__device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3][2 * BLOCKS][4],
+                                          float (&grad_bias)[3][2]) {
   const int lane = threadIdx.x % 32, w = threadIdx.x / 32;
 #pragma unroll
   for (int half = WARPS / 2; half > 0; half /= 2) {
@@ -22,7 +23,7 @@ __device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3
     if (w >= half && w < 2 * half) {
 #pragma unroll
       for (int i = 0; i < 6 * BLOCKS; ++i) {
-        const float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
+        const float (&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
         room[i * 32] = make_float4(s[0], s[1], s[2], s[3]);
       }
       room[6 * BLOCKS * 32] = make_float4(grad_bias[0][0], grad_bias[0][1], grad_bias[1][0], grad_bias[1][1]);
@@ -32,7 +33,7 @@ __device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3
     if (w < half) {
 #pragma unroll
       for (int i = 0; i < 6 * BLOCKS; ++i) {
-        float(&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
+        float (&s)[4] = grad_weight[i / (2 * BLOCKS)][i % (2 * BLOCKS)];
         const float4 v = room[i * 32];
         s[0] += v.x, s[1] += v.y, s[2] += v.z, s[3] += v.w;
       }
@@ -45,8 +46,8 @@ __device__ __forceinline__ void add_warps(float4* shared, float (&grad_weight)[3
 
 // A block's sums [3H, H + I + 1]: the weight's, and the bias's behind them.
 template <int I, int N>
-__device__ __forceinline__ void write_sums(float* sums, const float (&grad_weight)[3][N][4], const float (&grad_bias)[3][2], int g,
-                                           int t) {
+__device__ __forceinline__ void write_sums(float* sums, const float (&grad_weight)[3][N][4],
+                                           const float (&grad_bias)[3][2], int g, int t) {
   constexpr int H = NARROW_STATE, SUMS = H + I + 1;
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate)
@@ -66,15 +67,18 @@ __device__ __forceinline__ void write_sums(float* sums, const float (&grad_weigh
 template <class T, int I>
 __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(const NarrowGradients<T> a, int tiles) {
   constexpr int H = NARROW_STATE, BLOCKS = 1 + I / 16, DEEP = 2, WARPS = NARROW_BACKWARD_THREADS / 32;
-  constexpr int ROW = H * sizeof(T), INPUT_ROW = I * sizeof(T), SLOPE_ROW = SLOPES * ROW, SUMS = H + I + 1;  // weight's row and bias
+  constexpr int ROW = H * sizeof(T), INPUT_ROW = I * sizeof(T), SLOPE_ROW = SLOPES * ROW,
+                SUMS = H + I + 1;  // weight's row and bias
   __shared__ __align__(16) float4 shared[WARPS / 2 * narrow_quads(BLOCKS) * 32];
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   // A processor's quarter has warps w and w + 4: the first takes a long tile, the second a short one.
-  const int w = threadIdx.x / 32, warp = (w < WARPS / 2 ? w : WARPS + WARPS / 2 - 1 - w) * gridDim.x + blockIdx.x, warps = WARPS * gridDim.x;
+  const int w = threadIdx.x / 32, warp = (w < WARPS / 2 ? w : WARPS + WARPS / 2 - 1 - w) * gridDim.x + blockIdx.x,
+            warps = WARPS * gridDim.x;
   LaneRay next;
   next.find(a.shape, warp, g);
   Operand weight[3 * BLOCKS];  // [BLOCKS, 3], to state and input
-  share_operands(weight, reinterpret_cast<Operand*>(shared), [&](int i) { return back_operand<T, H, I>(a.weight, i / 3, i % 3, g, t); });
+  share_operands(weight, reinterpret_cast<Operand*>(shared),
+                 [&](int i) { return back_operand<T, H, I>(a.weight, i / 3, i % 3, g, t); });
   float grad_weight[3][2 * BLOCKS][4] = {}, grad_bias[3][2] = {};
   next.find_samples(a.shape);
 
@@ -95,7 +99,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
       length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
-      slopes[q] = reinterpret_cast<const char*>(a.slopes + (__shfl_sync(ALL_LANES, far, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
+      slopes[q] =
+          reinterpret_cast<const char*>(a.slopes + (__shfl_sync(ALL_LANES, far, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
     }
     Sample sample[DEEP] = {};
     auto load_sample = [&](Sample& to, int step, auto back) {
@@ -103,7 +108,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
       to.grad[0] = to.grad[1] = 0;  // h0 has no gradient but that of the first sample
       load_if<-back() * ROW>(real, reinterpret_cast<const char*>(a.grad_h) + at, to.grad);
 #pragma unroll
-      for (int q = 0; q < 2; ++q) load_if<-back() * SLOPE_ROW>(unsigned(step) < unsigned(length_of[q]), slopes[q], to.slope[q]);
+      for (int q = 0; q < 2; ++q)
+        load_if<-back() * SLOPE_ROW>(unsigned(step) < unsigned(length_of[q]), slopes[q], to.slope[q]);
       load_if<-back() * INPUT_ROW>(real, input, to.x);
       load_if<-back() * ROW>(real, reinterpret_cast<const char*>(a.before) + at, to.before);
     };
@@ -149,7 +155,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           if (active[e % 2]) dc[e] += dh[e] * slope[C_OF_H][e];
-          grad[0][e] = dc[e] * slope[I_OF_C][e], grad[1][e] = dh[e] * slope[O_OF_H][e], grad[2][e] = dc[e] * slope[G_OF_C][e];
+          grad[0][e] = dc[e] * slope[I_OF_C][e], grad[1][e] = dh[e] * slope[O_OF_H][e],
+          grad[2][e] = dc[e] * slope[G_OF_C][e];
 #pragma unroll
           for (int gate = 0; gate < 3; ++gate)
             if (active[e % 2]) grad_bias[gate][e / 2] += grad[gate][e];
@@ -171,14 +178,16 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
         for (int e = 0; e < 4; ++e) dh[e] += half[e];
 
 #pragma unroll
-        for (int k = 0; k < 2 * BLOCKS; ++k) in[j % 2][k] = transposed(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
+        for (int k = 0; k < 2 * BLOCKS; ++k)
+          in[j % 2][k] = transposed(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
         load_sample(now, step - DEEP, constant);
         unsigned out[I / 8];
 #pragma unroll
         for (int k = 0; k < I / 16; ++k) {
           float sum[4] = {};
 #pragma unroll
-          for (int gate = 0; gate < 3; ++gate) add_operand<T>(sum, weight[3 + 3 * k + gate], by_ray[gate][0], by_ray[gate][1]);
+          for (int gate = 0; gate < 3; ++gate)
+            add_operand<T>(sum, weight[3 + 3 * k + gate], by_ray[gate][0], by_ray[gate][1]);
           out[2 * k] = transposed(pack<T>(sum[0], sum[1])), out[2 * k + 1] = transposed(pack<T>(sum[2], sum[3]));
         }
         store_if<-j * INPUT_ROW>(step < length, grad_input, out);
@@ -187,11 +196,12 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
           for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
             for (int k = 0; k < 2 * BLOCKS; ++k)
-              add_product(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0], by_unit[1][gate][1],
-                          in[0][k], in[1][k]);
+              add_product(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0],
+                          by_unit[1][gate][1], in[0][k], in[1][k]);
         return true;
       });
-      input -= DEEP * INPUT_ROW, at -= DEEP * ROW, grad_input -= DEEP * INPUT_ROW, slopes[0] -= DEEP * SLOPE_ROW, slopes[1] -= DEEP * SLOPE_ROW;
+      input -= DEEP * INPUT_ROW, at -= DEEP * ROW, grad_input -= DEEP * INPUT_ROW, slopes[0] -= DEEP * SLOPE_ROW,
+          slopes[1] -= DEEP * SLOPE_ROW;
     }
     unsigned out_h[2], out_c[2];
 #pragma unroll

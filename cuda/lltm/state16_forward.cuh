@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) bias[gate][e] = float(a.bias[gate * H + column_at(H, 0, g + e / 2 * 8)]) * scale_of(gate);
+    for (int e = 0; e < 4; ++e)
+      bias[gate][e] = float(a.bias[gate * H + column_at(H, 0, g + e / 2 * 8)]) * scale_of(gate);
   next.find_samples(a.shape);
   for (int round = 0; round * warps < tiles; ++round) {
     const LaneRay ray = next;
@@ -50,14 +51,16 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
       const float2 both = unpack<T>(transposed(start[r]));
       c[2 * r] = both.x, c[2 * r + 1] = both.y;
     }
-    char *h_out = reinterpret_cast<char*>(a.h + of_sample), *before = SAVE ? reinterpret_cast<char*>(a.before + of_sample) : nullptr;
+    char *h_out = reinterpret_cast<char*>(a.h + of_sample),
+         *before = SAVE ? reinterpret_cast<char*>(a.before + of_sample) : nullptr;
     int length_of[2] = {};  // of rays 2t and 2t + 1
     char* slopes[2] = {};
     if (SAVE)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
         length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
-        slopes[q] = reinterpret_cast<char*>(a.slopes + (__shfl_sync(ALL_LANES, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
+        slopes[q] =
+            reinterpret_cast<char*>(a.slopes + (__shfl_sync(ALL_LANES, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
       }
 
     float ahead[3][4];  // the next step's gates, as far as the input goes
@@ -69,7 +72,8 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
 #pragma unroll
       for (int k = 0; k < I / 16; ++k)
 #pragma unroll
-        for (int gate = 0; gate < 3; ++gate) add_operand<T>(ahead[gate], weight[3 + 3 * k + gate], row[2 * k], row[2 * k + 1]);
+        for (int gate = 0; gate < 3; ++gate)
+          add_operand<T>(ahead[gate], weight[3 + 3 * k + gate], row[2 * k], row[2 * k + 1]);
     };
     add_input(x[0]);
     next.find_samples(a.shape);
@@ -122,7 +126,8 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
         store_if<0>(last, c_n, c_now);
         return true;
       });
-      input += DEEP * INPUT_ROW, h_out += DEEP * ROW, before += DEEP * ROW, slopes[0] += DEEP * SLOPE_ROW, slopes[1] += DEEP * SLOPE_ROW;
+      input += DEEP * INPUT_ROW, h_out += DEEP * ROW, before += DEEP * ROW, slopes[0] += DEEP * SLOPE_ROW,
+          slopes[1] += DEEP * SLOPE_ROW;
     }
   }
 }

@@ -85,8 +85,8 @@ HD void activate_all(PackGates<double> (&gates)[N]) {
     }
 }
 
-// As activate_bwd_at() of a single number: of gates before activation, from the hyperbolic tangent t of the new c and the
-// gradients of h and c.
+// As activate_bwd_at() of a single number: of gates before activation, from the hyperbolic tangent t of the new c and
+// the gradients of h and c.
 template <class A>
 HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> t, Pack<A> grad_h, Pack<A>& grad_c) {
   grad_c += grad_h * gate.o * (1 - t * t);

@@ -39,7 +39,8 @@ HD Gates<A> activate(A a_i, A a_o, A a_g) {
 
 // Gradients before activation from those of h' and c', which grad_c already carries; gives the gradient of c back.
 template <class A>
-HD A activate_bwd_at(const Gates<A>& gates, A t, A grad_h, A grad_c, Gates<A>& grad) {  // t: the hyperbolic tangent of c'
+HD A activate_bwd_at(const Gates<A>& gates, A t, A grad_h, A grad_c,
+                     Gates<A>& grad) {  // t: the hyperbolic tangent of c'
   grad_c += grad_h * gates.o * (A(1) - t * t);
   grad.i = grad_c * gates.g * gates.i * (A(1) - gates.i);
   grad.o = grad_h * t * gates.o * (A(1) - gates.o);

@@ -13,7 +13,8 @@ std::tuple<Tensor, Tensor, Tensor> forward(const Tensor& gates_in, const Tensor&
   const Tensor gates = checked("gates", gates_in, gates_in, {size.batch, 3 * size.state});
   Tensor h = empty(c, {size.batch, size.state}), c_new = empty(c, {size.batch, size.state});
   Tensor activated = empty(c, {size.batch, 3 * size.state});
-  ran("lltm_cell", lltm_cell(dtype_of(c), data(gates), data(c), out(h), out(c_new), out(activated), size, device.stream));
+  ran("lltm_cell",
+      lltm_cell(dtype_of(c), data(gates), data(c), out(h), out(c_new), out(activated), size, device.stream));
   return {h, c_new, activated};
 }
 
@@ -43,9 +44,11 @@ std::tuple<Tensor, Tensor, Tensor> small_forward(const Tensor& input_in, const T
   const Tensor c = checked("c", c_in, input, {batch, state});
   const Tensor weight = checked("weight", weight_in, input, {3 * state, width});
   const Tensor bias = checked("bias", bias_in, input, {3 * state});
-  Tensor h_new = empty(input, {batch, state}), c_new = empty(input, {batch, state}), gates = empty(input, {batch, 3 * state});
-  ran("lltm_cell", lltm_cell_small(dtype_of(input), data(input), data(h), data(c), data(weight), data(bias), out(h_new),
-                                   out(c_new), out(gates), {int(batch), int(state), int(width - state)}, device.stream));
+  Tensor h_new = empty(input, {batch, state}), c_new = empty(input, {batch, state}),
+         gates = empty(input, {batch, 3 * state});
+  ran("lltm_cell",
+      lltm_cell_small(dtype_of(input), data(input), data(h), data(c), data(weight), data(bias), out(h_new), out(c_new),
+                      out(gates), {int(batch), int(state), int(width - state)}, device.stream));
   return {h_new, c_new, gates};
 }
 
@@ -60,12 +63,13 @@ Five small_backward(const Tensor& grad_h_in, const Tensor& grad_c_in, const Tens
   const Tensor c_new = checked("c_new", c_new_in, input, {batch, state});
   const Tensor grad_h_new = checked("grad_h", grad_h_in, input, {batch, state});
   const Tensor grad_c_new = checked("grad_c", grad_c_in, input, {batch, state});
-  Tensor grad_input = empty(input, shape_of(input)), grad_h = empty(input, {batch, state}), grad_c = empty(input, {batch, state});
+  Tensor grad_input = empty(input, shape_of(input)), grad_h = empty(input, {batch, state}),
+         grad_c = empty(input, {batch, state});
   Tensor grad_weight = empty(input, {3 * state, width}), grad_bias = empty(input, {3 * state});
   ran("lltm_cell_bwd",
-      lltm_cell_small_bwd(dtype_of(input), data(grad_h_new), data(grad_c_new), data(input), data(h), data(weight), data(gates),
-                          data(c_new), out(grad_input), out(grad_h), out(grad_c), out(grad_weight), out(grad_bias),
-                          {int(batch), int(state), int(width - state)}, device.stream));
+      lltm_cell_small_bwd(dtype_of(input), data(grad_h_new), data(grad_c_new), data(input), data(h), data(weight),
+                          data(gates), data(c_new), out(grad_input), out(grad_h), out(grad_c), out(grad_weight),
+                          out(grad_bias), {int(batch), int(state), int(width - state)}, device.stream));
   return {grad_input, grad_h, grad_c, grad_weight, grad_bias};
 }
 #endif

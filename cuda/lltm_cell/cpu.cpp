@@ -12,8 +12,8 @@ void forward(const T* gates, const T* c, T* h, T* c_new, T* activated, int n_sta
     const T* a = gates + 3 * b * n_state;
     T* to = activated + 3 * b * n_state;
     for_units(n_state, [&](int j, int n) {
-      PackGates<A> gate[1] = {{GATE_SCALE<A> * load(a + j, n), GATE_SCALE<A> * load(a + n_state + j, n),
-                               load(a + 2 * n_state + j, n)}};
+      PackGates<A> gate[1] = {
+          {GATE_SCALE<A> * load(a + j, n), GATE_SCALE<A> * load(a + n_state + j, n), load(a + 2 * n_state + j, n)}};
       activate_all(gate);
       const auto& [i, o, g] = gate[0];
       const int64_t place = b * n_state + j;
@@ -47,7 +47,8 @@ void backward(const T* grad_h, const T* grad_c_new, const T* activated, const T*
 
 }  // namespace
 
-Status lltm_cell(DType dtype, const void* gates, const void* c, void* h, void* c_new, void* activated, CellSize size, Stream) {
+Status lltm_cell(DType dtype, const void* gates, const void* c, void* h, void* c_new, void* activated, CellSize size,
+                 Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     parallel(size.batch, 64, [&](int64_t begin, int64_t end) {

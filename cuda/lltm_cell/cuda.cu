@@ -7,8 +7,9 @@ namespace nerfkit {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ gates, const T* __restrict__ c, T* __restrict__ h,
-                                                   T* __restrict__ c_new, T* __restrict__ activated, int64_t n, int n_state) {
+__global__ void __launch_bounds__(THREADS)
+    forward(const T* __restrict__ gates, const T* __restrict__ c, T* __restrict__ h, T* __restrict__ c_new,
+            T* __restrict__ activated, int64_t n, int n_state) {
   using A = acc_t<T>;
   const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (place >= n) return;
@@ -42,9 +43,9 @@ constexpr int SMALL_THREADS = 1024;  // of the backward kernel
 // A warp a unit of BATCH rows: the lanes share the depth of the product.
 template <class T>
 __global__ void __launch_bounds__(THREADS)
-    small_forward(const T* __restrict__ input, const T* __restrict__ h, const T* __restrict__ c, const T* __restrict__ weight,
-                  const T* __restrict__ bias, T* __restrict__ h_new, T* __restrict__ c_new, T* __restrict__ activated,
-                  SmallCellSize size) {
+    small_forward(const T* __restrict__ input, const T* __restrict__ h, const T* __restrict__ c,
+                  const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ h_new,
+                  T* __restrict__ c_new, T* __restrict__ activated, SmallCellSize size) {
   using A = acc_t<T>;
   const int H = size.state, I = size.input, warp = (blockIdx.x * THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
   const int j = warp % H, first = warp / H * BATCH;
@@ -99,8 +100,8 @@ __device__ __forceinline__ acc_t<T> gate_gradients(const SmallGradients<T>& a, i
   return activate_bwd(gate, A(a.c_new[b * H + j]), A(a.grad_h_new[b * H + j]), A(a.grad_c_new[b * H + j]), grad);
 }
 
-// The first blocks take a row each, for the gradients of h and input; the others, for the parameters', a warp a unit and
-// 32 of its weights in each gate.
+// The first blocks take a row each, for the gradients of h and input; the others, for the parameters', a warp a unit
+// and 32 of its weights in each gate.
 template <class T>
 __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradients<T> a) {
   using A = acc_t<T>;
@@ -160,28 +161,41 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradi
 
 }  // namespace
 
-Status lltm_cell_small(DType dtype, const void* input, const void* h, const void* c, const void* weight, const void* bias,
-                       void* h_new, void* c_new, void* activated, SmallCellSize size, Stream stream) {
+Status lltm_cell_small(DType dtype, const void* input, const void* h, const void* c, const void* weight,
+                       const void* bias, void* h_new, void* c_new, void* activated, SmallCellSize size, Stream stream) {
   if (size.batch == 0 || size.state == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t warps = int64_t(size.state) * blocks_for(size.batch, BATCH);
     small_forward<<<blocks_for(warps * 32), THREADS, 0, (cudaStream_t)stream>>>(
-        (const T*)input, (const T*)h, (const T*)c, (const T*)weight, (const T*)bias, (T*)h_new, (T*)c_new, (T*)activated, size);
+        (const T*)input, (const T*)h, (const T*)c, (const T*)weight, (const T*)bias, (T*)h_new, (T*)c_new,
+        (T*)activated, size);
   });
   return launched();
 }
 
-Status lltm_cell_small_bwd(DType dtype, const void* grad_h_new, const void* grad_c_new, const void* input, const void* h,
-                           const void* weight, const void* activated, const void* c_new, void* grad_input, void* grad_h,
-                           void* grad_c, void* grad_weight, void* grad_bias, SmallCellSize size, Stream stream) {
+Status lltm_cell_small_bwd(DType dtype, const void* grad_h_new, const void* grad_c_new, const void* input,
+                           const void* h, const void* weight, const void* activated, const void* c_new,
+                           void* grad_input, void* grad_h, void* grad_c, void* grad_weight, void* grad_bias,
+                           SmallCellSize size, Stream stream) {
   if (size.batch == 0 || size.state == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const SmallGradients<T> a{(const T*)grad_h_new, (const T*)grad_c_new, (const T*)input, (const T*)h, (const T*)weight,
-                              (const T*)activated,  (const T*)c_new,      (T*)grad_input,  (T*)grad_h,  (T*)grad_c,
-                              (T*)grad_weight,      (T*)grad_bias,        size};
-    const int64_t warps = int64_t(size.state) * blocks_for(size.state + size.input, 32);  // of the parameters' gradients
+    const SmallGradients<T> a{(const T*)grad_h_new,
+                              (const T*)grad_c_new,
+                              (const T*)input,
+                              (const T*)h,
+                              (const T*)weight,
+                              (const T*)activated,
+                              (const T*)c_new,
+                              (T*)grad_input,
+                              (T*)grad_h,
+                              (T*)grad_c,
+                              (T*)grad_weight,
+                              (T*)grad_bias,
+                              size};
+    const int64_t warps =
+        int64_t(size.state) * blocks_for(size.state + size.input, 32);  // of the parameters' gradients
     const unsigned blocks = size.batch + blocks_for(warps * 32, SMALL_THREADS);
     const size_t shared = (3 * size.state + SMALL_THREADS) * sizeof(acc_t<T>);
     small_backward<<<blocks, SMALL_THREADS, shared, (cudaStream_t)stream>>>(a);

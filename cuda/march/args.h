@@ -31,8 +31,8 @@ struct GridRay {
 };
 
 template <class P>
-HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitter, bool jittered, const MarchGrid& grid,
-                       const MarchLimits& limits) {
+HD GridRay<P> grid_ray(const P* origin, const P* direction, const P* box, P jitter, bool jittered,
+                       const MarchGrid& grid, const MarchLimits& limits) {
   const P tiny = sizeof(P) == 4 ? P(1.17549435e-38) : P(2.2250738585072014e-308);
   P enter = P(limits.near), leave = P(limits.far);
   GridRay<P> ray;

@@ -14,8 +14,8 @@ struct Inputs {
   std::optional<Tensor> jitter;
   MarchLimits limits;
 
-  Inputs(const Tensor& origins_in, const Tensor& directions_in, const Tensor& occupancy_in, const Tensor& box_in, double step,
-         double near, double far, const std::optional<Tensor>& jitter_in)
+  Inputs(const Tensor& origins_in, const Tensor& directions_in, const Tensor& occupancy_in, const Tensor& box_in,
+         double step, double near, double far, const std::optional<Tensor>& jitter_in)
       : origins(checked("origins", origins_in, origins_in, wide(origins_in.scalar_type()), {ANY, 3})),
         directions(checked("directions", directions_in, origins, {origins.size(0), 3})),
         occupancy(checked("occupancy", occupancy_in, origins, ScalarType::Bool, {ANY, ANY, ANY})),
@@ -23,7 +23,8 @@ struct Inputs {
         limits{step, near, far} {
     const Shape cells = shape_of(occupancy);
     STD_TORCH_CHECK(occupancy.numel() <= MOST_CELLS && *std::max_element(cells.begin(), cells.end()) <= MOST_ALONG_AXIS,
-                    "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ", text(cells));
+                    "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ",
+                    text(cells));
     if (jitter_in) jitter = checked("jitter", *jitter_in, origins, {origins.size(0)});
   }
 
@@ -34,7 +35,8 @@ struct Inputs {
     MarchGrid grid{{}, static_cast<const bool*>(data(occupancy))};
     for (int axis = 0; axis < 3; ++axis) grid.cells[axis] = int(occupancy.size(axis));
     const int64_t n_rays = origins.size(0), too_many = MOST_SAMPLES / n_rays;
-    return {data(origins), data(directions), data(box), jitter ? data(*jitter) : nullptr, n_rays, grid, limits, too_many};
+    return {data(origins), data(directions), data(box), jitter ? data(*jitter) : nullptr, n_rays,
+            grid,          limits,           too_many};
   }
 };
 
@@ -49,7 +51,8 @@ std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& di
   const Inputs in(origins, directions, occupancy, box, step, near, far, jitter);
   const Shape rays{origins.size(0)}, tiles{march_tiles(origins.size(0)) + 1};
   if (!in.some())
-    return {zeros(origins, rays, ScalarType::Long), zeros(origins, tiles, ScalarType::Long), empty(origins, {0}, ScalarType::Byte)};
+    return {zeros(origins, rays, ScalarType::Long), zeros(origins, tiles, ScalarType::Long),
+            empty(origins, {0}, ScalarType::Byte)};
   Tensor counts = empty(origins, rays, ScalarType::Long), tile_offsets = empty(origins, tiles, ScalarType::Long);
   Tensor kept = empty(origins, {kept_bytes(in)}, ScalarType::Byte);
   const MarchFound found{static_cast<int64_t*>(out(counts)), static_cast<int64_t*>(out(tile_offsets)), out(kept)};
@@ -59,14 +62,15 @@ std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& di
 
 std::tuple<Tensor, Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                         const Tensor& box, double step, double near, double far,
-                                        std::optional<Tensor> jitter, const Tensor& counts_in, const Tensor& tile_offsets_in,
-                                        const Tensor& kept_in, int64_t n_rows) {
+                                        std::optional<Tensor> jitter, const Tensor& counts_in,
+                                        const Tensor& tile_offsets_in, const Tensor& kept_in, int64_t n_rows) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, box, step, near, far, jitter);
   const int64_t n_rays = origins.size(0);
   const ScalarType type = origins.scalar_type();
   if (!in.some())
-    return {zeros(origins, {n_rows}, type), zeros(origins, {n_rows}, type), zeros(origins, {n_rays + 1}, ScalarType::Long)};
+    return {zeros(origins, {n_rows}, type), zeros(origins, {n_rows}, type),
+            zeros(origins, {n_rays + 1}, ScalarType::Long)};
   Tensor counts = checked("counts", counts_in, origins, ScalarType::Long, {n_rays});
   Tensor tile_offsets = checked("tile_offsets", tile_offsets_in, origins, ScalarType::Long, {march_tiles(n_rays) + 1});
   Tensor kept = checked("kept", kept_in, origins, ScalarType::Byte, {kept_bytes(in)});

@@ -26,7 +26,9 @@ MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
   return at;
 }
 
-int64_t place_in(const int cell[3], const int size[3]) { return (int64_t(cell[0]) * size[1] + cell[1]) * size[2] + cell[2]; }
+int64_t place_in(const int cell[3], const int size[3]) {
+  return (int64_t(cell[0]) * size[1] + cell[1]) * size[2] + cell[2];
+}
 
 // Whether any cell of a block is occupied.
 struct CoarseGrid {
@@ -59,7 +61,8 @@ int last_in_block(const GridRay<P>& ray, const int block[3]) {
   P out = ray.leave;
   for (int axis = 0; axis < 3; ++axis) {
     if (ray.inverse[axis] == 0) continue;
-    const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE), crossed = (wall - ray.o[axis]) * ray.inverse[axis];
+    const P wall = P((block[axis] + (ray.d[axis] > 0 ? 1 : 0)) * COARSE),
+            crossed = (wall - ray.o[axis]) * ray.inverse[axis];
     out = crossed < out ? crossed : out;
   }
   return int((out - ray.start) * ray.inverse_step * P(0.99999) - P(1.01));
@@ -69,8 +72,9 @@ int last_in_block(const GridRay<P>& ray, const int block[3]) {
 template <class P, class F>
 bool march_one(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
   const P* jitter = (const P*)in.jitter;
-  const GridRay<P> ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
-                                  jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
+  const GridRay<P> ray =
+      grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
+               jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
   if (ray.too_long()) return false;
   int64_t last_cell = -1;  // neighbouring intervals often share it
   bool occupied = false;
@@ -124,7 +128,8 @@ Status march_fill(DType dtype, const MarchArguments& in, const MarchFound& found
   const CoarseGrid coarse = coarse_of(in.grid.cells, found.kept);
   ray_offsets[0] = 0;
   std::partial_sum(found.counts, found.counts + in.n_rays, ray_offsets + 1);
-  const int64_t used = *(std::upper_bound(ray_offsets, ray_offsets + in.n_rays + 1, n_rows) - 1);  // rows of rays that fit
+  const int64_t used =
+      *(std::upper_bound(ray_offsets, ray_offsets + in.n_rays + 1, n_rows) - 1);  // rows of rays that fit
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
     const P half = P(in.limits.step / 2);

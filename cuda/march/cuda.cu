@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Three kernels: the coarse grid; counting, a block for a tile of rays, whose warps take one after the other; and filling,
-// which takes from counting where each ray's samples are and writes them to where the counts say.
+// Three kernels: the coarse grid; counting, a block for a tile of rays, whose warps take one after the other; and
+// filling, which takes from counting where each ray's samples are and writes them to where the counts say.
 
 #include "common/gpu.cuh"
 #include "march/args.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int TILE = 64;  // rays of a block
 constexpr int WARPS = THREADS / 32;
 constexpr int WARP_RAYS = TILE / WARPS;  // that a warp fills
-constexpr int KEPT = 32;                 // chunks of a ray that counting keeps for filling; a ray of more is walked again
+constexpr int KEPT = 32;  // chunks of a ray that counting keeps for filling; a ray of more is walked again
 static_assert(TILE == 2 * 32, "two rays of the tile for each lane that adds up their counts");
 
 // Blocks of a multiprocessor: as many as there are registers for.
@@ -39,8 +39,9 @@ struct Found {
   CoarseGrid coarse;
 };
 
-// A thread block for the entries at one (x, y) of the coarse grid. A warp looks at one x of each block, a lane at BLOCK cells
-// along z: those of the higher block of its entry, as the lane below has the lower one. VECTOR: reads them at once.
+// A thread block for the entries at one (x, y) of the coarse grid. A warp looks at one x of each block, a lane at BLOCK
+// cells along z: those of the higher block of its entry, as the lane below has the lower one. VECTOR: reads them at
+// once.
 template <bool VECTOR>
 __global__ void __launch_bounds__(32 * BLOCK, 8) find_any(MarchGrid grid, CoarseGrid coarse, unsigned* ticket) {
   constexpr int ROWS = 2 * 2 * BLOCK;  // of a warp: the rows along z of its two x in both blocks along y
@@ -66,7 +67,8 @@ __global__ void __launch_bounds__(32 * BLOCK, 8) find_any(MarchGrid grid, Coarse
     found[warp][lane] = all;
     __syncthreads();
     if (warp == 0) {
-      const unsigned some = __ballot_sync(ALL_LANES, (found[0][lane] | found[1][lane] | found[2][lane] | found[3][lane]) != 0);
+      const unsigned some =
+          __ballot_sync(ALL_LANES, (found[0][lane] | found[1][lane] | found[2][lane] | found[3][lane]) != 0);
       const bool lower = lane ? some >> (lane - 1) & 1 : before;
       if (entry < n_entries) coarse.any[int64_t(blockIdx.x) * n_entries + entry] = lower || (some >> lane & 1);
       before = some >> 31;
@@ -186,7 +188,8 @@ struct Span {
 
 // Of this warp's rays, one a lane. Each lane adds up two rays of the tile; the first warp writes their offsets.
 template <class P>
-__device__ __forceinline__ Span span_of_lane(const MarchArguments& in, const Found<P>& found, int64_t* __restrict__ ray_offsets) {
+__device__ __forceinline__ Span span_of_lane(const MarchArguments& in, const Found<P>& found,
+                                             int64_t* __restrict__ ray_offsets) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t r = int64_t(blockIdx.x) * TILE + 2 * lane;
   const bool has_a = r < in.n_rays, has_b = r + 1 < in.n_rays;
@@ -215,13 +218,14 @@ __device__ __forceinline__ void fill_kept(Samples kept, int chunks, P start, P s
 }
 
 template <class P>
-__device__ __forceinline__ void fill_again(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, P step, P half,
-                                           Rows<P> to) {
+__device__ __forceinline__ void fill_again(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, P step,
+                                           P half, Rows<P> to) {
   const TileRay<P> ray = tile_ray<P>(in, index);
   walk(ray, in.grid, coarse, step, [&](int chunk, unsigned which) {
     for (unsigned some = __ballot_sync(ALL_LANES, which != 0); some; some &= some - 1) {
       const int next = __ffs(some) - 1;
-      fill_kept({__shfl_sync(ALL_LANES, which, next), unsigned(__shfl_sync(ALL_LANES, chunk, next))}, 1, ray.start, step, half, to);
+      fill_kept({__shfl_sync(ALL_LANES, which, next), unsigned(__shfl_sync(ALL_LANES, chunk, next))}, 1, ray.start,
+                step, half, to);
       to = to.from(__popc(__shfl_sync(ALL_LANES, which, next)));
     }
   });
@@ -231,7 +235,8 @@ template <class P>
 __global__ void __launch_bounds__(THREADS, RESIDENT<P>)
     fill(MarchArguments in, Found<P> found, int64_t n_rows, int64_t* __restrict__ ray_offsets, Rows<P> rows) {
   const int lane = threadIdx.x % 32;
-  const int64_t first = int64_t(blockIdx.x) * TILE + threadIdx.x / 32 * WARP_RAYS, n_samples = found.tile_offsets[gridDim.x];
+  const int64_t first = int64_t(blockIdx.x) * TILE + threadIdx.x / 32 * WARP_RAYS,
+                n_samples = found.tile_offsets[gridDim.x];
   const P step = P(in.limits.step), half = P(in.limits.step / 2);
   Head<P> head{};
   if (lane < WARP_RAYS && first + lane < in.n_rays) head = found.heads[first + lane];
@@ -273,7 +278,9 @@ Found<P> parts_of(const MarchArguments& in, const MarchFound& found) {
   Samples* samples = static_cast<Samples*>(found.kept);
   Head<P>* heads = reinterpret_cast<Head<P>*>(samples + in.n_rays * KEPT);
   unsigned* ticket = reinterpret_cast<unsigned*>(heads + in.n_rays);
-  return {found.counts, found.tile_offsets, samples, heads, ticket, coarse_of(in.grid.cells, reinterpret_cast<bool*>(ticket + 1))};
+  return {found.counts, found.tile_offsets,
+          samples,      heads,
+          ticket,       coarse_of(in.grid.cells, reinterpret_cast<bool*>(ticket + 1))};
 }
 
 }  // namespace

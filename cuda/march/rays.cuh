@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp walks along a ray: each lane looks whether a chunk of 32 intervals comes near anything, then all look at the
-// intervals of such chunks, one a lane. A bit an interval says which are samples.
+// How a warp walks along a ray: each lane looks whether a chunk of 32 intervals comes near anything, then all look at
+// the intervals of such chunks, one a lane. A bit an interval says which are samples.
 
 #pragma once
 
@@ -14,8 +14,8 @@ constexpr int BLOCK = 4;        // cells of the occupancy along one side of a bl
 constexpr int MOST_LOOKS = 32;  // at the coarse grid, of a chunk
 constexpr int AT_ONCE = 2;      // chunks whose occupancy is asked for before the first answer is there
 
-// Entry c along an axis: whether block c - 1 or c has an occupied cell. So the entry at a point, in blocks and half a block
-// further, tells of all cells within BLOCK / 2 of it.
+// Entry c along an axis: whether block c - 1 or c has an occupied cell. So the entry at a point, in blocks and half a
+// block further, tells of all cells within BLOCK / 2 of it.
 struct CoarseGrid {
   int blocks[3];  // there is one more entry along each axis
   bool* any;
@@ -44,8 +44,9 @@ __device__ __forceinline__ int8_t looks_at(P reach, P room) {
 template <class P>
 __device__ __forceinline__ TileRay<P> tile_ray(const MarchArguments& in, int64_t index) {
   const P* jitter = (const P*)in.jitter;
-  const GridRay<P> ray = grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
-                                  jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
+  const GridRay<P> ray =
+      grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
+               jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
   constexpr P EPSILON = sizeof(P) == 4 ? P(1.1920929e-7) : P(2.220446049250313e-16);
   TileRay<P> r;
   r.too_long = ray.too_long();
@@ -127,7 +128,8 @@ __device__ __forceinline__ Interval interval(const TileRay<P>& ray, const MarchG
 
 // Which intervals of chunk base + lane are samples, for the chunks in `left`; 0 for the others.
 template <bool INSIDE, class P>
-__device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const MarchGrid& grid, P step, int base, unsigned left) {
+__device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const MarchGrid& grid, P step, int base,
+                                                 unsigned left) {
   constexpr int N = INSIDE ? AT_ONCE : 1;
   const int lane = threadIdx.x % 32;
   const P first = P(base * CHUNK + lane);
@@ -155,10 +157,11 @@ __device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const Ma
   return mine;
 }
 
-// Calls emit(chunk, which of its intervals are samples), a chunk a lane, near to far. The lanes of a warp call this together,
-// with one ray.
+// Calls emit(chunk, which of its intervals are samples), a chunk a lane, near to far. The lanes of a warp call this
+// together, with one ray.
 template <class P, class F>
-__device__ __forceinline__ void walk(const TileRay<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse, P step, const F& emit) {
+__device__ __forceinline__ void walk(const TileRay<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse, P step,
+                                     const F& emit) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < ray.n_chunks; base += 32) {
     const int chunk = base + lane;

@@ -33,7 +33,8 @@ struct MlpInputGradients {
 };
 
 Status mlp(DType, const MlpInputs&, const void* parameters, void* out, const MlpShape&, Stream);
-// grad_parameters [MLP_PARTS or on the CPU MLP_CPU_PARTS, P], of the accumulation type and zero at the start: the sum of its rows is the gradient.
+// grad_parameters [MLP_PARTS or on the CPU MLP_CPU_PARTS, P], of the accumulation type and zero at the start: the sum
+// of its rows is the gradient.
 Status mlp_bwd(DType, const void* grad_out, const MlpInputs&, const void* parameters, const MlpInputGradients&,
                void* grad_parameters, const MlpShape&, Stream);
 

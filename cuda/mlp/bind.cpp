@@ -12,8 +12,9 @@ struct Inputs {
   MlpShape shape{};
 
   Inputs(const std::vector<Tensor>& inputs, const std::vector<int64_t>& widths) {
-    STD_TORCH_CHECK(inputs.size() >= 1 && inputs.size() <= MLP_INPUTS && widths.size() >= 2 && widths.size() <= MLP_LAYERS + 1,
-                    "nerfkit: mlp takes 1 to ", MLP_INPUTS, " inputs and 1 to ", MLP_LAYERS, " layers");
+    STD_TORCH_CHECK(
+        inputs.size() >= 1 && inputs.size() <= MLP_INPUTS && widths.size() >= 2 && widths.size() <= MLP_LAYERS + 1,
+        "nerfkit: mlp takes 1 to ", MLP_INPUTS, " inputs and 1 to ", MLP_LAYERS, " layers");
     int64_t total = 0;
     for (const Tensor& input : inputs) {
       const Tensor row = checked("input", input, inputs[0], {inputs[0].size(0), ANY});
@@ -58,7 +59,8 @@ std::tuple<std::vector<Tensor>, Tensor> backward(const Tensor& grad_out_in, cons
     grad_inputs.push_back(wanted[i] ? empty(in.rows[i], shape_of(in.rows[i])) : nothing(in.rows[i]));
     if (wanted[i]) pointers.rows[i] = out(grad_inputs[i]);
   }
-  Tensor grad_parameters = zeros(parameters, {parameters.is_cpu() ? MLP_CPU_PARTS : MLP_PARTS, in.shape.parameters()}, wide(parameters.scalar_type()));
+  Tensor grad_parameters = zeros(parameters, {parameters.is_cpu() ? MLP_CPU_PARTS : MLP_PARTS, in.shape.parameters()},
+                                 wide(parameters.scalar_type()));
   ran("mlp_bwd", mlp_bwd(dtype_of(parameters), data(grad_out), in.pointers(), data(parameters), pointers,
                          out(grad_parameters), in.shape, device.stream));
   return {grad_inputs, grad_parameters};

@@ -74,7 +74,8 @@ void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const 
   }
 }
 
-// Gradients of a layer's weight [n_out padded to MOST_ROWS, padded n_in] and bias [n_out]: sums over the rows of a part.
+// Gradients of a layer's weight [n_out padded to MOST_ROWS, padded n_in] and bias [n_out]: sums over the rows of a
+// part.
 template <class A>
 struct Sums {
   PackVector<A> weight, bias;
@@ -83,8 +84,8 @@ struct Sums {
       : weight(size_t(padded(layer.n_out, MOST_ROWS)) * padded(layer.n_in)), bias(layer.n_out) {}
 };
 
-// Adds what a group's `values` and the gradient [GROUP, padded n_out] of its last ones give to `sums`, layer by layer, and
-// leaves the gradient of the input there instead. `other` takes turns with it.
+// Adds what a group's `values` and the gradient [GROUP, padded n_out] of its last ones give to `sums`, layer by layer,
+// and leaves the gradient of the input there instead. `other` takes turns with it.
 template <class A>
 void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values, int n, std::vector<Sums<A>>& sums,
                     PackVector<A>& grad, PackVector<A>& other) {
@@ -120,7 +121,8 @@ void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out
   const int n_out = s.width[s.n_layers], out = padded(n_out), in = padded(s.width[0]);
   const int widest = padded(*std::max_element(s.width, s.width + s.n_layers + 1));
   auto values = values_of<A>(s);
-  PackVector<A> grad(size_t(GROUP) * widest + MOST_ROWS), other(grad);  // of the last row, columns up to a multiple are read
+  PackVector<A> grad(size_t(GROUP) * widest + MOST_ROWS),
+      other(grad);  // of the last row, columns up to a multiple are read
   for (; first < last; first += GROUP) {
     const int n = int(std::min<int64_t>(GROUP, last - first));
     compute<T>(layers, layers.size() - 1, inputs, s, first, n, values);
@@ -140,7 +142,8 @@ template <class A>
 void write_sums(const std::vector<Layer<A>>& layers, const std::vector<Sums<A>>& sums, A* to) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const int n_in = layers[l].n_in;
-    for (int o = 0; o < layers[l].n_out; ++o, to += n_in) std::copy_n(&sums[l].weight[int64_t(o) * padded(n_in)], n_in, to);
+    for (int o = 0; o < layers[l].n_out; ++o, to += n_in)
+      std::copy_n(&sums[l].weight[int64_t(o) * padded(n_in)], n_in, to);
     to = std::copy(sums[l].bias.begin(), sums[l].bias.end(), to);
   }
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A warp takes 16 rows through all layers in registers: the sums of one layer are, lane for lane, the operands of the next.
-// The backward pass computes them again, and keeps what a block's rows had at each layer in shared memory; from there the
-// warps share out the products that sum over rows, the gradients of the weights, whose sums stay in registers to the end.
+// A warp takes 16 rows through all layers in registers: the sums of one layer are, lane for lane, the operands of the
+// next. The backward pass computes them again, and keeps what a block's rows had at each layer in shared memory; from
+// there the warps share out the products that sum over rows, the gradients of the weights, whose sums stay in registers
+// to the end.
 
 #include "mlp/layers.cuh"
 
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(32 * WARPS, 2) forward(const MlpArrays<T> a) {
 
 // grad [16, H] where what ReLU gave, `rows`, is not 0; adds it to the gradient of the bias.
 template <class T, int H>
-__device__ __forceinline__ Rows<T, H> through_relu(float (&grad)[H / 8][4], const Rows<T, H>& rows, float (&bias)[H / 4]) {
+__device__ __forceinline__ Rows<T, H> through_relu(float (&grad)[H / 8][4], const Rows<T, H>& rows,
+                                                   float (&bias)[H / 4]) {
 #pragma unroll
   for (int n = 0; n < H / 8; ++n)
 #pragma unroll
@@ -64,8 +66,8 @@ struct Share {
 
 // sum += transposed grads [ROWS, 16 from `row` on] times values [ROWS, 16 from `column` on]
 template <class T>
-__device__ __forceinline__ void add_outer(float (&sum)[2][4], const T* grads, int grads_stride, int row, const T* values,
-                                          int values_stride, int column) {
+__device__ __forceinline__ void add_outer(float (&sum)[2][4], const T* grads, int grads_stride, int row,
+                                          const T* values, int values_stride, int column) {
 #pragma unroll
   for (int k = 0; k < ROWS; k += 16) {
     unsigned left[4], right[4];
@@ -75,7 +77,8 @@ __device__ __forceinline__ void add_outer(float (&sum)[2][4], const T* grads, in
   }
 }
 
-__device__ __forceinline__ void store_outer(const float (&sum)[2][4], float* to, int width, int row, int column, int rows) {
+__device__ __forceinline__ void store_outer(const float (&sum)[2][4], float* to, int width, int row, int column,
+                                            int rows) {
   const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -84,7 +87,8 @@ __device__ __forceinline__ void store_outer(const float (&sum)[2][4], float* to,
   }
 }
 
-// bias: a lane's sums for columns 8 n + 2 t, + 1 of its rows -> to [8 N]; `scratch` [WARPS, 8 N]. The whole block calls it.
+// bias: a lane's sums for columns 8 n + 2 t, + 1 of its rows -> to [8 N]; `scratch` [WARPS, 8 N]. The whole block calls
+// it.
 template <int N>
 __device__ __forceinline__ void store_bias(float (&bias)[2 * N], float* scratch, float* to, int columns) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -104,7 +108,8 @@ __device__ __forceinline__ void store_bias(float (&bias)[2 * N], float* scratch,
 
 template <class T, int H, int HIDDEN>
 constexpr size_t backward_bytes(int n_in) {
-  return Weights<T, H, HIDDEN>::bytes(n_in) + size_t(ROWS) * ((n_in + PAD) + 2 * HIDDEN * (H + PAD) + OUT + PAD) * sizeof(T);
+  return Weights<T, H, HIDDEN>::bytes(n_in) +
+         size_t(ROWS) * ((n_in + PAD) + 2 * HIDDEN * (H + PAD) + OUT + PAD) * sizeof(T);
 }
 
 template <class T, int H, int HIDDEN>
@@ -176,7 +181,8 @@ __global__ void __launch_bounds__(32 * WARPS, 1) backward(const MlpArrays<T> a) 
       for (int i = 0; i < 4; ++i) {
         const int64_t n = row + g + i % 2 * 8;
         T* to = a.grad_inputs[k] + n * a.input_width[k] + column + i / 2 * 8 + 2 * t;
-        if (n < a.n_rows) *reinterpret_cast<unsigned*>(to) = pack<T>(of_x[i / 2][i % 2 * 2], of_x[i / 2][i % 2 * 2 + 1]);
+        if (n < a.n_rows)
+          *reinterpret_cast<unsigned*>(to) = pack<T>(of_x[i / 2][i % 2 * 2], of_x[i / 2][i % 2 * 2 + 1]);
       }
     });
     __syncthreads();
@@ -189,23 +195,28 @@ __global__ void __launch_bounds__(32 * WARPS, 1) backward(const MlpArrays<T> a) 
 #pragma unroll
       for (int i = 0; i < SHARES; ++i)
         if ((share.first + i * STEP) * 16 < H)
-          add_outer(of_middle[i], grads + ROWS * STRIDE, STRIDE, share.row, hidden, STRIDE, (share.first + i * STEP) * 16);
+          add_outer(of_middle[i], grads + ROWS * STRIDE, STRIDE, share.row, hidden, STRIDE,
+                    (share.first + i * STEP) * 16);
     }
-    if (warp < H / 16) add_outer(of_out, grads_out, OUT_STRIDE, 0, hidden + (HIDDEN - 1) * ROWS * STRIDE, STRIDE, 16 * warp);
+    if (warp < H / 16)
+      add_outer(of_out, grads_out, OUT_STRIDE, 0, hidden + (HIDDEN - 1) * ROWS * STRIDE, STRIDE, 16 * warp);
     __syncthreads();
   }
 
-  float* to = a.grad_parameters + blockIdx.x * (int64_t(a.n_in + 1) * H + (HIDDEN - 1) * (H + 1) * H + (H + 1) * a.n_out);
+  float* to =
+      a.grad_parameters + blockIdx.x * (int64_t(a.n_in + 1) * H + (HIDDEN - 1) * (H + 1) * H + (H + 1) * a.n_out);
   float* scratch = reinterpret_cast<float*>(x);
 #pragma unroll
   for (int i = 0; i < IN_SHARES; ++i)
-    if ((share.first + i * STEP) * 16 < a.n_in) store_outer(of_in[i], to, a.n_in, share.row, (share.first + i * STEP) * 16, H);
+    if ((share.first + i * STEP) * 16 < a.n_in)
+      store_outer(of_in[i], to, a.n_in, share.row, (share.first + i * STEP) * 16, H);
   store_bias<H / 8>(bias_in, scratch, to + a.n_in * H, H);
   to += (a.n_in + 1) * H;
   if constexpr (HIDDEN == 2) {
 #pragma unroll
     for (int i = 0; i < SHARES; ++i)
-      if ((share.first + i * STEP) * 16 < H) store_outer(of_middle[i], to, H, share.row, (share.first + i * STEP) * 16, H);
+      if ((share.first + i * STEP) * 16 < H)
+        store_outer(of_middle[i], to, H, share.row, (share.first + i * STEP) * 16, H);
     store_bias<H / 8>(bias_middle, scratch, to + H * H, H);
     to += (H + 1) * H;
   }
@@ -218,13 +229,17 @@ template <class F>
 bool with_kernel(DType dtype, const MlpShape& s, const F& f) {
   const int hidden = s.n_layers - 1;
   const auto with_depth = [&](auto element, auto width) {
-    hidden == 2 ? f(element, width, std::integral_constant<int, 2>()) : f(element, width, std::integral_constant<int, 1>());
+    hidden == 2 ? f(element, width, std::integral_constant<int, 2>())
+                : f(element, width, std::integral_constant<int, 1>());
   };
   const auto with_width = [&](auto element) {
     switch (s.width[1]) {
-      case 16: return with_depth(element, std::integral_constant<int, 16>());
-      case 32: return with_depth(element, std::integral_constant<int, 32>());
-      case 64: return with_depth(element, std::integral_constant<int, 64>());
+      case 16:
+        return with_depth(element, std::integral_constant<int, 16>());
+      case 32:
+        return with_depth(element, std::integral_constant<int, 32>());
+      case 64:
+        return with_depth(element, std::integral_constant<int, 64>());
     }
   };
   bool fits = (hidden == 1 || hidden == 2) && (s.width[1] == 16 || s.width[1] == 32 || s.width[1] == 64);
@@ -256,7 +271,8 @@ Status launch(Kernel kernel, const Arrays& arrays, size_t shared, int most_block
   int resident = 0;
   cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, 32 * WARPS, shared);
   const int64_t tiles = (arrays.n_rows + ROWS - 1) / ROWS;
-  const int64_t blocks = std::min<int64_t>(std::min<int64_t>(tiles, most_blocks), int64_t(std::max(resident, 1)) * gpu.processors);
+  const int64_t blocks =
+      std::min<int64_t>(std::min<int64_t>(tiles, most_blocks), int64_t(std::max(resident, 1)) * gpu.processors);
   kernel<<<unsigned(blocks), 32 * WARPS, shared, (cudaStream_t)stream>>>(arrays);
   return launched();
 }

@@ -3,8 +3,8 @@
 
 #pragma once
 
-#include "mlp/args.h"
 #include "common/mma.cuh"
+#include "mlp/args.h"
 
 namespace nerfkit {
 namespace {
@@ -24,8 +24,8 @@ struct MlpArrays {
   int n_in, n_out;
 };
 
-// Operands of 16 x 16 from a matrix in shared memory with rows of `stride`, beginning at `row` and `column`. `by_columns` and
-// `by_rows` are where the second 8 x 8 part lies.
+// Operands of 16 x 16 from a matrix in shared memory with rows of `stride`, beginning at `row` and `column`.
+// `by_columns` and `by_rows` are where the second 8 x 8 part lies.
 template <class T>
 __device__ __forceinline__ const T* by_columns(const T* matrix, int stride, int row, int column) {
   const int lane = threadIdx.x % 32;
@@ -57,7 +57,8 @@ __device__ __forceinline__ void load_left(const T* matrix, int stride, int row, 
 
 // Two neighbouring sums [16, 8] += left [16, 16] right.
 template <class T>
-__device__ __forceinline__ void add_products(float (&first)[4], float (&second)[4], const unsigned (&left)[4], const unsigned (&right)[4]) {
+__device__ __forceinline__ void add_products(float (&first)[4], float (&second)[4], const unsigned (&left)[4],
+                                             const unsigned (&right)[4]) {
   add_product(T(), first, left[0], left[1], left[2], left[3], right[0], right[1]);
   add_product(T(), second, left[0], left[1], left[2], left[3], right[2], right[3]);
 }
@@ -97,7 +98,8 @@ struct Weights {
   int in_stride;
 
   static __host__ __device__ size_t bytes(int n_in) {
-    return (size_t(H) * (n_in + PAD) + ((HIDDEN - 1) * H + OUT) * (H + PAD)) * sizeof(T) + (HIDDEN * H + OUT) * sizeof(float);
+    return (size_t(H) * (n_in + PAD) + ((HIDDEN - 1) * H + OUT) * (H + PAD)) * sizeof(T) +
+           (HIDDEN * H + OUT) * sizeof(float);
   }
   __device__ __forceinline__ Weights(unsigned char* memory, int n_in) : in_stride(n_in + PAD) {
     in = reinterpret_cast<T*>(memory);
@@ -116,7 +118,8 @@ struct Weights {
     }
     copy(from, out, H + PAD, bias_out, H, n_out, OUT);
   }
-  static __device__ __forceinline__ void copy(const T* from, T* matrix, int stride, float* bias, int width, int rows, int all_rows) {
+  static __device__ __forceinline__ void copy(const T* from, T* matrix, int stride, float* bias, int width, int rows,
+                                              int all_rows) {
     for (int i = threadIdx.x; i < all_rows * width; i += 32 * WARPS)
       matrix[i / width * stride + i % width] = i < rows * width ? from[i] : T(0.f);
     for (int i = threadIdx.x; i < all_rows; i += 32 * WARPS) bias[i] = i < rows ? float(from[rows * width + i]) : 0.f;
@@ -148,7 +151,8 @@ __device__ __forceinline__ void apply(float (&sum)[N][4], const Rows<T, H>& rows
 
 // sum [16, 8 N] += rows [16, H] times the weight [H, ..], from its column on.
 template <class T, int H, int N>
-__device__ __forceinline__ void apply_back(float (&sum)[N][4], const Rows<T, H>& rows, const T* weight, int stride, int column) {
+__device__ __forceinline__ void apply_back(float (&sum)[N][4], const Rows<T, H>& rows, const T* weight, int stride,
+                                           int column) {
 #pragma unroll
   for (int c = 0; c < H / 16; ++c)
 #pragma unroll

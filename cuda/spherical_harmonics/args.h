@@ -33,7 +33,7 @@ HD void harmonics_of(const P* direction, P (&out)[HARMONICS]) {
 }
 
 // directions [R, 3] of dtype `from`, out [n_rows, 16] of dtype `to`. Without ray_index row n is of ray n.
-Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out, int64_t n_rows,
-                           Stream);
+Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out,
+                           int64_t n_rows, Stream);
 
 }  // namespace nerfkit

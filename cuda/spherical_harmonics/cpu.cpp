@@ -22,8 +22,8 @@ void run(const P* directions, const int64_t* ray_index, T* out, int64_t n_rows) 
 
 }  // namespace
 
-Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out, int64_t n_rows,
-                           Stream) {
+Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out,
+                           int64_t n_rows, Stream) {
   dispatch(to, [&](auto element) {
     using T = decltype(element);
     if (from == DType::f64)

@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(THREADS)
 
 }  // namespace
 
-Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out, int64_t n_rows,
-                           Stream stream) {
+Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out,
+                           int64_t n_rows, Stream stream) {
   if (n_rows == 0) return 0;
   dispatch(to, [&](auto element) {
     using T = decltype(element);

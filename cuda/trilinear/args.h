@@ -23,9 +23,12 @@ HD void corner_weights(const A u[3], A w[8]) {
 template <class A>
 HD void corner_weights_bwd(const A u[3], const A d[8], A grad_u[3]) {
   const A v[3] = {1 - u[0], 1 - u[1], 1 - u[2]};
-  grad_u[0] = v[1] * (v[2] * (d[4] - d[0]) + u[2] * (d[5] - d[1])) + u[1] * (v[2] * (d[6] - d[2]) + u[2] * (d[7] - d[3]));
-  grad_u[1] = v[0] * (v[2] * (d[2] - d[0]) + u[2] * (d[3] - d[1])) + u[0] * (v[2] * (d[6] - d[4]) + u[2] * (d[7] - d[5]));
-  grad_u[2] = v[0] * (v[1] * (d[1] - d[0]) + u[1] * (d[3] - d[2])) + u[0] * (v[1] * (d[5] - d[4]) + u[1] * (d[7] - d[6]));
+  grad_u[0] =
+      v[1] * (v[2] * (d[4] - d[0]) + u[2] * (d[5] - d[1])) + u[1] * (v[2] * (d[6] - d[2]) + u[2] * (d[7] - d[3]));
+  grad_u[1] =
+      v[0] * (v[2] * (d[2] - d[0]) + u[2] * (d[3] - d[1])) + u[0] * (v[2] * (d[6] - d[4]) + u[2] * (d[7] - d[5]));
+  grad_u[2] =
+      v[0] * (v[1] * (d[1] - d[0]) + u[1] * (d[3] - d[2])) + u[0] * (v[1] * (d[5] - d[4]) + u[1] * (d[7] - d[6]));
 }
 
 struct TrilinearSize {

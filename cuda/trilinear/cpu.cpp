@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t GRAIN = 256;  // points that are worth a thread
 
-// Features of which a corner is read to its end before the next: the processor foresees one row better than eight. Of fewer
-// there is little to foresee, of more the sums would leave the first cache.
+// Features of which a corner is read to its end before the next: the processor foresees one row better than eight. Of
+// fewer there is little to foresee, of more the sums would leave the first cache.
 constexpr int64_t LEAST_ROW = 32, MOST_ROW = 2048;
 
 // to = weight * from
@@ -105,7 +105,8 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
-    const bool past_caches = row % 64 == 0 && goes_past_caches(grad_feats, (grad_points ? 17 : 9) * size.n_points * row);
+    const bool past_caches =
+        row % 64 == 0 && goes_past_caches(grad_feats, (grad_points ? 17 : 9) * size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       backward((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points,
                size.n_features, past_caches, begin, end);

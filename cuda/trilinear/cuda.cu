@@ -42,7 +42,8 @@ __device__ __forceinline__ void store_passing(T* to, const acc_t<T> (&from)[V]) 
   }
 }
 
-// A row of the block's threads for one point. It asks for what later blocks read, which then is not late among the writes.
+// A row of the block's threads for one point. It asks for what later blocks read, which then is not late among the
+// writes.
 template <class T, int V>
 __global__ void __launch_bounds__(THREADS) to_feats(const T* __restrict__ grad_out, const acc_t<T>* __restrict__ points,
                                                     T* __restrict__ grad_feats, int64_t n_points, int f) {
@@ -55,7 +56,8 @@ __global__ void __launch_bounds__(THREADS) to_feats(const T* __restrict__ grad_o
   corner_weights(u, w);
   for (int j = threadIdx.x * V; j < f; j += blockDim.x * V) {
     const int64_t at = n * f + j;
-    if (at % LINE == 0 && at + AHEAD < n_points * f) asm volatile("prefetch.global.L2 [%0];" ::"l"(grad_out + at + AHEAD));
+    if (at % LINE == 0 && at + AHEAD < n_points * f)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(grad_out + at + AHEAD));
     A grad[V];
     load(grad_out + at, grad);
 #pragma unroll
@@ -149,7 +151,8 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
   if (size.n_points == 0 || !(grad_feats || grad_points)) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const bool wide = size.n_features % WIDE<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) && aligned(grad_feats, 16);
+    const bool wide =
+        size.n_features % WIDE<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) && aligned(grad_feats, 16);
     auto launch = wide ? backward_of_width<T, WIDE<T>> : backward_of_width<T, 1>;
     launch((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points, size,
            (cudaStream_t)stream);
