@@ -5,6 +5,7 @@
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels, once for architectures that share code, and check what the compiler says (nvcc)
 # make wheel  an sdist, and a wheel tagged for the oldest Linux that it runs on, in dist/
+# The ops are compiled first, only what changed; pip, which shows no build, then finds them done.
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 # A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
 
@@ -62,6 +63,7 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*.* cuda/*/*)
 	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \
 	fi; \
 	$(VENV)/bin/python -m pip install -q "setuptools>=77"; \
+	$(VENV)/bin/python setup.py build_ext --inplace; \
 	$(VENV)/bin/python -m pip install -q --no-build-isolation -e ".[test]"; \
 	touch $@
 

@@ -290,7 +290,8 @@ def compile_command(source: str, target: str, library: str) -> list[str]:
     if source.endswith(".cu"):
         host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
         flags = ["-Xcompiler", "-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
-        return [str(NVCC), *flags, "--threads", "2", *host_compiler, *compression(), *gencode(), *common]
+        flags += ["--threads", "4"]  # architectures of a file at a time: the longest file is what a build waits for
+        return [str(NVCC), *flags, *host_compiler, *compression(), *gencode(), *common]
     on_gpu, march = library == "_C_cuda", INSTRUCTION_SETS.get(library)
     flags = ["-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
     # Not -ffast-math: it would flush the whole process's denormals to zero.
@@ -331,7 +332,8 @@ def inputs_of(target: str, command: list[str]) -> str:
     """All that an object is made from: versions, the command, and the files of the last compilation with their hashes."""
     listed = Path(f"{target}.d").read_text().replace("\\\n", " ").partition(":")[2]
     files = [file.replace("\\ ", " ") for file in re.findall(r"(?:\\ |\S)+", listed)]
-    first = f"{compiler_name()} {TORCH.version} {shlex.join(command)}"
+    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    first = shlex.join([compiler_name(), TORCH.version, *command, *added])
     return "\n".join([first, *(f"{hash_of(file)} {file}" for file in files)])
 
 

@@ -101,9 +101,9 @@ def test_the_architectures_of_the_gpus_come_first(toolkit: str, tmp_path: Path, 
     assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["9.0"]
 
 
-def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, capsys, monkeypatch):
-    read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
-    assert_names(capsys.readouterr().err, f"CUDA_HOME={tmp_path}", "bin/nvcc")
+def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, monkeypatch):
+    names = read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
+    assert_names(names["about_nvcc"](), f"CUDA_HOME={tmp_path}", "bin/nvcc")
     monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else name)
     monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
     with raises_naming(SystemExit, "NERFKIT_CUDA=1", f"CUDA_HOME={tmp_path}", "bin/nvcc"):
