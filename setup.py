@@ -230,7 +230,7 @@ def libraries_for_cpus() -> list[str]:
 
 
 def extensions() -> list[Extension]:
-    """The libraries with their sources: bindings go into all, with the kernels of one device each. No program is run."""
+    """The libraries with their sources: bindings go into all, with the kernels of one device each; runs no program."""
     kernels = {suffix: sorted(glob.glob(f"cuda/**/*{suffix}", recursive=True)) for suffix in ("cpu.cpp", ".cu")}
     shared = ["cuda/build_info.cpp", *sorted(glob.glob("cuda/*/bind.cpp"))]
     must, must_cuda = (switch(name) == "1" for name in ("NERFKIT_NATIVE", "NERFKIT_CUDA"))
@@ -329,7 +329,7 @@ def hash_of(file: str) -> str:
 
 
 def inputs_of(target: str, command: list[str]) -> str:
-    """All that an object is made from: versions, the command, and the files of the last compilation with their hashes."""
+    """What an object is made from: versions, command, and the files of the last compilation with their hashes."""
     listed = Path(f"{target}.d").read_text().replace("\\\n", " ").partition(":")[2]
     files = [file.replace("\\ ", " ") for file in re.findall(r"(?:\\ |\S)+", listed)]
     added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
@@ -367,7 +367,8 @@ def compile_one(target: str, command: list[str]) -> float:
 def size_of(source: str) -> tuple[bool, int]:
     """What takes longest is most: kernels for the GPU by the code of their op, then the others by their own."""
     on_gpu = source.endswith(".cu")
-    return on_gpu, sum(file.stat().st_size for file in (Path(source).parent.glob("*.cu*") if on_gpu else [Path(source)]))
+    files = Path(source).parent.glob("*.cu*") if on_gpu else [Path(source)]
+    return on_gpu, sum(file.stat().st_size for file in files)
 
 
 class BuildLibraries(build_ext):
@@ -408,7 +409,7 @@ class BuildLibraries(build_ext):
         objects = {key: value for extension in self.extensions for key, value in self.objects_of(extension).items()}
         commands = {target: compile_command(source, target, library) for target, (source, library) in objects.items()}
         todo = [target for target in objects if not is_current(target, commands[target])]
-        todo.sort(key=lambda target: size_of(objects[target][0]), reverse=True)  # a long one last would keep all waiting
+        todo.sort(key=lambda target: size_of(objects[target][0]), reverse=True)  # one that starts last is waited for
         jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
         say(f"{len(todo)} of {len(objects)} files to compile, {jobs} at a time")
         self.failed: set[str] = set()

@@ -4,8 +4,8 @@
     python scripts/check_kernels.py         fails on a spill, a stack frame, an unknown symbol or a missing kernel
     python scripts/check_kernels.py --all   for every architecture, not only one of those that share their code
 
-Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed; only what changed
-since the last build is compiled.
+Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed. Only what
+changed since the last build is compiled.
 """
 
 from __future__ import annotations

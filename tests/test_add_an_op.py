@@ -47,9 +47,7 @@ def test_its_kernel_compiles_without_a_gpu(folder: Path):
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90", "-cubin", f"-I{ROOT / 'cuda'}"]
-    result = subprocess.run(
-        [*command, "cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True
-    )
+    result = subprocess.run([*command, "cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 

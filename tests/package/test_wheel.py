@@ -28,7 +28,8 @@ def pure(source: Path, tmp_path_factory) -> Path:
 def test_the_wheel_has_presets_types_headers_and_the_command(pure: Path):
     names = set(zipfile.ZipFile(pure).namelist())
     assert {"nerfkit/configs/lego.toml", "nerfkit/py.typed", "nerfkit/commands/train.py"} <= names
-    headers = {str(file.relative_to(ROOT / "cuda")) for end in ("h", "cuh") for file in (ROOT / "cuda").rglob(f"*.{end}")}
+    cuda = ROOT / "cuda"
+    headers = {str(file.relative_to(cuda)) for end in ("*.h", "*.cuh") for file in cuda.rglob(end)}
     assert {"common/bind.h", "common/simd_cpu.h", "common/gpu.cuh", "trilinear/args.h"} <= headers
     shipped = {name.removeprefix("nerfkit/include/") for name in names if name.startswith("nerfkit/include/")}
     assert shipped == headers
