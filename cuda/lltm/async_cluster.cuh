@@ -80,7 +80,7 @@ __device__ __forceinline__ void send(unsigned to, const uint4& words, unsigned a
 __device__ __forceinline__ void send_to_all(const void* place, unsigned word, const Arrivals& arrivals, int count) {
   const int lane = threadIdx.x % 32, first = lane & ~3;
   const unsigned to = shared_address(place) - 4 * (lane - first), counter = shared_address(&arrivals);
-  const auto of = [&](int k) { return __shfl_sync(ALL_LANES, word, first + k); };
+  const auto of = [&](int k) { return __shfl_sync(FULL_MASK, word, first + k); };
   const uint4 words = make_uint4(of(0), of(1), of(2), of(3));
 #pragma unroll
   for (int rank = lane - first; rank < MOST_OF_CLUSTER; rank += 4)

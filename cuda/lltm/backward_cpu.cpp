@@ -33,26 +33,26 @@ class WalkBack {
         sums_(sums),
         H(s.n_state),
         I(s.n_input),
-        columns_(padded(H) + padded(I)),
+        columns_(round_up(H) + round_up(I)),
         grad_in_(GROUP * columns_),
-        grad_c_(GROUP * padded(H)),
+        grad_c_(GROUP * round_up(H)),
         grad_gates_(BLOCK * 3 * H + GROUP),
-        in_(BLOCK * padded(H + I)) {
-    sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
+        in_(BLOCK * round_up(H + I)) {
+    sums.weight.resize(int64_t(round_up(3 * H, GROUP)) * round_up(H + I));
     sums.bias.resize(3 * H);
   }
 
   HD void begin(int64_t ray, int r) {
     copy(a_.h_n + ray * H, grad_in_.data() + r * columns_, H);
-    copy(a_.c_n + ray * H, grad_c_.data() + r * padded(H), H);
+    copy(a_.c_n + ray * H, grad_c_.data() + r * round_up(H), H);
   }
   HD void end(int64_t ray, int r) {
     copy(grad_in_.data() + r * columns_, a_.h0_out + ray * H, H);
-    copy(grad_c_.data() + r * padded(H), a_.c0_out + ray * H, H);
+    copy(grad_c_.data() + r * round_up(H), a_.c0_out + ray * H, H);
   }
   HD void move(int from, int to) {
     copy(grad_in_.data() + from * columns_, grad_in_.data() + to * columns_, H);
-    copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
+    copy(grad_c_.data() + from * round_up(H), grad_c_.data() + to * round_up(H), H);
   }
 
   HD void foresee(const Slot& slot) {
@@ -70,7 +70,7 @@ class WalkBack {
       Slot& slot = slots.at[r];
       const int64_t place = slot.place--;
       prefetch_row(a_.input, slot.place, I);
-      A* in = in_.data() + (rows_ + r) * padded(H + I);
+      A* in = in_.data() + (rows_ + r) * round_up(H + I);
       if (slot.place == slot.end)
         copy(a_.h0 + slot.ray * H, in, H);
       else
@@ -78,29 +78,29 @@ class WalkBack {
       copy(a_.input + place * I, in + H, I);
       units(r, place);
     }
-    multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
-                 {a_.panels, LANES, int64_t(3) * H * LANES},
-                 3 * H,
-                 {},
-                 {grad_in_.data(), columns_}},
-                slots.taken, columns_ / LANES);
+    gemm<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
+             {a_.panels, LANES, int64_t(3) * H * LANES},
+             3 * H,
+             {},
+             {grad_in_.data(), columns_}},
+            slots.taken, columns_ / LANES);
     for (int r = 0; r < slots.taken; ++r)
-      copy(grad_in_.data() + r * columns_ + padded(H), a_.input_out + (slots.at[r].place + 1) * I, I);
+      copy(grad_in_.data() + r * columns_ + round_up(H), a_.input_out + (slots.at[r].place + 1) * I, I);
     rows_ += slots.taken;
     if (rows_ + GROUP > BLOCK) finish_block();
   }
 
   // Gradients of the weight and the bias, of the rows in the block.
   HD void finish_block() {
-    const int width = padded(H + I);
+    const int width = round_up(H + I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> sum = load(sums_.bias.data() + j, n);
       for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
       store(sums_.bias.data() + j, sum, n);
     });
     A* sums = sums_.weight.data();
-    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}},
-                3 * H, width / LANES);
+    gemm<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
+            width / LANES);
     rows_ = 0;
   }
 
@@ -117,7 +117,7 @@ class WalkBack {
   // waiting.
   HD void units(int r, int64_t place) {
     const T *activated = a_.activated + KEPT_ON_CPU * place * H, *grad_out = a_.h + place * H;
-    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
+    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * round_up(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
@@ -145,12 +145,12 @@ class WalkBack {
 template <class T>
 void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
   using A = acc_t<T>;
-  PackVector<A> sum(padded(width));
+  PackVector<A> sum(round_up(width));
   for (int64_t row = begin; row < end; ++row) {
     std::fill(sum.begin(), sum.end(), A(0));
     for (const auto& part : parts)
-      for (int i = 0; i < padded(width); i += LANES)
-        store(&sum[i], load(&sum[i]) + load(&part.weight[row * padded(width) + i]));
+      for (int i = 0; i < round_up(width); i += LANES)
+        store(&sum[i], load(&sum[i]) + load(&part.weight[row * round_up(width) + i]));
     copy(sum.data(), grad_weight + row * width, width);
   }
 }
@@ -164,9 +164,9 @@ Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const
     using T = decltype(element);
     using A = acc_t<T>;
     const int H = s.n_state, I = s.n_input, width = H + I;
-    const auto panels = in_panels<A>(3 * H, padded(H) + padded(I), [&](int k, int j) {
-      const int column = j < padded(H) ? j : j - padded(H) + H;
-      return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
+    const auto panels = pack_panels<A>(3 * H, round_up(H) + round_up(I), [&](int k, int j) {
+      const int column = j < round_up(H) ? j : j - round_up(H) + H;
+      return column < (j < round_up(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
     });
     const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
                               (const T*)h0,     (const T*)activated, (T*)grad_input,     (T*)grad_h0,

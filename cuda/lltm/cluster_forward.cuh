@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
     const T* x = block.input(step, g) + 16 * from_x + 4 * t;
     add_depths<T, 3, 1>(sum, weight, block.kept, w.group, blocks_h + from_x, blocks_h + end_x, x, block.row_x);
   };
-  await_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
   add_input(0);
   for (int step = 0; step < longest; ++step) {
@@ -157,8 +157,8 @@ __global__ void __launch_bounds__(32 * CLUSTER_WARPS<WARPS>, 1)
       add_depths<T, 3, 1>(sum, weight, block.kept, w.group, from_h, end_h, h, block.row_h);
       write_sums<3>(sum, sums, w.part);
     }
-    await_copies<BUFFERS - 2>();  // of the next step
-    __syncthreads();              // the sums are there, and this step's input is read
+    cp_async_wait<BUFFERS - 2>();  // of the next step
+    __syncthreads();               // the sums are there, and this step's input is read
     if (w.real && words.own.any()) words.take_step(a, block, sums, step, blocks);
     block.start_input(a.input, step + BUFFERS);
     block.await_sums(w.group);

@@ -377,8 +377,8 @@ Status lltm_narrow_bwd(DType dtype, const void* grad_h, const void* grad_h_n, co
     int blocks = 0;
     if (s.n_rays > 0)
       blocks = launch_narrow(backward_narrow<T, inputs.value>, a, NARROW_BACKWARD_THREADS, NARROW_PARTS, gpu, stream);
-    launch_add_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value,
-                           stream);
+    launch_reduce_partials<T>(parts, grad_weight, grad_bias, blocks, 3 * NARROW_STATE, NARROW_STATE + inputs.value,
+                              stream);
   });
   return launched();
 }

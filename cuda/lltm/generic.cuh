@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(32) forward_ray(const LltmArrays<T> a) {
         for (int k = lane % LANES_OF_UNIT; k < H + I; k += LANES_OF_UNIT)
           for (int gate = 0; gate < 3; ++gate) gates[gate] += in[k] * A(a.weight[int64_t(gate * H + j) * (H + I) + k]);
         for (int gate = 0; gate < 3; ++gate)
-          gates[gate] = sum_lanes(gates[gate], LANES_OF_UNIT) + A(a.bias[gate * H + j]);
+          gates[gate] = warp_sum(gates[gate], LANES_OF_UNIT) + A(a.bias[gate * H + j]);
         if (lane % LANES_OF_UNIT || first + lane / LANES_OF_UNIT >= H) continue;
         const Gates<A> unit = activate(gates[0], gates[1], gates[2]);
         c[j] += unit.g * unit.i;

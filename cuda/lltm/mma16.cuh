@@ -63,7 +63,7 @@ struct Tile {  // half types
     return {{a.x, b.x, a.y, b.y}};
   }
   static __device__ __forceinline__ void product(float (&sum)[4], const Rows& a, const Weight& b) {
-    add_product(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b.value[0], b.value[1]);
+    mma(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b.value[0], b.value[1]);
   }
 };
 
@@ -186,7 +186,7 @@ __device__ __forceinline__ LaneRows rows_of_lane(const LltmShape& s, int64_t til
   }
   rows.longest = rows.length[0] > rows.length[1] ? rows.length[0] : rows.length[1];
   for (int offset = 16; offset >= 4; offset /= 2) {
-    const int other = __shfl_xor_sync(ALL_LANES, rows.longest, offset);
+    const int other = __shfl_xor_sync(FULL_MASK, rows.longest, offset);
     rows.longest = other > rows.longest ? other : rows.longest;
   }
   return rows;

@@ -70,7 +70,7 @@ __device__ __forceinline__ void share_out(FewSums<RAYS, GATES>& sum, int l) {
 #pragma unroll
   for (int apart = 1; RAYS == 1 && apart < LANES; apart *= 2)
 #pragma unroll
-    for (int gate = 0; gate < GATES; ++gate) sum.of[0][gate] += __shfl_xor_sync(ALL_LANES, sum.of[0][gate], apart);
+    for (int gate = 0; gate < GATES; ++gate) sum.of[0][gate] += __shfl_xor_sync(FULL_MASK, sum.of[0][gate], apart);
 #pragma unroll
   for (int half = RAYS / 2; half; half /= 2)
 #pragma unroll
@@ -78,7 +78,7 @@ __device__ __forceinline__ void share_out(FewSums<RAYS, GATES>& sum, int l) {
 #pragma unroll
       for (int gate = 0; gate < GATES; ++gate) {
         float &low = sum.of[ray][gate], high = sum.of[ray + half][gate];
-        const float given = __shfl_xor_sync(ALL_LANES, l & half ? low : high, half);
+        const float given = __shfl_xor_sync(FULL_MASK, l & half ? low : high, half);
         low = (l & half ? high : low) + given;
       }
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void share_out(FewSums<RAYS, GATES>& sum, int l) {
 template <int LANES>
 __device__ __forceinline__ int longest_of_block(int length) {
 #pragma unroll
-  for (int apart = 1; apart < LANES; apart *= 2) length = max(length, __shfl_xor_sync(ALL_LANES, length, apart));
+  for (int apart = 1; apart < LANES; apart *= 2) length = max(length, __shfl_xor_sync(FULL_MASK, length, apart));
   return length;
 }
 
@@ -169,7 +169,7 @@ __device__ __forceinline__ void write_bias(float* row, const float (&bias)[3], i
                                            int l) {
 #pragma unroll
   for (int gate = 0; gate < 3; ++gate) {
-    const float sum = sum_lanes(bias[gate], RAYS);
+    const float sum = warp_sum(bias[gate], RAYS);
     if (l == 0 && real) row[gate * n_state + unit] = sum;
   }
 }

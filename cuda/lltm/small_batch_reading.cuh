@@ -36,8 +36,8 @@ struct InputShare {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const int column = place(i) % I, ray = place(i) / I % RAYS;
-      const int64_t ray_first = __shfl_sync(ALL_LANES, own.first, ray);  // lane `ray` has that ray
-      const int ray_length = __shfl_sync(ALL_LANES, own.length, ray);
+      const int64_t ray_first = __shfl_sync(FULL_MASK, own.first, ray);  // lane `ray` has that ray
+      const int ray_length = __shfl_sync(FULL_MASK, own.length, ray);
       from[i] = a.input + ray_first * n_input + column, length[i] = column < n_input && is_there(i) ? ray_length : 0;
     }
   }
@@ -63,16 +63,16 @@ class CopiedInputs {
     float* to = buffers_[unsigned(step) % FEW_INPUTS];
 #pragma unroll
     for (int i = 0; i < Share::COUNT; ++i) {
-      if (share_.is_there(i)) copy_async_or_zeros<4>(to + share_.place(i), share_.from[i], step < share_.length[i]);
+      if (share_.is_there(i)) cp_async_zfill<4>(to + share_.place(i), share_.from[i], step < share_.length[i]);
       share_.from[i] += share_.n_input;
     }
-    end_copies();
+    cp_async_commit();
   }
   __device__ __forceinline__ void end(int) const {}
 
   // Until this thread's copies of step 0 have arrived; those of the next step. Others see them after a barrier.
-  __device__ __forceinline__ void await_first() const { await_copies<AHEAD - 1>(); }
-  __device__ __forceinline__ void await_next() const { await_copies<AHEAD - 2>(); }
+  __device__ __forceinline__ void await_first() const { cp_async_wait<AHEAD - 1>(); }
+  __device__ __forceinline__ void await_next() const { cp_async_wait<AHEAD - 2>(); }
   __device__ __forceinline__ const float* of(int step) const { return buffers_[unsigned(step) % FEW_INPUTS]; }
 
  private:
@@ -95,7 +95,7 @@ class ReadInputs {
 #pragma unroll
     for (int i = 0; i < Share::COUNT; ++i)
       for (int step = AHEAD; step < min(FEW_LINES, share_.length[i]); ++step)
-        ask_for_line(share_.from[i] + step * share_.n_input);
+        prefetch_l2(share_.from[i] + step * share_.n_input);
 #pragma unroll 1
     for (int step = 0; step < AHEAD; ++step) start(step), end(step);
   }
@@ -103,7 +103,7 @@ class ReadInputs {
 #pragma unroll
     for (int i = 0; i < Share::COUNT; ++i) {
       read_[i] = step < share_.length[i] ? *share_.from[i] : T(0.f);
-      if (step + FEW_LINES < share_.length[i]) ask_for_line(share_.from[i] + FEW_LINES * share_.n_input);
+      if (step + FEW_LINES < share_.length[i]) prefetch_l2(share_.from[i] + FEW_LINES * share_.n_input);
       share_.from[i] += share_.n_input;
     }
   }
@@ -144,11 +144,11 @@ class CopiedSamples {
 
   __device__ __forceinline__ void start(int step, const float* const (&from)[FEW_VALUES], bool real) {
 #pragma unroll
-    for (int i = 0; i < FEW_VALUES; ++i) copy_async_or_zeros<4>(place(step, i), from[i], real);
-    end_copies();
+    for (int i = 0; i < FEW_VALUES; ++i) cp_async_zfill<4>(place(step, i), from[i], real);
+    cp_async_commit();
   }
   __device__ __forceinline__ void take(int step, float (&to)[FEW_VALUES]) const {
-    await_copies<AHEAD - 1>();
+    cp_async_wait<AHEAD - 1>();
 #pragma unroll
     for (int i = 0; i < FEW_VALUES; ++i) to[i] = *place(step, i);
   }

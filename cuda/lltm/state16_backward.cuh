@@ -59,7 +59,7 @@ __device__ __forceinline__ void write_sums(float* sums, const float (&grad_weigh
         const int column = k < 2 ? H / 4 * t + 2 * k : H + I / 4 * t + 2 * (k - 2);
         row[column] = grad_weight[gate][k][2 * r], row[column + 1] = grad_weight[gate][k][2 * r + 1];
       }
-      const float of_bias = sum_lanes(grad_bias[gate][r], 4);
+      const float of_bias = warp_sum(grad_bias[gate][r], 4);
       if (t == 0) row[SUMS - 1] = of_bias;
     }
 }
@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
     const char* slopes[2];
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
+      length_of[q] = __shfl_sync(FULL_MASK, length, 8 * t + 4 * q);
       slopes[q] =
-          reinterpret_cast<const char*>(a.slopes + (__shfl_sync(ALL_LANES, far, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
+          reinterpret_cast<const char*>(a.slopes + (__shfl_sync(FULL_MASK, far, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
     }
     Sample sample[DEEP] = {};
     auto load_sample = [&](Sample& to, int step, auto back) {
@@ -120,14 +120,14 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
     float dh[4], dc[4];  // gradients of the state, by unit
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 both = unpack<T>(transposed(end_c[r]));
+      const float2 both = unpack<T>(movmatrix_trans(end_c[r]));
       dc[2 * r] = both.x, dc[2 * r + 1] = both.y;
-      end_h[r] = transposed(end_h[r]);
+      end_h[r] = movmatrix_trans(end_h[r]);
     }
     auto from_outside = [&](const Sample& from, int step, float (&to)[4]) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float2 both = unpack<T>(transposed(from.grad[r])), end = unpack<T>(end_h[r]);
+        const float2 both = unpack<T>(movmatrix_trans(from.grad[r])), end = unpack<T>(end_h[r]);
         to[2 * r] = both.x, to[2 * r + 1] = both.y;
         if (length_of[0] == step + 1) to[2 * r] += end.x;
         if (length_of[1] == step + 1) to[2 * r + 1] += end.y;
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             by_unit[j % 2][gate][r] = pack<T>(grad[gate][2 * r], grad[gate][2 * r + 1]) & mask;
-            by_ray[gate][r] = transposed(by_unit[j % 2][gate][r]);
+            by_ray[gate][r] = movmatrix_trans(by_unit[j % 2][gate][r]);
           }
         from_outside(sample[(j + 1) % DEEP], step - 1, dh);
         float half[4] = {};  // two chains of products are shorter than one
@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
 
 #pragma unroll
         for (int k = 0; k < 2 * BLOCKS; ++k)
-          in[j % 2][k] = transposed(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
+          in[j % 2][k] = movmatrix_trans(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
         load_sample(now, step - DEEP, constant);
         unsigned out[I / 8];
 #pragma unroll
@@ -188,7 +188,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
 #pragma unroll
           for (int gate = 0; gate < 3; ++gate)
             add_operand<T>(sum, weight[3 + 3 * k + gate], by_ray[gate][0], by_ray[gate][1]);
-          out[2 * k] = transposed(pack<T>(sum[0], sum[1])), out[2 * k + 1] = transposed(pack<T>(sum[2], sum[3]));
+          out[2 * k] = movmatrix_trans(pack<T>(sum[0], sum[1])),
+                  out[2 * k + 1] = movmatrix_trans(pack<T>(sum[2], sum[3]));
         }
         store_if<-j * INPUT_ROW>(step < length, grad_input, out);
         if constexpr (j % 2 == 1)
@@ -196,8 +197,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
           for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
             for (int k = 0; k < 2 * BLOCKS; ++k)
-              add_product(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0],
-                          by_unit[1][gate][1], in[0][k], in[1][k]);
+              mma(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0],
+                  by_unit[1][gate][1], in[0][k], in[1][k]);
         return true;
       });
       input -= DEEP * INPUT_ROW, at -= DEEP * ROW, grad_input -= DEEP * INPUT_ROW, slopes[0] -= DEEP * SLOPE_ROW,
@@ -206,8 +207,8 @@ __global__ void __launch_bounds__(NARROW_BACKWARD_THREADS, 1) backward_narrow(co
     unsigned out_h[2], out_c[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      out_h[r] = transposed(pack<T>(dh[2 * r], dh[2 * r + 1]));
-      out_c[r] = transposed(pack<T>(dc[2 * r], dc[2 * r + 1]));
+      out_h[r] = movmatrix_trans(pack<T>(dh[2 * r], dh[2 * r + 1]));
+      out_c[r] = movmatrix_trans(pack<T>(dc[2 * r], dc[2 * r + 1]));
     }
     store_if<0>(ray.real, reinterpret_cast<char*>(a.h0 + of_ray), out_h);
     store_if<0>(ray.real, reinterpret_cast<char*>(a.c0 + of_ray), out_c);

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
     float c[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 both = unpack<T>(transposed(start[r]));
+      const float2 both = unpack<T>(movmatrix_trans(start[r]));
       c[2 * r] = both.x, c[2 * r + 1] = both.y;
     }
     char *h_out = reinterpret_cast<char*>(a.h + of_sample),
@@ -58,9 +58,9 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
     if (SAVE)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
+        length_of[q] = __shfl_sync(FULL_MASK, length, 8 * t + 4 * q);
         slopes[q] =
-            reinterpret_cast<char*>(a.slopes + (__shfl_sync(ALL_LANES, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
+            reinterpret_cast<char*>(a.slopes + (__shfl_sync(FULL_MASK, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * SLOPES);
       }
 
     float ahead[3][4];  // the next step's gates, as far as the input goes
@@ -109,9 +109,9 @@ __global__ void __launch_bounds__(NARROW_THREADS, NARROW_BLOCKS) forward_narrow(
         }
         unsigned c_now[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) h[r] = transposed(pack<T>(out[2 * r], out[2 * r + 1]));
+        for (int r = 0; r < 2; ++r) h[r] = movmatrix_trans(pack<T>(out[2 * r], out[2 * r + 1]));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) c_now[r] = transposed(pack<T>(c[2 * r], c[2 * r + 1]));
+        for (int r = 0; r < 2; ++r) c_now[r] = movmatrix_trans(pack<T>(c[2 * r], c[2 * r + 1]));
         load_if<j * INPUT_ROW>(step + DEEP < length, input, x[j]);
         if (SAVE)
 #pragma unroll
