@@ -38,7 +38,7 @@ struct alignas(sizeof(T) * V) Vec {
 
 // Elements that one 16-byte access moves.
 template <class T>
-constexpr int WIDE = 16 / int(sizeof(T));
+constexpr int VECTOR_WIDTH = 16 / int(sizeof(T));
 
 template <class T, int V>
 __device__ __forceinline__ void load(const T* from, acc_t<T> (&to)[V]) {
