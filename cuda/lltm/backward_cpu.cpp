@@ -39,26 +39,26 @@ class BackwardPass {
         sums_(sums),
         H(s.n_state),
         I(s.n_input),
-        columns_(padded(H) + padded(I)),
+        columns_(round_up(H) + round_up(I)),
         grad_in_(GROUP * columns_),
-        grad_c_(GROUP * padded(H)),
+        grad_c_(GROUP * round_up(H)),
         grad_gates_(BLOCK * 3 * H + GROUP),
-        in_(BLOCK * padded(H + I)) {
-    sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
+        in_(BLOCK * round_up(H + I)) {
+    sums.weight.resize(int64_t(round_up(3 * H, GROUP)) * round_up(H + I));
     sums.bias.resize(3 * H);
   }
 
   HD void begin(int64_t ray, int r) {
     copy(a_.grad_h_n + ray * H, grad_in_.data() + r * columns_, H);
-    copy(a_.grad_c_n + ray * H, grad_c_.data() + r * padded(H), H);
+    copy(a_.grad_c_n + ray * H, grad_c_.data() + r * round_up(H), H);
   }
   HD void end(int64_t ray, int r) {
     copy(grad_in_.data() + r * columns_, a_.grad_h0 + ray * H, H);
-    copy(grad_c_.data() + r * padded(H), a_.grad_c0 + ray * H, H);
+    copy(grad_c_.data() + r * round_up(H), a_.grad_c0 + ray * H, H);
   }
   HD void move(int from, int to) {
     copy(grad_in_.data() + from * columns_, grad_in_.data() + to * columns_, H);
-    copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
+    copy(grad_c_.data() + from * round_up(H), grad_c_.data() + to * round_up(H), H);
   }
 
   HD void prefetch_ray(const Slot& slot) {
@@ -76,7 +76,7 @@ class BackwardPass {
       Slot& slot = slots.at[r];
       const int64_t sample = slot.sample--;
       prefetch_row(a_.input, slot.sample, I);
-      A* in = in_.data() + (rows_ + r) * padded(H + I);
+      A* in = in_.data() + (rows_ + r) * round_up(H + I);
       if (slot.sample == slot.end)
         copy(a_.h0 + slot.ray * H, in, H);
       else
@@ -84,29 +84,29 @@ class BackwardPass {
       copy(a_.input + sample * I, in + H, I);
       units(r, sample);
     }
-    multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
-                 {a_.panels, LANES, int64_t(3) * H * LANES},
-                 3 * H,
-                 {},
-                 {grad_in_.data(), columns_}},
-                slots.taken, columns_ / LANES);
+    gemm<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
+             {a_.panels, LANES, int64_t(3) * H * LANES},
+             3 * H,
+             {},
+             {grad_in_.data(), columns_}},
+            slots.taken, columns_ / LANES);
     for (int r = 0; r < slots.taken; ++r)
-      copy(grad_in_.data() + r * columns_ + padded(H), a_.grad_input + (slots.at[r].sample + 1) * I, I);
+      copy(grad_in_.data() + r * columns_ + round_up(H), a_.grad_input + (slots.at[r].sample + 1) * I, I);
     rows_ += slots.taken;
     if (rows_ + GROUP > BLOCK) finish_block();
   }
 
   // Gradients of the weight and the bias, of the rows in the block.
   HD void finish_block() {
-    const int width = padded(H + I);
+    const int width = round_up(H + I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> sum = load(sums_.bias.data() + j, n);
       for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
       store(sums_.bias.data() + j, sum, n);
     });
     A* sums = sums_.weight.data();
-    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}},
-                3 * H, width / LANES);
+    gemm<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
+            width / LANES);
     rows_ = 0;
   }
 
@@ -123,7 +123,7 @@ class BackwardPass {
   // waiting.
   HD void units(int r, int64_t sample) {
     const T *activated = a_.activated + SAVED_ON_CPU * sample * H, *grad_out = a_.grad_h + sample * H;
-    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
+    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * round_up(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
@@ -151,12 +151,12 @@ class BackwardPass {
 template <class T>
 void add_up(const std::vector<PartialSums<acc_t<T>>>& partials, T* grad_weight, int64_t begin, int64_t end, int width) {
   using A = acc_t<T>;
-  PackVector<A> sum(padded(width));
+  PackVector<A> sum(round_up(width));
   for (int64_t row = begin; row < end; ++row) {
     std::fill(sum.begin(), sum.end(), A(0));
     for (const auto& partial : partials)
-      for (int i = 0; i < padded(width); i += LANES)
-        store(&sum[i], load(&sum[i]) + load(&partial.weight[row * padded(width) + i]));
+      for (int i = 0; i < round_up(width); i += LANES)
+        store(&sum[i], load(&sum[i]) + load(&partial.weight[row * round_up(width) + i]));
     copy(sum.data(), grad_weight + row * width, width);
   }
 }
@@ -170,9 +170,9 @@ Status lltm_bwd(DType dtype, const LltmBackward<void>& arguments, Stream) {
     using A = acc_t<T>;
     const LltmBackward<T> a = arguments.as<T>();
     const int H = s.n_state, I = s.n_input, width = H + I;
-    const auto panels = in_panels<A>(3 * H, padded(H) + padded(I), [&](int k, int j) {
-      const int column = j < padded(H) ? j : j - padded(H) + H;
-      return column < (j < padded(H) ? H : width) ? A(a.weight[int64_t(k) * width + column]) : A(0);
+    const auto panels = pack_panels<A>(3 * H, round_up(H) + round_up(I), [&](int k, int j) {
+      const int column = j < round_up(H) ? j : j - round_up(H) + H;
+      return column < (j < round_up(H) ? H : width) ? A(a.weight[int64_t(k) * width + column]) : A(0);
     });
     const T* h0 = a.workspace + SAVED_ON_CPU * s.n_samples * H;
     const CpuBackward<T> arrays{a.grad_h, a.grad_h_n,   a.grad_c_n, a.input,   a.workspace,

@@ -11,8 +11,8 @@ namespace {
 
 // Checked, and on a GPU with rows that begin at a multiple of 16 bytes.
 Tensor aligned(const char* name, const Tensor& tensor, const Tensor& like, const Shape& shape) {
-  const Tensor rows = checked(name, tensor, like, shape);
-  const bool moves = !rows.is_cpu() && reinterpret_cast<uintptr_t>(data(rows)) % 16;
+  const Tensor rows = check_contiguous(name, tensor, like, shape);
+  const bool moves = !rows.is_cpu() && reinterpret_cast<uintptr_t>(const_ptr(rows)) % 16;
   return moves ? torch::stable::clone(rows) : rows;
 }
 
@@ -20,7 +20,7 @@ Tensor aligned(const char* name, const Tensor& tensor, const Tensor& like, const
 const int64_t* order_data(const std::optional<Tensor>& order, const Tensor& like, int64_t rays) {
   if (!order) return nullptr;
   STD_TORCH_CHECK(order->is_contiguous(), "nerfkit: order must be contiguous");
-  return static_cast<const int64_t*>(data(checked("order", *order, like, ScalarType::Long, {rays})));
+  return static_cast<const int64_t*>(const_ptr(check_contiguous("order", *order, like, ScalarType::Long, {rays})));
 }
 
 // Sizes, and where the rays are.
@@ -34,7 +34,7 @@ struct Rays {
         rays(offsets_in.numel() - 1),
         n_input(input.size(1)),
         state(weight.dim() ? weight.size(0) / 3 : 0),
-        offsets(checked("ray_offsets", offsets_in, input, ScalarType::Long, {ANY})),
+        offsets(check_contiguous("ray_offsets", offsets_in, input, ScalarType::Long, {ANY})),
         shape{n, rays, int(n_input), int(state), nerfkit::offsets(offsets, n), order_data(order, input, rays)} {}
 };
 
@@ -46,7 +46,7 @@ void check_status(const char* op, Status status, const Tensor& input, const Rays
                   bytes, " bytes of shared memory, a block of this GPU has ", lltm_shared_bytes(),
                   "; ops.backend(\"torch\") takes any size");
 #endif
-  ran(op, status);
+  check_launch(op, status);
 }
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -57,15 +57,16 @@ Four forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
   const OnDevice device(input_in);
   const Tensor input = aligned("input", input_in, input_in, {ANY, ANY});
   const Rays r(input, weight_in, offsets_in, order);
-  const Tensor weight = checked("weight", weight_in, input, {3 * r.state, r.state + r.n_input});
-  const Tensor bias = checked("bias", bias_in, input, {3 * r.state});
+  const Tensor weight = check_contiguous("weight", weight_in, input, {3 * r.state, r.state + r.n_input});
+  const Tensor bias = check_contiguous("bias", bias_in, input, {3 * r.state});
   const Tensor h0 = aligned("h0", h0_in, input, {r.rays, r.state}), c0 = aligned("c0", c0_in, input, {r.rays, r.state});
   const DType dtype = dtype_of(input);
   Tensor h = empty(input, {r.n, r.state}), h_n = empty(input, {r.rays, r.state}), c_n = empty(input, {r.rays, r.state});
   Tensor workspace = empty(input, {save ? workspace_rows(input.is_cpu(), r.n, r.rays) : 0, r.state});
   Tensor packed = empty(input, {input.is_cpu() ? 0 : packed_weight_size(dtype, r.state, r.n_input)});
-  const LltmForward<void> arguments{data(input), data(weight), data(bias),     data(h0),    data(c0), out(h),
-                                    out(h_n),    out(c_n),     out(workspace), out(packed), r.shape};
+  const LltmForward<void> arguments{const_ptr(input),       const_ptr(weight),   const_ptr(bias),  const_ptr(h0),
+                                    const_ptr(c0),          mutable_ptr(h),      mutable_ptr(h_n), mutable_ptr(c_n),
+                                    mutable_ptr(workspace), mutable_ptr(packed), r.shape};
   check_status("lltm", lltm(dtype, arguments, device.stream), input, r, generic_shared(r.state, r.n_input));
   return {h, h_n, c_n, workspace};
 }
@@ -85,14 +86,22 @@ Five backward_by_products(const Tensor& grad_h, const Tensor& grad_h_n, const Te
   const DType dtype = dtype_of(input);
   Tensor grad_gates = empty(input, {r.n, 3 * r.state});
   Tensor grad_h0 = empty(input, {r.rays, r.state}), grad_c0 = empty(input, {r.rays, r.state});
-  Tensor bias_partials = zeros(input, {BIAS_PARTIALS, 3 * r.state}, wide(input.scalar_type()));
+  Tensor bias_partials = zeros(input, {BIAS_PARTIALS, 3 * r.state}, acc_type(input.scalar_type()));
   Tensor packed = empty(input, {packed_weight_size_bwd(dtype, r.state)});
-  const LltmGateBackward<void> arguments{data(grad_h),       data(grad_h_n),  data(grad_c_n), data(weight),
-                                         data(workspace),    out(grad_gates), out(grad_h0),   out(grad_c0),
-                                         out(bias_partials), out(packed),     r.shape};
+  const LltmGateBackward<void> arguments{const_ptr(grad_h),
+                                         const_ptr(grad_h_n),
+                                         const_ptr(grad_c_n),
+                                         const_ptr(weight),
+                                         const_ptr(workspace),
+                                         mutable_ptr(grad_gates),
+                                         mutable_ptr(grad_h0),
+                                         mutable_ptr(grad_c0),
+                                         mutable_ptr(bias_partials),
+                                         mutable_ptr(packed),
+                                         r.shape};
   check_status("lltm_bwd", lltm_gates_bwd(dtype, arguments, stream), input, r, generic_shared_bwd(r.state));
   namespace stable = torch::stable;
-  Tensor grad_input = nothing(input), grad_weight = nothing(input);
+  Tensor grad_input = empty0(input), grad_weight = empty0(input);
   Tensor all_weight = weight, saved = workspace;  // narrow() takes no const tensor
   if (to_input) grad_input = stable::matmul(grad_gates, stable::narrow(all_weight, 1, r.state, r.n_input));
   if (to_weight) {
@@ -113,14 +122,14 @@ Five backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& 
   const OnDevice device(input_in);
   const Tensor input = aligned("input", input_in, input_in, {ANY, ANY});
   const Rays r(input, weight_in, offsets_in, order);
-  const Tensor weight = checked("weight", weight_in, input, {3 * r.state, r.state + r.n_input});
+  const Tensor weight = check_contiguous("weight", weight_in, input, {3 * r.state, r.state + r.n_input});
   const int64_t rows = workspace_rows(input.is_cpu(), r.n, r.rays);
   const Tensor workspace = aligned("workspace", workspace_in, input, {rows, r.state});
   const Tensor grad_h = aligned("grad_h", grad_h_in, input, {r.n, r.state});
   const Tensor grad_h_n = aligned("grad_h_n", grad_h_n_in, input, {r.rays, r.state});
   const Tensor grad_c_n = aligned("grad_c_n", grad_c_n_in, input, {r.rays, r.state});
   const DType dtype = dtype_of(input);
-  Tensor partials = nothing(input);
+  Tensor partials = empty0(input);
 #ifdef USE_CUDA
   if (!lltm_is_state16(dtype, r.state, r.n_input))
     return backward_by_products(grad_h, grad_h_n, grad_c_n, input, weight, workspace, r, to_input, to_weight,
@@ -130,13 +139,21 @@ Five backward(const Tensor& grad_h_in, const Tensor& grad_h_n_in, const Tensor& 
   Tensor grad_input = empty(input, {r.n, r.n_input}), grad_bias = empty(input, {3 * r.state});
   Tensor grad_weight = empty(input, {3 * r.state, r.state + r.n_input});
   Tensor grad_h0 = empty(input, {r.rays, r.state}), grad_c0 = empty(input, {r.rays, r.state});
-  const LltmBackward<void> arguments{
-      data(grad_h),    data(grad_h_n),   data(grad_c_n), data(input),  data(weight), data(workspace),
-      out(grad_input), out(grad_weight), out(grad_bias), out(grad_h0), out(grad_c0), static_cast<float*>(out(partials)),
-      r.shape};
-  ran("lltm_bwd", lltm_bwd(dtype, arguments, device.stream));
-  return {to_input ? grad_input : nothing(input), to_weight ? grad_weight : nothing(input), grad_bias, grad_h0,
-          grad_c0};
+  const LltmBackward<void> arguments{const_ptr(grad_h),
+                                     const_ptr(grad_h_n),
+                                     const_ptr(grad_c_n),
+                                     const_ptr(input),
+                                     const_ptr(weight),
+                                     const_ptr(workspace),
+                                     mutable_ptr(grad_input),
+                                     mutable_ptr(grad_weight),
+                                     mutable_ptr(grad_bias),
+                                     mutable_ptr(grad_h0),
+                                     mutable_ptr(grad_c0),
+                                     static_cast<float*>(mutable_ptr(partials)),
+                                     r.shape};
+  check_launch("lltm_bwd", lltm_bwd(dtype, arguments, device.stream));
+  return {to_input ? grad_input : empty0(input), to_weight ? grad_weight : empty0(input), grad_bias, grad_h0, grad_c0};
 }
 
 }  // namespace

@@ -34,21 +34,21 @@ class ForwardPass {
         H(s.n_state),
         I(s.n_input),
         in_(GROUP * (H + I)),
-        gates_(GROUP * 3 * padded(H)),
-        c_(GROUP * padded(H)) {}
+        gates_(GROUP * 3 * round_up(H)),
+        c_(GROUP * round_up(H)) {}
 
   HD void begin(int64_t ray, int r) {
     copy(a_.h0 + ray * H, in_.data() + r * (H + I), H);
-    copy(a_.c0 + ray * H, c_.data() + r * padded(H), H);
+    copy(a_.c0 + ray * H, c_.data() + r * round_up(H), H);
     if (a_.saved_h0) copy(a_.h0 + ray * H, a_.saved_h0 + ray * H, H);
   }
   HD void end(int64_t ray, int r) {
     copy(in_.data() + r * (H + I), a_.h_n + ray * H, H);
-    copy(c_.data() + r * padded(H), a_.c_n + ray * H, H);
+    copy(c_.data() + r * round_up(H), a_.c_n + ray * H, H);
   }
   HD void move(int from, int to) {
     copy(in_.data() + from * (H + I), in_.data() + to * (H + I), H);
-    copy(c_.data() + from * padded(H), c_.data() + to * padded(H), H);
+    copy(c_.data() + from * round_up(H), c_.data() + to * round_up(H), H);
   }
 
   HD void prefetch_ray(const Slot& slot) {
@@ -60,18 +60,18 @@ class ForwardPass {
   }
 
   HD void step(Slots& slots) {
-    const int depth = H + I, columns = 3 * padded(H);
+    const int depth = H + I, columns = 3 * round_up(H);
     for (int r = 0; r < slots.taken; ++r) {
       const int64_t sample = slots.at[r].sample;
       copy(a_.input + sample * I, in_.data() + r * depth + H, I);
       prefetch_row(a_.input, sample + 1, I);
     }
-    multiply<A>({{in_.data(), depth, 1},
-                 {a_.panels, LANES, int64_t(depth) * LANES},
-                 depth,
-                 {a_.bias, 0},
-                 {gates_.data(), columns}},
-                slots.taken, columns / LANES);
+    gemm<A>({{in_.data(), depth, 1},
+             {a_.panels, LANES, int64_t(depth) * LANES},
+             depth,
+             {a_.bias, 0},
+             {gates_.data(), columns}},
+            slots.taken, columns / LANES);
     for (int r = 0; r < slots.taken; r += INTERLEAVED) units(r, slots);
     for (int r = 0; r < slots.taken; ++r) ++slots.at[r].sample;
   }
@@ -87,7 +87,8 @@ class ForwardPass {
     EACH(k, N) {
       const int r = std::min(first + k, slots.taken - 1);
       const int64_t sample = slots.at[r].sample;
-      gates[k] = gates_.data() + 3 * r * padded(H), c[k] = c_.data() + r * padded(H), in[k] = in_.data() + r * (H + I);
+      gates[k] = gates_.data() + 3 * r * round_up(H), c[k] = c_.data() + r * round_up(H),
+      in[k] = in_.data() + r * (H + I);
       activated[k] = a_.activated + (a_.activated ? SAVED_ON_CPU * sample * H : 0), h[k] = a_.h + sample * H;
     }
     const int H = this->H;
@@ -135,15 +136,15 @@ Status lltm(DType dtype, const LltmForward<void>& arguments, Stream) {
     using T = decltype(element);
     using A = acc_t<T>;
     const LltmForward<T> a = arguments.as<T>();
-    const int H = s.n_state, depth = H + s.n_input, columns = 3 * padded(H);
+    const int H = s.n_state, depth = H + s.n_input, columns = 3 * round_up(H);
     // Unit `unit` of a gate is the weight's row gate * H + unit.
     auto at = [&](const T* from, int64_t width, int k, int column) {
       const int gate = column / LANES % 3, unit = column / (3 * LANES) * LANES + column % LANES;
       if (unit >= H) return A(0);
       return A(from[(int64_t(gate) * H + unit) * width + k]) * (gate == 2 ? 1 : GATE_SCALE<A>);
     };
-    const auto panels = in_panels<A>(depth, columns, [&](int k, int j) { return at(a.weight, depth, k, j); });
-    const auto start = in_panels<A>(1, columns, [&](int k, int j) { return at(a.bias, 1, k, j); });
+    const auto panels = pack_panels<A>(depth, columns, [&](int k, int j) { return at(a.weight, depth, k, j); });
+    const auto start = pack_panels<A>(1, columns, [&](int k, int j) { return at(a.bias, 1, k, j); });
     T* saved_h0 = a.workspace ? a.workspace + SAVED_ON_CPU * s.n_samples * H : nullptr;
     const CpuForward<T> arrays{a.input, a.h0,        a.c0,     a.h,           a.h_n,
                                a.c_n,   a.workspace, saved_h0, panels.data(), start.data()};

@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(32) lltm_generic_forward(const LltmForward<T> 
         A gates[3] = {};
         for (int k = lane % UNIT_LANES; k < H + I; k += UNIT_LANES)
           for (int gate = 0; gate < 3; ++gate) gates[gate] += in[k] * A(a.weight[int64_t(gate * H + j) * (H + I) + k]);
-        for (int gate = 0; gate < 3; ++gate) gates[gate] = sum_lanes(gates[gate], UNIT_LANES) + A(a.bias[gate * H + j]);
+        for (int gate = 0; gate < 3; ++gate) gates[gate] = warp_sum(gates[gate], UNIT_LANES) + A(a.bias[gate * H + j]);
         if (lane % UNIT_LANES || first + lane / UNIT_LANES >= H) continue;
         const Gates<A> unit = activate(gates[0], gates[1], gates[2]);
         c[j] += unit.g * unit.i;

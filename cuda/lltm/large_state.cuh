@@ -193,7 +193,7 @@ __device__ __forceinline__ void find_rays(BlockRay* rows, int count, const LltmS
 // At most 32 rows.
 __device__ __forceinline__ int longest_of(const BlockRay* rows, int count) {
   int longest = rows[threadIdx.x % count].length;
-  for (int offset = 16; offset; offset /= 2) longest = max(longest, __shfl_xor_sync(ALL_LANES, longest, offset));
+  for (int offset = 16; offset; offset /= 2) longest = max(longest, __shfl_xor_sync(FULL_MASK, longest, offset));
   return longest;
 }
 

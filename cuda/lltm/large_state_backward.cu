@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         float sum = bias[j][gate][k];
-        for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+        for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, offset);
         const int unit = 16 * (warp + j * warps) + 4 * t + k;
         if (g == 0 && unit < n_state) bias_row[gate * n_state + unit] = sum;
       }

@@ -33,7 +33,7 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
       if constexpr (BYTES < 4)
         to[i * row + k] = from[k];
       else
-        copy_async_or_zeros<BYTES>(to + i * row + k, from + k, true);
+        cp_async_zfill<BYTES>(to + i * row + k, from + k, true);
     }
   }
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void start_row_copies(T* to, int row, const T* input,
     copy_input<4, LANES>(to, row, input, n_input, rows, count, step);
   else
     copy_input<2, LANES>(to, row, input, n_input, rows, count, step);
-  end_copies();
+  cp_async_commit();
 }
 
 // A lane's sums start from its four units' bias, `of_gate` from gate to gate.
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
         const Vec4<T> h = load_vec4<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
         *reinterpret_cast<Vec4<T>*>(state_at(0, row, unit)) = h;
       }
-    await_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     for (int step = 0; step < longest; ++step) {
       const int now = step % 2;
@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
         start_sums(sum, biases + unit, padded_h);
         add_depths<T, 3, TILES>(sum, weight, resident, group, blocks_h, weight.depths, x, row_x);
         if (group == warp) {
-          await_copies<0>();  // of the next step
-          __syncthreads();    // the state is there, and nothing is read any more of what is written below
+          cp_async_wait<0>();  // of the next step
+          __syncthreads();     // the state is there, and nothing is read any more of what is written below
           start_input(step + BUFFERS - 1);
         }
         add_depths<T, 3, TILES>(sum, weight, resident, group, 0, blocks_h, state_at(now, g, 4 * t), row_h);

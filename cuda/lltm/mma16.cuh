@@ -46,7 +46,7 @@ struct MmaOperand {  // half types
     return {{a.x, b.x, a.y, b.y}};
   }
   static __device__ __forceinline__ void product(float (&sum)[4], const AFragment& a, const BFragment& b) {
-    add_product(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b.value[0], b.value[1]);
+    mma(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b.value[0], b.value[1]);
   }
 };
 
@@ -143,7 +143,7 @@ __device__ __forceinline__ LaneRays lane_rays(const LltmShape& s, int64_t tile, 
   }
   rays.longest = rays.length[0] > rays.length[1] ? rays.length[0] : rays.length[1];
   for (int offset = 16; offset >= 4; offset /= 2) {
-    const int other = __shfl_xor_sync(ALL_LANES, rays.longest, offset);
+    const int other = __shfl_xor_sync(FULL_MASK, rays.longest, offset);
     rays.longest = other > rays.longest ? other : rays.longest;
   }
   return rays;

@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(Group<T, H>::BLOCK_THREADS, ONE_BLOCK<T, H, 0>
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       float sum = bias[gate][k];
-      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(ALL_LANES, sum, offset);
+      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, offset);
       if (g == 0 && unit + k < n_state) bias_row[gate * n_state + unit + k] = sum;
     }
 }

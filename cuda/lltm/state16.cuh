@@ -4,7 +4,8 @@
 // What does not wait for the step before is computed a step ahead, and all steps of a loop's round are one piece
 // without a branch: a ray that has ended is walked on, to no effect.
 //
-// 8 units of 8 rays are a register, two values a lane, in one of two ways; transposed() goes from one to the other:
+// 8 units of 8 rays are a register, two values a lane, in one of two ways; movmatrix_trans() goes from one to the
+// other:
 //   by unit, as sums come:   lane 4 g + t has unit g of rays 2t and 2t + 1;
 //   by ray, as operands go:  ray g, units 2t and 2t + 1.
 // Units and inputs are numbered so that, by ray, a lane's are neighbours in memory.
@@ -56,7 +57,7 @@ struct alignas(16) AFragment {  // a lane's part of 16 x 16 values
 
 template <class T>
 __device__ __forceinline__ void add_mma(float (&sum)[4], const AFragment& a, unsigned b0, unsigned b1) {
-  add_product(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b0, b1);
+  mma(T(), sum, a.value[0], a.value[1], a.value[2], a.value[3], b0, b1);
 }
 
 // Gates open by the sigmoid of a = 0.5 + 0.5 tanh(a / 2): their weights are halved beforehand.
@@ -172,7 +173,7 @@ struct LaneRay {
 
 __device__ __forceinline__ int longest_of(int length) {
   for (int apart = 4; apart < 32; apart *= 2) {
-    const int other = __shfl_xor_sync(ALL_LANES, length, apart);
+    const int other = __shfl_xor_sync(FULL_MASK, length, apart);
     length = other > length ? other : length;
   }
   return length;

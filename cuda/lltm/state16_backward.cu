@@ -58,7 +58,7 @@ __device__ __forceinline__ void write_sums(float* sums, const float (&grad_weigh
         const int column = k < 2 ? H / 4 * t + 2 * k : H + I / 4 * t + 2 * (k - 2);
         row[column] = grad_weight[gate][k][2 * r], row[column + 1] = grad_weight[gate][k][2 * r + 1];
       }
-      const float of_bias = sum_lanes(grad_bias[gate][r], 4);
+      const float of_bias = warp_sum(grad_bias[gate][r], 4);
       if (t == 0) row[ROW_SUMS - 1] = of_bias;
     }
 }
@@ -98,9 +98,9 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
     const char* derivatives[2];
 #pragma unroll
     for (int q = 0; q < 2; ++q) {
-      length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
+      length_of[q] = __shfl_sync(FULL_MASK, length, 8 * t + 4 * q);
       derivatives[q] = reinterpret_cast<const char*>(
-          saved.derivatives + (__shfl_sync(ALL_LANES, far, 8 * t + 4 * q) * 8 + g) * 2 * N_DERIVATIVES);
+          saved.derivatives + (__shfl_sync(FULL_MASK, far, 8 * t + 4 * q) * 8 + g) * 2 * N_DERIVATIVES);
     }
     Sample sample[PREFETCH] = {};
     auto load_sample = [&](Sample& to, int step, auto back) {
@@ -120,14 +120,14 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
     float dh[4], dc[4];  // gradients of the state, by unit
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 both = unpack<T>(transposed(grad_c_n[r]));
+      const float2 both = unpack<T>(movmatrix_trans(grad_c_n[r]));
       dc[2 * r] = both.x, dc[2 * r + 1] = both.y;
-      grad_h_n[r] = transposed(grad_h_n[r]);
+      grad_h_n[r] = movmatrix_trans(grad_h_n[r]);
     }
     auto start_grad_h = [&](const Sample& from, int step, float (&to)[4]) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float2 both = unpack<T>(transposed(from.grad[r])), end = unpack<T>(grad_h_n[r]);
+        const float2 both = unpack<T>(movmatrix_trans(from.grad[r])), end = unpack<T>(grad_h_n[r]);
         to[2 * r] = both.x, to[2 * r + 1] = both.y;
         if (length_of[0] == step + 1) to[2 * r] += end.x;
         if (length_of[1] == step + 1) to[2 * r + 1] += end.y;
@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
             by_unit[j % 2][gate][r] = pack<T>(grad[gate][2 * r], grad[gate][2 * r + 1]) & mask;
-            by_ray[gate][r] = transposed(by_unit[j % 2][gate][r]);
+            by_ray[gate][r] = movmatrix_trans(by_unit[j % 2][gate][r]);
           }
         start_grad_h(sample[(j + 1) % PREFETCH], step - 1, dh);
         float half[4] = {};  // two chains of products are shorter than one
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
 
 #pragma unroll
         for (int k = 0; k < 2 * BLOCKS; ++k)
-          in[j % 2][k] = transposed(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
+          in[j % 2][k] = movmatrix_trans(k < 2 ? now.before[k % 2] : now.x[(k + I / 8 - 2) % (I / 8)]);
         load_sample(now, step - PREFETCH, constant);
         unsigned out[I / 8];
 #pragma unroll
@@ -189,7 +189,8 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
 #pragma unroll
           for (int gate = 0; gate < 3; ++gate)
             add_mma<T>(sum, weight[3 + 3 * k + gate], by_ray[gate][0], by_ray[gate][1]);
-          out[2 * k] = transposed(pack<T>(sum[0], sum[1])), out[2 * k + 1] = transposed(pack<T>(sum[2], sum[3]));
+          out[2 * k] = movmatrix_trans(pack<T>(sum[0], sum[1])),
+                  out[2 * k + 1] = movmatrix_trans(pack<T>(sum[2], sum[3]));
         }
         store_if<-j * INPUT_ROW>(step < length, grad_input, out);
         if constexpr (j % 2 == 1)
@@ -197,8 +198,8 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
           for (int gate = 0; gate < 3; ++gate)
 #pragma unroll
             for (int k = 0; k < 2 * BLOCKS; ++k)
-              add_product(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0],
-                          by_unit[1][gate][1], in[0][k], in[1][k]);
+              mma(T(), grad_weight[gate][k], by_unit[0][gate][0], by_unit[0][gate][1], by_unit[1][gate][0],
+                  by_unit[1][gate][1], in[0][k], in[1][k]);
         return true;
       });
       input -= PREFETCH * INPUT_ROW, at -= PREFETCH * ROW, grad_input -= PREFETCH * INPUT_ROW,
@@ -207,8 +208,8 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
     unsigned out_h[2], out_c[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      out_h[r] = transposed(pack<T>(dh[2 * r], dh[2 * r + 1]));
-      out_c[r] = transposed(pack<T>(dc[2 * r], dc[2 * r + 1]));
+      out_h[r] = movmatrix_trans(pack<T>(dh[2 * r], dh[2 * r + 1]));
+      out_c[r] = movmatrix_trans(pack<T>(dc[2 * r], dc[2 * r + 1]));
     }
     store_if<0>(ray.real, reinterpret_cast<char*>(a.grad_h0 + of_ray), out_h);
     store_if<0>(ray.real, reinterpret_cast<char*>(a.grad_c0 + of_ray), out_c);
@@ -231,8 +232,8 @@ Status launch_state16_backward(const LltmLaunch& on, const LltmBackward<void>& a
       blocks = state16_grid(kernel, a.shape, STATE16_THREADS, STATE16_PARTIALS, on.gpu);
       kernel<<<blocks, STATE16_THREADS, 0, on.stream>>>(a, state16_saved(a.workspace, a.shape), state16_tiles(a.shape));
     }
-    launch_add_partials<T>(a.partials, a.grad_weight, a.grad_bias, blocks, 3 * STATE16, STATE16 + inputs.value,
-                           on.stream);
+    launch_reduce_partials<T>(a.partials, a.grad_weight, a.grad_bias, blocks, 3 * STATE16, STATE16 + inputs.value,
+                              on.stream);
   });
   return 0;
 }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(STATE16_THREADS, STATE16_BLOCKS)
     float c[4];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float2 both = unpack<T>(transposed(start[r]));
+      const float2 both = unpack<T>(movmatrix_trans(start[r]));
       c[2 * r] = both.x, c[2 * r + 1] = both.y;
     }
     char *h_out = reinterpret_cast<char*>(a.h + of_sample),
@@ -57,9 +57,9 @@ __global__ void __launch_bounds__(STATE16_THREADS, STATE16_BLOCKS)
     if (SAVE)
 #pragma unroll
       for (int q = 0; q < 2; ++q) {
-        length_of[q] = __shfl_sync(ALL_LANES, length, 8 * t + 4 * q);
+        length_of[q] = __shfl_sync(FULL_MASK, length, 8 * t + 4 * q);
         derivatives[q] = reinterpret_cast<char*>(
-            saved.derivatives + (__shfl_sync(ALL_LANES, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * N_DERIVATIVES);
+            saved.derivatives + (__shfl_sync(FULL_MASK, ray.first, 8 * t + 4 * q) * 8 + g) * 2 * N_DERIVATIVES);
       }
 
     float ahead[3][4];  // the next step's gates, as far as the input goes
@@ -108,9 +108,9 @@ __global__ void __launch_bounds__(STATE16_THREADS, STATE16_BLOCKS)
         }
         unsigned c_now[2];
 #pragma unroll
-        for (int r = 0; r < 2; ++r) h[r] = transposed(pack<T>(out[2 * r], out[2 * r + 1]));
+        for (int r = 0; r < 2; ++r) h[r] = movmatrix_trans(pack<T>(out[2 * r], out[2 * r + 1]));
 #pragma unroll
-        for (int r = 0; r < 2; ++r) c_now[r] = transposed(pack<T>(c[2 * r], c[2 * r + 1]));
+        for (int r = 0; r < 2; ++r) c_now[r] = movmatrix_trans(pack<T>(c[2 * r], c[2 * r + 1]));
         load_if<j * INPUT_ROW>(step + PREFETCH < length, input, x[j]);
         if (SAVE)
 #pragma unroll

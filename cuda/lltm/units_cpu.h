@@ -90,7 +90,7 @@ HD void activate_all(PackGates<double> (&gates)[N]) {
 template <class A>
 HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> t, Pack<A> grad_h, Pack<A>& grad_c) {
   grad_c += grad_h * gate.o * (1 - t * t);
-  const Pack<A> slope = gate.g > 0 ? repeated(A(1)) : gate.g + 1;
+  const Pack<A> slope = gate.g > 0 ? broadcast(A(1)) : gate.g + 1;
   return {grad_c * gate.g * gate.i * (1 - gate.i), grad_h * t * gate.o * (1 - gate.o), grad_c * gate.i * slope};
 }
 

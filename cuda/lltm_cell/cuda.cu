@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < BATCH; ++i)
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-      const A total = sum_lanes(sum[gate][i], 32);
+      const A total = warp_sum(sum[gate][i], 32);
       if (lane == i) mine[gate] = total + A(bias[gate * H + j]);
     }
   const int b = first + lane;
@@ -147,14 +147,14 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradi
     for (int i = 0; i < min(32, a.size.batch - base); ++i) {
       const int b = base + i;
       const A x = k < H ? A(a.h[b * H + k]) : k < K ? A(a.input[b * I + k - H]) : A(0);
-      sum[0] += __shfl_sync(ALL_LANES, grad.i, i) * x;
-      sum[1] += __shfl_sync(ALL_LANES, grad.o, i) * x;
-      sum[2] += __shfl_sync(ALL_LANES, grad.g, i) * x;
+      sum[0] += __shfl_sync(FULL_MASK, grad.i, i) * x;
+      sum[1] += __shfl_sync(FULL_MASK, grad.o, i) * x;
+      sum[2] += __shfl_sync(FULL_MASK, grad.g, i) * x;
     }
   }
   for (int gate = 0; gate < 3; ++gate) {
     if (k < K) a.grad_weight[int64_t(gate * H + j) * K + k] = T(sum[gate]);
-    const A total = sum_lanes(bias[gate], 32);
+    const A total = warp_sum(bias[gate], 32);
     if (k == 0) a.grad_bias[gate * H + j] = T(total);
   }
 }
