@@ -178,16 +178,14 @@ struct BlockRay {
   int length;
 };
 
-__device__ __forceinline__ BlockRay ray_at(const LltmShape& s, int64_t rank) {
-  const bool real = rank < s.n_rays;
-  const int64_t ray = real && s.order ? s.order[rank] : rank, first = real ? s.ray_offsets[ray] : 0;
-  return {real ? ray : -1, first, real ? int(s.ray_offsets[ray + 1] - first) : 0};
-}
-
 // The rays of a block's rows, by its first threads. Others see them after a barrier.
 __device__ __forceinline__ void find_rays(BlockRay* rows, int count, const LltmShape& s, int tile) {
   const int row = threadIdx.x;
-  if (row < count) rows[row] = ray_at(s, int64_t(tile) * count + row);
+  if (row >= count) return;
+  const int64_t rank = int64_t(tile) * count + row;
+  const bool real = rank < s.n_rays;
+  const int64_t ray = real && s.order ? s.order[rank] : rank, first = real ? s.ray_offsets[ray] : 0;
+  rows[row] = {real ? ray : -1, first, real ? int(s.ray_offsets[ray + 1] - first) : 0};
 }
 
 // At most 32 rows.

@@ -146,18 +146,9 @@ __global__ void __launch_bounds__(32 * BACKWARD_WARPS<TILES, GROUPS>)
       store_units(a.grad_c0 + ray * n_state, unit, n_state, grad_c[j][r / 2][r % 2]);
     });
   }
-  float* bias_row = a.grad_bias + int64_t(blockIdx.x) * 3 * n_state;
 #pragma unroll
   for (int j = 0; j < GROUPS; ++j)
-#pragma unroll
-    for (int gate = 0; gate < 3; ++gate)
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        float sum = bias[j][gate][k];
-        for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, offset);
-        const int unit = 16 * (warp + j * warps) + 4 * t + k;
-        if (g == 0 && unit < n_state) bias_row[gate * n_state + unit] = sum;
-      }
+    store_bias(a.grad_bias + int64_t(blockIdx.x) * 3 * n_state, bias[j], 16 * (warp + j * warps) + 4 * t, n_state);
 }
 
 // TILES of 16 rays per block, GROUPS of 16 units per warp.

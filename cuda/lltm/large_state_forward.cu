@@ -20,16 +20,16 @@ size_t forward_bytes(const LltmShape& s, int rays) {
   return rows + (3 + rays) * 16 * blocks_h * sizeof(float) + rays * sizeof(BlockRay);
 }
 
-// Starts to copy the input of a step; LANES for a row.
-template <int BYTES, int LANES, class T>
+// Starts to copy the input of a step; one warp for a row.
+template <int BYTES, class T>
 __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const BlockRay* rows, int count,
                                            int step) {
   constexpr int OF_COPY = BYTES < 4 ? 1 : BYTES / int(sizeof(T));
-  for (int i = threadIdx.x / LANES; i < count; i += blockDim.x / LANES) {
+  for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     if (step >= rows[i].length) continue;
     const T* from = input + (rows[i].first + step) * n_input;
 #pragma unroll 1
-    for (int k = threadIdx.x % LANES * OF_COPY; k < n_input; k += LANES * OF_COPY) {
+    for (int k = threadIdx.x % 32 * OF_COPY; k < n_input; k += 32 * OF_COPY) {
       if constexpr (BYTES < 4)
         to[i * row + k] = from[k];
       else
@@ -39,16 +39,16 @@ __device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n
 }
 
 // The same by the widest copies that rows are aligned to.
-template <int LANES = 32, class T>
+template <class T>
 __device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const BlockRay* rows,
                                                  int count, int step) {
   const int bytes = n_input * int(sizeof(T));
   if (bytes % 16 == 0)
-    copy_input<16, LANES>(to, row, input, n_input, rows, count, step);
+    copy_input<16>(to, row, input, n_input, rows, count, step);
   else if (bytes % 4 == 0)
-    copy_input<4, LANES>(to, row, input, n_input, rows, count, step);
+    copy_input<4>(to, row, input, n_input, rows, count, step);
   else
-    copy_input<2, LANES>(to, row, input, n_input, rows, count, step);
+    copy_input<2>(to, row, input, n_input, rows, count, step);
   cp_async_commit();
 }
 

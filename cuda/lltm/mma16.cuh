@@ -234,6 +234,18 @@ __device__ __forceinline__ void add_products(float (&sum)[GATES][2][4], const Re
   }
 }
 
+// Sums over a group's rays: a lane's four units unit .. unit + 3, of each gate. row: of BIAS_PARTIALS, [3, n_state].
+__device__ __forceinline__ void store_bias(float* row, const float (&bias)[3][4], int unit, int n_state) {
+#pragma unroll
+  for (int gate = 0; gate < 3; ++gate)
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      float sum = bias[gate][k];
+      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, offset);
+      if (threadIdx.x % 32 < 4 && unit + k < n_state) row[gate * n_state + unit + k] = sum;
+    }
+}
+
 // ---- launches ----
 
 // Calls f with n rounded up to 16, 32 or 64, a constant.
@@ -244,37 +256,25 @@ void with_size(int n, const F& f) {
   return f(std::integral_constant<int, 64>());
 }
 
-// How many groups a block has and how many blocks there are; no blocks where shared memory is too small. of_block,
-// of_group: bytes of shared memory.
-struct Mma16Grid {
-  int blocks = 0, groups;
-  size_t shared;
-};
-
-template <class Size, class Kernel>
-Mma16Grid mma16_grid(Kernel kernel, int64_t tiles, size_t of_block, size_t of_group, const Gpu& gpu) {
-  Mma16Grid grid;
-  const int64_t fit = (int64_t(gpu.shared_bytes) - int64_t(of_block)) / int64_t(of_group);
-  if (fit < 1) return grid;
-  const int64_t most = std::min<int64_t>(fit, Size::MAX_GROUPS);
-  grid.groups = int(std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, most));
-  grid.shared = of_block + grid.groups * of_group;
-  allow_shared(kernel, gpu);
-  int resident = 0;  // blocks of a multiprocessor
-  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, grid.groups * Size::THREADS, grid.shared);
-  const int64_t most_blocks = std::min<int64_t>(int64_t(resident) * gpu.processors, BIAS_PARTIALS / grid.groups);
-  grid.blocks = int(std::min<int64_t>((tiles + grid.groups - 1) / grid.groups, most_blocks));
-  return grid;
-}
-
-// Launches `kernel` with these arguments and the number of tiles; false where shared memory is too small.
+// of_block, of_group: bytes of shared memory. False, and nothing is launched, where there is too little of it.
 template <class Size, class Kernel, class Arguments, class Saved>
 bool launch_mma16(Kernel kernel, const Arguments& a, const Saved& saved, size_t of_block, size_t of_group,
                   const LltmLaunch& on) {
+  const Gpu& gpu = on.gpu;
   const int64_t tiles = (a.shape.n_rays + RAYS - 1) / RAYS;
-  const Mma16Grid grid = mma16_grid<Size>(kernel, tiles, of_block, of_group, on.gpu);
-  if (grid.blocks == 0) return false;
-  kernel<<<unsigned(grid.blocks), grid.groups * Size::THREADS, grid.shared, on.stream>>>(a, saved, int(tiles));
+  const int64_t fit = (int64_t(gpu.shared_bytes) - int64_t(of_block)) / int64_t(of_group);
+  if (fit < 1) return false;
+  const int64_t most = std::min<int64_t>(fit, Size::MAX_GROUPS);
+  const int64_t groups = std::clamp<int64_t>((tiles + gpu.processors - 1) / gpu.processors, 1, most);
+  const size_t shared = of_block + groups * of_group;
+  const int threads = int(groups) * Size::THREADS;
+  allow_shared(kernel, gpu);
+  int resident = 0;  // blocks of a multiprocessor
+  cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared);
+  if (resident == 0) return false;
+  const int64_t most_blocks = std::min<int64_t>(int64_t(resident) * gpu.processors, BIAS_PARTIALS / groups);
+  const int64_t blocks = std::min<int64_t>((tiles + groups - 1) / groups, most_blocks);
+  kernel<<<unsigned(blocks), threads, shared, on.stream>>>(a, saved, int(tiles));
   return true;
 }
 

@@ -124,15 +124,7 @@ __global__ void __launch_bounds__(Group<T, H>::BLOCK_THREADS, ONE_BLOCK<T, H, 0>
     }
     sync_group(group, GROUP);
   }
-  float* bias_row = a.grad_bias + (int64_t(blockIdx.x) * groups + group) * 3 * n_state;
-#pragma unroll
-  for (int gate = 0; gate < 3; ++gate)
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      float sum = bias[gate][k];
-      for (int offset = 16; offset >= 4; offset /= 2) sum += __shfl_xor_sync(FULL_MASK, sum, offset);
-      if (g == 0 && unit + k < n_state) bias_row[gate * n_state + unit + k] = sum;
-    }
+  store_bias(a.grad_bias + (int64_t(blockIdx.x) * groups + group) * 3 * n_state, bias, unit, n_state);
 }
 
 }  // namespace

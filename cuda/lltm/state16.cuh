@@ -2,7 +2,7 @@
 // The LLTM of 16 units, half types: one warp for 8 rays; everything but the samples stays in its registers. Gates
 // are the 16 rows of a product on tensor cores, rays its 8 columns, so that a lane has all gates of 4 of (unit, ray).
 // What does not wait for the step before is computed a step ahead, and all steps of a loop's round are one piece
-// without a branch: a ray that has ended is walked on, to no effect.
+// without a branch: a ray that has ended goes on, without loads or stores.
 //
 // 8 units of 8 rays are a register, two values a lane, in one of two ways; movmatrix_trans() goes from one to the
 // other:
@@ -152,7 +152,7 @@ __device__ __forceinline__ int tile_of(int round, int warp, int warps) {
   return round * warps + (round % 2 ? warps - 1 - warp : warp);
 }
 
-// Ray g of a tile. It is looked up during the tile before, in two steps, the second of which waits for the first.
+// Ray g of a tile. It is found during the tile before, in two steps, the second of which waits for the first.
 // States of more rays than an int counts would not fit into any memory.
 struct LaneRay {
   int ray;
