@@ -39,4 +39,10 @@ SavedGates<T> saved_gates(T* workspace, const LltmShape& s) {
   return workspace ? SavedGates<T>{workspace, workspace + 3 * rows, workspace + 4 * rows} : SavedGates<T>{};
 }
 
+// The longest length of the 8 rays g of a warp: lanes 4 g + t have the same.
+__device__ __forceinline__ int longest_ray(int length) {
+  for (int offset = 4; offset < 32; offset *= 2) length = max(length, __shfl_xor_sync(FULL_MASK, length, offset));
+  return length;
+}
+
 }  // namespace nerfkit

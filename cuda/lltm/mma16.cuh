@@ -141,11 +141,7 @@ __device__ __forceinline__ LaneRays lane_rays(const LltmShape& s, int64_t tile, 
     rays.length[r] = real ? int(s.ray_offsets[rays.ray[r] + 1] - rays.first[r]) : 0;
     if (!real) rays.ray[r] = -1;
   }
-  rays.longest = rays.length[0] > rays.length[1] ? rays.length[0] : rays.length[1];
-  for (int offset = 16; offset >= 4; offset /= 2) {
-    const int other = __shfl_xor_sync(FULL_MASK, rays.longest, offset);
-    rays.longest = other > rays.longest ? other : rays.longest;
-  }
+  rays.longest = longest_ray(max(rays.length[0], rays.length[1]));
   return rays;
 }
 

@@ -20,10 +20,6 @@ bool launch_on_tensor_cores(const LltmLaunch& on, const LltmForward<void>& a) {
   return on.dtype == DType::f16 ? launch_mma16_forward<__half>(on, a) : launch_mma16_forward<__nv_bfloat16>(on, a);
 }
 
-bool launch_on_tensor_cores(const LltmLaunch& on, const LltmGateBackward<void>& a) {
-  return a.packed_weight ? launch_large_state_backward(on, a) : launch_mma16_backward(on, a);
-}
-
 Status finish(Status status) { return status ? status : launched(); }
 
 }  // namespace
@@ -52,7 +48,8 @@ Status lltm_bwd(DType dtype, const LltmBackward<void>& a, Stream stream) {
 Status lltm_gates_bwd(DType dtype, const LltmGateBackward<void>& a, Stream stream) {
   if (a.shape.n_rays == 0 || a.shape.n_state == 0) return 0;
   const LltmLaunch on{dtype, current_gpu(), (cudaStream_t)stream};
-  if (has_mma(dtype, on.gpu) && launch_on_tensor_cores(on, a)) return launched();
+  const auto launch = a.packed_weight ? launch_large_state_backward : launch_mma16_backward;
+  if (has_mma(dtype, on.gpu) && launch(on, a)) return launched();
   return finish(launch_generic_backward(on, a));
 }
 

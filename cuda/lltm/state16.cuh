@@ -171,14 +171,6 @@ struct LaneRay {
   __device__ __forceinline__ int length() const { return real ? int(end - first) : 0; }
 };
 
-__device__ __forceinline__ int longest_of(int length) {
-  for (int apart = 4; apart < 32; apart *= 2) {
-    const int other = __shfl_xor_sync(FULL_MASK, length, apart);
-    length = other > length ? other : length;
-  }
-  return length;
-}
-
 // ---- launches ----
 
 // Calls f with an element of a half type and the number of inputs, a constant.

@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(STATE16_THREADS, 1)
   for (int round = 0; round * warps < tiles; ++round) {
     const LaneRay ray = next;
     next.find(a.shape, tile_of(round + 1, warp, warps), g);
-    const int length = ray.length(), steps = (longest_of(length) + PREFETCH - 1) / PREFETCH * PREFETCH;
+    const int length = ray.length(), steps = (longest_ray(length) + PREFETCH - 1) / PREFETCH * PREFETCH;
     const int64_t of_ray = int64_t(ray.ray) * H + t * (H / 4), far = ray.first + steps - 1;
     const char* input = reinterpret_cast<const char*>(a.input + far * I + t * (I / 4));
     int64_t at = (far * H + t * (H / 4)) * int64_t(sizeof(T));  // in before and grad_h

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(STATE16_THREADS, STATE16_BLOCKS)
   for (int round = 0; round * warps < tiles; ++round) {
     const LaneRay ray = next;
     next.find(a.shape, tile_of(round + 1, warp, warps), g);
-    const int length = ray.length(), longest = longest_of(length);
+    const int length = ray.length(), longest = longest_ray(length);
     const char* input = reinterpret_cast<const char*>(a.input + ray.first * I + t * (I / 4));
     unsigned x[PREFETCH][I / 8] = {};
     unrolled<PREFETCH>([&](auto j) { return load_if<j() * INPUT_ROW>(j() < length, input, x[j()]), true; });
