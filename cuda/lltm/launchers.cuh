@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launchers of the kernels that select.cu chooses from. Those that give a bool launch nothing and say false
+// Launchers of the kernels that cuda.cu chooses from. Those that give a bool launch nothing and say false
 // where a block has too little shared memory for the sizes. Pointers' rows are aligned to 16 bytes (bind.cpp).
 
 #pragma once
