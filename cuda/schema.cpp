@@ -36,30 +36,15 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
       "_lltm_cell_small_bwd(Tensor grad_h, Tensor grad_c, Tensor input, Tensor h, Tensor weight, Tensor gates, "
       "Tensor c_new) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // order: rays as the GPU takes them together. -> h, h_n, c_n and, with save, the activated gates [N, 3H], on a CPU
-  // followed by the hyperbolic tangent of c [N, 4H]; on a GPU also c [N, H] and the state in front of each sample [N,
-  // H].
+  // order: rays as a GPU takes them together; it changes no result. -> h, h_n, c_n and, with save, a workspace
+  // [rows, H] of which only the backward op of the same device knows the layout.
   m.def(
-      "_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, bool "
-      "save) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // On a GPU -> gradients of the gates before activation, of h0 and c0, and parts [P, 3H] of that of the bias.
+      "_lltm(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order, "
+      "bool save) -> (Tensor, Tensor, Tensor, Tensor)");
+  // -> gradients of input, weight, bias, h0 and c0.
   m.def(
-      "_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor ray_offsets, Tensor weight, Tensor gates, "
-      "Tensor c, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor)");
-  // On a GPU, half types, a state of 16 units and 16 or 32 inputs. -> h, h_n, c_n, derivatives [N, 4H] and the state in
-  // front of each sample [N, H], of which the second makes gradients of input, weight, bias, h0 and c0.
-  m.def(
-      "_lltm_narrow(Tensor input, Tensor ray_offsets, Tensor weight, Tensor bias, Tensor h0, Tensor c0, Tensor? order) "
-      "-> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  m.def(
-      "_lltm_narrow_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor "
-      "weight, "
-      "Tensor slopes, Tensor before, Tensor? order) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // On a CPU -> gradients of input, weight, bias, h0 and c0.
-  m.def(
-      "_lltm_cpu_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
-      "Tensor h0, Tensor activated) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "_lltm_bwd(Tensor grad_h, Tensor grad_h_n, Tensor grad_c_n, Tensor input, Tensor ray_offsets, Tensor weight, "
+      "Tensor workspace, Tensor? order, bool to_input, bool to_weight) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // inputs lie side by side; parameters are weight and bias of each layer, one after the other; wanted: a flag an
   // input.

@@ -10,7 +10,7 @@ namespace nerfkit {
 // 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read. If LINE, L2 gets all of
 // the 128 bytes around `from`, which other blocks will ask for.
 template <int BYTES, bool LINE = false>
-__device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* from, bool real) {
+__device__ __forceinline__ void cp_async_zfill(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
   const int bytes = real ? BYTES : 0;
   if constexpr (LINE)
@@ -25,15 +25,15 @@ __device__ __forceinline__ void copy_async_or_zeros(unsigned to, const void* fro
 #endif
 }
 template <int BYTES>
-__device__ __forceinline__ void copy_async_or_zeros(void* to, const void* from, bool real) {
-  copy_async_or_zeros<BYTES>(shared_address(to), from, real);
+__device__ __forceinline__ void cp_async_zfill(void* to, const void* from, bool real) {
+  cp_async_zfill<BYTES>(shared_address(to), from, real);
 }
 
 // Asks for the line around `from` to be in L2. What it holds need not be written yet: L2 is where writes are seen.
-__device__ __forceinline__ void ask_for_line(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+__device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 // Ends a group of this thread's copies.
-__device__ __forceinline__ void end_copies() {
+__device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -41,7 +41,7 @@ __device__ __forceinline__ void end_copies() {
 
 // Until at most the LATEST groups of this thread's copies are on their way.
 template <int LATEST>
-__device__ __forceinline__ void await_copies() {
+__device__ __forceinline__ void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
 #endif

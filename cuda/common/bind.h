@@ -67,7 +67,9 @@ inline DType dtype_of(const Tensor& tensor) {
 }
 
 // Positions, and sums of half types.
-inline ScalarType wide(ScalarType type) { return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float; }
+inline ScalarType acc_type(ScalarType type) {
+  return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
 
 inline std::string text(const Shape& shape) {
   std::string out = "[";
@@ -83,8 +85,8 @@ inline Shape shape_of(const Tensor& tensor) {
 
 // Requires shape and dtype, and the device of `reference`: a kernel must never see another one's pointer.
 // Returns the tensor with rows one after the other.
-inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& reference, ScalarType type,
-                      const Shape& shape) {
+inline Tensor check_contiguous(const char* name, const Tensor& tensor, const Tensor& reference, ScalarType type,
+                               const Shape& shape) {
   STD_TORCH_CHECK(tensor.is_cpu() == reference.is_cpu() && tensor.get_device_index() == reference.get_device_index(),
                   "nerfkit: ", name, " is on another device than the other tensors");
   STD_TORCH_CHECK(tensor.scalar_type() == type, "nerfkit: ", name, " must be ", torch::headeronly::toString(type),
@@ -95,8 +97,8 @@ inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& refe
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
-inline Tensor checked(const char* name, const Tensor& tensor, const Tensor& reference, const Shape& shape) {
-  return checked(name, tensor, reference, reference.scalar_type(), shape);
+inline Tensor check_contiguous(const char* name, const Tensor& tensor, const Tensor& reference, const Shape& shape) {
+  return check_contiguous(name, tensor, reference, reference.scalar_type(), shape);
 }
 
 // On the device of `like`. Not torch::stable::new_empty, which finds its op by name and then goes through the
@@ -117,10 +119,10 @@ inline Tensor empty(const Tensor& like, const Shape& shape) { return empty(like,
 inline Tensor zeros(const Tensor& like, const Shape& shape, ScalarType type) {
   return torch::stable::new_zeros(like, shape, type);
 }
-inline Tensor nothing(const Tensor& like) { return empty(like, {0}); }
+inline Tensor empty0(const Tensor& like) { return empty(like, {0}); }
 
-inline const void* data(const Tensor& tensor) { return tensor.const_data_ptr(); }
-inline void* out(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
+inline const void* const_ptr(const Tensor& tensor) { return tensor.const_data_ptr(); }
+inline void* mutable_ptr(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
 // Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a
 // promise. With `room` there may be more rows than the rays have samples.
 inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool room = false) {
@@ -135,7 +137,7 @@ inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool room = 
   return values;
 }
 
-inline void ran(const char* op, Status status) {
+inline void check_launch(const char* op, Status status) {
   STD_TORCH_CHECK(status == 0, "nerfkit: ", op, " did not launch: ", status_text(status));
 }
 

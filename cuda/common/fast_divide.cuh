@@ -8,11 +8,11 @@
 namespace nerfkit {
 
 // Divides numbers below 2^31.
-struct Divisor {
+struct FastDivide {
   unsigned factor, shift;
 
-  static Divisor of(unsigned by) {
-    Divisor d{0, 0};
+  static FastDivide of(unsigned by) {
+    FastDivide d{0, 0};
     while ((1u << d.shift) < by) ++d.shift;
     d.factor = unsigned((uint64_t((1u << d.shift) - by) << 32) / by + 1);
     return d;

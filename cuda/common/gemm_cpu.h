@@ -10,11 +10,11 @@
 namespace nerfkit {
 namespace {
 
-inline int padded(int n, int to = LANES) { return (n + to - 1) / to * to; }
+inline int round_up(int n, int to = LANES) { return (n + to - 1) / to * to; }
 
 // A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
 template <class A, class F>
-PackVector<A> in_panels(int depth, int columns, const F& at) {
+PackVector<A> pack_panels(int depth, int columns, const F& at) {
   PackVector<A> panels(int64_t(depth) * columns);
   for (int j = 0; j < columns; ++j)
     for (int k = 0; k < depth; ++k) panels[(int64_t(j / LANES) * depth + k) * LANES + j % LANES] = at(k, j);
@@ -45,7 +45,7 @@ struct Product {
 };
 
 template <int ROWS, int PACKS, class A>
-HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+HD void gemm_tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
   const A *left = p.left.values + r * p.left.row, *right = p.right.values + q * p.right.pack;
   const A* start = p.start.values + r * p.start.row + q * LANES;
   Pack<A> sum[ROWS][PACKS];
@@ -69,32 +69,32 @@ HD void tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PA
 }
 
 template <int ROWS, class A>
-HD void tiles(const Product<A>& p, int rows, int packs) {
+HD void gemm_tiles(const Product<A>& p, int rows, int packs) {
   for (int q = 0; q < packs;) {
     const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
     for (int r = 0; r < rows; r += ROWS)
       if (n == 3)
-        tile<ROWS, 3>(p, r, q);
+        gemm_tile<ROWS, 3>(p, r, q);
       else if (n == 2)
-        tile<ROWS, 2>(p, r, q);
+        gemm_tile<ROWS, 2>(p, r, q);
       else
-        tile<ROWS, 1>(p, r, q);
+        gemm_tile<ROWS, 1>(p, r, q);
     q += n;
   }
 }
 
-constexpr int FEW = 2, MOST_ROWS = 8;
+constexpr int FEW = 2, GEMM_ROWS = 8;
 
-// As many rows at once as the registers hold, a divisor of MOST_ROWS. Up to a multiple of it are read and written.
+// As many rows at once as the registers hold, a divisor of GEMM_ROWS. Up to a multiple of it are read and written.
 // A call, so that a product shares no registers with what is around it.
 template <class A>
-__attribute__((noinline)) void multiply(const Product<A>& p, int rows, int packs) {
-  constexpr int ROWS = MOST_PACKS<A> / 4;
-  static_assert(MOST_ROWS % ROWS == 0 && MOST_ROWS % FEW == 0);
+__attribute__((noinline)) void gemm(const Product<A>& p, int rows, int packs) {
+  constexpr int ROWS = MAX_PACKS<A> / 4;
+  static_assert(GEMM_ROWS % ROWS == 0 && GEMM_ROWS % FEW == 0);
   if (rows > FEW)
-    tiles<ROWS>(p, rows, packs);
+    gemm_tiles<ROWS>(p, rows, packs);
   else
-    tiles<FEW>(p, rows, packs);
+    gemm_tiles<FEW>(p, rows, packs);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@
 namespace nerfkit {
 
 constexpr int THREADS = 256;
-constexpr unsigned ALL_LANES = 0xffffffffu;
+constexpr unsigned FULL_MASK = 0xffffffffu;
 
 // Calls f with a value of the element type.
 template <class F>
@@ -38,7 +38,7 @@ struct alignas(sizeof(T) * V) Vec {
 
 // Elements that one 16-byte access moves.
 template <class T>
-constexpr int WIDE = 16 / int(sizeof(T));
+constexpr int VECTOR_WIDTH = 16 / int(sizeof(T));
 
 template <class T, int V>
 __device__ __forceinline__ void load(const T* from, acc_t<T> (&to)[V]) {
@@ -69,26 +69,26 @@ __device__ __forceinline__ void store_shared(unsigned address, unsigned from) {
 }
 
 // 16 bytes at once, wherever they are in the registers.
-__device__ __forceinline__ void store_wide(void* to, uint2 low, uint2 high) {
+__device__ __forceinline__ void store_16_bytes(void* to, uint2 low, uint2 high) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y)
                : "memory");
 }
 
 // The same value, but one that the compiler cannot work out again in place of keeping it. All lanes call it.
-__device__ __forceinline__ unsigned kept(unsigned value) { return __shfl_sync(ALL_LANES, value, threadIdx.x % 32); }
+__device__ __forceinline__ unsigned no_remat(unsigned value) { return __shfl_sync(FULL_MASK, value, threadIdx.x % 32); }
 
 template <class A>
-__device__ __forceinline__ A sum_lanes(A value, int lanes) {
-  for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(ALL_LANES, value, offset);
+__device__ __forceinline__ A warp_sum(A value, int lanes) {
+  for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(FULL_MASK, value, offset);
   return value;
 }
 
 // Sum over the lower of `lanes` lanes, this one included.
 template <class A>
-__device__ __forceinline__ A sum_before(A value, int lane, int lanes) {
+__device__ __forceinline__ A warp_inclusive_sum(A value, int lane, int lanes) {
 #pragma unroll
   for (int offset = 1; offset < lanes; offset *= 2) {
-    const A other = __shfl_up_sync(ALL_LANES, value, offset, lanes);
+    const A other = __shfl_up_sync(FULL_MASK, value, offset, lanes);
     if (lane >= offset) value += other;
   }
   return value;

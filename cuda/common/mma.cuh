@@ -22,8 +22,8 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
 __device__ __forceinline__ constexpr unsigned ones(__half) { return 0x3c003c00u; }
 __device__ __forceinline__ constexpr unsigned ones(__nv_bfloat16) { return 0x3f803f80u; }
 
-__device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                                            unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                    unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -31,8 +31,8 @@ __device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0
 #endif
 }
 
-__device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2,
-                                            unsigned a3, unsigned b0, unsigned b1) {
+__device__ __forceinline__ void mma(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                                    unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -41,7 +41,7 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 }
 
 // The same of 16 x 8 by 8 x 8.
-__device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
+__device__ __forceinline__ void mma(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -49,7 +49,7 @@ __device__ __forceinline__ void add_product(__half, float (&sum)[4], unsigned a0
 #endif
 }
 
-__device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
+__device__ __forceinline__ void mma(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
 #if __CUDA_ARCH__ >= 800
   asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
@@ -70,8 +70,8 @@ __device__ __forceinline__ void add_product(__nv_bfloat16, float (&sum)[4], unsi
 //   count
 //                      are in lanes with t < 2, (g, 16t ..) in the lower half of 16 bits, (g + 8, 16t ..) in the upper;
 //   the right operand  (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
-__device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
-                                                   const unsigned (&b)[4]) {
+__device__ __forceinline__ void mma_sparse(__half, float (&sum)[4], const unsigned (&a)[4], unsigned places,
+                                           const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
   asm(SPARSE_PRODUCT
       ".sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
@@ -81,8 +81,8 @@ __device__ __forceinline__ void add_sparse_product(__half, float (&sum)[4], cons
 #endif
 }
 
-__device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4],
-                                                   unsigned places, const unsigned (&b)[4]) {
+__device__ __forceinline__ void mma_sparse(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned places,
+                                           const unsigned (&b)[4]) {
 #if __CUDA_ARCH__ >= 800
   asm(SPARSE_PRODUCT
       ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
@@ -94,7 +94,7 @@ __device__ __forceinline__ void add_sparse_product(__nv_bfloat16, float (&sum)[4
 #undef SPARSE_PRODUCT
 
 // An 8 x 8 matrix of half values in the lanes' registers, (g, 2t), (g, 2t + 1) of lane 4 g + t, transposed.
-__device__ __forceinline__ unsigned transposed(unsigned values) {
+__device__ __forceinline__ unsigned movmatrix_trans(unsigned values) {
   unsigned out = 0;
 #if __CUDA_ARCH__ >= 750
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(values));
@@ -105,7 +105,7 @@ __device__ __forceinline__ unsigned transposed(unsigned values) {
 // Two 8 x 8 matrices of half values, one a register: lane i < 16 gives the address of row i % 8 of matrix i / 8, in
 // shared memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(unsigned address, unsigned& first, unsigned& second) {
+__device__ __forceinline__ void ldmatrix(unsigned address, unsigned& first, unsigned& second) {
 #if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
@@ -122,7 +122,7 @@ __device__ __forceinline__ void load_matrices(unsigned address, unsigned& first,
 
 // Four of them; lane i gives the address of row i % 8 of matrix i / 8.
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(unsigned address, unsigned (&to)[4]) {
+__device__ __forceinline__ void ldmatrix(unsigned address, unsigned (&to)[4]) {
 #if __CUDA_ARCH__ >= 750
   if constexpr (TRANSPOSED)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -138,13 +138,13 @@ __device__ __forceinline__ void load_matrices(unsigned address, unsigned (&to)[4
 }
 
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(const void* row, unsigned& first, unsigned& second) {
-  load_matrices<TRANSPOSED>(shared_address(row), first, second);
+__device__ __forceinline__ void ldmatrix(const void* row, unsigned& first, unsigned& second) {
+  ldmatrix<TRANSPOSED>(shared_address(row), first, second);
 }
 
 template <bool TRANSPOSED>
-__device__ __forceinline__ void load_matrices(const void* row, unsigned (&to)[4]) {
-  load_matrices<TRANSPOSED>(shared_address(row), to);
+__device__ __forceinline__ void ldmatrix(const void* row, unsigned (&to)[4]) {
+  ldmatrix<TRANSPOSED>(shared_address(row), to);
 }
 
 }  // namespace nerfkit

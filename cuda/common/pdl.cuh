@@ -9,7 +9,7 @@
 namespace nerfkit {
 
 // Once all blocks of this kernel run, those of the next may come, if it was launched early, and wait beside them.
-__device__ __forceinline__ void invite_next_kernel() {
+__device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
@@ -17,7 +17,7 @@ __device__ __forceinline__ void invite_next_kernel() {
 
 // Until the kernels before this one are done and what they wrote is seen. A kernel that is launched early reads and
 // writes nothing before it, but may ask for lines.
-__device__ __forceinline__ void await_kernels_before() {
+__device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
@@ -25,7 +25,7 @@ __device__ __forceinline__ void await_kernels_before() {
 
 // Whether `kernel` is compiled so that it waits itself for the one before, and graphs of this driver can say so.
 template <class Kernel>
-bool waits_itself(Kernel* kernel) {
+bool supports_pdl(Kernel* kernel) {
   constexpr int PTX = 90, DRIVER = 12030;
   cudaFuncAttributes compiled;
   int driver = 0;
@@ -33,14 +33,14 @@ bool waits_itself(Kernel* kernel) {
          cudaFuncGetAttributes(&compiled, kernel) == cudaSuccess && compiled.ptxVersion >= PTX;
 }
 
-// Launches a kernel that calls await_kernels_before() while the kernel before it may still run.
+// Launches a kernel that calls pdl_wait() while the kernel before it may still run.
 template <class... Parameters, class... Arguments>
-void launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
-                  const Arguments&... arguments) {
+void pdl_launch(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared, cudaStream_t stream,
+                const Arguments&... arguments) {
   cudaLaunchAttribute early{cudaLaunchAttributeProgrammaticStreamSerialization};
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{blocks, threads, shared, stream};
-  config.attrs = &early, config.numAttrs = waits_itself(kernel);
+  config.attrs = &early, config.numAttrs = supports_pdl(kernel);
   cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...);
 }
 

@@ -56,35 +56,35 @@ HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// Lanes first .. end - 1 of a pack, from 0 to LANES: load_only() reads nothing for the others, which are zero.
+// Lanes first .. end - 1 of a pack, from 0 to LANES: masked_load() reads nothing for the others, which are zero.
 #if defined(__AVX512F__)
-constexpr bool LOADS_SOME = true;
-struct Lanes {
+constexpr bool HAS_MASKED_LOAD = true;
+struct LaneMask {
   unsigned set;
-  HD Lanes(int first, int end) : set(first < end ? (1u << end) - (1u << first) : 0) {}
+  HD LaneMask(int first, int end) : set(first < end ? (1u << end) - (1u << first) : 0) {}
 };
-HD Pack<float> load_only(const float* from, Lanes lanes) {
+HD Pack<float> masked_load(const float* from, LaneMask lanes) {
   return reinterpret_cast<Pack<float>>(_mm512_maskz_loadu_ps(__mmask16(lanes.set), from));
 }
-HD Pack<double> load_only(const double* from, Lanes lanes) {
+HD Pack<double> masked_load(const double* from, LaneMask lanes) {
   const __m512d parts[] = {_mm512_maskz_loadu_pd(__mmask8(lanes.set), from),
                            _mm512_maskz_loadu_pd(__mmask8(lanes.set >> 8), from + LANES / 2)};
   return *reinterpret_cast<const Pack<double>*>(parts);
 }
 #elif defined(__AVX2__)
-constexpr bool LOADS_SOME = true;
-struct Lanes {
+constexpr bool HAS_MASKED_LOAD = true;
+struct LaneMask {
   __m256i set;
-  HD Lanes(int first, int end) {
+  HD LaneMask(int first, int end) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const auto below = [&](int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane); };
     set = _mm256_andnot_si256(below(first), below(end));
   }
 };
-HD Pack<float> load_only(const float* from, Lanes lanes) {
+HD Pack<float> masked_load(const float* from, LaneMask lanes) {
   return reinterpret_cast<Pack<float>>(_mm256_maskload_ps(from, lanes.set));
 }
-HD Pack<double> load_only(const double* from, Lanes lanes) {
+HD Pack<double> masked_load(const double* from, LaneMask lanes) {
   const auto some = [&](__m128i set, const double* from) {
     return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set));
   };
@@ -93,12 +93,12 @@ HD Pack<double> load_only(const double* from, Lanes lanes) {
   return *reinterpret_cast<const Pack<double>*>(parts);
 }
 #else
-constexpr bool LOADS_SOME = false;  // so that the rest is not called
-struct Lanes {
-  Lanes(int first, int end);
+constexpr bool HAS_MASKED_LOAD = false;  // so that the rest is not called
+struct LaneMask {
+  LaneMask(int first, int end);
 };
 template <class A>
-Pack<A> load_only(const A* from, Lanes lanes);
+Pack<A> masked_load(const A* from, LaneMask lanes);
 #endif
 
 template <class T>
@@ -113,11 +113,11 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
 
 // Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are
 // then written past the caches, which would else read each line first.
-constexpr int64_t STREAMED = 32 << 20;
+constexpr int64_t STREAMING_BYTES = 32 << 20;
 
-inline bool goes_past_caches(const void* results, int64_t moved) {
+inline bool use_streaming_stores(const void* results, int64_t moved) {
 #if defined(__x86_64__)
-  return moved >= STREAMED && uintptr_t(results) % 64 == 0;
+  return moved >= STREAMING_BYTES && uintptr_t(results) % 64 == 0;
 #else
   return false;
 #endif
@@ -135,9 +135,9 @@ HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers
 #endif
 
 // As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part
-// of a line takes a line's time. A thread that did it ends with end_streams().
+// of a line takes a line's time. A thread that did it ends with streaming_fence().
 template <class A>
-HD void stream(A* to, Pack<A> pack) {
+HD void store_streaming(A* to, Pack<A> pack) {
 #if defined(__x86_64__)
   constexpr int PARTS = sizeof(pack) / sizeof(Register);
   Register parts[PARTS];
@@ -150,12 +150,12 @@ HD void stream(A* to, Pack<A> pack) {
 }
 
 template <class A>
-constexpr int PACKS_OF_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
+constexpr int PACKS_PER_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
 
 // The packs of a line of the cache that come one by one: past the caches with the last of them.
 template <class A>
-struct HeldLine {
-  static constexpr int LAST = PACKS_OF_LINE<A> - 1;
+struct StreamingLine {
+  static constexpr int LAST = PACKS_PER_LINE<A> - 1;
   Pack<A> packs[std::max(1, LAST)] = {};
 
   // Pack `which` of a line, that belongs at `to`.
@@ -166,20 +166,20 @@ struct HeldLine {
         return;
       }
 #pragma GCC unroll 4
-      for (int i = 0; i < LAST; ++i) stream(to + (i - LAST) * LANES, packs[i]);
+      for (int i = 0; i < LAST; ++i) store_streaming(to + (i - LAST) * LANES, packs[i]);
     }
-    stream(to, pack);
+    store_streaming(to, pack);
   }
 };
 
-inline void end_streams() {
+inline void streaming_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
 #endif
 }
 
 template <class A>
-HD Pack<A> repeated(A number) {
+HD Pack<A> broadcast(A number) {
   A values[LANES];  // of an array the compiler makes one instruction, of a pack's elements one for each
   for (int i = 0; i < LANES; ++i) values[i] = number;
   return *reinterpret_cast<const Pack<A>*>(values);
@@ -187,7 +187,7 @@ HD Pack<A> repeated(A number) {
 
 // 0, 1, 2 ..
 template <class A>
-HD Pack<A> lane_numbers() {
+HD Pack<A> lane_iota() {
   A values[LANES];
   for (int i = 0; i < LANES; ++i) values[i] = A(i);
   return *reinterpret_cast<const Pack<A>*>(values);
@@ -195,7 +195,7 @@ HD Pack<A> lane_numbers() {
 
 // The packs that registers hold.
 template <class A>
-constexpr int MOST_PACKS = REGISTERS * sizeof(float) / sizeof(A);
+constexpr int MAX_PACKS = REGISTERS * sizeof(float) / sizeof(A);
 
 template <class A>
 struct LineAllocator {

@@ -56,7 +56,7 @@ HD void by_four(int begin, int end, const F& f) {
 
 // n numbers of LANES rows to n packs. Few rows at a time: they may share a set of the cache.
 template <class T>
-HD void transpose_in(const T* from, int64_t row, acc_t<T>* to, int64_t pack, int n) {
+HD void transpose_to_packs(const T* from, int64_t row, acc_t<T>* to, int64_t pack, int n) {
   for (int begin = 0; begin < n; begin += LANES)
     for (int c = 0; c < LANES; c += 4) {
       const T* four = from + c * row;
@@ -72,7 +72,7 @@ HD void transpose_in(const T* from, int64_t row, acc_t<T>* to, int64_t pack, int
 
 // n packs that lie side by side to n numbers of LANES rows.
 template <class T>
-HD void transpose_out(const acc_t<T>* from, T* to, int64_t row, int n) {
+HD void transpose_from_packs(const acc_t<T>* from, T* to, int64_t row, int n) {
   for (int begin = 0; begin < n; begin += LANES)
     for (int c = 0; c < LANES; c += 4) {
       T* four = to + c * row;

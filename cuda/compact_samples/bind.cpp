@@ -20,17 +20,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins_in, con
                                                    const Tensor& starts_in, const Tensor& ends_in,
                                                    const Tensor& source_in, const Tensor& offsets_in, int64_t n_rows) {
   const OnDevice device(origins_in);
-  const Tensor origins = checked("origins", origins_in, origins_in, wide(origins_in.scalar_type()), {ANY, 3});
+  const Tensor origins =
+      check_contiguous("origins", origins_in, origins_in, acc_type(origins_in.scalar_type()), {ANY, 3});
   const int64_t n_rays = origins.size(0);
-  const Tensor directions = checked("directions", directions_in, origins, {n_rays, 3});
-  const Tensor t_starts = checked("t_starts", starts_in, origins, {ANY});
-  const Tensor t_ends = checked("t_ends", ends_in, origins, {t_starts.size(0)});
-  const Tensor source_offsets = checked("source_offsets", source_in, origins, ScalarType::Long, {n_rays + 1});
-  const Tensor ray_offsets = checked("ray_offsets", offsets_in, origins, ScalarType::Long, {n_rays + 1});
-  const CompactArguments arguments{data(origins),
-                                   data(directions),
-                                   data(t_starts),
-                                   data(t_ends),
+  const Tensor directions = check_contiguous("directions", directions_in, origins, {n_rays, 3});
+  const Tensor t_starts = check_contiguous("t_starts", starts_in, origins, {ANY});
+  const Tensor t_ends = check_contiguous("t_ends", ends_in, origins, {t_starts.size(0)});
+  const Tensor source_offsets = check_contiguous("source_offsets", source_in, origins, ScalarType::Long, {n_rays + 1});
+  const Tensor ray_offsets = check_contiguous("ray_offsets", offsets_in, origins, ScalarType::Long, {n_rays + 1});
+  const CompactArguments arguments{const_ptr(origins),
+                                   const_ptr(directions),
+                                   const_ptr(t_starts),
+                                   const_ptr(t_ends),
                                    offsets(source_offsets, t_starts.size(0), true),
                                    offsets(ray_offsets, n_rows, true),
                                    n_rays,
@@ -38,8 +39,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& origins_in, con
   check_counts(arguments);
   Tensor positions = empty(origins, {n_rows, 3}), starts = empty(origins, {n_rows}), ends = empty(origins, {n_rows});
   Tensor ray_index = empty(origins, {n_rows}, ScalarType::Long);
-  ran("compact_samples", compact_samples(dtype_of(origins), arguments, out(positions), out(starts), out(ends),
-                                         static_cast<int64_t*>(out(ray_index)), device.stream));
+  check_launch("compact_samples",
+               compact_samples(dtype_of(origins), arguments, mutable_ptr(positions), mutable_ptr(starts),
+                               mutable_ptr(ends), static_cast<int64_t*>(mutable_ptr(ray_index)), device.stream));
   return {positions, starts, ends, ray_index};
 }
 

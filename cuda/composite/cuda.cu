@@ -14,16 +14,16 @@ template <class T, class F>
 __device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin, int64_t end, int lane, const F& f) {
   using A = acc_t<T>;
   A before = 0;
-  for (int64_t first = begin; __any_sync(ALL_LANES, first < end); first += LANES) {
+  for (int64_t first = begin; __any_sync(FULL_MASK, first < end); first += LANES) {
     const int64_t n = first + lane;
     const bool real = n < end;
     bool clamped = false;
     const A thickness = real ? thickness_of(in, n, &clamped) : A(0);
-    const A upto = sum_before(thickness, lane, LANES);
+    const A upto = warp_inclusive_sum(thickness, lane, LANES);
     Slice<A> slice{};
     if (real) slice = slice_of(in, n, thickness, before + upto - thickness, clamped);
     f(real, n, slice);
-    before += __shfl_sync(ALL_LANES, upto, LANES - 1, LANES);
+    before += __shfl_sync(FULL_MASK, upto, LANES - 1, LANES);
   }
 }
 
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(THREADS)
     depth_sum += slice.weight * slice.middle;
     for (int i = 0; i < 3; ++i) rgb[i] += slice.weight * A(in.rgb[3 * n + i]);
   });
-  total = sum_lanes(total, LANES);
-  depth_sum = sum_lanes(depth_sum, LANES);
-  for (int i = 0; i < 3; ++i) rgb[i] = sum_lanes(rgb[i], LANES);
+  total = warp_sum(total, LANES);
+  depth_sum = warp_sum(depth_sum, LANES);
+  for (int i = 0; i < 3; ++i) rgb[i] = warp_sum(rgb[i], LANES);
   if (!is_ray || lane) return;
   for (int i = 0; i < 3; ++i)
     color[3 * ray + i] = T(rgb[i] + (A(1) - total) * A(in.background[in.background_stride * ray + i]));
@@ -69,24 +69,24 @@ __global__ void __launch_bounds__(THREADS)
     opacity += slice.weight;
     depth_sum += slice.weight * slice.middle;
   });
-  opacity = sum_lanes(opacity, LANES);
-  depth_sum = sum_lanes(depth_sum, LANES);
+  opacity = warp_sum(opacity, LANES);
+  depth_sum = warp_sum(depth_sum, LANES);
   RayGradient<A> of_ray{};
   if (is_ray) of_ray = ray_gradient(in, grad, ray, opacity, depth_sum);
   A behind = 0;  // sum of weight times its gradient over the samples behind
   walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     if (real) behind += slice.weight * weight_gradient(in, grad, of_ray, n, slice.middle);
   });
-  behind = sum_lanes(behind, LANES);
+  behind = warp_sum(behind, LANES);
   walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     const A of_weight = real ? weight_gradient(in, grad, of_ray, n, slice.middle) : A(0);
-    const A upto = sum_before(slice.weight * of_weight, lane, LANES);
+    const A upto = warp_inclusive_sum(slice.weight * of_weight, lane, LANES);
     if (real) {
       const A of_thickness = slice.clamped ? A(0) : of_weight * slice.through - (behind - upto);
       grad_density[n] = T(of_thickness * (A(in.t_ends[n]) - A(in.t_starts[n])));
       for (int i = 0; i < 3; ++i) grad_rgb[3 * n + i] = T(slice.weight * of_ray.color[i]);
     }
-    behind -= __shfl_sync(ALL_LANES, upto, LANES - 1, LANES);
+    behind -= __shfl_sync(FULL_MASK, upto, LANES - 1, LANES);
   });
   if (!is_ray || lane) return;
   for (int i = 0; i < 3; ++i) grad_background[3 * ray + i] = T((A(1) - opacity) * of_ray.color[i]);

@@ -18,16 +18,16 @@ __global__ void __launch_bounds__(THREADS) count(CountVisibleInputs<T> in, int64
   const int64_t begin = is_ray ? in.ray_offsets[ray] : 0, end = is_ray ? in.ray_offsets[ray + 1] : 0;
   A before = 0;  // of this round's first sample
   int lit = 0;
-  for (int64_t first = begin; __any_sync(ALL_LANES, first < end && before < in.limit); first += LANES) {
+  for (int64_t first = begin; __any_sync(FULL_MASK, first < end && before < in.limit); first += LANES) {
     const int64_t n = first + lane;
     const bool real = n < end && before < in.limit;
-    const A upto = sum_before(real ? thickness_of(in, n) : A(0), lane, LANES);
+    const A upto = warp_inclusive_sum(real ? thickness_of(in, n) : A(0), lane, LANES);
     // Not upto less this lane's own: that would cancel where it is thick, and be NaN where it is.
-    const A lower = __shfl_up_sync(ALL_LANES, upto, 1, LANES);
+    const A lower = __shfl_up_sync(FULL_MASK, upto, 1, LANES);
     lit += real && before + (lane ? lower : A(0)) < in.limit;
-    before += __shfl_sync(ALL_LANES, upto, LANES - 1, LANES);
+    before += __shfl_sync(FULL_MASK, upto, LANES - 1, LANES);
   }
-  lit = sum_lanes(lit, LANES);
+  lit = warp_sum(lit, LANES);
   if (is_ray && lane == 0) counts[ray] = lit;
 }
 

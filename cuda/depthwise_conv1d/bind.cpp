@@ -17,32 +17,34 @@ Conv1dShape shape(const Tensor& x, const Tensor& weight, const Tensor& ray_offse
 Tensor forward(const Tensor& x_in, const Tensor& weight_in, std::optional<Tensor> bias_in, const Tensor& offsets_in,
                int64_t dilation) {
   const OnDevice device(x_in);
-  const Tensor x = checked("x", x_in, x_in, {ANY, ANY});
-  const Tensor weight = checked("weight", weight_in, x, {x.size(1), ANY});
-  const Tensor ray_offsets = checked("ray_offsets", offsets_in, x, ScalarType::Long, {ANY});
+  const Tensor x = check_contiguous("x", x_in, x_in, {ANY, ANY});
+  const Tensor weight = check_contiguous("weight", weight_in, x, {x.size(1), ANY});
+  const Tensor ray_offsets = check_contiguous("ray_offsets", offsets_in, x, ScalarType::Long, {ANY});
   std::optional<Tensor> bias;
-  if (bias_in) bias = checked("bias", *bias_in, x, {x.size(1)});
+  if (bias_in) bias = check_contiguous("bias", *bias_in, x, {x.size(1)});
   Tensor result = empty(x, shape_of(x));
-  ran("depthwise_conv1d", depthwise_conv1d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr,
-                                           out(result), shape(x, weight, ray_offsets, dilation), device.stream));
+  check_launch("depthwise_conv1d",
+               depthwise_conv1d(dtype_of(x), const_ptr(x), const_ptr(weight), bias ? const_ptr(*bias) : nullptr,
+                                mutable_ptr(result), shape(x, weight, ray_offsets, dilation), device.stream));
   return result;
 }
 
 std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor& x_in, const Tensor& weight_in,
                                             const Tensor& offsets_in, int64_t dilation, bool to_x, bool to_weight) {
   const OnDevice device(x_in);
-  const Tensor x = checked("x", x_in, x_in, {ANY, ANY});
-  const Tensor weight = checked("weight", weight_in, x, {x.size(1), ANY});
-  const Tensor ray_offsets = checked("ray_offsets", offsets_in, x, ScalarType::Long, {ANY});
-  const Tensor grad = checked("grad_out", grad_in, x, shape_of(x));
+  const Tensor x = check_contiguous("x", x_in, x_in, {ANY, ANY});
+  const Tensor weight = check_contiguous("weight", weight_in, x, {x.size(1), ANY});
+  const Tensor ray_offsets = check_contiguous("ray_offsets", offsets_in, x, ScalarType::Long, {ANY});
+  const Tensor grad = check_contiguous("grad_out", grad_in, x, shape_of(x));
   const Conv1dShape size = shape(x, weight, ray_offsets, dilation);
-  Tensor grad_x = to_x ? empty(x, shape_of(x)) : nothing(x);
-  Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : nothing(x);
-  Tensor grad_bias = to_weight ? empty(weight, {x.size(1)}) : nothing(x);
-  Tensor scratch = empty(x, {to_weight ? conv1d_scratch(size) : 0}, wide(x.scalar_type()));
-  ran("depthwise_conv1d_bwd",
-      depthwise_conv1d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight),
-                           out(grad_bias), out(scratch), size, device.stream));
+  Tensor grad_x = to_x ? empty(x, shape_of(x)) : empty0(x);
+  Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : empty0(x);
+  Tensor grad_bias = to_weight ? empty(weight, {x.size(1)}) : empty0(x);
+  Tensor scratch = empty(x, {to_weight ? conv1d_scratch(size) : 0}, acc_type(x.scalar_type()));
+  check_launch("depthwise_conv1d_bwd",
+               depthwise_conv1d_bwd(dtype_of(x), const_ptr(grad), const_ptr(x), const_ptr(weight), mutable_ptr(grad_x),
+                                    mutable_ptr(grad_weight), mutable_ptr(grad_bias), mutable_ptr(scratch), size,
+                                    device.stream));
   return {grad_x, grad_weight, grad_bias};
 }
 

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(THREADS) any_to_weight(const T* __restrict__ g
     if (m < s.ray_offsets[ray] || m >= s.ray_offsets[ray + 1]) continue;
     sum += A(grad_out[n * s.channels + c]) * (u < s.kernel ? A(x[m * s.channels + c]) : A(1));
   }
-  sum = sum_lanes(sum, 32);
+  sum = warp_sum(sum, 32);
   if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x) return;
@@ -277,7 +277,7 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
       if (grad_weight)
         any_to_weight<<<dim3(s.channels, s.kernel + 1), THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s);
     }
-    if (grad_weight) launch_add_partials<T>(partials, grad_weight, grad_bias, parts, s.channels, s.kernel, stream);
+    if (grad_weight) launch_reduce_partials<T>(partials, grad_weight, grad_bias, parts, s.channels, s.kernel, stream);
   });
   return launched();
 }

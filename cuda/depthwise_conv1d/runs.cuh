@@ -29,7 +29,7 @@ __device__ __forceinline__ int64_t first_from(const int64_t* values, int64_t n, 
   int64_t first = 0;
   while (n > 0) {
     const int64_t stride = (n + 31) / 32, last = lane * stride + stride - 1;
-    const int below = __popc(__ballot_sync(ALL_LANES, last < n && values[first + last] < value));
+    const int below = __popc(__ballot_sync(FULL_MASK, last < n && values[first + last] < value));
     first += below * stride;
     n = min(stride - 1, n - below * stride);
   }
@@ -49,11 +49,11 @@ __device__ __forceinline__ void mark_begins(unsigned* words, const RunShape& s, 
   for (int64_t i = at;;) {
     const int64_t begin = i + lane <= s.n_rays ? s.ray_offsets[i + lane] : s.n_samples;
     if (uint64_t(begin - low) < uint64_t(end - low)) mark(begin - low);
-    const unsigned passed = __ballot_sync(ALL_LANES, begin < next);
+    const unsigned passed = __ballot_sync(FULL_MASK, begin < next);
     if (passed) at = i + __popc(passed);
-    if (__any_sync(ALL_LANES, begin >= end)) break;
+    if (__any_sync(FULL_MASK, begin >= end)) break;
     i += 32;  // thousands of empty rays may begin at one sample
-    i += first_from(s.ray_offsets + i, s.n_rays + 1 - i, __shfl_sync(ALL_LANES, begin, 31) + 1);
+    i += first_from(s.ray_offsets + i, s.n_rays + 1 - i, __shfl_sync(FULL_MASK, begin, 31) + 1);
   }
   __syncwarp();
 }
@@ -195,7 +195,7 @@ __global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
 #pragma unroll
     for (int v = 0; v < V; ++v) {
       A sum = sums[u][v];
-      for (int lanes = s.columns; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(ALL_LANES, sum, lanes);
+      for (int lanes = s.columns; lanes < 32; lanes *= 2) sum += __shfl_xor_sync(FULL_MASK, sum, lanes);
       if (int(threadIdx.x % 32) < s.columns) shared[threadIdx.x / 32][threadIdx.x % 32 * V + v] = sum;
     }
     __syncthreads();

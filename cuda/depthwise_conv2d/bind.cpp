@@ -31,14 +31,15 @@ Shape out_shape(const Conv2dShape& s) {
 Tensor forward(const Tensor& x_in, const Tensor& weight_in, std::optional<Tensor> bias_in, std::vector<int64_t> window,
                bool channels_last) {
   const OnDevice device(x_in);
-  const Tensor x = checked("x", x_in, x_in, {ANY, ANY, ANY, ANY});
+  const Tensor x = check_contiguous("x", x_in, x_in, {ANY, ANY, ANY, ANY});
   const Conv2dShape size = shape(x, weight_in, window, channels_last);
-  const Tensor weight = checked("weight", weight_in, x, {size.channels, 1, ANY, ANY});
+  const Tensor weight = check_contiguous("weight", weight_in, x, {size.channels, 1, ANY, ANY});
   std::optional<Tensor> bias;
-  if (bias_in) bias = checked("bias", *bias_in, x, {size.channels});
+  if (bias_in) bias = check_contiguous("bias", *bias_in, x, {size.channels});
   Tensor result = empty(x, out_shape(size));
-  ran("depthwise_conv2d", depthwise_conv2d(dtype_of(x), data(x), data(weight), bias ? data(*bias) : nullptr,
-                                           out(result), size, device.stream));
+  check_launch("depthwise_conv2d",
+               depthwise_conv2d(dtype_of(x), const_ptr(x), const_ptr(weight), bias ? const_ptr(*bias) : nullptr,
+                                mutable_ptr(result), size, device.stream));
   return result;
 }
 
@@ -46,17 +47,18 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor&
                                             std::vector<int64_t> window, bool channels_last, bool to_x,
                                             bool to_weight) {
   const OnDevice device(x_in);
-  const Tensor x = checked("x", x_in, x_in, {ANY, ANY, ANY, ANY});
+  const Tensor x = check_contiguous("x", x_in, x_in, {ANY, ANY, ANY, ANY});
   const Conv2dShape size = shape(x, weight_in, window, channels_last);
-  const Tensor weight = checked("weight", weight_in, x, {size.channels, 1, ANY, ANY});
-  const Tensor grad = checked("grad_out", grad_in, x, out_shape(size));
-  Tensor grad_x = to_x ? empty(x, shape_of(x)) : nothing(x);
-  Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : nothing(x);
-  Tensor grad_bias = to_weight ? empty(weight, {size.channels}) : nothing(x);
-  Tensor scratch = empty(x, {to_weight ? conv2d_scratch(dtype_of(x), size) : 0}, wide(x.scalar_type()));
-  ran("depthwise_conv2d_bwd",
-      depthwise_conv2d_bwd(dtype_of(x), data(grad), data(x), data(weight), out(grad_x), out(grad_weight),
-                           out(grad_bias), out(scratch), size, device.stream));
+  const Tensor weight = check_contiguous("weight", weight_in, x, {size.channels, 1, ANY, ANY});
+  const Tensor grad = check_contiguous("grad_out", grad_in, x, out_shape(size));
+  Tensor grad_x = to_x ? empty(x, shape_of(x)) : empty0(x);
+  Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : empty0(x);
+  Tensor grad_bias = to_weight ? empty(weight, {size.channels}) : empty0(x);
+  Tensor scratch = empty(x, {to_weight ? conv2d_scratch(dtype_of(x), size) : 0}, acc_type(x.scalar_type()));
+  check_launch("depthwise_conv2d_bwd",
+               depthwise_conv2d_bwd(dtype_of(x), const_ptr(grad), const_ptr(x), const_ptr(weight), mutable_ptr(grad_x),
+                                    mutable_ptr(grad_weight), mutable_ptr(grad_bias), mutable_ptr(scratch), size,
+                                    device.stream));
   return {grad_x, grad_weight, grad_bias};
 }
 

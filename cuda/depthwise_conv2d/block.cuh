@@ -47,7 +47,7 @@ __device__ __forceinline__ void share_sums(A (&sums)[ALL], int& first, int& coun
 #pragma unroll
   for (int k = 0; k < HALF; ++k) {
     const A own = sums[k], other = k + HALF < SUMS ? sums[k + HALF] : A(0);
-    sums[k] = (upper ? other : own) + __shfl_xor_sync(ALL_LANES, upper ? own : other, APART);
+    sums[k] = (upper ? other : own) + __shfl_xor_sync(FULL_MASK, upper ? own : other, APART);
   }
   first += upper ? HALF : 0, count = upper ? max(count - HALF, 0) : min(count, HALF);
   if constexpr (APART > 1) share_sums<HALF, APART / 2>(sums, first, count);
@@ -74,7 +74,7 @@ __device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS
   } else {
 #pragma unroll
     for (int k = 0; k < SUMS; ++k) {
-      for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+      for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(FULL_MASK, sums[k], offset);
       if (lane < lanes) of_warp[warp][k][lane] = sums[k];
     }
   }

@@ -14,7 +14,7 @@ const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
   for (int p = 0; p < period_of(unit); ++p)
     for (int64_t k = 0; k < n; ++k, to += LANES)
       if (unit == 1)
-        store(to, repeated(weight[k]));
+        store(to, broadcast(weight[k]));
       else
         for (int i = 0; i < LANES; ++i) to[i] = weight[k * unit + (p * LANES + i) % unit];
   return packs.data();
@@ -79,7 +79,7 @@ template <class T>
 void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
   T* to = out.values + tile.row * out.row + tile.column;
   for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
-    transpose_out(from, to, out.channel, tile.columns);
+    transpose_from_packs(from, to, out.channel, tile.columns);
 }
 
 // Where a tile's outputs go.
@@ -263,7 +263,7 @@ struct Correlations {
       rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(),
                      weights.begins.data() + part * xs.size(), out.rows(ys[part].first, int(ys.size())), tile, width);
     }
-    end_streams();
+    streaming_fence();
   }
 };
 

@@ -144,7 +144,7 @@ bool launch_walk(const Walk<T>& a, const WalkGrid& grid, const Gpu& gpu, cudaStr
   if (BACKWARD && K == 3)  // early, it took up to a tenth longer
     kernel<<<blocks, THREADS_2D, SHARED, stream>>>(a);
   else
-    launch_early(kernel, blocks, THREADS_2D, SHARED, stream, a);
+    pdl_launch(kernel, blocks, THREADS_2D, SHARED, stream, a);
   return true;
 }
 
@@ -400,7 +400,7 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
         value_to_weight<<<grid, THREADS, 0, on>>>((const T*)grad_out, (const T*)x, partials, s, tap);
       }
     }
-    if (partials) launch_add_partials<T>(partials, grad_weight, grad_bias, int(parts), s.channels, taps, stream);
+    if (partials) launch_reduce_partials<T>(partials, grad_weight, grad_bias, int(parts), s.channels, taps, stream);
   });
   return launched();
 }

@@ -51,8 +51,8 @@ template <class T>
 HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
   const int64_t column = plane.column, ahead = SOON * plane.row;
   if (unit == LANES && column == 1)
-    return transpose_in(from + copy.first, plane.channel, to + copy.position(copy.first) * LANES, LANES,
-                        copy.last - copy.first);
+    return transpose_to_packs(from + copy.first, plane.channel, to + copy.position(copy.first) * LANES, LANES,
+                              copy.last - copy.first);
   if (column == unit && copy.stride == 1)
     return copy_values(from + copy.first * column, to + int64_t(copy.first - copy.start) * unit,
                        int64_t(copy.last - copy.first) * unit, ahead);

@@ -25,7 +25,7 @@ struct AnyAxis : Axis {
   int anchor;               // the tap by which an output counts for the bias's gradient
   int low, count;           // inputs: those of the picture and of all anchors
   int classes;              // tiles that interleave
-  Divisor by_stride, by_classes, by_common;
+  FastDivide by_stride, by_classes, by_common;
 };
 
 template <class T>
@@ -42,7 +42,7 @@ struct AnyConv {
   int channels, lanes, across;                   // of all pictures; of a block; blocks across the channels
   unsigned shared, tiles;                        // blocks that share the tiles of a channel
   int width, height;                             // tiles beside and below each other
-  Divisor by_across, by_lanes, by_width, by_height;
+  FastDivide by_across, by_lanes, by_width, by_height;
 };
 
 // STEP is stride / g along the rows, 0 for one that is known at run time only; EXACT: the kernel is KH x KW.
@@ -159,7 +159,7 @@ inline AnyAxis any_axis(const Axis& axis, int most, int multiple) {
   a.anchor = std::min(a.kernel - 1, a.padding / a.dilation);
   const int first = a.anchor * a.dilation - a.padding, last = (a.out_size - 1) * a.stride + first;
   a.low = std::min(0, first), a.count = std::max(a.size - 1, last) + 1 - a.low;
-  a.by_stride = Divisor::of(a.stride), a.by_common = Divisor::of(a.common);
+  a.by_stride = FastDivide::of(a.stride), a.by_common = FastDivide::of(a.common);
   return a;
 }
 
@@ -180,7 +180,7 @@ inline bool any_fits(const Conv2dShape& s, int bytes) {
 inline int64_t any_tiles(AnyAxis& a, bool backward, int classes, int of_tile, int step) {
   const int places = backward ? a.count : a.out_size,
             of_class = (places + classes - 1) / classes + std::max(step - 1, 0);
-  a.classes = classes, a.by_classes = Divisor::of(classes);
+  a.classes = classes, a.by_classes = FastDivide::of(classes);
   return int64_t(classes) * blocks_for(of_class, of_tile);
 }
 
@@ -216,8 +216,8 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   a.to_row = int(a.to.row * bytes), a.to_column = int(a.to.column * bytes);
   a.rows = any_axis(s.y, Form::KH, std::max(1, Form::STEP)), a.columns = any_axis(s.x, Form::KW, 1);
   a.channels = int(s.channels), a.lanes = s.channels_last ? any_lanes(a.channels, backward) : 1;
-  a.across = int(blocks_for(s.channels, a.lanes)), a.by_across = Divisor::of(a.across),
-  a.by_lanes = Divisor::of(a.lanes);
+  a.across = int(blocks_for(s.channels, a.lanes)), a.by_across = FastDivide::of(a.across),
+  a.by_lanes = FastDivide::of(a.lanes);
   const bool pairs = backward && Form::COLUMNS > 1;
   const int64_t height = any_tiles(a.rows, backward,
                                    backward && Form::STEP ? a.rows.dilation
@@ -230,7 +230,7 @@ bool share_out(AnyConv<T>& a, const Conv2dShape& shape, int bytes, bool backward
   if (height > INT32_MAX / 2 || width > INT32_MAX / 2 || tiles >= INT32_MAX / 2) return false;
   a.height = int(height), a.width = int(width), a.tiles = unsigned(tiles);
   a.shared = blocks_for(tiles, THREADS_2D / a.lanes);
-  a.by_width = Divisor::of(a.width), a.by_height = Divisor::of(a.height);
+  a.by_width = FastDivide::of(a.width), a.by_height = FastDivide::of(a.height);
   return int64_t(a.shared) * a.across < INT32_MAX;
 }
 

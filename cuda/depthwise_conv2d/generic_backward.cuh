@@ -49,7 +49,7 @@ __device__ __forceinline__ void write_chunk(const AnyConv<T>& a, const AnyBlock&
   __syncthreads();  // the memory may still be read
 #pragma unroll
   for (int k = 0; k <= TAPS; ++k) {
-    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(ALL_LANES, sums[k], offset);
+    for (int offset = 16; offset >= lanes; offset /= 2) sums[k] += __shfl_xor_sync(FULL_MASK, sums[k], offset);
     if (lane < lanes) of_warp[warp][k][lane] = sums[k];
   }
   __syncthreads();
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(THREADS_2D) any_backward(const AnyConv<T> a) {
 #if __CUDA_ARCH__ < 800
   if constexpr (KH == 7 && STEP == 1) return;  // registers would spill: it is not launched there
 #endif
-  invite_next_kernel();
+  pdl_trigger();
   __shared__ WarpSums<A, Form::TAPS + 1> of_warp;
   A* shared = &of_warp[0][0][0];
   static_assert(sizeof(of_warp) >= WEIGHTS_OF_BLOCK<Form::TAPS> * sizeof(A));

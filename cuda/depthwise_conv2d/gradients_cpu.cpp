@@ -41,7 +41,7 @@ struct Below {
 // Of a stretch of x, past the caches; packs of the same pixels come a stretch later.
 template <class T, int S>
 struct PixelLines {
-  HeldLine<T> of[S][STRETCH];
+  StreamingLine<T> of[S][STRETCH];
   int which = 0;  // pack of them
 };
 
@@ -106,7 +106,7 @@ struct Gradients {
   const PackVector<T> zeros = PackVector<T>(std::max(line, out_line));
   const int64_t n_units = s.units();
   const int64_t n_bytes = s.bytes<T>() + s.batch * s.y.size * line * int64_t(sizeof(T));
-  const bool past_caches = grad_x && rows_go_past_caches(grad_x, s.channels, PACKS_OF_LINE<T>, n_bytes);
+  const bool past_caches = grad_x && rows_go_past_caches(grad_x, s.channels, PACKS_PER_LINE<T>, n_bytes);
 
   // Adds the rows of blocks first .. last - 1, of all pictures, to sums [units, SUMS, LANES] of some units.
   void add(int64_t first, int64_t last, int64_t unit, int64_t end_unit, T* sums) const {
@@ -132,7 +132,7 @@ struct Gradients {
       }
       add_row(rows, below, unit, end_unit, sums, lines);
     }
-    if (past_caches) end_streams();
+    if (past_caches) streaming_fence();
   }
 
   void add_row(const BlockRows<T, S>& rows, const Below<T, S>& below, int64_t first_unit, int64_t end_unit, T* sums,
@@ -145,7 +145,7 @@ struct Gradients {
         const int64_t channel = s.first_channel(unit);
         const auto of = moved(rows, channel);
         const auto soon = moved(below, channel);
-        lines.which = int(unit % PACKS_OF_LINE<T>);
+        lines.which = int(unit % PACKS_PER_LINE<T>);
         const T* weight = weights.values.data() + unit * SUMS * LANES;
         T* to = sums + unit * SUMS * LANES;
         auto blocks = [&](auto v0, auto v1, auto wide, int begin, int end) {

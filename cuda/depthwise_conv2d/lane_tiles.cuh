@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(THREADS_2D) tile(const Walk<T> a) {
   constexpr bool VECTORS = ORDER == Order::vectors, CHANNELS = ORDER == Order::channels;
   // Some lanes of a warp are at an edge, others are not: one way for all, but where that costs registers.
   constexpr bool MASKS = (ORDER == Order::columns && !(BACKWARD && KW > 3)) || (CHANNELS && !BACKWARD);
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across;
   const int lanes = CHANNELS ? a.lanes : 1, c = group * lanes + (CHANNELS ? threadIdx.x % lanes : 0);
   const int column = CHANNELS ? a.channels : 1, threads = CHANNELS ? THREADS_2D / lanes : THREADS_2D;

@@ -24,10 +24,10 @@ __device__ __forceinline__ const float* share_weights(const LongConv& a, int gro
 #pragma unroll
   for (int k = 0; k < (32 * TAPS + THREADS - 1) / THREADS; ++k) {
     const int i = threadIdx.x + k * THREADS;
-    if (i < 32 * TAPS) copy_async_or_zeros<sizeof(float)>(shared + i, a.weight + first + i, first + i < end);
+    if (i < 32 * TAPS) cp_async_zfill<sizeof(float)>(shared + i, a.weight + first + i, first + i < end);
   }
-  end_copies();
-  await_copies<0>();
+  cp_async_commit();
+  cp_async_wait<0>();
   __syncthreads();
   return shared + threadIdx.x % 32 * TAPS;
 }
@@ -91,14 +91,14 @@ __global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS,
   using Strip = LongStrip<K, CHANNELS_LAST, BACKWARD>;
   using Ring = typename Strip::Ring;
   constexpr int TAPS = K * K, AHEAD = Shape::AHEAD;
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   extern __shared__ __align__(16) unsigned char memory[];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, all_rows = a.batch * a.period;
   const Strip strip(a, part, group);
   const int first = int(min(int64_t(strip.line) * a.rows, int64_t(all_rows))), count = min(a.rows, all_rows - first);
   LongRows<Strip, BACKWARD> inputs(a, strip, first, count, K / 2);
   LongPlace<float> out(a, a.out + strip.result, first - (K - 1));
-  await_kernels_before();
+  pdl_wait();
   const bool real = strip.channel < a.channels;
   const float* weight = a.weight + int64_t(real ? strip.channel : 0) * TAPS;
   if constexpr (CHANNELS_LAST) weight = share_weights<TAPS, Shape::THREADS>(a, group, reinterpret_cast<float*>(memory));
@@ -107,13 +107,13 @@ __global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS,
   for (int i = threadIdx.x; i < Shape::WARPS * Ring::BYTES / 16; i += Shape::THREADS)
     reinterpret_cast<uint4*>(memory)[i] = {};
   __syncthreads();
-  const unsigned address = kept(shared_address(memory));
+  const unsigned address = no_remat(shared_address(memory));
   inputs.start(address, strip, a);
 
   const int steps = a.rows + K - 1, to_write = a.out ? count : 0;
 #pragma unroll(Shape::UNROLL)
   for (int step = 0; step < steps; ++step) {
-    await_copies<AHEAD - 1>();
+    cp_async_wait<AHEAD - 1>();
     __syncwarp();  // all lanes' copies are there, and all have read the slots that the next copies go to
     inputs.copy(address, strip, a, step + AHEAD);
     float window[Strip::N], ended[Strip::V];
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(LongShape<CHANNELS_LAST, BACKWARD>::THREADS,
   }
   if constexpr (BACKWARD) {
     if (!a.partials) return;
-    await_copies<0>();  // the memory is now for the sums
+    cp_async_wait<0>();  // the memory is now for the sums
     float flipped[TAPS + 1];
 #pragma unroll
     for (int k = 0; k <= TAPS; ++k) flipped[k] = sums.taps[k < TAPS ? TAPS - 1 - k : TAPS];
@@ -175,7 +175,7 @@ void launch_long_strips(const LongConv& a, int64_t parts, cudaStream_t stream) {
   static_assert(BYTES <= 64 * 1024, "a block may have that of every GPU");
   const auto kernel = long_strips<K, CHANNELS_LAST, BACKWARD>;
   if (BYTES > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);
-  launch_early(kernel, unsigned(a.across * parts), LongShape<CHANNELS_LAST, BACKWARD>::THREADS, BYTES, stream, a);
+  pdl_launch(kernel, unsigned(a.across * parts), LongShape<CHANNELS_LAST, BACKWARD>::THREADS, BYTES, stream, a);
 }
 
 }  // namespace nerfkit

@@ -79,7 +79,7 @@ struct LongChannels {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pixel = lane / 8, at = block * Shape::WARPS + warp;
     x0 = at % a.strips * V, line = at / a.strips, channel = group * 32 + lane;
     source = group * 32 + lane % 8 * 4 + int64_t(x0 + pixel) * a.column, result = channel + int64_t(x0) * a.column;
-    to = kept(warp * Ring::BYTES + 16 * lane), from = kept(warp * Ring::BYTES + sizeof(float) * lane);
+    to = no_remat(warp * Ring::BYTES + 16 * lane), from = no_remat(warp * Ring::BYTES + sizeof(float) * lane);
     turns = 0;
 #pragma unroll
     for (int k = 0; k < TURNS; ++k) {
@@ -88,18 +88,17 @@ struct LongChannels {
     }
     if (x0 + pixel < a.width) turns |= 1u << TURNS;
     if (group * 32 + lane % 8 * 4 >= a.channels) turns = 0;
-    columns = int(kept(channel < a.channels ? min(V, a.width - x0) : 0));
+    columns = int(no_remat(channel < a.channels ? min(V, a.width - x0) : 0));
   }
   __device__ __forceinline__ int64_t window_source(const LongConv& a) const { return source - K / 2 * a.column; }
 
   __device__ __forceinline__ void copy_window(unsigned slot, const float* row, const LongConv& a, bool inside) const {
 #pragma unroll
     for (int k = 0; k < TURNS; ++k)
-      if (turns >> k & 1)
-        copy_async_or_zeros<16>(slot + to + k * TOGETHER * PIXEL, row + k * TOGETHER * a.column, inside);
+      if (turns >> k & 1) cp_async_zfill<16>(slot + to + k * TOGETHER * PIXEL, row + k * TOGETHER * a.column, inside);
   }
   __device__ __forceinline__ void copy_center(unsigned slot, const float* row, bool inside) const {
-    if (turns >> TURNS & 1) copy_async_or_zeros<16>(slot + to, row, inside);
+    if (turns >> TURNS & 1) cp_async_zfill<16>(slot + to, row, inside);
   }
   __device__ __forceinline__ void read_window(const unsigned char* slot, float (&window)[N]) const {
 #pragma unroll
@@ -133,18 +132,18 @@ struct LongPlanes {
     const int x0 = int(at % a.strips) * V;
     const bool last = x0 + V == a.width;
     line = int(at / a.strips), channel = group, source = result = group * a.channel + x0;
-    own = kept(BYTES * (lane + 1)), left = kept(BYTES * (x0 ? lane : ZERO)),
-    right = kept(BYTES * (last ? ZERO : lane + 2));
+    own = no_remat(BYTES * (lane + 1)), left = no_remat(BYTES * (x0 ? lane : ZERO)),
+    right = no_remat(BYTES * (last ? ZERO : lane + 2));
     edge = lane == 0 && x0 ? -1 : lane == 31 && !last ? 1 : 0;
   }
   __device__ __forceinline__ int64_t window_source(const LongConv&) const { return source; }
 
   __device__ __forceinline__ void copy_window(unsigned slot, const float* row, const LongConv&, bool inside) const {
-    copy_async_or_zeros<BYTES>(slot + own, row, inside);
-    if (edge) copy_async_or_zeros<BYTES>(slot + own + edge * BYTES, row + edge * V, inside);
+    cp_async_zfill<BYTES>(slot + own, row, inside);
+    if (edge) cp_async_zfill<BYTES>(slot + own + edge * BYTES, row + edge * V, inside);
   }
   __device__ __forceinline__ void copy_center(unsigned slot, const float* row, bool inside) const {
-    copy_async_or_zeros<BYTES>(slot + own - BYTES, row, inside);
+    cp_async_zfill<BYTES>(slot + own - BYTES, row, inside);
   }
   __device__ __forceinline__ void read_window(const unsigned char* slot, float (&window)[N]) const {
     float before[V], middle[V], after[V];
@@ -194,7 +193,7 @@ struct LongRows {
       if (copied_x < Ring::REPEATED) strip.copy_center(to + Ring::ROUND, x.at, inside);
       x.advance(a);
     }
-    end_copies();
+    cp_async_commit();
   }
   // The rows of the first steps.
   __device__ __forceinline__ void start(unsigned memory, const Strip& strip, const LongConv& a) {

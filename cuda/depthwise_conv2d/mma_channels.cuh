@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   using Results = HalfResults<T, K, BACKWARD>;
   using Taps = HalfTaps<T, K>;
   constexpr int STEPS = Shape::STEPS, DEPTH = Shape::DEPTH;
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   extern __shared__ __align__(16) unsigned char shared[];
   const unsigned memory = shared_address(shared), zero = unsigned(a.height) >> 31;
   const HalfChannelsStrip at(a, blockIdx.x, Shape::CHANNELS);
@@ -39,14 +39,14 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
   const bool real = channel < a.channels;
   HalfChannelsMover<T, K, BACKWARD, Shape> mover(a, at, memory);
   if (BACKWARD && threadIdx.x < Shape::MOVERS) mover.ask(a);  // forward nothing came of it
-  await_kernels_before();
+  pdl_wait();
   const auto begin = [&] {
 #pragma unroll
-    for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), end_copies();
+    for (int place = 0; place < DEPTH - 1; ++place) mover.fetch(place, a), cp_async_commit();
   };
   const bool paired = Shape::PAIRS && at.paired;
-  const unsigned from = kept(memory + Results::template offset<Window>(quad, paired));
-  const unsigned to = kept(memory + DEPTH * Shape::SLOT + Results::template result_offset<Result>(quad));
+  const unsigned from = no_remat(memory + Results::template offset<Window>(quad, paired));
+  const unsigned to = no_remat(memory + DEPTH * Shape::SLOT + Results::template result_offset<Result>(quad));
   const auto add_to_results = [&](Results& results, int place, int step) {
     results.template add<Window>(from + place * Shape::SLOT + 2 * step * Window::ROW, place * STEPS + step);
 #pragma unroll
@@ -54,9 +54,9 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
       store_shared(to + place % Shape::RESULTS * Result::BYTES + 2 * step * Result::ROW + second * 16,
                    results.result(place * STEPS + step, second));
   };
-  const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0, paired));
-  const unsigned inner = kept(memory + Taps::template offset<Window>(quad, 1, paired));
-  const unsigned center = kept(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const unsigned outer = no_remat(memory + Taps::template offset<Window>(quad, 0, paired));
+  const unsigned inner = no_remat(memory + Taps::template offset<Window>(quad, 1, paired));
+  const unsigned center = no_remat(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int slot, int place, int step) {
     const int row = 2 * step, result = slot * Shape::ROWS + row - K / 2;  // of the results at the window's first row
     const int offset = place * Shape::SLOT + row * Window::ROW;
@@ -79,16 +79,16 @@ __global__ void __launch_bounds__(HalfChannelsShape<K, BACKWARD, QUADS>::THREADS
       for (int place = 0; place < DEPTH; ++place) {
         const int slot = slot0 + place;
         if (slot >= slots) break;
-        if constexpr (MOVES) await_copies<DEPTH - 2>();
+        if constexpr (MOVES) cp_async_wait<DEPTH - 2>();
         __syncthreads();  // all copies for this slot are there, and the one before is done
         if constexpr (MOVES) mover.fetch((place + DEPTH - 1) % DEPTH, a);
         if (MOVES && slot) mover.write((place + DEPTH - 1) % DEPTH, a);
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) work(slot, place, step);
-        if constexpr (MOVES) end_copies();
+        if constexpr (MOVES) cp_async_commit();
       }
     }
-    if constexpr (MOVES) await_copies<0>();
+    if constexpr (MOVES) cp_async_wait<0>();
     __syncthreads();
     if (MOVES) mover.write((slots - 1) % DEPTH, a);
   };
@@ -154,7 +154,7 @@ void launch_channels(const HalfConv<T>& a, cudaStream_t stream) {
   static_assert(Shape::BYTES <= 99 * 1024, "a block may have that of every GPU with tensor cores");
   const auto kernel = half_channels<T, K, QUADS, BACKWARD>;
   if (Shape::BYTES > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Shape::BYTES);
-  launch_early(kernel, unsigned(a.units), Shape::THREADS, Shape::BYTES, stream, a);
+  pdl_launch(kernel, unsigned(a.units), Shape::THREADS, Shape::BYTES, stream, a);
 }
 
 template <class T, int K, bool BACKWARD>

@@ -109,7 +109,7 @@ struct HalfChannelsCopies {
                                                 unsigned memory, int first, int last, int x0)
       : from(a, pictures + at.channel + 4 * quad() + (x0 + column()) * a.strides.column, first + row(), max(first, 0),
              last),
-        to(kept(memory + row() * Rows::ROW + quad() * Rows::PITCH + column() * 8)),
+        to(no_remat(memory + row() * Rows::ROW + quad() * Rows::PITCH + column() * 8)),
         turns(0),
         to_second(at.to_second(a)) {
     const bool last_turn = column() < COLUMNS % APART, paired = Shape::PAIRS && at.paired;
@@ -140,7 +140,7 @@ struct HalfChannelsCopies {
     const unsigned real = from.inside(a) ? turns : 0;
 #pragma unroll
     for (int k = 0; k < ALL_TURNS; ++k)
-      if (has_turn(k) && real & 1u << k) ask_for_line(source(k, a));
+      if (has_turn(k) && real & 1u << k) prefetch_l2(source(k, a));
   }
 
   // This thread's row, or zeros. Then the one GROUP below.
@@ -148,7 +148,7 @@ struct HalfChannelsCopies {
     const unsigned real = from.inside(a) ? turns : 0;
 #pragma unroll
     for (int k = 0; k < ALL_TURNS; ++k)
-      if (has_turn(k)) copy_async_or_zeros<8, true>(to + offset + turn_place(k) * 8, source(k, a), real & 1u << k);
+      if (has_turn(k)) cp_async_zfill<8, true>(to + offset + turn_place(k) * 8, source(k, a), real & 1u << k);
     from.advance(a, Shape::GROUP);
   }
 };
@@ -171,8 +171,8 @@ struct HalfChannelsMover {
   __device__ __forceinline__ HalfChannelsMover(const HalfConv<T>& a, const HalfChannelsStrip& at, unsigned memory)
       : window(a, at, a.in, memory, at.first - K / 2, min(at.last + K / 2, at.end), at.x0 - K / 2),
         x(a, at, a.x, memory + Shape::Window::BYTES, at.first, a.partials ? at.last : at.first, at.x0),
-        results(kept(memory + Shape::DEPTH * Shape::SLOT + row() * Result::ROW + 2 * chunk() * Result::PITCH +
-                     column() * 8)),
+        results(no_remat(memory + Shape::DEPTH * Shape::SLOT + row() * Result::ROW + 2 * chunk() * Result::PITCH +
+                         column() * 8)),
         to(a, a.out + at.channel + 8 * chunk() + (at.x0 + column()) * a.strides.column, at.first - (K - 1) + row(),
            at.first, at.last) {
     const bool second = Shape::PAIRS && at.paired && column() >= PAIRED_COLUMNS;
@@ -202,7 +202,7 @@ struct HalfChannelsMover {
       if (to.inside(a)) {
         const unsigned from = results + place % Shape::RESULTS * Result::BYTES + row * Result::ROW;
         const uint2 low = load_shared(from), high = load_shared(from + Result::PITCH);
-        store_wide(to.at, low, high);
+        store_16_bytes(to.at, low, high);
       }
       to.advance(a, Shape::GROUP);
     }

@@ -84,12 +84,12 @@ struct HalfResults {
 #pragma unroll
     for (int row = 0; row < 2; ++row) {
       unsigned in[4];
-      load_matrices<false>(window + row * Rows::ROW, in);
+      ldmatrix<false>(window + row * Rows::ROW, in);
 #pragma unroll
       for (int i = PAIRS - 1; i >= 0; --i) {  // the rows that are done come first
         auto& sum = out[(j + PAIRS - i) % PAIRS];
         if (i == 0 && row == 0) sum[0] = sum[1] = start[0], sum[2] = sum[3] = start[1];
-        add_sparse_product(T(), sum, band[2 * i + row], places, in);
+        mma_sparse(T(), sum, band[2 * i + row], places, in);
       }
     }
   }
@@ -137,17 +137,16 @@ struct HalfTaps {
                                       unsigned zero) {
     unsigned in[PRODUCTS][4];
     auto &now = even[j % TURN], &before = even[(j + TURN - 1) % TURN], &between = odd[(j + TURN - 1) % TURN];
-    load_matrices<true>(center, now[0], now[1]);
-    load_matrices<true>(outer, in[0]), load_matrices<true>(inner, in[1]);
+    ldmatrix<true>(center, now[0], now[1]);
+    ldmatrix<true>(outer, in[0]), ldmatrix<true>(inner, in[1]);
     between[0] = before[1] | zero, between[1] = now[0] | zero;
 #pragma unroll
     for (int u = 0; u < K; ++u) {
       const auto& x = u % 2 ? odd[(j + TURN - (u + 1) / 2) % TURN] : even[(j + TURN - u / 2) % TURN];
 #pragma unroll
-      for (int p = 0; p < PRODUCTS; ++p)
-        add_product(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
+      for (int p = 0; p < PRODUCTS; ++p) mma(T(), sums[u][p], in[p][0], in[p][1], in[p][2], in[p][3], x[0], x[1]);
     }
-    add_product(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
+    mma(T(), bias, in[1][0], in[1][1], in[1][2], in[1][3], first ? ones(T()) : 0, second ? ones(T()) : 0);
   }
 
   static constexpr int SQUARE = 64, FLOATS = SQUARE + 4 * (K * K + 1);  // of shared memory that `write` takes
@@ -174,7 +173,7 @@ struct HalfTaps {
     // The columns from K / 2 on: those of shift 2, but of 7 taps the first columns of pairs, which are of shift 4.
     float sum = bias[0];
     if constexpr (K / 2 == 3) sum = g < 4 ? bias[2] : sum;
-    sum += __shfl_xor_sync(ALL_LANES, sum, 16);
+    sum += __shfl_xor_sync(FULL_MASK, sum, 16);
     if (t == 0 && g < 4) taps[g * (K * K + 1) + K * K] = sum;
     __syncwarp();
 #pragma unroll

@@ -60,7 +60,7 @@ struct Copies {
     const T* row = from + j * a.strides.row;
     const bool inside = unsigned(y + j) < unsigned(end);
     if constexpr (VECTOR) {
-      copy_async_or_zeros<2 * N>(to, row, inside);
+      cp_async_zfill<2 * N>(to, row, inside);
     } else {
       Vec<T, N> values;
 #pragma unroll
@@ -114,7 +114,7 @@ constexpr int resident_planes(int kh, bool vector, bool backward) {
 template <class T, int KH, int KW, bool VECTOR, bool BACKWARD>
 __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKWARD)) half_planes(const HalfConv<T> a) {
   constexpr int ROWS = group_rows(KH);
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& ring = reinterpret_cast<PlaneRows<KH, BACKWARD>(*)[2]>(memory)[threadIdx.x / 32];
   const int64_t unit = int64_t(blockIdx.x) * PLANES + threadIdx.x / 32;
@@ -127,14 +127,14 @@ __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKW
   const int above = min(max(written, 0), a.rows), below = min(max(written - a.rows, 0), a.rows);
   T* out = a.out + at.base + (at.first - (KH - 1)) * a.strides.row + column;
   T* out_below = out + a.rows * a.strides.row;
-  await_kernels_before();
+  pdl_wait();
   fetch_rows<T, KH, VECTOR, BACKWARD>(ring[0], a, at, 0, to_sums);
-  end_copies();
+  cp_async_commit();
   PlaneSums<T, KH, KW, BACKWARD> sums(a, at.channel);
   for (int step0 = 0, turn = 0; step0 < steps; step0 += ROWS, turn ^= 1) {
     if (step0 + ROWS < steps) fetch_rows<T, KH, VECTOR, BACKWARD>(ring[turn ^ 1], a, at, step0 + ROWS, to_sums);
-    end_copies();
-    await_copies<1>();
+    cp_async_commit();
+    cp_async_wait<1>();
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < ROWS; ++j) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(32 * PLANES, resident_planes(KH, VECTOR, BACKW
     }
     __syncwarp();
   }
-  await_copies<0>();
+  cp_async_wait<0>();
   if constexpr (BACKWARD)
     if (to_sums)
       write_sums<KH, KW>(sums.taps, sums.bias_of_lane(), reinterpret_cast<float*>(&ring),
@@ -178,7 +178,7 @@ void launch_half_planes(const HalfConv<T>& a, bool vector, cudaStream_t stream) 
   constexpr int SHARED = sizeof(PlaneRows<KH, BACKWARD>[2]) * PLANES;
   const auto kernel = vector ? half_planes<T, KH, KW, true, BACKWARD> : half_planes<T, KH, KW, false, BACKWARD>;
   if (SHARED > 48 * 1024) cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-  launch_early(kernel, blocks_for(a.units, PLANES), 32 * PLANES, SHARED, stream, a);
+  pdl_launch(kernel, blocks_for(a.units, PLANES), 32 * PLANES, SHARED, stream, a);
 }
 
 }  // namespace nerfkit

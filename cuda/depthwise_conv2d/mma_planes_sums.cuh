@@ -46,7 +46,7 @@ __device__ __forceinline__ void write_sums(const float (&sums)[KH][4], float bia
     for (int n = 0; n < 8; ++n) total += square[(n + lane + MARGIN - KW / 2) * 8 + n];
     partials[KH * KW - 1 - (u * KW + lane)] = total;
   }
-  const float total = sum_lanes(t == 0 ? bias : 0.f, 32);
+  const float total = warp_sum(t == 0 ? bias : 0.f, 32);
   if (lane == 0) partials[KH * KW] = total;
 }
 
@@ -80,26 +80,25 @@ struct PlaneSums {
   __device__ __forceinline__ void add_to_taps(HalfRow<BACKWARD>* row, int j, bool own) {
     const int lane = threadIdx.x % 32;
     unsigned in[4];  // columns 0 to 7 of the upper strip's blocks, then 8 to 15, then those of the lower strip's
-    load_matrices<true>(row[lane / 8 % 2].center() + lane % 8 * 4, x[j % KH][0], x[j % KH][1]);
-    load_matrices<true>(row[lane / 16].window() + (lane % 8 + lane / 8 % 2) * 4, in);
+    ldmatrix<true>(row[lane / 8 % 2].center() + lane % 8 * 4, x[j % KH][0], x[j % KH][1]);
+    ldmatrix<true>(row[lane / 16].window() + (lane % 8 + lane / 8 % 2) * 4, in);
 #pragma unroll
     for (int u = 0; u < KH; ++u) {
       const auto& other = x[(j + KH - u) % KH];
-      add_product(T(), taps[u], in[0], in[1], in[2], in[3], other[0], other[1]);
+      mma(T(), taps[u], in[0], in[1], in[2], in[3], other[0], other[1]);
     }
     const unsigned one = pack<T>(1.f, 1.f);
-    if (own) add_product(T(), bias, in[0], in[1], in[2], in[3], one, one);
+    if (own) mma(T(), bias, in[0], in[1], in[2], in[3], one, one);
   }
 
   __device__ __forceinline__ void add_to_results(HalfRow<BACKWARD>* row, int j) {
     const int lane = threadIdx.x % 32;
     unsigned in[4];  // columns 0 to 7 of the upper strip's blocks, of the lower strip's, then columns 8 to 15
-    load_matrices<false>(row[lane / 8 % 2].window() + (lane % 8 + lane / 16) * 4, in);
+    ldmatrix<false>(row[lane / 8 % 2].window() + (lane % 8 + lane / 16) * 4, in);
 #pragma unroll
     for (int i = 0; i < 4; ++i) out[j % KH][i] = start;
 #pragma unroll
-    for (int u = 0; u < KH; ++u)
-      add_product(T(), out[(j + KH - u) % KH], in[0], in[1], in[2], in[3], band[u][0], band[u][1]);
+    for (int u = 0; u < KH; ++u) mma(T(), out[(j + KH - u) % KH], in[0], in[1], in[2], in[3], band[u][0], band[u][1]);
   }
 
   // Of the columns of both halves, those of the middle.

@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(THREADS) value_to_weight(const T* __restrict__
     const A grad = A(grad_out[b * from.batch + c * from.channel + i * from.row + j * from.column]);
     sum += tap < taps ? grad * A(x[b * at.batch + c * at.channel + p * at.row + q * at.column]) : grad;
   }
-  sum = sum_lanes(sum, 32);
+  sum = warp_sum(sum, 32);
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
   __syncthreads();
   if (threadIdx.x) return;

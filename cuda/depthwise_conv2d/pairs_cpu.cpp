@@ -75,8 +75,8 @@ struct Planes {
   void some(int64_t plane, int begin, int end) const {
     const int64_t channel = plane % s.channels;
     Pack<float> taps[TAPS * TAPS + 1];
-    for (int k = 0; k < TAPS * TAPS; ++k) taps[k] = repeated(weight[channel * TAPS * TAPS + k]);
-    taps[TAPS * TAPS] = repeated(bias ? bias[channel] : 0.0f);
+    for (int k = 0; k < TAPS * TAPS; ++k) taps[k] = broadcast(weight[channel * TAPS * TAPS + k]);
+    taps[TAPS * TAPS] = broadcast(bias ? bias[channel] : 0.0f);
     int row = begin;
     for (; row + TOGETHER <= end; row += TOGETHER) rows<TOGETHER>(plane, row, taps);
     for (; row < end; ++row) rows<1>(plane, row, taps);

@@ -101,7 +101,7 @@ struct Walk {
   // The last LANES blocks of a row, of which those before `from` were counted already.
   void last(const Blocks& blocks, int from, const Pack<float>* w, Pack<float>* sums) const {
     const int at = width - LANES;
-    const Pack<float> none = {}, lane = lane_numbers<float>();
+    const Pack<float> none = {}, lane = lane_iota<float>();
     const auto counts = lane >= float(from - at);
     Met met, counted;
 #pragma GCC unroll 2
@@ -136,7 +136,7 @@ struct Walk {
         const int64_t channel = i % s.channels, picture = i / s.channels / parts;
         const int row = int(i / s.channels % parts) * HEIGHT;
         Pack<float> taps[TAPS * TAPS], sums[SUMS];
-        for (int k = 0; k < TAPS * TAPS; ++k) taps[k] = repeated(weight[channel * TAPS * TAPS + k]);
+        for (int k = 0; k < TAPS * TAPS; ++k) taps[k] = broadcast(weight[channel * TAPS * TAPS + k]);
         add(picture * s.channels + channel, row, std::min(height, row + HEIGHT), taps, sums);
         for (int k = 0; TO_WEIGHT && k < SUMS; ++k) {
           float sum = 0;

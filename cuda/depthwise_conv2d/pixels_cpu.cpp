@@ -13,7 +13,7 @@ constexpr int64_t NEAR = 256 << 10;  // bytes of inputs that stay in a core's ow
 
 // Pixels of which R rows are summed at once: their sums and weights fit in the registers.
 template <class T>
-constexpr int MOST_PIXELS = MOST_PACKS<T> / 4;
+constexpr int MOST_PIXELS = MAX_PACKS<T> / 4;
 // Of 3 x 3 taps, which wait for memory, fewer: lines then come nearly in the order that the processor foresees.
 template <class T, int K, int S>
 constexpr int PIXELS = K == 3 ? std::min(S == 1 ? 4 : 2, MOST_PIXELS<T>) : MOST_PIXELS<T>;
@@ -38,7 +38,7 @@ template <class T, int S, int R, int P>
 void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span, int64_t channels) {
   constexpr int K = 3, ROWS = K + (R - 1) * S, COLUMNS = K + (P - 1) * S;
   const int64_t pixel = in.offset[1];
-  HeldLine<T> lines[R][P];
+  StreamingLine<T> lines[R][P];
   for (int p = span.begin; p < span.end; p += P) {
     const T* w = weight;
     for (int64_t c = 0; c < channels; c += LANES, w += (K * K + 1) * LANES) {
@@ -79,7 +79,7 @@ void correlate_3x3(const Inputs<T>& in, const T* weight, const Outputs<T>& out, 
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
           T* const to = out.values + first + r * out.row + (p + i) * out.pack;
-          out.past_caches ? lines[r][i].put(to, sum[r][i], first / LANES % PACKS_OF_LINE<T>) : store(to, sum[r][i]);
+          out.past_caches ? lines[r][i].put(to, sum[r][i], first / LANES % PACKS_PER_LINE<T>) : store(to, sum[r][i]);
         }
     }
   }
@@ -144,7 +144,7 @@ struct Walk {
   const int height, width;  // of the outputs
   // With a stride rows come faster than they are asked for; the processor does better by itself.
   const bool fetches = s.y.stride == 1 && s.x.stride == 1 && s.bytes<T>() > CACHED;
-  const bool past_caches = rows_go_past_caches(to, s.channels, holds_lines() ? PACKS_OF_LINE<T> : 1, s.bytes<T>());
+  const bool past_caches = rows_go_past_caches(to, s.channels, holds_lines() ? PACKS_PER_LINE<T> : 1, s.bytes<T>());
 
   // Whether correlate_3x3, which holds the packs of a line until it is whole, takes all but the edges.
   bool holds_lines() const {
@@ -187,7 +187,7 @@ struct Walk {
         });
       }
     }
-    if (past_caches) end_streams();
+    if (past_caches) streaming_fence();
   }
 
   Outputs<T> outputs(const Plane<T>& out, const Plane<const T>& source, const Line& y, const Tile& tile) const {

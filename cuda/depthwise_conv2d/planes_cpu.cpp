@@ -38,10 +38,10 @@ struct PlanesInPlace {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t plane = i / strips, strip = i % strips;
         const T* taps = weights.values.data() + plane % s.channels * (n_taps + 1);
-        for (int64_t k = 0; k <= n_taps; ++k) store(weight.data() + k * LANES, repeated(taps[k]));
+        for (int64_t k = 0; k <= n_taps; ++k) store(weight.data() + k * LANES, broadcast(taps[k]));
         sum_strip(plane, begin_of(strip), begin_of(strip + 1) - begin_of(strip), weight.data(), rows);
       }
-      if (past_caches) end_streams();
+      if (past_caches) streaming_fence();
     });
   }
 
@@ -78,7 +78,7 @@ struct PlanesInPlace {
   // R rows.
   template <int K, int R>
   void sum_rows(const Inputs<T>& in, const T* weight, const Outputs<T>& out) const {
-    const int line = past_caches ? PACKS_OF_LINE<T> : 1;  // packs: what goes past the caches are whole lines
+    const int line = past_caches ? PACKS_PER_LINE<T> : 1;  // packs: what goes past the caches are whole lines
     const auto [first, last] = x.whole(0, x.out);
     const int begin = int(std::min<int64_t>(packs, (int64_t(first) + line * LANES - 1) / (line * LANES) * line));
     const bool to_end = last == x.out && last - LANES >= first;
@@ -100,7 +100,7 @@ void depthwise_conv2d_planes(DType dtype, const void* from, const void* weight, 
                              const Conv2dShape& shape, bool backward) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    if constexpr (LOADS_SOME && std::is_same_v<T, acc_t<T>>) {
+    if constexpr (HAS_MASKED_LOAD && std::is_same_v<T, acc_t<T>>) {
       const Pictures s(shape);
       const auto ys = backward ? backward_parts(s.y) : forward_parts(s.y);
       const auto xs = backward ? backward_parts(s.x) : forward_parts(s.x);

@@ -26,7 +26,7 @@ struct QuadConv {
   int channels, quads, groups;  // quads of a block; groups of them across the channels
   int width, items;             // tiles beside each other; tiles of a block
   unsigned tiles;               // of all pictures, those below each other first
-  Divisor by_groups, by_quads, by_height, by_width;
+  FastDivide by_groups, by_quads, by_height, by_width;
 };
 
 // The weights of a block's channels, and their bias.
@@ -129,8 +129,8 @@ bool share_out_quads(QuadConv<T>& a, const Conv2dShape& s, int outputs) {
   const int64_t tiles = s.batch * a.width * s.y.out_size, blocks = (tiles + a.items - 1) / a.items * a.groups;
   if (tiles == 0 || tiles >= INT32_MAX / 2 || blocks > INT32_MAX) return false;
   a.tiles = unsigned(tiles);
-  a.by_groups = Divisor::of(a.groups), a.by_quads = Divisor::of(a.quads);
-  a.by_height = Divisor::of(s.y.out_size), a.by_width = Divisor::of(a.width);
+  a.by_groups = FastDivide::of(a.groups), a.by_quads = FastDivide::of(a.quads);
+  a.by_height = FastDivide::of(s.y.out_size), a.by_width = FastDivide::of(a.width);
   return true;
 }
 

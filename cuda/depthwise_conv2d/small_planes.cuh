@@ -29,7 +29,7 @@ struct SmallPlanes {
   int lanes, planes;         // of a plane, a power of two; of a block
   int groups, parts;         // of channels; blocks that share the pictures of a group
   int pitch, plane, center;  // in shared memory: of a row with its margins, of a plane with them, of a plane of x
-  Divisor by_size, by_width;
+  FastDivide by_size, by_width;
 };
 
 // Calls f(i, plane, row, column) for element i of COUNT, which begin at element `at` of the block's planes.
@@ -49,7 +49,7 @@ __device__ __forceinline__ void each_element(const SmallPlanes<T>& a, int at, co
 // Memory to shared memory; `place` tells where there an element goes.
 template <class T, class Place>
 __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* from, int count, const Place& place) {
-  constexpr int V = WIDE<T>;
+  constexpr int V = VECTOR_WIDTH<T>;
   const int whole = reinterpret_cast<uintptr_t>(from) % 16 ? 0 : count / V * V;
   for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
     float values[V];
@@ -62,7 +62,7 @@ __device__ __forceinline__ void read_planes(const SmallPlanes<T>& a, const T* fr
 
 template <class T, class Place>
 __device__ __forceinline__ void write_planes(const SmallPlanes<T>& a, T* to, int count, const Place& place) {
-  constexpr int V = WIDE<T>;
+  constexpr int V = VECTOR_WIDTH<T>;
   const int whole = reinterpret_cast<uintptr_t>(to) % 16 ? 0 : count / V * V;
   for (int at = threadIdx.x * V; at < whole; at += THREADS_2D * V) {
     float values[V];
@@ -109,7 +109,7 @@ template <class T, int K, bool BACKWARD>
 __global__ void __launch_bounds__(THREADS_2D, SMALL_BLOCKS) small_planes(const SmallPlanes<T> a) {
   constexpr int TAPS = K * K, R = SMALL_ROWS, V = SMALL_COLUMNS;
   extern __shared__ __align__(16) float memory[];
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   const int part = blockIdx.x / a.groups, first = (blockIdx.x - part * a.groups) * a.planes;
   const int planes = min(a.planes, a.channels - first), mine = threadIdx.x / a.lanes, tile = threadIdx.x % a.lanes;
   const bool real = mine < planes && tile < a.tiles, with_x = BACKWARD && a.partials;
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(THREADS_2D, SMALL_BLOCKS) small_planes(const S
   float* to = a.partials + (int64_t(part) * a.channels + first + mine) * (TAPS + 1);
 #pragma unroll
   for (int k = 0; k <= TAPS; ++k) {
-    const float total = sum_lanes(taps[k < TAPS ? TAPS - 1 - k : TAPS], a.lanes);
+    const float total = warp_sum(taps[k < TAPS ? TAPS - 1 - k : TAPS], a.lanes);
     if (mine < planes && tile == 0) to[k] = total;
   }
 }
@@ -183,7 +183,7 @@ bool share_out_small(SmallPlanes<T>& a, const Conv2dShape& s, bool backward, con
   a.pitch = a.tiles_x * SMALL_COLUMNS + (k - 1 + 3) / 4 * 4;
   a.plane = (tiles_y * SMALL_ROWS + k - 1) * a.pitch;
   a.center = backward ? tiles_y * SMALL_ROWS * a.tiles_x * SMALL_COLUMNS : 0;
-  a.by_size = Divisor::of(a.height * a.width), a.by_width = Divisor::of(a.width);
+  a.by_size = FastDivide::of(a.height * a.width), a.by_width = FastDivide::of(a.width);
   a.groups = int(blocks_for(a.channels, a.planes));
   const int64_t pictures = std::max<int64_t>(1, int64_t(a.groups) * a.batch / (int64_t(gpu.processors) * SMALL_BLOCKS));
   a.parts = int(blocks_for(a.batch, pictures));

@@ -50,11 +50,11 @@ struct StripRows {
 // Channels last: COLUMNS pixels of a row, of the channels of a warp, copied 16 bytes at a time.
 template <class T, int COLUMNS, int CH>
 struct alignas(16) Pixels {
-  static constexpr int CHUNKS = 32 * CH / WIDE<T>, ITEMS = COLUMNS * CHUNKS, TURNS = (ITEMS + 31) / 32;
+  static constexpr int CHUNKS = 32 * CH / VECTOR_WIDTH<T>, ITEMS = COLUMNS * CHUNKS, TURNS = (ITEMS + 31) / 32;
   T value[COLUMNS][32 * CH];
 
   static __device__ __forceinline__ int pixel() { return threadIdx.x % 32 / CHUNKS; }  // of this lane, first turn
-  static __device__ __forceinline__ int chunk() { return threadIdx.x % 32 % CHUNKS * WIDE<T>; }
+  static __device__ __forceinline__ int chunk() { return threadIdx.x % 32 % CHUNKS * VECTOR_WIDTH<T>; }
 
   // A bit for each of this lane's turns, of those inside the picture; `first` is the column of the first pixel.
   static __device__ __forceinline__ unsigned turns(int first, int width, int channels) {
@@ -72,8 +72,8 @@ struct alignas(16) Pixels {
 #pragma unroll
     for (int k = 0; k < TURNS; ++k)
       if (turns >> k & 1)
-        copy_async_or_zeros<16>(&value[0][(threadIdx.x % 32 + 32 * k) * WIDE<T>], from + k * (32 / CHUNKS) * column,
-                                inside);
+        cp_async_zfill<16>(&value[0][(threadIdx.x % 32 + 32 * k) * VECTOR_WIDTH<T>], from + k * (32 / CHUNKS) * column,
+                           inside);
   }
 
   __device__ __forceinline__ void read(acc_t<T> (&to)[COLUMNS][CH]) const {
@@ -192,11 +192,11 @@ struct ColumnsStrip {
 
   __device__ __forceinline__ void fetch(Slot& slot, bool inside, bool with_x) {
     const int lane = threadIdx.x % 32;
-    copy_async_or_zeros<BYTES>(slot.window[1 + lane], in, inside);
-    if (edge) copy_async_or_zeros<BYTES>(slot.window[1 + lane + edge], in + edge * V, inside);
+    cp_async_zfill<BYTES>(slot.window[1 + lane], in, inside);
+    if (edge) cp_async_zfill<BYTES>(slot.window[1 + lane + edge], in + edge * V, inside);
     in += row;
     if (!BACKWARD) return;
-    copy_async_or_zeros<BYTES>(slot.center[lane], x, with_x);
+    cp_async_zfill<BYTES>(slot.center[lane], x, with_x);
     x += row;
   }
 
@@ -242,7 +242,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   using Strip = WalkStrip<T, K, CHANNELS_LAST, BACKWARD>;
   constexpr int V = Strip::V, CH = Strip::CH, N = Strip::N, TAPS = K * K, HALF = K / 2;
   constexpr int DEPTH = walk_depth(K, sizeof(T), CHANNELS_LAST);
-  if (BACKWARD) invite_next_kernel();
+  if (BACKWARD) pdl_trigger();
   extern __shared__ __align__(16) unsigned char memory[];
   auto& slots = reinterpret_cast<typename Strip::Slot(*)[DEPTH]>(memory)[threadIdx.x / 32];
   const int part = blockIdx.x / a.across, group = blockIdx.x % a.across, c = Strip::channel(group);
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   const unsigned line = Strip::line(a, part, x0);
   const StripRows<K> rows(a, line, tiles_y);
   Strip strip(a, line / tiles_y * a.strides.batch + rows.first * a.strides.row + x0 * a.strides.column, x0, group);
-  await_kernels_before();
+  pdl_wait();
   A w[CH][TAPS], start[CH] = {}, sums[CH][TAPS + 1] = {};
   const auto read_weights = [](const T* weight, A(&to)[TAPS]) {
 #pragma unroll
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   const int steps = a.rows + K - 1, to_read = to_sums ? rows.count : 0, to_write = a.out ? rows.count : 0;
   const auto fetch = [&](int step, typename Strip::Slot& slot) {
     strip.fetch(slot, rows.has(step), step < to_read);
-    end_copies();
+    cp_async_commit();
   };
 #pragma unroll
   for (int i = 0; i < DEPTH - 1; ++i) fetch(i, slots[i]);
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
     for (int j = 0; j < DEPTH; ++j) {
       const int step = step0 + j;
       if (step >= steps) break;
-      await_copies<DEPTH - 2>();
+      cp_async_wait<DEPTH - 2>();
       __syncwarp();  // all lanes' copies are there, and all have read the slot that the next copies go to
       fetch(step + DEPTH - 1, slots[(j + DEPTH - 1) % DEPTH]);
       A window[N][CH];
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(THREADS_2D, walk_shape(K, sizeof(T), CHANNELS_
   }
   if constexpr (BACKWARD) {
     if (!to_sums) return;
-    await_copies<0>();  // the memory is now for the sums
+    cp_async_wait<0>();  // the memory is now for the sums
     A flipped[CH][TAPS + 1];
 #pragma unroll
     for (int ch = 0; ch < CH; ++ch)

@@ -88,8 +88,8 @@ template <bool EDGE>
 HD auto reader(const Span& span, int64_t at) {
   if constexpr (EDGE) {
     const int64_t place = span.start + at;
-    const Lanes lanes(int(std::max<int64_t>(0, -place)), int(std::min<int64_t>(LANES, span.source - place)));
-    return [=](const auto* from) __attribute__((always_inline)) { return load_only(from, lanes); };
+    const LaneMask lanes(int(std::max<int64_t>(0, -place)), int(std::min<int64_t>(LANES, span.source - place)));
+    return [=](const auto* from) __attribute__((always_inline)) { return masked_load(from, lanes); };
   } else {
     return [](const auto* from) __attribute__((always_inline)) { return load(from); };
   }
@@ -149,7 +149,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         T* const place = to.values + r * to.row + (p + i) * to.pack;
         if constexpr (std::is_same_v<T, A>)
           if (to.past_caches) {
-            stream(place, sum[r][i]);
+            store_streaming(place, sum[r][i]);
             continue;
           }
         store(place, sum[r][i], lanes);
@@ -178,7 +178,7 @@ void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Ou
     for (; at + P * LANES <= columns; at += P * LANES) {
       Pack<A> sum[P];
 #pragma GCC unroll 4
-      for (int i = 0; i < P; ++i) sum[i] = repeated(weight[taps]);
+      for (int i = 0; i < P; ++i) sum[i] = broadcast(weight[taps]);
       for (int v = 0; v < taps; ++v)
 #pragma GCC unroll 4
         for (int i = 0; i < P; ++i) sum[i] += weight[v] * load(from + in.offset[v] + at + i * LANES);
@@ -187,7 +187,7 @@ void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Ou
     }
     for (; at < columns; at += LANES) {  // the last pack overlaps the one before, if there is one
       const int begin = std::max(0, std::min(at, columns - LANES));
-      Pack<A> sum = repeated(weight[taps]);
+      Pack<A> sum = broadcast(weight[taps]);
       for (int v = 0; v < taps; ++v) sum += weight[v] * load(from + in.offset[v] + begin);
       store(to + begin, sum, std::min(LANES, columns));
     }

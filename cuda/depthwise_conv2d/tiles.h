@@ -115,7 +115,7 @@ bool by_plane(const Pictures& s) {
   const bool near = s.y.stride == 1 && s.x.stride == 1 && s.y.dilation == 1;
   const auto spread = [](const Axis& x) { return x.size * sizeof(T) % 4096 && x.out_size * sizeof(T) % 4096; };
   const bool planes = !s.channels_last && !s.rows && !s.lanes_are_channels();
-  return LOADS_SOME && near && planes && (s.y.kernel <= 3 || spread(s.x)) && std::is_same_v<T, acc_t<T>>;
+  return HAS_MASKED_LOAD && near && planes && (s.y.kernel <= 3 || spread(s.x)) && std::is_same_v<T, acc_t<T>>;
 }
 
 // Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and
@@ -123,7 +123,8 @@ bool by_plane(const Pictures& s) {
 template <class T>
 bool rows_go_past_caches(const T* results, int64_t apart, int together, int64_t moved) {
   if constexpr (std::is_same_v<T, acc_t<T>>)
-    return together >= PACKS_OF_LINE<T> && apart % (PACKS_OF_LINE<T> * LANES) == 0 && goes_past_caches(results, moved);
+    return together >= PACKS_PER_LINE<T> && apart % (PACKS_PER_LINE<T> * LANES) == 0 &&
+           use_streaming_stores(results, moved);
   return false;
 }
 

@@ -14,7 +14,7 @@ template <class A, int K, int R, int V>
 void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, int begin, int end, int lanes) {
   constexpr int ROWS = K ? K : 1;
   constexpr int CHAINS = R < 4 || V > 1 ? 1 : K == 1 ? 4 : K == 3 ? 3 : K == 5 ? 2 : 1;  // sums that do not wait
-  const Pack<A> lane = lane_numbers<A>();
+  const Pack<A> lane = lane_iota<A>();
   const int64_t in_pack = in.pack, grad_pack = grad.pack, shift = in.shift;  // of both
   const bool fetches = v == 0 && in_pack > LANES;
   for (int u0 = 0; u0 < in.kernel_y; u0 += ROWS) {
@@ -60,7 +60,7 @@ void correlate_taps(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int v, 
 // sums [rows, kernel_x + 1, LANES] of rows that each have a kernel of their own; the last of a row is the bias.
 template <class A>
 void correlate_rows(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int rows, int columns) {
-  const Pack<A> lane = lane_numbers<A>();
+  const Pack<A> lane = lane_iota<A>();
   const int whole = columns / LANES * LANES, taps = in.kernel_x;
   for (int r = 0; r < rows; ++r) {
     const A *from = in.rows[r], *g = grad.rows[r];
@@ -91,7 +91,7 @@ template <class A, int K, int R>
 void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int begin, int end, int lanes) {
   constexpr int V = R == 4 && K == 5 ? 5 : (R == 8 && (K == 3 || K == 7)) || (R == 1 && K < 9) ? 3 : 1;
   int v = in.first;
-  if constexpr (MOST_PACKS<A> >= 32 && V > 1)
+  if constexpr (MAX_PACKS<A> >= 32 && V > 1)
     for (; v + V <= in.last; v += V) correlate_taps<A, K, R, V>(in, grad, sums, v, begin, end, lanes);
   for (; v < in.last; ++v) correlate_taps<A, K, R, 1>(in, grad, sums, v, begin, end, lanes);
 }

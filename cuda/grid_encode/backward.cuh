@@ -102,7 +102,7 @@ struct SharedCell {
     bool whole[4] = {};
     if constexpr (WHOLE_EDGES) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) whole[k] = (leaving[k] ^ __shfl_xor_sync(ALL_LANES, leaving[k], 1)) == 1;
+      for (int k = 0; k < 4; ++k) whole[k] = (leaving[k] ^ __shfl_xor_sync(FULL_MASK, leaving[k], 1)) == 1;
       send_whole(leaving, whole);
     }
 #pragma unroll
@@ -123,7 +123,7 @@ struct SharedCell {
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const float own = parity ? sum[k + 2][v] : sum[k][v];
-        const float other = __shfl_xor_sync(ALL_LANES, parity ? sum[k][v] : sum[k + 2][v], 1);
+        const float other = __shfl_xor_sync(FULL_MASK, parity ? sum[k][v] : sum[k + 2][v], 1);
         both[v] = place & 1 ? other : own, both[V + v] = place & 1 ? own : other;
       }
       if (parity ? whole[k + 2] : whole[k]) to.add_at(int64_t(place & ~1u) * V, both);
@@ -154,7 +154,7 @@ struct SharedCell {
       row[k] = leaves ? next : row[k];
       any |= ~leaving[k];
     }
-    if (__any_sync(ALL_LANES, any)) send(leaving);
+    if (__any_sync(FULL_MASK, any)) send(leaving);
     if (!lit) return;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 #pragma unroll
     for (int v = 0; v < V; ++v) lit = lit || grad[v] != 0;
-    if (__any_sync(ALL_LANES, lit)) cell.add_point(along, grad, lit);
+    if (__any_sync(FULL_MASK, lit)) cell.add_point(along, grad, lit);
   }
   cell.send(cell.row);
 }
@@ -292,7 +292,7 @@ __global__ void __launch_bounds__(THREADS)
   double found = 0;
   for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < n; i += int64_t(gridDim.x) * THREADS)
     found = larger(fabs(double(acc_t<T>(values[i]))), found);
-  for (int offset = 16; offset; offset /= 2) found = larger(__shfl_xor_sync(ALL_LANES, found, offset), found);
+  for (int offset = 16; offset; offset /= 2) found = larger(__shfl_xor_sync(FULL_MASK, found, offset), found);
   // The bits of positive numbers are in the order of the numbers.
   if (threadIdx.x % 32 == 0) atomicMax(largest, static_cast<unsigned long long>(__double_as_longlong(found)));
 }

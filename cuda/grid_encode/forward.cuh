@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(THREADS) forward_levels(const float* __restric
   float point[2][3];  // of the even lane, of the odd one
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
-    const float own = points[3 * min(n, n_points - 1) + axis], other = __shfl_xor_sync(ALL_LANES, own, 1);
+    const float own = points[3 * min(n, n_points - 1) + axis], other = __shfl_xor_sync(FULL_MASK, own, 1);
     point[0][axis] = odd ? other : own, point[1][axis] = odd ? own : other;
   }
 #pragma unroll 1
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(THREADS) forward_levels(const float* __restric
     for (int i = 0; i < 2; ++i) side[i].add_up(odd, sum[i]);
 #pragma unroll
     for (int v = 0; v < V; ++v)
-      whole[v] = (odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(ALL_LANES, odd ? sum[0][v] : sum[1][v], 1);
+      whole[v] = (odd ? sum[1][v] : sum[0][v]) + __shfl_xor_sync(FULL_MASK, odd ? sum[0][v] : sum[1][v], 1);
     if (G > 1)
       store(staged[threadIdx.x * STRIDE + l - level0].v, whole);
     else if (n < n_points)

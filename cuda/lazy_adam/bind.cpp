@@ -8,8 +8,8 @@ namespace {
 
 // A number that lies on the device of `reference`.
 const float* number(const char* name, const Tensor& tensor, const Tensor& reference) {
-  const Tensor flat = checked(name, tensor, reference, ScalarType::Float, Shape(tensor.dim(), 1));
-  return static_cast<const float*>(data(flat));
+  const Tensor flat = check_contiguous(name, tensor, reference, ScalarType::Float, Shape(tensor.dim(), 1));
+  return static_cast<const float*>(const_ptr(flat));
 }
 
 const float* number(const char* name, const std::optional<Tensor>& tensor, const Tensor& reference) {
@@ -21,15 +21,15 @@ void in_place(Tensor param, const Tensor& grad_in, Tensor exp_avg, Tensor exp_av
               const std::optional<Tensor>& found_inf) {
   const OnDevice device(param);
   const Shape shape = shape_of(param);
-  const Tensor grad = checked("grad", grad_in, param, shape);
+  const Tensor grad = check_contiguous("grad", grad_in, param, shape);
   for (const Tensor& written : {param, exp_avg, exp_avg_sq}) {
-    checked("a moment", written, param, shape);
+    check_contiguous("a moment", written, param, shape);
     STD_TORCH_CHECK(written.is_contiguous(), "nerfkit: what is written in place must be contiguous");
   }
-  const LazyAdamArguments arguments{out(param),
-                                    data(grad),
-                                    out(exp_avg),
-                                    out(exp_avg_sq),
+  const LazyAdamArguments arguments{mutable_ptr(param),
+                                    const_ptr(grad),
+                                    mutable_ptr(exp_avg),
+                                    mutable_ptr(exp_avg_sq),
                                     param.numel(),
                                     number("step", step, param),
                                     number("lr", lr, param),
@@ -38,7 +38,7 @@ void in_place(Tensor param, const Tensor& grad_in, Tensor exp_avg, Tensor exp_av
                                     beta1,
                                     beta2,
                                     eps};
-  ran("lazy_adam", lazy_adam(dtype_of(param), arguments, device.stream));
+  check_launch("lazy_adam", lazy_adam(dtype_of(param), arguments, device.stream));
 }
 
 }  // namespace

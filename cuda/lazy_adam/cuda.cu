@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a, AdamRates<T
 
 template <class T>
 void launch(const LazyAdamArguments& a, cudaStream_t stream) {
-  constexpr int V = WIDE<T>;
+  constexpr int V = VECTOR_WIDTH<T>;
   const AdamRates<T> rates(a);
   const bool wide = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) &&
                     aligned(a.exp_avg_sq, 16);

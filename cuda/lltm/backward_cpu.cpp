@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The rows of a few steps gather in a block that stays in the first cache, for the product that gives the gradient of
+// The rows of a few steps gather in a block that stays in the L1 cache, for the product that gives the gradient of
 // the weight.
 
 #include "lltm/cpu.h"
@@ -7,106 +7,112 @@
 namespace nerfkit {
 namespace {
 
-constexpr int PARTS = 32;  // at most: each has sums of its own
+constexpr int MAX_RANGES = 32;  // each has partial sums of its own
 
 template <class T>
-struct Gradients {
-  const T *h, *h_n, *c_n;
-  const T *input, *h0, *activated;
-  T *input_out, *h0_out, *c0_out;
-  const acc_t<T>* panels;  // columns as [padded H + padded I]
+struct CpuBackward {
+  const T* grad_h;         // [N, H]
+  const T* grad_h_n;       // [R, H]
+  const T* grad_c_n;       // [R, H]
+  const T* input;          // [N, I]
+  const T* activated;      // [N, SAVED_ON_CPU, H]: i, o, g, tanh(c')
+  const T* h0;             // [R, H]
+  T* grad_input;           // [N, I]
+  T* grad_h0;              // [R, H]
+  T* grad_c0;              // [R, H]
+  const acc_t<T>* panels;  // [3H, columns], columns as [padded H + padded I], in panels of LANES
 };
 
-// Over the samples of a part.
+// Over the samples of a range of rays.
 template <class A>
-struct Sums {
+struct PartialSums {
   PackVector<A> weight, bias;  // [3H padded to GROUP, H + I padded], [3H]
 };
 
 template <class T>
-class WalkBack {
+class BackwardPass {
  public:
   using A = acc_t<T>;
 
-  WalkBack(const Gradients<T>& arrays, const LltmShape& s, Sums<A>& sums)
+  BackwardPass(const CpuBackward<T>& arrays, const LltmShape& s, PartialSums<A>& sums)
       : a_(arrays),
         sums_(sums),
         H(s.n_state),
         I(s.n_input),
-        columns_(padded(H) + padded(I)),
+        columns_(round_up(H) + round_up(I)),
         grad_in_(GROUP * columns_),
-        grad_c_(GROUP * padded(H)),
+        grad_c_(GROUP * round_up(H)),
         grad_gates_(BLOCK * 3 * H + GROUP),
-        in_(BLOCK * padded(H + I)) {
-    sums.weight.resize(int64_t(padded(3 * H, GROUP)) * padded(H + I));
+        in_(BLOCK * round_up(H + I)) {
+    sums.weight.resize(int64_t(round_up(3 * H, GROUP)) * round_up(H + I));
     sums.bias.resize(3 * H);
   }
 
   HD void begin(int64_t ray, int r) {
-    copy(a_.h_n + ray * H, grad_in_.data() + r * columns_, H);
-    copy(a_.c_n + ray * H, grad_c_.data() + r * padded(H), H);
+    copy(a_.grad_h_n + ray * H, grad_in_.data() + r * columns_, H);
+    copy(a_.grad_c_n + ray * H, grad_c_.data() + r * round_up(H), H);
   }
   HD void end(int64_t ray, int r) {
-    copy(grad_in_.data() + r * columns_, a_.h0_out + ray * H, H);
-    copy(grad_c_.data() + r * padded(H), a_.c0_out + ray * H, H);
+    copy(grad_in_.data() + r * columns_, a_.grad_h0 + ray * H, H);
+    copy(grad_c_.data() + r * round_up(H), a_.grad_c0 + ray * H, H);
   }
   HD void move(int from, int to) {
     copy(grad_in_.data() + from * columns_, grad_in_.data() + to * columns_, H);
-    copy(grad_c_.data() + from * padded(H), grad_c_.data() + to * padded(H), H);
+    copy(grad_c_.data() + from * round_up(H), grad_c_.data() + to * round_up(H), H);
   }
 
-  HD void foresee(const Slot& slot) {
-    prefetch_row(a_.h_n, slot.ray, H);
-    prefetch_row(a_.c_n, slot.ray, H);
+  HD void prefetch_ray(const Slot& slot) {
+    prefetch_row(a_.grad_h_n, slot.ray, H);
+    prefetch_row(a_.grad_c_n, slot.ray, H);
     prefetch_row(a_.h0, slot.ray, H);
-    prefetch_row(a_.h, slot.place, H);
-    prefetch_row(a_.activated, slot.place, KEPT_ON_CPU * H);
-    prefetch_row(a_.activated, slot.place - 1, KEPT_ON_CPU * H);
-    prefetch_row(a_.input, slot.place, I);
+    prefetch_row(a_.grad_h, slot.sample, H);
+    prefetch_row(a_.activated, slot.sample, SAVED_ON_CPU * H);
+    prefetch_row(a_.activated, slot.sample - 1, SAVED_ON_CPU * H);
+    prefetch_row(a_.input, slot.sample, I);
   }
 
   HD void step(Slots& slots) {
     for (int r = 0; r < slots.taken; ++r) {
       Slot& slot = slots.at[r];
-      const int64_t place = slot.place--;
-      prefetch_row(a_.input, slot.place, I);
-      A* in = in_.data() + (rows_ + r) * padded(H + I);
-      if (slot.place == slot.end)
+      const int64_t sample = slot.sample--;
+      prefetch_row(a_.input, slot.sample, I);
+      A* in = in_.data() + (rows_ + r) * round_up(H + I);
+      if (slot.sample == slot.end)
         copy(a_.h0 + slot.ray * H, in, H);
       else
-        state_behind(slot.place, in);
-      copy(a_.input + place * I, in + H, I);
-      units(r, place);
+        state_after(slot.sample, in);
+      copy(a_.input + sample * I, in + H, I);
+      units(r, sample);
     }
-    multiply<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
-                 {a_.panels, LANES, int64_t(3) * H * LANES},
-                 3 * H,
-                 {},
-                 {grad_in_.data(), columns_}},
-                slots.taken, columns_ / LANES);
+    gemm<A>({{grad_gates_.data() + rows_ * 3 * H, 3 * H, 1},
+             {a_.panels, LANES, int64_t(3) * H * LANES},
+             3 * H,
+             {},
+             {grad_in_.data(), columns_}},
+            slots.taken, columns_ / LANES);
     for (int r = 0; r < slots.taken; ++r)
-      copy(grad_in_.data() + r * columns_ + padded(H), a_.input_out + (slots.at[r].place + 1) * I, I);
+      copy(grad_in_.data() + r * columns_ + round_up(H), a_.grad_input + (slots.at[r].sample + 1) * I, I);
     rows_ += slots.taken;
     if (rows_ + GROUP > BLOCK) finish_block();
   }
 
   // Gradients of the weight and the bias, of the rows in the block.
   HD void finish_block() {
-    const int width = padded(H + I);
+    const int width = round_up(H + I);
     for_units(3 * H, [=](int j, int n) __attribute__((always_inline)) {
       Pack<A> sum = load(sums_.bias.data() + j, n);
       for (int r = 0; r < rows_; ++r) sum += load(grad_gates_.data() + r * 3 * H + j, n);
       store(sums_.bias.data() + j, sum, n);
     });
     A* sums = sums_.weight.data();
-    multiply<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}},
-                3 * H, width / LANES);
+    gemm<A>({{grad_gates_.data(), 1, 3 * H}, {in_.data(), width, LANES}, rows_, {sums, width}, {sums, width}}, 3 * H,
+            width / LANES);
     rows_ = 0;
   }
 
  private:
-  HD void state_behind(int64_t place, A* to) {
-    const T* activated = a_.activated + KEPT_ON_CPU * place * H;
+  HD void state_after(int64_t sample, A* to) {
+    const T* activated = a_.activated + SAVED_ON_CPU * sample * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
       store(to + j, load(activated + 3 * H + j, n) * load(activated + H + j, n), n);
@@ -115,9 +121,9 @@ class WalkBack {
 
   // What the next two steps read is fetched pack by pack: all at once would be more than the processor fetches without
   // waiting.
-  HD void units(int r, int64_t place) {
-    const T *activated = a_.activated + KEPT_ON_CPU * place * H, *grad_out = a_.h + place * H;
-    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * padded(H);
+  HD void units(int r, int64_t sample) {
+    const T *activated = a_.activated + SAVED_ON_CPU * sample * H, *grad_out = a_.grad_h + sample * H;
+    A *grad_h = grad_in_.data() + r * columns_, *grad_c = grad_c_.data() + r * round_up(H);
     A* grad_gates = grad_gates_.data() + (rows_ + r) * 3 * H;
     const int H = this->H;
     for_units(H, [=](int j, int n) __attribute__((always_inline)) {
@@ -134,56 +140,56 @@ class WalkBack {
     });
   }
 
-  const Gradients<T>& a_;
-  Sums<A>& sums_;
+  const CpuBackward<T>& a_;
+  PartialSums<A>& sums_;
   const int H, I, columns_;
   PackVector<A> grad_in_, grad_c_, grad_gates_, in_;  // grad_in_ [GROUP, padded H + padded I]
   int rows_ = 0;                                      // of the block
 };
 
-// The parts' sums in their order, rows begin .. end - 1 of the weight.
+// The partial sums in their order, rows begin .. end - 1 of the weight.
 template <class T>
-void add_up(const std::vector<Sums<acc_t<T>>>& parts, T* grad_weight, int64_t begin, int64_t end, int width) {
+void add_up(const std::vector<PartialSums<acc_t<T>>>& partials, T* grad_weight, int64_t begin, int64_t end, int width) {
   using A = acc_t<T>;
-  PackVector<A> sum(padded(width));
+  PackVector<A> sum(round_up(width));
   for (int64_t row = begin; row < end; ++row) {
     std::fill(sum.begin(), sum.end(), A(0));
-    for (const auto& part : parts)
-      for (int i = 0; i < padded(width); i += LANES)
-        store(&sum[i], load(&sum[i]) + load(&part.weight[row * padded(width) + i]));
+    for (const auto& partial : partials)
+      for (int i = 0; i < round_up(width); i += LANES)
+        store(&sum[i], load(&sum[i]) + load(&partial.weight[row * round_up(width) + i]));
     copy(sum.data(), grad_weight + row * width, width);
   }
 }
 
 }  // namespace
 
-Status lltm_cpu_bwd(DType dtype, const void* grad_h, const void* grad_h_n, const void* grad_c_n, const void* input,
-                    const void* weight, const void* h0, const void* activated, void* grad_input, void* grad_weight,
-                    void* grad_bias, void* grad_h0, void* grad_c0, const LltmShape& s) {
+Status lltm_bwd(DType dtype, const LltmBackward<void>& arguments, Stream) {
+  const LltmShape& s = arguments.shape;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     using A = acc_t<T>;
+    const LltmBackward<T> a = arguments.as<T>();
     const int H = s.n_state, I = s.n_input, width = H + I;
-    const auto panels = in_panels<A>(3 * H, padded(H) + padded(I), [&](int k, int j) {
-      const int column = j < padded(H) ? j : j - padded(H) + H;
-      return column < (j < padded(H) ? H : width) ? A(((const T*)weight)[int64_t(k) * width + column]) : A(0);
+    const auto panels = pack_panels<A>(3 * H, round_up(H) + round_up(I), [&](int k, int j) {
+      const int column = j < round_up(H) ? j : j - round_up(H) + H;
+      return column < (j < round_up(H) ? H : width) ? A(a.weight[int64_t(k) * width + column]) : A(0);
     });
-    const Gradients<T> arrays{(const T*)grad_h, (const T*)grad_h_n,  (const T*)grad_c_n, (const T*)input,
-                              (const T*)h0,     (const T*)activated, (T*)grad_input,     (T*)grad_h0,
-                              (T*)grad_c0,      panels.data()};
-    std::vector<Sums<A>> sums(parts_of(s, PARTS));
-    for_parts(s, sums.size(), [&](const Part& part, int64_t i) {
-      WalkBack<T> walk(arrays, s, sums[i]);
-      Slots slots(s, part, true);
-      walk_all(walk, slots);
-      walk.finish_block();
+    const T* h0 = a.workspace + SAVED_ON_CPU * s.n_samples * H;
+    const CpuBackward<T> arrays{a.grad_h, a.grad_h_n,   a.grad_c_n, a.input,   a.workspace,
+                                h0,       a.grad_input, a.grad_h0,  a.grad_c0, panels.data()};
+    std::vector<PartialSums<A>> sums(range_count(s, MAX_RANGES));
+    for_ranges(s, sums.size(), [&](const RayRange& range, int64_t i) {
+      BackwardPass<T> pass(arrays, s, sums[i]);
+      Slots slots(s, range, true);
+      run_all(pass, slots);
+      pass.finish_block();
     });
     parallel(3 * H, GROUP, [&](int64_t begin, int64_t end) {
-      add_up<T>(sums, (T*)grad_weight, begin, end, width);
+      add_up<T>(sums, a.grad_weight, begin, end, width);
       for (int64_t row = begin; row < end; ++row) {
         A sum = 0;
-        for (const auto& part : sums) sum += part.bias[row];
-        ((T*)grad_bias)[row] = T(sum);
+        for (const auto& partial : sums) sum += partial.bias[row];
+        a.grad_bias[row] = T(sum);
       }
     });
   });

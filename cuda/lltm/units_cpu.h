@@ -27,19 +27,19 @@ constexpr A GATE_SCALE = std::is_same_v<A, float> ? -LOG2E : 1;
 
 #define EACH(k, n) _Pragma("GCC unroll 16") for (int k = 0; k < n; ++k)
 
-// 2^x of N packs. All take each step together, for the processor does not look ahead from the end of one to the next.
-// Relative error 1e-7 from -126 to 127; beyond, the number at that end, or with AVX-512 zero and infinity.
+// 2^x of N packs. All take each step together, as out-of-order execution does not reach from the end of one to the
+// next. Relative error 1e-7 from -126 to 127; beyond, the number at that end, or with AVX-512 zero and infinity.
 template <int N>
 HD void powers_of_2(Pack<float> (&x)[N]) {
-  Pack<float> whole[N], r[N], p[N];
+  Pack<float> rounded[N], r[N], p[N];
 #if defined(__AVX512F__)
-  EACH(k, N) whole[k] = _mm512_maskz_roundscale_ps(-1, x[k], 0);
+  EACH(k, N) rounded[k] = _mm512_maskz_roundscale_ps(-1, x[k], 0);
 #else
   EACH(k, N) x[k] = x[k] < -126.f ? -126.f : x[k];
   EACH(k, N) x[k] = x[k] > 127.f ? 127.f : x[k];
-  EACH(k, N) whole[k] = (x[k] + 12582912.f) - 12582912.f;  // 1.5 * 2^23, whose neighbours are integers
+  EACH(k, N) rounded[k] = (x[k] + 12582912.f) - 12582912.f;  // 1.5 * 2^23, whose neighbours are integers
 #endif
-  EACH(k, N) r[k] = x[k] - whole[k];
+  EACH(k, N) r[k] = x[k] - rounded[k];
   EACH(k, N) p[k] = r[k] * 1.532647148e-4f + 1.339080743e-3f;  // with these numbers nearest to 2^r for |r| < 1/2
   EACH(k, N) p[k] = p[k] * r[k] + 9.618505836e-3f;
   EACH(k, N) p[k] = p[k] * r[k] + 5.550359935e-2f;
@@ -47,10 +47,10 @@ HD void powers_of_2(Pack<float> (&x)[N]) {
   EACH(k, N) p[k] = p[k] * r[k] + 6.931471825e-1f;
   EACH(k, N) p[k] = p[k] * r[k] + 1.f;
 #if defined(__AVX512F__)
-  EACH(k, N) x[k] = _mm512_maskz_scalef_ps(-1, p[k], whole[k]);
+  EACH(k, N) x[k] = _mm512_maskz_scalef_ps(-1, p[k], rounded[k]);
 #else
   typedef int32_t Ints __attribute__((vector_size(sizeof(*x))));
-  EACH(k, N) x[k] = (Pack<float>)((Ints)p[k] + (__builtin_convertvector(whole[k], Ints) << 23));
+  EACH(k, N) x[k] = (Pack<float>)((Ints)p[k] + (__builtin_convertvector(rounded[k], Ints) << 23));
 #endif
 }
 
@@ -90,7 +90,7 @@ HD void activate_all(PackGates<double> (&gates)[N]) {
 template <class A>
 HD PackGates<A> activate_bwd_all(const PackGates<A>& gate, Pack<A> t, Pack<A> grad_h, Pack<A>& grad_c) {
   grad_c += grad_h * gate.o * (1 - t * t);
-  const Pack<A> slope = gate.g > 0 ? repeated(A(1)) : gate.g + 1;
+  const Pack<A> slope = gate.g > 0 ? broadcast(A(1)) : gate.g + 1;
   return {grad_c * gate.g * gate.i * (1 - gate.i), grad_h * t * gate.o * (1 - gate.o), grad_c * gate.i * slope};
 }
 

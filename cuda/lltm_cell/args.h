@@ -11,7 +11,7 @@ namespace nerfkit {
 
 template <class A>
 struct Gates {
-  A i, o, g;
+  A i, o, g;  // input gate, output gate, candidate
 };
 
 #if defined(__CUDACC__)
@@ -21,7 +21,7 @@ HD float hyperbolic_tangent(float x) { return tanhf(x); }
 HD double hyperbolic_tangent(double x) { return tanh(x); }
 HD float exponential_minus_1(float x) { return expm1f(x); }
 HD double exponential_minus_1(double x) { return expm1(x); }
-#else  // of floats lltm_units_cpu.h has packs
+#else  // for float32, lltm/units_cpu.h has packs
 HD double exponential(double x) { return std::exp(x); }
 HD double hyperbolic_tangent(double x) { return std::tanh(x); }
 HD double exponential_minus_1(double x) { return std::expm1(x); }
@@ -38,9 +38,9 @@ HD Gates<A> activate(A a_i, A a_o, A a_g) {
 }
 
 // Gradients before activation from those of h' and c', which grad_c already carries; gives the gradient of c back.
+// t: the hyperbolic tangent of c'.
 template <class A>
-HD A activate_bwd_at(const Gates<A>& gates, A t, A grad_h, A grad_c,
-                     Gates<A>& grad) {  // t: the hyperbolic tangent of c'
+HD A activate_bwd_at(const Gates<A>& gates, A t, A grad_h, A grad_c, Gates<A>& grad) {
   grad_c += grad_h * gates.o * (A(1) - t * t);
   grad.i = grad_c * gates.g * gates.i * (A(1) - gates.i);
   grad.o = grad_h * t * gates.o * (A(1) - gates.o);
@@ -52,23 +52,97 @@ HD A activate_bwd(const Gates<A>& gates, A c_new, A grad_h, A grad_c, Gates<A>& 
   return activate_bwd_at(gates, hyperbolic_tangent(c_new), grad_h, grad_c, grad);
 }
 
-struct CellSize {
-  int64_t batch, state;
+// Arguments of the launchers; they hold void pointers there and typed ones, as<T>(), in the kernels. B rows of a batch,
+// I inputs, H units. Gates are in the order input gate, output gate, candidate.
+
+// The units' arithmetic alone: the gates are a product of the library's.
+template <class T>
+struct CellForward {
+  const T* gates;  // [B, 3H], before activation
+  const T* c;      // [B, H]
+  T* h_new;        // [B, H]
+  T* c_new;        // [B, H]
+  T* activated;    // [B, 3H], gates after activation
+  int64_t batch, n_state;
+
+  template <class U>
+  CellForward<U> as() const {
+    return {(const U*)gates, (const U*)c, (U*)h_new, (U*)c_new, (U*)activated, batch, n_state};
+  }
 };
 
-// gates [B, 3H] before activation -> h, c_new [B, H] and activated [B, 3H].
-Status lltm_cell(DType, const void* gates, const void* c, void* h, void* c_new, void* activated, CellSize, Stream);
-Status lltm_cell_bwd(DType, const void* grad_h, const void* grad_c_new, const void* activated, const void* c_new,
-                     void* grad_gates, void* grad_c, CellSize, Stream);
+template <class T>
+struct CellBackward {
+  const T* grad_h_new;  // [B, H]
+  const T* grad_c_new;  // [B, H]
+  const T* activated;   // [B, 3H]
+  const T* c_new;       // [B, H]
+  T* grad_gates;        // [B, 3H], before activation
+  T* grad_c;            // [B, H]
+  int64_t batch, n_state;
 
-// The whole cell in one kernel each way, products included; on a GPU only.
-struct SmallCellSize {
-  int batch, state, input;
+  template <class U>
+  CellBackward<U> as() const {
+    return {(const U*)grad_h_new,
+            (const U*)grad_c_new,
+            (const U*)activated,
+            (const U*)c_new,
+            (U*)grad_gates,
+            (U*)grad_c,
+            batch,
+            n_state};
+  }
 };
-Status lltm_cell_small(DType, const void* input, const void* h, const void* c, const void* weight, const void* bias,
-                       void* h_new, void* c_new, void* activated, SmallCellSize, Stream);
-Status lltm_cell_small_bwd(DType, const void* grad_h_new, const void* grad_c_new, const void* input, const void* h,
-                           const void* weight, const void* activated, const void* c_new, void* grad_input, void* grad_h,
-                           void* grad_c, void* grad_weight, void* grad_bias, SmallCellSize, Stream);
+
+Status lltm_cell(DType, const CellForward<void>&, Stream);
+Status lltm_cell_bwd(DType, const CellBackward<void>&, Stream);
+
+// ---- on a GPU only: a small batch in one kernel each way, products included ----
+
+template <class T>
+struct CellSmallForward {
+  const T* input;   // [B, I]
+  const T* h;       // [B, H]
+  const T* c;       // [B, H]
+  const T* weight;  // [3H, H + I]
+  const T* bias;    // [3H]
+  T* h_new;         // [B, H]
+  T* c_new;         // [B, H]
+  T* activated;     // [B, 3H]
+  int batch, n_state, n_input;
+
+  template <class U>
+  CellSmallForward<U> as() const {
+    return {(const U*)input, (const U*)h,   (const U*)c, (const U*)weight, (const U*)bias, (U*)h_new,
+            (U*)c_new,       (U*)activated, batch,       n_state,          n_input};
+  }
+};
+
+template <class T>
+struct CellSmallBackward {
+  const T* grad_h_new;  // [B, H]
+  const T* grad_c_new;  // [B, H]
+  const T* input;       // [B, I]
+  const T* h;           // [B, H]
+  const T* weight;      // [3H, H + I]
+  const T* activated;   // [B, 3H]
+  const T* c_new;       // [B, H]
+  T* grad_input;        // [B, I]
+  T* grad_h;            // [B, H]
+  T* grad_c;            // [B, H]
+  T* grad_weight;       // [3H, H + I]
+  T* grad_bias;         // [3H]
+  int batch, n_state, n_input;
+
+  template <class U>
+  CellSmallBackward<U> as() const {
+    return {(const U*)grad_h_new, (const U*)grad_c_new, (const U*)input, (const U*)h, (const U*)weight,
+            (const U*)activated,  (const U*)c_new,      (U*)grad_input,  (U*)grad_h,  (U*)grad_c,
+            (U*)grad_weight,      (U*)grad_bias,        batch,           n_state,     n_input};
+  }
+};
+
+Status lltm_cell_small(DType, const CellSmallForward<void>&, Stream);
+Status lltm_cell_small_bwd(DType, const CellSmallBackward<void>&, Stream);
 
 }  // namespace nerfkit

@@ -7,31 +7,38 @@ namespace nerfkit {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    forward(const T* __restrict__ gates, const T* __restrict__ c, T* __restrict__ h, T* __restrict__ c_new,
-            T* __restrict__ activated, int64_t n, int n_state) {
+__global__ void __launch_bounds__(THREADS) lltm_cell_forward(const T* __restrict__ gates,  // [B, 3H], before activation
+                                                             const T* __restrict__ c,      // [B, H]
+                                                             T* __restrict__ h,            // [B, H]
+                                                             T* __restrict__ c_new,        // [B, H]
+                                                             T* __restrict__ activated,    // [B, 3H]
+                                                             int64_t n, int n_state) {     // n = B H
   using A = acc_t<T>;
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const int64_t i = place / n_state * 3 * n_state + place % n_state, o = i + n_state, g = o + n_state;
+  const int64_t at = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (at >= n) return;
+  const int64_t i = at / n_state * 3 * n_state + at % n_state, o = i + n_state, g = o + n_state;
   const Gates<A> gate = activate(A(gates[i]), A(gates[o]), A(gates[g]));
-  const A value = A(c[place]) + gate.g * gate.i;
+  const A value = A(c[at]) + gate.g * gate.i;
   activated[i] = T(gate.i), activated[o] = T(gate.o), activated[g] = T(gate.g);
-  c_new[place] = T(value);
-  h[place] = T(hyperbolic_tangent(value) * gate.o);
+  c_new[at] = T(value);
+  h[at] = T(hyperbolic_tangent(value) * gate.o);
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    backward(const T* __restrict__ grad_h, const T* __restrict__ grad_c_new, const T* __restrict__ activated,
-             const T* __restrict__ c_new, T* __restrict__ grad_gates, T* __restrict__ grad_c, int64_t n, int n_state) {
+__global__ void __launch_bounds__(THREADS) lltm_cell_backward(const T* __restrict__ grad_h,      // [B, H]
+                                                              const T* __restrict__ grad_c_new,  // [B, H]
+                                                              const T* __restrict__ activated,   // [B, 3H]
+                                                              const T* __restrict__ c_new,       // [B, H]
+                                                              T* __restrict__ grad_gates,  // [B, 3H], before activation
+                                                              T* __restrict__ grad_c,      // [B, H]
+                                                              int64_t n, int n_state) {    // n = B H
   using A = acc_t<T>;
-  const int64_t place = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (place >= n) return;
-  const int64_t i = place / n_state * 3 * n_state + place % n_state, o = i + n_state, g = o + n_state;
+  const int64_t at = int64_t(blockIdx.x) * THREADS + threadIdx.x;
+  if (at >= n) return;
+  const int64_t i = at / n_state * 3 * n_state + at % n_state, o = i + n_state, g = o + n_state;
   const Gates<A> gate{A(activated[i]), A(activated[o]), A(activated[g])};
   Gates<A> grad;
-  grad_c[place] = T(activate_bwd(gate, A(c_new[place]), A(grad_h[place]), A(grad_c_new[place]), grad));
+  grad_c[at] = T(activate_bwd(gate, A(c_new[at]), A(grad_h[at]), A(grad_c_new[at]), grad));
   grad_gates[i] = T(grad.i), grad_gates[o] = T(grad.o), grad_gates[g] = T(grad.g);
 }
 
@@ -40,16 +47,21 @@ __global__ void __launch_bounds__(THREADS)
 constexpr int BATCH = 8;             // rows that a warp multiplies together
 constexpr int SMALL_THREADS = 1024;  // of the backward kernel
 
-// A warp a unit of BATCH rows: the lanes share the depth of the product.
+// One warp per unit and BATCH rows; its lanes share the depth of the product.
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    small_forward(const T* __restrict__ input, const T* __restrict__ h, const T* __restrict__ c,
-                  const T* __restrict__ weight, const T* __restrict__ bias, T* __restrict__ h_new,
-                  T* __restrict__ c_new, T* __restrict__ activated, SmallCellSize size) {
+__global__ void __launch_bounds__(THREADS) lltm_cell_small_forward(const T* __restrict__ input,   // [B, I]
+                                                                   const T* __restrict__ h,       // [B, H]
+                                                                   const T* __restrict__ c,       // [B, H]
+                                                                   const T* __restrict__ weight,  // [3H, H + I]
+                                                                   const T* __restrict__ bias,    // [3H]
+                                                                   T* __restrict__ h_new,         // [B, H]
+                                                                   T* __restrict__ c_new,         // [B, H]
+                                                                   T* __restrict__ activated,     // [B, 3H]
+                                                                   int batch, int H, int I) {
   using A = acc_t<T>;
-  const int H = size.state, I = size.input, warp = (blockIdx.x * THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int warp = (blockIdx.x * THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
   const int j = warp % H, first = warp / H * BATCH;
-  if (first >= size.batch) return;
+  if (first >= batch) return;
   A sum[3][BATCH] = {};
   for (int k = lane; k < H + I; k += 32) {
     A w[3], x[BATCH];
@@ -57,7 +69,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int gate = 0; gate < 3; ++gate) w[gate] = A(weight[(gate * H + j) * (H + I) + k]);
 #pragma unroll
     for (int i = 0; i < BATCH; ++i) {
-      const int b = min(first + i, size.batch - 1);
+      const int b = min(first + i, batch - 1);
       x[i] = A(k < H ? h[b * H + k] : input[b * I + k - H]);
     }
 #pragma unroll
@@ -70,11 +82,11 @@ __global__ void __launch_bounds__(THREADS)
   for (int i = 0; i < BATCH; ++i)
 #pragma unroll
     for (int gate = 0; gate < 3; ++gate) {
-      const A total = sum_lanes(sum[gate][i], 32);
+      const A total = warp_sum(sum[gate][i], 32);
       if (lane == i) mine[gate] = total + A(bias[gate * H + j]);
     }
   const int b = first + lane;
-  if (lane >= BATCH || b >= size.batch) return;
+  if (lane >= BATCH || b >= batch) return;
   const Gates<A> gate = activate(mine[0], mine[1], mine[2]);
   const A value = A(c[b * H + j]) + gate.g * gate.i;
   T* to = activated + 3 * b * H + j;
@@ -83,32 +95,25 @@ __global__ void __launch_bounds__(THREADS)
   h_new[b * H + j] = T(hyperbolic_tangent(value) * gate.o);
 }
 
-template <class T>
-struct SmallGradients {
-  const T *grad_h_new, *grad_c_new, *input, *h, *weight, *activated, *c_new;
-  T *grad_input, *grad_h, *grad_c, *grad_weight, *grad_bias;
-  SmallCellSize size;
-};
-
 // Gradients of the gates of row b, unit j; gives that of c back.
 template <class T>
-__device__ __forceinline__ acc_t<T> gate_gradients(const SmallGradients<T>& a, int b, int j, Gates<acc_t<T>>& grad) {
+__device__ __forceinline__ acc_t<T> gate_gradients(const CellSmallBackward<T>& a, int b, int j, Gates<acc_t<T>>& grad) {
   using A = acc_t<T>;
-  const int H = a.size.state;
+  const int H = a.n_state;
   const T* act = a.activated + 3 * b * H + j;
   const Gates<A> gate{A(act[0]), A(act[H]), A(act[2 * H])};
   return activate_bwd(gate, A(a.c_new[b * H + j]), A(a.grad_h_new[b * H + j]), A(a.grad_c_new[b * H + j]), grad);
 }
 
-// The first blocks take a row each, for the gradients of h and input; the others, for the parameters', a warp a unit
-// and 32 of its weights in each gate.
+// The first B blocks take a row each, for the gradients of h and input. The others take the parameters': one warp per
+// unit and 32 of its weights in each gate.
 template <class T>
-__global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradients<T> a) {
+__global__ void __launch_bounds__(SMALL_THREADS) lltm_cell_small_backward(const CellSmallBackward<T> a) {
   using A = acc_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int H = a.size.state, I = a.size.input, K = H + I;
-  if (int(blockIdx.x) < a.size.batch) {
-    A *grads = reinterpret_cast<A*>(shared), *parts = grads + 3 * H;  // [3H], [SMALL_THREADS]
+  const int H = a.n_state, I = a.n_input, K = H + I;
+  if (int(blockIdx.x) < a.batch) {
+    A *grads = reinterpret_cast<A*>(shared), *partials = grads + 3 * H;  // [3H], [SMALL_THREADS]
     const int b = blockIdx.x, groups = max(1, SMALL_THREADS / K);
     for (int j = threadIdx.x; j < H; j += SMALL_THREADS) {
       Gates<A> grad;
@@ -123,10 +128,10 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradi
 #pragma unroll 8
         for (int row = group; row < 3 * H; row += groups) sum += grads[row] * A(a.weight[int64_t(row) * K + k]);
       }
-      parts[threadIdx.x] = sum;
+      partials[threadIdx.x] = sum;
       __syncthreads();
       if (group == 0) {
-        for (int i = 1; i < groups; ++i) sum += parts[i * width + threadIdx.x];
+        for (int i = 1; i < groups; ++i) sum += partials[i * width + threadIdx.x];
         if (k < H)
           a.grad_h[b * H + k] = T(sum);
         else
@@ -136,94 +141,75 @@ __global__ void __launch_bounds__(SMALL_THREADS) small_backward(const SmallGradi
     }
     return;
   }
-  const int warp = ((blockIdx.x - a.size.batch) * SMALL_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  const int warp = ((blockIdx.x - a.batch) * SMALL_THREADS + threadIdx.x) / 32, lane = threadIdx.x % 32;
   const int j = warp % H, k = warp / H * 32 + lane;
   if (k - lane >= K) return;
   A sum[3] = {}, bias[3] = {};
-  for (int base = 0; base < a.size.batch; base += 32) {
+  for (int base = 0; base < a.batch; base += 32) {
     Gates<A> grad{};
-    if (base + lane < a.size.batch) gate_gradients(a, base + lane, j, grad);
+    if (base + lane < a.batch) gate_gradients(a, base + lane, j, grad);
     bias[0] += grad.i, bias[1] += grad.o, bias[2] += grad.g;
-    for (int i = 0; i < min(32, a.size.batch - base); ++i) {
+    for (int i = 0; i < min(32, a.batch - base); ++i) {
       const int b = base + i;
       const A x = k < H ? A(a.h[b * H + k]) : k < K ? A(a.input[b * I + k - H]) : A(0);
-      sum[0] += __shfl_sync(ALL_LANES, grad.i, i) * x;
-      sum[1] += __shfl_sync(ALL_LANES, grad.o, i) * x;
-      sum[2] += __shfl_sync(ALL_LANES, grad.g, i) * x;
+      sum[0] += __shfl_sync(FULL_MASK, grad.i, i) * x;
+      sum[1] += __shfl_sync(FULL_MASK, grad.o, i) * x;
+      sum[2] += __shfl_sync(FULL_MASK, grad.g, i) * x;
     }
   }
   for (int gate = 0; gate < 3; ++gate) {
     if (k < K) a.grad_weight[int64_t(gate * H + j) * K + k] = T(sum[gate]);
-    const A total = sum_lanes(bias[gate], 32);
+    const A total = warp_sum(bias[gate], 32);
     if (k == 0) a.grad_bias[gate * H + j] = T(total);
   }
 }
 
 }  // namespace
 
-Status lltm_cell_small(DType dtype, const void* input, const void* h, const void* c, const void* weight,
-                       const void* bias, void* h_new, void* c_new, void* activated, SmallCellSize size, Stream stream) {
-  if (size.batch == 0 || size.state == 0) return 0;
+Status lltm_cell_small(DType dtype, const CellSmallForward<void>& arguments, Stream stream) {
+  const int batch = arguments.batch, n_state = arguments.n_state;
+  if (batch == 0 || n_state == 0) return 0;
   dispatch(dtype, [&](auto element) {
-    using T = decltype(element);
-    const int64_t warps = int64_t(size.state) * blocks_for(size.batch, BATCH);
-    small_forward<<<blocks_for(warps * 32), THREADS, 0, (cudaStream_t)stream>>>(
-        (const T*)input, (const T*)h, (const T*)c, (const T*)weight, (const T*)bias, (T*)h_new, (T*)c_new,
-        (T*)activated, size);
+    const auto a = arguments.as<decltype(element)>();
+    const int64_t warps = int64_t(n_state) * blocks_for(batch, BATCH);
+    lltm_cell_small_forward<<<blocks_for(warps * 32), THREADS, 0, (cudaStream_t)stream>>>(
+        a.input, a.h, a.c, a.weight, a.bias, a.h_new, a.c_new, a.activated, batch, n_state, a.n_input);
   });
   return launched();
 }
 
-Status lltm_cell_small_bwd(DType dtype, const void* grad_h_new, const void* grad_c_new, const void* input,
-                           const void* h, const void* weight, const void* activated, const void* c_new,
-                           void* grad_input, void* grad_h, void* grad_c, void* grad_weight, void* grad_bias,
-                           SmallCellSize size, Stream stream) {
-  if (size.batch == 0 || size.state == 0) return 0;
+Status lltm_cell_small_bwd(DType dtype, const CellSmallBackward<void>& arguments, Stream stream) {
+  const int batch = arguments.batch, n_state = arguments.n_state;
+  if (batch == 0 || n_state == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const SmallGradients<T> a{(const T*)grad_h_new,
-                              (const T*)grad_c_new,
-                              (const T*)input,
-                              (const T*)h,
-                              (const T*)weight,
-                              (const T*)activated,
-                              (const T*)c_new,
-                              (T*)grad_input,
-                              (T*)grad_h,
-                              (T*)grad_c,
-                              (T*)grad_weight,
-                              (T*)grad_bias,
-                              size};
     const int64_t warps =
-        int64_t(size.state) * blocks_for(size.state + size.input, 32);  // of the parameters' gradients
-    const unsigned blocks = size.batch + blocks_for(warps * 32, SMALL_THREADS);
-    const size_t shared = (3 * size.state + SMALL_THREADS) * sizeof(acc_t<T>);
-    small_backward<<<blocks, SMALL_THREADS, shared, (cudaStream_t)stream>>>(a);
+        int64_t(n_state) * blocks_for(n_state + arguments.n_input, 32);  // of the parameters' gradients
+    const unsigned blocks = batch + blocks_for(warps * 32, SMALL_THREADS);
+    const size_t shared = (3 * n_state + SMALL_THREADS) * sizeof(acc_t<T>);
+    lltm_cell_small_backward<<<blocks, SMALL_THREADS, shared, (cudaStream_t)stream>>>(arguments.as<T>());
   });
   return launched();
 }
 
-Status lltm_cell(DType dtype, const void* gates, const void* c, void* h, void* c_new, void* activated, CellSize size,
-                 Stream stream) {
-  const int64_t n = size.batch * size.state;
+Status lltm_cell(DType dtype, const CellForward<void>& arguments, Stream stream) {
+  const int64_t n = arguments.batch * arguments.n_state;
   if (n == 0) return 0;
   dispatch(dtype, [&](auto element) {
-    using T = decltype(element);
-    forward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>((const T*)gates, (const T*)c, (T*)h, (T*)c_new,
-                                                                 (T*)activated, n, int(size.state));
+    const auto a = arguments.as<decltype(element)>();
+    lltm_cell_forward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>(a.gates, a.c, a.h_new, a.c_new, a.activated,
+                                                                           n, int(a.n_state));
   });
   return launched();
 }
 
-Status lltm_cell_bwd(DType dtype, const void* grad_h, const void* grad_c_new, const void* activated, const void* c_new,
-                     void* grad_gates, void* grad_c, CellSize size, Stream stream) {
-  const int64_t n = size.batch * size.state;
+Status lltm_cell_bwd(DType dtype, const CellBackward<void>& arguments, Stream stream) {
+  const int64_t n = arguments.batch * arguments.n_state;
   if (n == 0) return 0;
   dispatch(dtype, [&](auto element) {
-    using T = decltype(element);
-    backward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>((const T*)grad_h, (const T*)grad_c_new,
-                                                                  (const T*)activated, (const T*)c_new, (T*)grad_gates,
-                                                                  (T*)grad_c, n, int(size.state));
+    const auto a = arguments.as<decltype(element)>();
+    lltm_cell_backward<<<blocks_for(n), THREADS, 0, (cudaStream_t)stream>>>(
+        a.grad_h_new, a.grad_c_new, a.activated, a.c_new, a.grad_gates, a.grad_c, n, int(a.n_state));
   });
   return launched();
 }

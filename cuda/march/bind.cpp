@@ -16,27 +16,33 @@ struct Inputs {
 
   Inputs(const Tensor& origins_in, const Tensor& directions_in, const Tensor& occupancy_in, const Tensor& box_in,
          double step, double near, double far, const std::optional<Tensor>& jitter_in)
-      : origins(checked("origins", origins_in, origins_in, wide(origins_in.scalar_type()), {ANY, 3})),
-        directions(checked("directions", directions_in, origins, {origins.size(0), 3})),
-        occupancy(checked("occupancy", occupancy_in, origins, ScalarType::Bool, {ANY, ANY, ANY})),
-        box(checked("box", box_in, origins, {2, 3})),
+      : origins(check_contiguous("origins", origins_in, origins_in, acc_type(origins_in.scalar_type()), {ANY, 3})),
+        directions(check_contiguous("directions", directions_in, origins, {origins.size(0), 3})),
+        occupancy(check_contiguous("occupancy", occupancy_in, origins, ScalarType::Bool, {ANY, ANY, ANY})),
+        box(check_contiguous("box", box_in, origins, {2, 3})),
         limits{step, near, far} {
     const Shape cells = shape_of(occupancy);
     STD_TORCH_CHECK(occupancy.numel() <= MOST_CELLS && *std::max_element(cells.begin(), cells.end()) <= MOST_ALONG_AXIS,
                     "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ",
                     text(cells));
-    if (jitter_in) jitter = checked("jitter", *jitter_in, origins, {origins.size(0)});
+    if (jitter_in) jitter = check_contiguous("jitter", *jitter_in, origins, {origins.size(0)});
   }
 
   // Without rays or without cells there is nothing to march through.
   bool some() const { return origins.size(0) > 0 && occupancy.numel() > 0; }
 
   MarchArguments arguments() const {
-    MarchGrid grid{{}, static_cast<const bool*>(data(occupancy))};
+    MarchGrid grid{{}, static_cast<const bool*>(const_ptr(occupancy))};
     for (int axis = 0; axis < 3; ++axis) grid.cells[axis] = int(occupancy.size(axis));
     const int64_t n_rays = origins.size(0), too_many = MOST_SAMPLES / n_rays;
-    return {data(origins), data(directions), data(box), jitter ? data(*jitter) : nullptr, n_rays,
-            grid,          limits,           too_many};
+    return {const_ptr(origins),
+            const_ptr(directions),
+            const_ptr(box),
+            jitter ? const_ptr(*jitter) : nullptr,
+            n_rays,
+            grid,
+            limits,
+            too_many};
   }
 };
 
@@ -55,8 +61,9 @@ std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& di
             empty(origins, {0}, ScalarType::Byte)};
   Tensor counts = empty(origins, rays, ScalarType::Long), tile_offsets = empty(origins, tiles, ScalarType::Long);
   Tensor kept = empty(origins, {kept_bytes(in)}, ScalarType::Byte);
-  const MarchFound found{static_cast<int64_t*>(out(counts)), static_cast<int64_t*>(out(tile_offsets)), out(kept)};
-  ran("march", march_count(dtype_of(origins), in.arguments(), found, device.stream));
+  const MarchFound found{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
+                         mutable_ptr(kept)};
+  check_launch("march", march_count(dtype_of(origins), in.arguments(), found, device.stream));
   return {counts, tile_offsets, kept};
 }
 
@@ -71,14 +78,17 @@ std::tuple<Tensor, Tensor, Tensor> fill(const Tensor& origins, const Tensor& dir
   if (!in.some())
     return {zeros(origins, {n_rows}, type), zeros(origins, {n_rows}, type),
             zeros(origins, {n_rays + 1}, ScalarType::Long)};
-  Tensor counts = checked("counts", counts_in, origins, ScalarType::Long, {n_rays});
-  Tensor tile_offsets = checked("tile_offsets", tile_offsets_in, origins, ScalarType::Long, {march_tiles(n_rays) + 1});
-  Tensor kept = checked("kept", kept_in, origins, ScalarType::Byte, {kept_bytes(in)});
+  Tensor counts = check_contiguous("counts", counts_in, origins, ScalarType::Long, {n_rays});
+  Tensor tile_offsets =
+      check_contiguous("tile_offsets", tile_offsets_in, origins, ScalarType::Long, {march_tiles(n_rays) + 1});
+  Tensor kept = check_contiguous("kept", kept_in, origins, ScalarType::Byte, {kept_bytes(in)});
   Tensor t_starts = empty(origins, {n_rows}), t_ends = empty(origins, {n_rows});
   Tensor ray_offsets = empty(origins, {n_rays + 1}, ScalarType::Long);
-  const MarchFound found{static_cast<int64_t*>(out(counts)), static_cast<int64_t*>(out(tile_offsets)), out(kept)};
-  ran("march", march_fill(dtype_of(origins), in.arguments(), found, n_rows, static_cast<int64_t*>(out(ray_offsets)),
-                          out(t_starts), out(t_ends), device.stream));
+  const MarchFound found{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
+                         mutable_ptr(kept)};
+  check_launch("march", march_fill(dtype_of(origins), in.arguments(), found, n_rows,
+                                   static_cast<int64_t*>(mutable_ptr(ray_offsets)), mutable_ptr(t_starts),
+                                   mutable_ptr(t_ends), device.stream));
   return {t_starts, t_ends, ray_offsets};
 }
 

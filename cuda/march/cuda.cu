@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(32 * BLOCK, 8) find_any(MarchGrid grid, Coarse
     __syncthreads();
     if (warp == 0) {
       const unsigned some =
-          __ballot_sync(ALL_LANES, (found[0][lane] | found[1][lane] | found[2][lane] | found[3][lane]) != 0);
+          __ballot_sync(FULL_MASK, (found[0][lane] | found[1][lane] | found[2][lane] | found[3][lane]) != 0);
       const bool lower = lane ? some >> (lane - 1) & 1 : before;
       if (entry < n_entries) coarse.any[int64_t(blockIdx.x) * n_entries + entry] = lower || (some >> lane & 1);
       before = some >> 31;
@@ -91,7 +91,7 @@ __device__ __forceinline__ void add_up_tiles(int64_t* tile_offsets, int64_t n_ti
       samples[i] = tile + i < n_tiles ? __ldcg(reinterpret_cast<const long long*>(tile_offsets) + tile + i) : 0;
 #pragma unroll
     for (int i = 0; i < EACH; ++i) mine += samples[i];
-    const int64_t upto = sum_before(mine, lane, 32);
+    const int64_t upto = warp_inclusive_sum(mine, lane, 32);
     if (lane == 31) warps[warp] = upto;
     __syncthreads();
     int64_t offset = before + upto - mine;
@@ -122,7 +122,7 @@ __device__ __forceinline__ bool keep_tile(const MarchArguments& in, const Found<
     found.heads[first + r] = {rays[r].start, counted[r].y};
     sum += samples;
   }
-  sum = sum_lanes(sum, 32);
+  sum = warp_sum(sum, 32);
   if (lane != 0) return false;
   // The tile's sum is to be seen before its ticket, and all sums after the last ticket.
   found.tile_offsets[blockIdx.x] = sum;
@@ -149,18 +149,18 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<P>) count(MarchArguments in,
   for (int r = warp; r < n_rays;) {
     int samples = 0, chunks = 0;
     walk(TileRay<P>(rays[r]), in.grid, found.coarse, step, [&](int chunk, unsigned which) {
-      const unsigned some = __ballot_sync(ALL_LANES, which != 0);
+      const unsigned some = __ballot_sync(FULL_MASK, which != 0);
       const int place = chunks + __popc(some & ((1u << lane) - 1));
       if (which && place < KEPT) kept[r * KEPT + place] = {which, unsigned(chunk)};
       chunks += __popc(some);
       samples += __popc(which);
     });
-    samples = sum_lanes(samples, 32);
+    samples = warp_sum(samples, 32);
     if (lane == 0) {
       counted[r] = {samples, chunks};
       r = int(atomicInc(&next, ~0u));  // atomicAdd would first add up what the lanes add
     }
-    r = __shfl_sync(ALL_LANES, r, 0);
+    r = __shfl_sync(FULL_MASK, r, 0);
   }
   __syncthreads();
   if (warp == 0) {
@@ -194,14 +194,15 @@ __device__ __forceinline__ Span span_of_lane(const MarchArguments& in, const Fou
   const int64_t r = int64_t(blockIdx.x) * TILE + 2 * lane;
   const bool has_a = r < in.n_rays, has_b = r + 1 < in.n_rays;
   const int64_t a = has_a ? found.counts[r] : 0, b = has_b ? found.counts[r + 1] : 0;
-  const int64_t offset_b = found.tile_offsets[blockIdx.x] + sum_before(a + b, lane, 32) - b, offset_a = offset_b - a;
+  const int64_t offset_b = found.tile_offsets[blockIdx.x] + warp_inclusive_sum(a + b, lane, 32) - b,
+                offset_a = offset_b - a;
   if (warp == 0) {
     if (has_a) ray_offsets[r] = offset_a;
     if (has_b) ray_offsets[r + 1] = offset_b;
   }
   const int mine = warp * WARP_RAYS + lane, from = mine / 2 % 32;
-  const Span even{__shfl_sync(ALL_LANES, offset_a, from), __shfl_sync(ALL_LANES, a, from)};
-  const Span odd{__shfl_sync(ALL_LANES, offset_b, from), __shfl_sync(ALL_LANES, b, from)};
+  const Span even{__shfl_sync(FULL_MASK, offset_a, from), __shfl_sync(FULL_MASK, a, from)};
+  const Span odd{__shfl_sync(FULL_MASK, offset_b, from), __shfl_sync(FULL_MASK, b, from)};
   return {mine % 2 ? odd.offset : even.offset, lane >= WARP_RAYS ? 0 : mine % 2 ? odd.count : even.count};
 }
 
@@ -210,8 +211,8 @@ template <class P>
 __device__ __forceinline__ void fill_kept(Samples kept, int chunks, P start, P step, P half, Rows<P> to) {
   const int lane = threadIdx.x % 32;
   for (int c = 0; c < chunks; ++c) {
-    const unsigned which = __shfl_sync(ALL_LANES, kept.which, c);
-    const int chunk = __shfl_sync(ALL_LANES, int(kept.chunk), c);
+    const unsigned which = __shfl_sync(FULL_MASK, kept.which, c);
+    const int chunk = __shfl_sync(FULL_MASK, int(kept.chunk), c);
     if (which >> lane & 1) to.put(__popc(which & ((1u << lane) - 1)), start + P(chunk * CHUNK + lane) * step, half);
     to = to.from(__popc(which));
   }
@@ -222,11 +223,11 @@ __device__ __forceinline__ void fill_again(const MarchArguments& in, const Coars
                                            P half, Rows<P> to) {
   const TileRay<P> ray = tile_ray<P>(in, index);
   walk(ray, in.grid, coarse, step, [&](int chunk, unsigned which) {
-    for (unsigned some = __ballot_sync(ALL_LANES, which != 0); some; some &= some - 1) {
+    for (unsigned some = __ballot_sync(FULL_MASK, which != 0); some; some &= some - 1) {
       const int next = __ffs(some) - 1;
-      fill_kept({__shfl_sync(ALL_LANES, which, next), unsigned(__shfl_sync(ALL_LANES, chunk, next))}, 1, ray.start,
+      fill_kept({__shfl_sync(FULL_MASK, which, next), unsigned(__shfl_sync(FULL_MASK, chunk, next))}, 1, ray.start,
                 step, half, to);
-      to = to.from(__popc(__shfl_sync(ALL_LANES, which, next)));
+      to = to.from(__popc(__shfl_sync(FULL_MASK, which, next)));
     }
   });
 }
@@ -244,23 +245,23 @@ __global__ void __launch_bounds__(THREADS, RESIDENT<P>)
 #pragma unroll
   for (int i = 0; i < WARP_RAYS; ++i) {
     kept[i] = {};
-    if (lane < __shfl_sync(ALL_LANES, head.chunks, i)) kept[i] = found.samples[(first + i) * KEPT + lane];
+    if (lane < __shfl_sync(FULL_MASK, head.chunks, i)) kept[i] = found.samples[(first + i) * KEPT + lane];
   }
   const Span span = span_of_lane(in, found, ray_offsets);
   const bool some = span.count > 0 && span.offset <= n_rows, fits = some && span.count <= n_rows - span.offset;
   const int chunks = fits && head.chunks <= KEPT ? head.chunks : 0;
 #pragma unroll
   for (int i = 0; i < WARP_RAYS; ++i)
-    fill_kept(kept[i], __shfl_sync(ALL_LANES, chunks, i), __shfl_sync(ALL_LANES, head.start, i), step, half,
-              rows.from(__shfl_sync(ALL_LANES, span.offset, i)));
+    fill_kept(kept[i], __shfl_sync(FULL_MASK, chunks, i), __shfl_sync(FULL_MASK, head.start, i), step, half,
+              rows.from(__shfl_sync(FULL_MASK, span.offset, i)));
 #pragma unroll 1
-  for (unsigned again = __ballot_sync(ALL_LANES, fits && head.chunks > KEPT); again; again &= again - 1) {
+  for (unsigned again = __ballot_sync(FULL_MASK, fits && head.chunks > KEPT); again; again &= again - 1) {
     const int i = __ffs(again) - 1;
-    fill_again(in, found.coarse, first + i, step, half, rows.from(__shfl_sync(ALL_LANES, span.offset, i)));
+    fill_again(in, found.coarse, first + i, step, half, rows.from(__shfl_sync(FULL_MASK, span.offset, i)));
   }
   // The rows of the first ray without room, up to the last, have no samples; nor have those behind all samples.
-  if (const unsigned cut = __ballot_sync(ALL_LANES, some && !fits))
-    for (int64_t n = __shfl_sync(ALL_LANES, span.offset, __ffs(cut) - 1) + lane; n < n_rows; n += 32) rows.clear(n);
+  if (const unsigned cut = __ballot_sync(FULL_MASK, some && !fits))
+    for (int64_t n = __shfl_sync(FULL_MASK, span.offset, __ffs(cut) - 1) + lane; n < n_rows; n += 32) rows.clear(n);
   const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   for (int64_t n = n_samples + thread; n < n_rows; n += int64_t(gridDim.x) * THREADS) rows.clear(n);
   if (thread == 0) ray_offsets[in.n_rays] = n_samples;

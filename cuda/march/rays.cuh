@@ -150,7 +150,7 @@ __device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const Ma
     for (int i = 0; i < N; ++i) occupied[i] = __ldg(occupancy + mid[i].place);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned samples = __ballot_sync(ALL_LANES, mid[i].counts && occupied[i]);
+      const unsigned samples = __ballot_sync(FULL_MASK, mid[i].counts && occupied[i]);
       if (lane == chunk[i]) mine = samples;
     }
   }
@@ -165,7 +165,7 @@ __device__ __forceinline__ void walk(const TileRay<P>& ray, const MarchGrid& gri
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < ray.n_chunks; base += 32) {
     const int chunk = base + lane;
-    const unsigned near = __ballot_sync(ALL_LANES, chunk < ray.n_chunks && near_occupied(ray, coarse, chunk));
+    const unsigned near = __ballot_sync(FULL_MASK, chunk < ray.n_chunks && near_occupied(ray, coarse, chunk));
     if (near == 0) continue;
     emit(chunk, ray.inside ? look_closely<true>(ray, grid, step, base, near)
                            : look_closely<false>(ray, grid, step, base, near));

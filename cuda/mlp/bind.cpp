@@ -17,9 +17,9 @@ struct Inputs {
         "nerfkit: mlp takes 1 to ", MLP_INPUTS, " inputs and 1 to ", MLP_LAYERS, " layers");
     int64_t total = 0;
     for (const Tensor& input : inputs) {
-      const Tensor row = checked("input", input, inputs[0], {inputs[0].size(0), ANY});
+      const Tensor row = check_contiguous("input", input, inputs[0], {inputs[0].size(0), ANY});
       // The GPU's kernel takes two half values at once.
-      rows.push_back(reinterpret_cast<uintptr_t>(data(row)) % 4 ? torch::stable::clone(row) : row);
+      rows.push_back(reinterpret_cast<uintptr_t>(const_ptr(row)) % 4 ? torch::stable::clone(row) : row);
       shape.input_width[shape.n_inputs++] = int(input.size(1));
       total += input.size(1);
     }
@@ -31,7 +31,7 @@ struct Inputs {
 
   MlpInputs pointers() const {
     MlpInputs out{};
-    for (size_t i = 0; i < rows.size(); ++i) out.rows[i] = data(rows[i]);
+    for (size_t i = 0; i < rows.size(); ++i) out.rows[i] = const_ptr(rows[i]);
     return out;
   }
 };
@@ -39,9 +39,10 @@ struct Inputs {
 Tensor forward(const std::vector<Tensor>& inputs, const Tensor& parameters_in, const std::vector<int64_t>& widths) {
   const Inputs in(inputs, widths);
   const OnDevice device(in.rows[0]);
-  const Tensor parameters = checked("parameters", parameters_in, in.rows[0], {in.shape.parameters()});
+  const Tensor parameters = check_contiguous("parameters", parameters_in, in.rows[0], {in.shape.parameters()});
   Tensor result = empty(in.rows[0], {in.shape.n_rows, widths.back()});
-  ran("mlp", mlp(dtype_of(parameters), in.pointers(), data(parameters), out(result), in.shape, device.stream));
+  check_launch("mlp", mlp(dtype_of(parameters), in.pointers(), const_ptr(parameters), mutable_ptr(result), in.shape,
+                          device.stream));
   return result;
 }
 
@@ -50,19 +51,19 @@ std::tuple<std::vector<Tensor>, Tensor> backward(const Tensor& grad_out_in, cons
                                                  const std::vector<int64_t>& wanted) {
   const Inputs in(inputs, widths);
   const OnDevice device(in.rows[0]);
-  const Tensor parameters = checked("parameters", parameters_in, in.rows[0], {in.shape.parameters()});
-  const Tensor grad_out = checked("grad_out", grad_out_in, in.rows[0], {in.shape.n_rows, widths.back()});
+  const Tensor parameters = check_contiguous("parameters", parameters_in, in.rows[0], {in.shape.parameters()});
+  const Tensor grad_out = check_contiguous("grad_out", grad_out_in, in.rows[0], {in.shape.n_rows, widths.back()});
   STD_TORCH_CHECK(wanted.size() == inputs.size(), "nerfkit: mlp needs a flag for each input");
   std::vector<Tensor> grad_inputs;
   MlpInputGradients pointers{};
   for (size_t i = 0; i < inputs.size(); ++i) {
-    grad_inputs.push_back(wanted[i] ? empty(in.rows[i], shape_of(in.rows[i])) : nothing(in.rows[i]));
-    if (wanted[i]) pointers.rows[i] = out(grad_inputs[i]);
+    grad_inputs.push_back(wanted[i] ? empty(in.rows[i], shape_of(in.rows[i])) : empty0(in.rows[i]));
+    if (wanted[i]) pointers.rows[i] = mutable_ptr(grad_inputs[i]);
   }
   Tensor grad_parameters = zeros(parameters, {parameters.is_cpu() ? MLP_CPU_PARTS : MLP_PARTS, in.shape.parameters()},
-                                 wide(parameters.scalar_type()));
-  ran("mlp_bwd", mlp_bwd(dtype_of(parameters), data(grad_out), in.pointers(), data(parameters), pointers,
-                         out(grad_parameters), in.shape, device.stream));
+                                 acc_type(parameters.scalar_type()));
+  check_launch("mlp_bwd", mlp_bwd(dtype_of(parameters), const_ptr(grad_out), in.pointers(), const_ptr(parameters),
+                                  pointers, mutable_ptr(grad_parameters), in.shape, device.stream));
   return {grad_inputs, grad_parameters};
 }
 

@@ -12,7 +12,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int GROUP = 4 * MOST_ROWS;
+constexpr int GROUP = 4 * GEMM_ROWS;
 constexpr int64_t GRAIN = 4;  // groups that are worth a thread
 
 template <class A>
@@ -29,9 +29,9 @@ std::vector<Layer<acc_t<T>>> layers_of(const T* parameters, const MlpShape& s) {
     const int n_in = s.width[l], n_out = s.width[l + 1];
     const T *weight = parameters, *bias = weight + int64_t(n_in) * n_out;
     const auto at = [&](int o, int i) { return o < n_out && i < n_in ? A(weight[int64_t(o) * n_in + i]) : A(0); };
-    layers.push_back({n_in, n_out, in_panels<A>(n_in, padded(n_out), [&](int i, int o) { return at(o, i); }),
-                      in_panels<A>(1, padded(n_out), [&](int, int o) { return o < n_out ? A(bias[o]) : A(0); }),
-                      in_panels<A>(n_out, padded(n_in), [&](int o, int i) { return at(o, i); })});
+    layers.push_back({n_in, n_out, pack_panels<A>(n_in, round_up(n_out), [&](int i, int o) { return at(o, i); }),
+                      pack_panels<A>(1, round_up(n_out), [&](int, int o) { return o < n_out ? A(bias[o]) : A(0); }),
+                      pack_panels<A>(n_out, round_up(n_in), [&](int o, int i) { return at(o, i); })});
     parameters = bias + n_out;
   }
   return layers;
@@ -44,7 +44,7 @@ using Values = std::vector<PackVector<A>>;
 template <class A>
 Values<A> values_of(const MlpShape& s) {
   Values<A> values;
-  for (int l = 0; l <= s.n_layers; ++l) values.emplace_back(size_t(GROUP) * padded(s.width[l]));
+  for (int l = 0; l <= s.n_layers; ++l) values.emplace_back(size_t(GROUP) * round_up(s.width[l]));
   return values;
 }
 
@@ -53,35 +53,35 @@ template <class T>
 void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const MlpInputs& inputs, const MlpShape& s,
              int64_t first, int n, Values<acc_t<T>>& values) {
   using A = acc_t<T>;
-  const int width = padded(s.width[0]);
+  const int width = round_up(s.width[0]);
   for (int k = 0, column = 0; k < s.n_inputs; column += s.input_width[k++])
     for (int r = 0; r < n; ++r)
       for (int i = 0; i < s.input_width[k]; ++i)
         values[0][r * width + column + i] = A(((const T*)inputs.rows[k])[(first + r) * s.input_width[k] + i]);
   for (size_t l = 0; l < n_layers; ++l) {
     const auto& layer = layers[l];
-    const int in = padded(layer.n_in), out = padded(layer.n_out);
+    const int in = round_up(layer.n_in), out = round_up(layer.n_out);
     A* const to = values[l + 1].data();
-    multiply<A>({{values[l].data(), in, 1},
-                 {layer.panels.data(), LANES, int64_t(layer.n_in) * LANES},
-                 layer.n_in,
-                 {layer.start.data(), 0},
-                 {to, out}},
-                n, out / LANES);
+    gemm<A>({{values[l].data(), in, 1},
+             {layer.panels.data(), LANES, int64_t(layer.n_in) * LANES},
+             layer.n_in,
+             {layer.start.data(), 0},
+             {to, out}},
+            n, out / LANES);
     if (l + 1 == layers.size()) return;
 #pragma omp simd
     for (int i = 0; i < n * out; ++i) to[i] = to[i] < 0 ? A(0) : to[i];
   }
 }
 
-// Gradients of a layer's weight [n_out padded to MOST_ROWS, padded n_in] and bias [n_out]: sums over the rows of a
+// Gradients of a layer's weight [n_out padded to GEMM_ROWS, padded n_in] and bias [n_out]: sums over the rows of a
 // part.
 template <class A>
 struct Sums {
   PackVector<A> weight, bias;
 
   explicit Sums(const Layer<A>& layer)
-      : weight(size_t(padded(layer.n_out, MOST_ROWS)) * padded(layer.n_in)), bias(layer.n_out) {}
+      : weight(size_t(round_up(layer.n_out, GEMM_ROWS)) * round_up(layer.n_in)), bias(layer.n_out) {}
 };
 
 // Adds what a group's `values` and the gradient [GROUP, padded n_out] of its last ones give to `sums`, layer by layer,
@@ -91,18 +91,18 @@ void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values
                     PackVector<A>& grad, PackVector<A>& other) {
   for (size_t l = layers.size(); l-- > 0;) {
     const auto& layer = layers[l];
-    const int in = padded(layer.n_in), out = padded(layer.n_out);
+    const int in = round_up(layer.n_in), out = round_up(layer.n_out);
     A* const weight = sums[l].weight.data();
-    multiply<A>({{grad.data(), 1, out}, {values[l].data(), in, LANES}, n, {weight, in}, {weight, in}}, layer.n_out,
-                in / LANES);
+    gemm<A>({{grad.data(), 1, out}, {values[l].data(), in, LANES}, n, {weight, in}, {weight, in}}, layer.n_out,
+            in / LANES);
     for (int r = 0; r < n; ++r)
       for (int o = 0; o < layer.n_out; ++o) sums[l].bias[o] += grad[r * out + o];
-    multiply<A>({{grad.data(), out, 1},
-                 {layer.panels_back.data(), LANES, int64_t(layer.n_out) * LANES},
-                 layer.n_out,
-                 {},
-                 {other.data(), in}},
-                n, in / LANES);
+    gemm<A>({{grad.data(), out, 1},
+             {layer.panels_back.data(), LANES, int64_t(layer.n_out) * LANES},
+             layer.n_out,
+             {},
+             {other.data(), in}},
+            n, in / LANES);
     std::swap(grad, other);
     if (l == 0) break;
     A* const to = grad.data();
@@ -118,10 +118,10 @@ void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out
                    const MlpInputGradients& grad_inputs, const MlpShape& s, int64_t first, int64_t last,
                    std::vector<Sums<acc_t<T>>>& sums) {
   using A = acc_t<T>;
-  const int n_out = s.width[s.n_layers], out = padded(n_out), in = padded(s.width[0]);
-  const int widest = padded(*std::max_element(s.width, s.width + s.n_layers + 1));
+  const int n_out = s.width[s.n_layers], out = round_up(n_out), in = round_up(s.width[0]);
+  const int widest = round_up(*std::max_element(s.width, s.width + s.n_layers + 1));
   auto values = values_of<A>(s);
-  PackVector<A> grad(size_t(GROUP) * widest + MOST_ROWS),
+  PackVector<A> grad(size_t(GROUP) * widest + GEMM_ROWS),
       other(grad);  // of the last row, columns up to a multiple are read
   for (; first < last; first += GROUP) {
     const int n = int(std::min<int64_t>(GROUP, last - first));
@@ -143,7 +143,7 @@ void write_sums(const std::vector<Layer<A>>& layers, const std::vector<Sums<A>>&
   for (size_t l = 0; l < layers.size(); ++l) {
     const int n_in = layers[l].n_in;
     for (int o = 0; o < layers[l].n_out; ++o, to += n_in)
-      std::copy_n(&sums[l].weight[int64_t(o) * padded(n_in)], n_in, to);
+      std::copy_n(&sums[l].weight[int64_t(o) * round_up(n_in)], n_in, to);
     to = std::copy(sums[l].bias.begin(), sums[l].bias.end(), to);
   }
 }
@@ -154,7 +154,7 @@ Status mlp(DType dtype, const MlpInputs& inputs, const void* parameters, void* o
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto layers = layers_of((const T*)parameters, s);
-    const int n_out = s.width[s.n_layers], stride = padded(n_out);
+    const int n_out = s.width[s.n_layers], stride = round_up(n_out);
     parallel((s.n_rows + GROUP - 1) / GROUP, GRAIN, [&](int64_t begin, int64_t end) {
       auto values = values_of<acc_t<T>>(s);
       for (int64_t first = begin * GROUP; first < std::min(s.n_rows, end * GROUP); first += GROUP) {

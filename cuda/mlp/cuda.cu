@@ -95,7 +95,7 @@ __device__ __forceinline__ void store_bias(float (&bias)[2 * N], float* scratch,
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < 2 * N; ++i) {
-    for (int offset = 4; offset < 32; offset *= 2) bias[i] += __shfl_xor_sync(ALL_LANES, bias[i], offset);
+    for (int offset = 4; offset < 32; offset *= 2) bias[i] += __shfl_xor_sync(FULL_MASK, bias[i], offset);
     if (lane < 4) scratch[warp * 8 * N + i / 2 * 8 + 2 * lane + i % 2] = bias[i];
   }
   __syncthreads();

@@ -40,27 +40,27 @@ __device__ __forceinline__ const T* by_rows(const T* matrix, int stride, int row
 // Right operands, for columns row .. row + 15 of a weight [out, in].
 template <class T>
 __device__ __forceinline__ void load_plain(const T* matrix, int stride, int row, int column, unsigned (&to)[4]) {
-  load_matrices<false>(by_columns(matrix, stride, row, column), to);
+  ldmatrix<false>(by_columns(matrix, stride, row, column), to);
 }
 
 // Right operands, for columns column .. column + 15.
 template <class T>
 __device__ __forceinline__ void load_right(const T* matrix, int stride, int row, int column, unsigned (&to)[4]) {
-  load_matrices<true>(by_rows(matrix, stride, row, column), to);
+  ldmatrix<true>(by_rows(matrix, stride, row, column), to);
 }
 
 // A left operand, for rows column .. column + 15 and 16 deep from `row` on.
 template <class T>
 __device__ __forceinline__ void load_left(const T* matrix, int stride, int row, int column, unsigned (&to)[4]) {
-  load_matrices<true>(by_columns(matrix, stride, row, column), to);
+  ldmatrix<true>(by_columns(matrix, stride, row, column), to);
 }
 
 // Two neighbouring sums [16, 8] += left [16, 16] right.
 template <class T>
 __device__ __forceinline__ void add_products(float (&first)[4], float (&second)[4], const unsigned (&left)[4],
                                              const unsigned (&right)[4]) {
-  add_product(T(), first, left[0], left[1], left[2], left[3], right[0], right[1]);
-  add_product(T(), second, left[0], left[1], left[2], left[3], right[2], right[3]);
+  mma(T(), first, left[0], left[1], left[2], left[3], right[0], right[1]);
+  mma(T(), second, left[0], left[1], left[2], left[3], right[2], right[3]);
 }
 
 __device__ __forceinline__ float relu(float x) { return x < 0 ? 0.f : x; }  // NaN stays

@@ -18,15 +18,15 @@ void check_rays(const int64_t* ray_index, int64_t n_rows, int64_t n_rays) {
 Tensor forward(const Tensor& directions_in, const std::optional<Tensor>& ray_index_in, ScalarType type) {
   const OnDevice device(directions_in);
   const Tensor directions =
-      checked("directions", directions_in, directions_in, wide(directions_in.scalar_type()), {ANY, 3});
+      check_contiguous("directions", directions_in, directions_in, acc_type(directions_in.scalar_type()), {ANY, 3});
   std::optional<Tensor> ray_index;
-  if (ray_index_in) ray_index = checked("ray_index", *ray_index_in, directions, ScalarType::Long, {ANY});
-  const auto* rays = ray_index ? static_cast<const int64_t*>(data(*ray_index)) : nullptr;
+  if (ray_index_in) ray_index = check_contiguous("ray_index", *ray_index_in, directions, ScalarType::Long, {ANY});
+  const auto* rays = ray_index ? static_cast<const int64_t*>(const_ptr(*ray_index)) : nullptr;
   const int64_t n_rows = ray_index ? ray_index->size(0) : directions.size(0);
   if (rays) check_rays(rays, n_rows, directions.size(0));
   Tensor result = empty(directions, {n_rows, HARMONICS}, type);
-  ran("spherical_harmonics", spherical_harmonics(dtype_of(directions), dtype_of(result), data(directions), rays,
-                                                 out(result), n_rows, device.stream));
+  check_launch("spherical_harmonics", spherical_harmonics(dtype_of(directions), dtype_of(result), const_ptr(directions),
+                                                          rays, mutable_ptr(result), n_rows, device.stream));
   return result;
 }
 

@@ -15,10 +15,10 @@ __global__ void __launch_bounds__(THREADS)
   P values[HARMONICS];
   harmonics_of(directions + 3 * (ray_index ? ray_index[n] : n), values);
 #pragma unroll
-  for (int first = 0; first < HARMONICS; first += WIDE<T>) {
-    acc_t<T> part[WIDE<T>];
+  for (int first = 0; first < HARMONICS; first += VECTOR_WIDTH<T>) {
+    acc_t<T> part[VECTOR_WIDTH<T>];
 #pragma unroll
-    for (int i = 0; i < WIDE<T>; ++i) part[i] = acc_t<T>(values[first + i]);
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) part[i] = acc_t<T>(values[first + i]);
     store(out + HARMONICS * n + first, part);
   }
 }

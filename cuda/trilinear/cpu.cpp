@@ -17,7 +17,7 @@ template <class From, class T>
 HD void scale(const From* from, acc_t<T> weight, T* to, int64_t n, bool past_caches) {
   int64_t i = 0;
   if constexpr (std::is_same_v<T, acc_t<T>>)
-    for (; past_caches && i + LANES <= n; i += LANES) stream(to + i, weight * load(from + i));
+    for (; past_caches && i + LANES <= n; i += LANES) store_streaming(to + i, weight * load(from + i));
   for (; i < n; ++i) to[i] = T(weight * acc_t<T>(from[i]));
 }
 
@@ -55,7 +55,7 @@ void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, bool pas
       out[n * f + j] = T(sum);
     }
   }
-  if (past_caches) end_streams();
+  if (past_caches) streaming_fence();
 }
 
 template <class T>
@@ -82,7 +82,7 @@ void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad
       for (int axis = 0; axis < 3; ++axis) grad_points[3 * n + axis] = A(0.5) * grad_u[axis];
     }
   }
-  if (past_caches) end_streams();
+  if (past_caches) streaming_fence();
 }
 
 }  // namespace
@@ -92,7 +92,7 @@ Status trilinear(DType dtype, const void* feats, const void* points, void* out, 
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
     // The results alone: of all that moves they are a ninth, and may be kept until they are read.
-    const bool past_caches = row % 64 == 0 && goes_past_caches(out, size.n_points * row);
+    const bool past_caches = row % 64 == 0 && use_streaming_stores(out, size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, past_caches, begin, end);
     });
@@ -106,7 +106,7 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
     const bool past_caches =
-        row % 64 == 0 && goes_past_caches(grad_feats, (grad_points ? 17 : 9) * size.n_points * row);
+        row % 64 == 0 && use_streaming_stores(grad_feats, (grad_points ? 17 : 9) * size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       backward((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points,
                size.n_features, past_caches, begin, end);

@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(THREADS)
   corner_weights_bwd(u, d, grad_u);
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
-    const A sum = sum_lanes(grad_u[axis], lanes);
+    const A sum = warp_sum(grad_u[axis], lanes);
     if (real && lane == 0) grad_points[3 * n + axis] = A(0.5) * sum;
   }
 }
@@ -139,8 +139,8 @@ Status trilinear(DType dtype, const void* feats, const void* points, void* out, 
   if (size.n_points * size.n_features == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const bool wide = size.n_features % WIDE<T> == 0 && aligned(feats, 16) && aligned(out, 16);
-    auto launch = wide ? forward_of_width<T, WIDE<T>> : forward_of_width<T, 1>;
+    const bool wide = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(feats, 16) && aligned(out, 16);
+    auto launch = wide ? forward_of_width<T, VECTOR_WIDTH<T>> : forward_of_width<T, 1>;
     launch((const T*)feats, (const acc_t<T>*)points, (T*)out, size, (cudaStream_t)stream);
   });
   return launched();
@@ -151,9 +151,9 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
   if (size.n_points == 0 || !(grad_feats || grad_points)) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const bool wide =
-        size.n_features % WIDE<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) && aligned(grad_feats, 16);
-    auto launch = wide ? backward_of_width<T, WIDE<T>> : backward_of_width<T, 1>;
+    const bool wide = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) &&
+                      aligned(grad_feats, 16);
+    auto launch = wide ? backward_of_width<T, VECTOR_WIDTH<T>> : backward_of_width<T, 1>;
     launch((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points, size,
            (cudaStream_t)stream);
   });

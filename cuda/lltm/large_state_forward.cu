@@ -2,8 +2,6 @@
 // The LLTM of many units along 16 or 32 rays, near to far. The input's part of a step's products, which does not wait
 // for the step before, comes before the barrier; the input arrives two steps ahead.
 
-#pragma once
-
 #include "lltm/large_state.cuh"
 
 namespace nerfkit {
@@ -16,42 +14,42 @@ constexpr int FORWARD_WARPS = TILES == 1 && sizeof(T) == 2 ? 16 : 8;
 
 // Bytes of shared memory besides the weight.
 template <class T>
-size_t forward_wide_bytes(const LltmShape& s, int rays) {
-  const int blocks_h = sixteens(s.n_state), blocks_x = sixteens(s.n_input);
-  const size_t rows = size_t(rays) * (2 * row_of(blocks_h) + BUFFERS * row_of(blocks_x)) * sizeof(T);
-  return rows + (3 + rays) * 16 * blocks_h * sizeof(float) + rays * sizeof(RowOfBlock);
+size_t forward_bytes(const LltmShape& s, int rays) {
+  const int blocks_h = blocks_of_16(s.n_state), blocks_x = blocks_of_16(s.n_input);
+  const size_t rows = size_t(rays) * (2 * shared_row(blocks_h) + BUFFERS * shared_row(blocks_x)) * sizeof(T);
+  return rows + (3 + rays) * 16 * blocks_h * sizeof(float) + rays * sizeof(BlockRay);
 }
 
-// Starts to copy the input of a step; LANES for a row.
-template <int BYTES, int LANES, class T>
-__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const RowOfBlock* rows,
-                                           int count, int step) {
+// Starts to copy the input of a step; one warp for a row.
+template <int BYTES, class T>
+__device__ __forceinline__ void copy_input(T* to, int row, const T* input, int n_input, const BlockRay* rows, int count,
+                                           int step) {
   constexpr int OF_COPY = BYTES < 4 ? 1 : BYTES / int(sizeof(T));
-  for (int i = threadIdx.x / LANES; i < count; i += blockDim.x / LANES) {
+  for (int i = threadIdx.x / 32; i < count; i += blockDim.x / 32) {
     if (step >= rows[i].length) continue;
     const T* from = input + (rows[i].first + step) * n_input;
 #pragma unroll 1
-    for (int k = threadIdx.x % LANES * OF_COPY; k < n_input; k += LANES * OF_COPY) {
+    for (int k = threadIdx.x % 32 * OF_COPY; k < n_input; k += 32 * OF_COPY) {
       if constexpr (BYTES < 4)
         to[i * row + k] = from[k];
       else
-        copy_async_or_zeros<BYTES>(to + i * row + k, from + k, true);
+        cp_async_zfill<BYTES>(to + i * row + k, from + k, true);
     }
   }
 }
 
 // The same by the widest copies that rows are aligned to.
-template <int LANES = 32, class T>
-__device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const RowOfBlock* rows,
+template <class T>
+__device__ __forceinline__ void start_row_copies(T* to, int row, const T* input, int n_input, const BlockRay* rows,
                                                  int count, int step) {
   const int bytes = n_input * int(sizeof(T));
   if (bytes % 16 == 0)
-    copy_input<16, LANES>(to, row, input, n_input, rows, count, step);
+    copy_input<16>(to, row, input, n_input, rows, count, step);
   else if (bytes % 4 == 0)
-    copy_input<4, LANES>(to, row, input, n_input, rows, count, step);
+    copy_input<4>(to, row, input, n_input, rows, count, step);
   else
-    copy_input<2, LANES>(to, row, input, n_input, rows, count, step);
-  end_copies();
+    copy_input<2>(to, row, input, n_input, rows, count, step);
+  cp_async_commit();
 }
 
 // A lane's sums start from its four units' bias, `of_gate` from gate to gate.
@@ -72,35 +70,38 @@ __device__ __forceinline__ void start_sums(float (&sum)[TILES][3][2][4], const f
 
 // What four units of sample n are after a step, and what the backward pass needs.
 template <class T>
-__device__ __forceinline__ void store_step(const LltmArrays<T>& a, int64_t n, int unit, const float (&h)[4],
-                                           const float (&c)[4], const float (&before)[4], const float (&act)[3][4]) {
+__device__ __forceinline__ void store_step(const LltmForward<T>& a, const SavedGates<T>& saved, int64_t n, int unit,
+                                           const float (&h)[4], const float (&c)[4], const float (&before)[4],
+                                           const float (&act)[3][4]) {
   const int n_state = a.shape.n_state;
   store_units(a.h + n * n_state, unit, n_state, h);
-  if (!a.activated) return;
-  store_units(a.c + n * n_state, unit, n_state, c);
-  store_units(a.before + n * n_state, unit, n_state, before);
+  if (!saved.activated) return;
+  store_units(saved.c + n * n_state, unit, n_state, c);
+  store_units(saved.before + n * n_state, unit, n_state, before);
 #pragma unroll
-  for (int gate = 0; gate < 3; ++gate) store_units(a.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
+  for (int gate = 0; gate < 3; ++gate)
+    store_units(saved.activated + (3 * n + gate) * n_state, unit, n_state, act[gate]);
 }
 
 // TILES of 16 rays.
 template <class T, int TILES>
 __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
-    forward_wide(const LltmArrays<T> a, const WideWeight weight, int tiles) {
+    lltm_large_state_forward(const LltmForward<T> a, const SavedGates<T> saved, const PackedWeight weight, int tiles) {
   constexpr int BLOCK_RAYS = TILES * RAYS;
   extern __shared__ __align__(16) unsigned char shared[];
-  const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = sixteens(n_state),
+  const int n_state = a.shape.n_state, n_input = a.shape.n_input, blocks_h = blocks_of_16(n_state),
             padded_h = 16 * blocks_h;
-  const int row_h = row_of(blocks_h), row_x = row_of(sixteens(n_input));
-  uint4* kept = reinterpret_cast<uint4*>(shared);  // [blocks_h, weight.kept, SIZE]
-  T* states = reinterpret_cast<T*>(kept + blocks_h * weight.kept * Operands<T, 3>::SIZE);  // [2, BLOCK_RAYS, row_h]
+  const int row_h = shared_row(blocks_h), row_x = shared_row(blocks_of_16(n_input));
+  uint4* resident = reinterpret_cast<uint4*>(shared);  // [blocks_h, weight.resident, SIZE]
+  T* states =
+      reinterpret_cast<T*>(resident + blocks_h * weight.resident * PackedBlock<T, 3>::SIZE);  // [2, BLOCK_RAYS, row_h]
   T* inputs = states + 2 * BLOCK_RAYS * row_h;                                      // [BUFFERS, BLOCK_RAYS, row_x]
   float* biases = reinterpret_cast<float*>(inputs + BUFFERS * BLOCK_RAYS * row_x);  // [3, padded_h]
   float* cells = biases + 3 * padded_h;                                             // c, [2 TILES, blocks_h, 32, 4]
-  RowOfBlock* rows = reinterpret_cast<RowOfBlock*>(cells + BLOCK_RAYS * padded_h);
+  BlockRay* rows = reinterpret_cast<BlockRay*>(cells + BLOCK_RAYS * padded_h);
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, warp = threadIdx.x / 32, warps = blockDim.x / 32;
 
-  keep_first<Operands<T, 3>>(kept, weight, blocks_h);
+  stage_weight<PackedBlock<T, 3>>(resident, weight, blocks_h);
 #pragma unroll 1
   for (int i = threadIdx.x; i < int(reinterpret_cast<T*>(biases) - states); i += blockDim.x) states[i] = T(0.f);
 #pragma unroll 1
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
 
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     __syncthreads();
-    find_rows(rows, BLOCK_RAYS, a.shape, tile);
+    find_rays(rows, BLOCK_RAYS, a.shape, tile);
     __syncthreads();
     const int longest = longest_of(rows, BLOCK_RAYS);
 #pragma unroll 1
@@ -126,12 +127,12 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
       for (int r = 0; r < 2 * TILES; ++r) {
         const int unit = 16 * group + 4 * t, row = g + 8 * r;
         const int64_t ray = rows[row].ray;
-        const Quad<T> c = load_quad<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
+        const Vec4<T> c = load_vec4<false>(a.c0 + ray * n_state, unit, n_state, ray >= 0);
         store(cell_at(r, group), {float(c.v[0]), float(c.v[1]), float(c.v[2]), float(c.v[3])});
-        const Quad<T> h = load_quad<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
-        *reinterpret_cast<Quad<T>*>(state_at(0, row, unit)) = h;
+        const Vec4<T> h = load_vec4<false>(a.h0 + ray * n_state, unit, n_state, ray >= 0);
+        *reinterpret_cast<Vec4<T>*>(state_at(0, row, unit)) = h;
       }
-    await_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     for (int step = 0; step < longest; ++step) {
       const int now = step % 2;
@@ -140,13 +141,13 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
         const int unit = 16 * group + 4 * t;
         float sum[TILES][3][2][4];
         start_sums(sum, biases + unit, padded_h);
-        add_depths<T, 3, TILES>(sum, weight, kept, group, blocks_h, weight.depths, x, row_x);
+        add_depths<T, 3, TILES>(sum, weight, resident, group, blocks_h, weight.depths, x, row_x);
         if (group == warp) {
-          await_copies<0>();  // of the next step
-          __syncthreads();    // the state is there, and nothing is read any more of what is written below
+          cp_async_wait<0>();  // of the next step
+          __syncthreads();     // the state is there, and nothing is read any more of what is written below
           start_input(step + BUFFERS - 1);
         }
-        add_depths<T, 3, TILES>(sum, weight, kept, group, 0, blocks_h, state_at(now, g, 4 * t), row_h);
+        add_depths<T, 3, TILES>(sum, weight, resident, group, 0, blocks_h, state_at(now, g, 4 * t), row_h);
 #pragma unroll
         for (int r = 0; r < 2 * TILES; ++r) {
           const int row = g + 8 * r;
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
             act[0][k] = gates.i, act[1][k] = gates.o, act[2][k] = gates.g;
           }
           store(cell_at(r, group), c), store(state_at(now ^ 1, row, unit), h);
-          store_step(a, n, unit, h, c, before, act);
+          store_step(a, saved, n, unit, h, c, before, act);
         }
         __syncwarp();  // products take all lanes
       }
@@ -187,5 +188,26 @@ __global__ void __launch_bounds__(32 * FORWARD_WARPS<T, TILES>, 1)
   }
 }
 
+// TILES of 16 rays per block.
+template <class T, int TILES>
+bool launch(const LltmForward<T>& a, const LltmLaunch& on) {
+  const int rays = RAYS * TILES, warps = std::min(blocks_of_16(a.shape.n_state), FORWARD_WARPS<T, TILES>);
+  return launch_large_state<T, 3>(lltm_large_state_forward<T, TILES>, a, saved_gates(a.workspace, a.shape), rays, warps,
+                                  forward_bytes<T>(a.shape, rays), on);
+}
+
 }  // namespace
+
+bool launch_large_state_forward(const LltmLaunch& on, const LltmForward<void>& arguments) {
+  bool done = false;
+  dispatch(on.dtype, [&](auto element) {
+    using T = decltype(element);
+    if constexpr (sizeof(T) < 8) {
+      const LltmForward<T> a = arguments.as<T>();
+      done = (rays_wait(a.shape, on.gpu) && launch<T, 2>(a, on)) || launch<T, 1>(a, on);
+    }
+  });
+  return done;
+}
+
 }  // namespace nerfkit
