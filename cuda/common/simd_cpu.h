@@ -56,51 +56,6 @@ HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// Lanes first .. end - 1 of a pack, from 0 to LANES: load_only() reads nothing for the others, which are zero.
-#if defined(__AVX512F__)
-constexpr bool LOADS_SOME = true;
-struct Lanes {
-  unsigned set;
-  HD Lanes(int first, int end) : set(first < end ? (1u << end) - (1u << first) : 0) {}
-};
-HD Pack<float> load_only(const float* from, Lanes lanes) {
-  return reinterpret_cast<Pack<float>>(_mm512_maskz_loadu_ps(__mmask16(lanes.set), from));
-}
-HD Pack<double> load_only(const double* from, Lanes lanes) {
-  const __m512d parts[] = {_mm512_maskz_loadu_pd(__mmask8(lanes.set), from),
-                           _mm512_maskz_loadu_pd(__mmask8(lanes.set >> 8), from + LANES / 2)};
-  return *reinterpret_cast<const Pack<double>*>(parts);
-}
-#elif defined(__AVX2__)
-constexpr bool LOADS_SOME = true;
-struct Lanes {
-  __m256i set;
-  HD Lanes(int first, int end) {
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const auto below = [&](int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane); };
-    set = _mm256_andnot_si256(below(first), below(end));
-  }
-};
-HD Pack<float> load_only(const float* from, Lanes lanes) {
-  return reinterpret_cast<Pack<float>>(_mm256_maskload_ps(from, lanes.set));
-}
-HD Pack<double> load_only(const double* from, Lanes lanes) {
-  const auto some = [&](__m128i set, const double* from) {
-    return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set));
-  };
-  const __m256d parts[] = {some(_mm256_castsi256_si128(lanes.set), from),
-                           some(_mm256_extracti128_si256(lanes.set, 1), from + LANES / 2)};
-  return *reinterpret_cast<const Pack<double>*>(parts);
-}
-#else
-constexpr bool LOADS_SOME = false;  // so that the rest is not called
-struct Lanes {
-  Lanes(int first, int end);
-};
-template <class A>
-Pack<A> load_only(const A* from, Lanes lanes);
-#endif
-
 template <class T>
 HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   if constexpr (std::is_same_v<T, acc_t<T>>)

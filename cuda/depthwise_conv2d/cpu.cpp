@@ -54,15 +54,14 @@ void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* w
 // Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
 template <class T>
 void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
-                    const Tile& tile, const Pictures& s, Ahead* ahead) {
+                    const Tile& tile, const Pictures& s) {
   const Line& x = picture.x;
   const auto [first, last] = x.whole(tile.column, tile.columns);
   rows_by_group(
       picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
         for (int i = begin; i < begin + groups * r; i += r) {
           const auto in = picture.inputs().below(i);
-          auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
-          to.ahead = ahead;
+          const auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
           auto edge = [&](int j) {
             const int column = tile.column + j;
             correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
@@ -105,8 +104,6 @@ struct Correlation {
   const Tiles& tiles;
   const Pictures& s;
   InPlace<A> picture{y, x, tiles, s.channels};
-  const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1 && s.bytes<T>() > CACHED;
-  Ahead ahead = {};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   PackVector<A> packs;
 
@@ -118,28 +115,6 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // In place, taps one apart: what `next`, with its `out`, has that `tile` has not is asked for while all units of the
-  // tile are summed. Each takes some bytes of every pixel, of which the processor does not make out what comes next.
-  void foresee(const Plane<const T>& source, const Plane<T>& out, const Tile& tile, const Tile& next) {
-    const bool below = next.batch == tile.batch && next.column == tile.column;
-    const int begin = std::max(0, below ? y.start(tile.row + tile.rows - 1) + y.kernel : y.start(next.row));
-    const int rows = std::min(y.source, y.start(next.row + next.rows - 1) + y.kernel) - begin;
-    const int left = std::max(0, x.start(next.column));
-    const int columns = std::min(x.source, x.start(next.column + next.columns - 1) + x.kernel) - left;
-    auto lines = [](const auto& plane, int row, int rows, int column, int columns) -> Lines {
-      const auto* from = plane.values + row * plane.row + column * plane.column;
-      const int n = int((columns * plane.column * int64_t(sizeof(T)) + Lines::BYTES - 1) / Lines::BYTES);
-      return {(const char*)from, plane.row * int64_t(sizeof(T)), n, n > 0 ? rows : 0};
-    };
-    ahead.in = lines(source, begin, rows, left, columns);
-    const T* to = out.values + next.row * out.row + next.column * out.column;
-    const bool past_caches = tile_goes_past_caches(to, y.step() * out.row, out, next, s);
-    ahead.out = lines(out, next.row, past_caches ? 0 : next.rows, next.column, next.columns);
-    const int calls = std::max(1, int(s.units() * tile.columns / PACKS_AT_ONCE<A, 8>));
-    auto step = [&](const Lines& some) { return (some.lines * std::max(0, some.rows) + calls - 1) / calls; };
-    ahead.in_step = step(ahead.in), ahead.out_step = step(ahead.out);
-  }
-
   // For a tile and its unit's weights, [taps + 1, unit]. No frame where the inputs are read where they are.
   template <class To>
   void correlate(const Plane<const T>& source, const Frame<A>* frame, const A* weight, const Tile& tile,
@@ -147,7 +122,7 @@ struct Correlation {
     if constexpr (std::is_same_v<T, A>)
       if (in_place<T>(s, x)) {
         picture.find(source, tile);
-        return correlate_tile(picture, weight, to.out, source, tile, s, foresees ? &ahead : nullptr);
+        return correlate_tile(picture, weight, to.out, source, tile, s);
       }
     const auto in = inputs_of(*frame);
     if (s.rows) {
@@ -255,11 +230,6 @@ struct Correlations {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       if (tile.rows <= 0) continue;
       const Plane<T> out(to, s, height, width, tile);
-      if (rows.columns[0].foresees && (i == begin || tile.unit == 0)) {
-        const int64_t index = std::min(i / tiles.series + 1, (end - 1) / tiles.series);
-        const Tile next = tiles.tile(0, index);
-        rows.columns[0].foresee({from, s, y.source, x.source, next}, {to, s, height, width, next}, tile, next);
-      }
       rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(),
                      weights.begins.data() + part * xs.size(), out.rows(ys[part].first, int(ys.size())), tile, width);
     }
@@ -271,15 +241,10 @@ struct Correlations {
 
 Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
                         const Conv2dShape& s, Stream) {
-  if (by_pairs(dtype, Pictures(s))) {
-    depthwise_conv2d_pairs((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s);
-    return 0;
-  }
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
-    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, x, weight, bias, out, s, false);
     Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,     p,
                     forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}
         .run();
@@ -289,11 +254,6 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
-  if (by_pairs(dtype, Pictures(s))) {
-    depthwise_conv2d_pairs_gradients((const float*)grad_out, (const float*)x, (const float*)weight, (float*)grad_x,
-                                     (float*)grad_weight, (float*)grad_bias, (float*)scratch, s);
-    return 0;
-  }
   if (grad_weight && gradients_together(dtype, s)) {
     depthwise_conv2d_gradients(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
     return 0;
@@ -304,7 +264,6 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
     using T = decltype(element);
     const Pictures p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
-    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, grad_out, weight, nullptr, grad_x, s, true);
     Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
                     backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}
         .run();

@@ -8,33 +8,6 @@
 namespace nerfkit {
 namespace {
 
-// Lines of the cache that are asked for, some at a time, in the order of memory.
-struct Lines {
-  static constexpr int BYTES = 64;
-  const char* row;
-  int64_t apart;  // rows
-  int lines, rows, at = 0;
-
-  template <int WRITE>
-  HD void ask(int n) {
-    for (; n > 0 && rows > 0; --n) {
-      __builtin_prefetch(row + int64_t(at) * BYTES, WRITE, 2);
-      if (++at == lines) at = 0, row += apart, --rows;
-    }
-  }
-};
-
-// What the next tile reads and writes, asked for while this one is summed.
-struct Ahead {
-  Lines in, out;
-  int in_step, out_step;  // lines at a time
-
-  void ask() {
-    in.ask<0>(in_step);
-    out.ask<1>(out_step);
-  }
-};
-
 template <class T>
 struct Outputs {
   T* values;
@@ -44,11 +17,10 @@ struct Outputs {
   const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
   int64_t soon_row, soon_pack;
   bool past_caches = false;
-  Ahead* ahead = nullptr;       // instead of `soon`
   int64_t later = SOON * pack;  // from outputs to those that are fetched
 
   HD Outputs moved(int64_t by) const {
-    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, ahead, later};
+    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, later};
   }
   HD Outputs below(int n) const {
     Outputs some = moved(n * row);
@@ -64,7 +36,6 @@ struct Outputs {
   template <int R, int P>
   __attribute__((noinline)) void fetch(int64_t p) const {
     in_order();  // the compiler drops calls that do nothing but fetch
-    if (ahead) return ahead->ask();
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -76,31 +47,16 @@ struct Outputs {
 };
 
 // What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
-// before by `back` numbers. At an edge tap 0 of pack 0 takes a row's values from `start` on, which may be before the
-// first of `source`.
+// before by `back` numbers.
 struct Span {
   int begin, end, groups = 1;
-  int64_t back = 0, start = 0, source = 0;
+  int64_t back = 0;
 };
-
-// What loads a pack for a tap that is `at` numbers behind the first one of the first pack.
-template <bool EDGE>
-HD auto reader(const Span& span, int64_t at) {
-  if constexpr (EDGE) {
-    const int64_t place = span.start + at;
-    const Lanes lanes(int(std::max<int64_t>(0, -place)), int(std::min<int64_t>(LANES, span.source - place)));
-    return [=](const auto* from) __attribute__((always_inline)) { return load_only(from, lanes); };
-  } else {
-    return [](const auto* from) __attribute__((always_inline)) { return load(from); };
-  }
-}
 
 // P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
 // next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
-// EDGE: beside the source are zeros.
-template <class T, int K, int S, int R, int P, bool EDGE = false>
+template <class T, int K, int S, int R, int P>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
-  static_assert(!EDGE || P == 1);
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
   const A* const* rows = in.rows;
@@ -115,7 +71,6 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
     const int64_t back = p + P == span.end ? span.back : 0;
     for (int v = first; v < last; ++v) {
       const int64_t at = in.shift + p * in_pack - back + offset[v];
-      const auto read = reader<EDGE>(span, at);
       Pack<A> w[K ? K : 1];
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
@@ -125,7 +80,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
-          const Pack<A> pack = read(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
+          const Pack<A> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
@@ -137,7 +92,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-          for (int i = 0; i < P; ++i) sum[r][i] += tap * read(rows[r * in.step + u] + at + i * in_pack);
+          for (int i = 0; i < P; ++i) sum[r][i] += tap * load(rows[r * in.step + u] + at + i * in_pack);
       }
     }
     const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
@@ -157,10 +112,10 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
   }
 }
 
-template <class T, int K, int S, int R, int P, bool EDGE = false>
+template <class T, int K, int S, int R, int P>
 void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
-    correlate_group<T, K, S, R, P, EDGE>(in, weight, out, span);
+    correlate_group<T, K, S, R, P>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
   }
 }

@@ -18,9 +18,8 @@ namespace {
 constexpr int DOWN = 32, ACROSS = 32;  // rows and packs of a tile of outputs
 constexpr int FEW_DOWN = 8;  // rows: in place, they may share a few sets of a cache; transposed, frames have to fit
 constexpr int SOON = 8;      // rows of inputs and packs of outputs that are fetched ahead
-// Bytes of inputs and outputs up to which fetching ahead costs more than it saves: channels last; planes; those
-// by_plane().
-constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20, CACHED_BY_PLANE = 6 << 20;
+// Bytes of inputs and outputs up to which prefetching costs more than it saves (measured): channels last; planes.
+constexpr int64_t CACHED = 24 << 20, CACHED_PLANES = 12 << 20;
 constexpr int FAR = 8;         // times the places that outputs take: what a frame holds at most
 constexpr int MOST_DEALT = 2;  // the largest stride for which lanes are columns: rows are dealt out to so many arrays
 constexpr int NARROW = 24;     // pixels of a row of outputs: fewer leave lanes of columns idle, or are mostly edges
@@ -108,16 +107,6 @@ bool by_pixel(const Pictures& s) {
   return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
 }
 
-// Whether planes are read where they are (depthwise_conv2d_planes_cpu.cpp): not where rows lie so far apart that all
-// that are read together would share one set of the first cache.
-template <class T>
-bool by_plane(const Pictures& s) {
-  const bool near = s.y.stride == 1 && s.x.stride == 1 && s.y.dilation == 1;
-  const auto spread = [](const Axis& x) { return x.size * sizeof(T) % 4096 && x.out_size * sizeof(T) % 4096; };
-  const bool planes = !s.channels_last && !s.rows && !s.lanes_are_channels();
-  return LOADS_SOME && near && planes && (s.y.kernel <= 3 || spread(s.x)) && std::is_same_v<T, acc_t<T>>;
-}
-
 // Whether results are written past the caches by a call that moves so many bytes: they are rows of whole packs and
 // lines, `apart` numbers from one to the next, and of the packs so many are written together.
 template <class T>
@@ -125,12 +114,6 @@ bool rows_go_past_caches(const T* results, int64_t apart, int together, int64_t 
   if constexpr (std::is_same_v<T, acc_t<T>>)
     return together >= PACKS_OF_LINE<T> && apart % (PACKS_OF_LINE<T> * LANES) == 0 && goes_past_caches(results, moved);
   return false;
-}
-
-// Whether planes of float32 are read where they are, two pixels of x for each lane (depthwise_conv2d_pairs*_cpu.cpp).
-inline bool by_pairs(DType dtype, const Pictures& s) {
-  const auto fits = [](const Axis& a) { return a.kernel == 3 && a.stride == 2 && a.padding == 1 && a.dilation == 1; };
-  return dtype == DType::f32 && !s.channels_last && !s.rows && fits(s.y) && fits(s.x) && s.x.out_size >= LANES;
 }
 
 // Whether planes become packs of channels on their way into a frame.
@@ -244,15 +227,6 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
 void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to,
                              const Conv2dShape&, bool backward);
-// Where by_plane(), likewise.
-void depthwise_conv2d_planes(DType, const void* from, const void* weight, const void* bias, void* to,
-                             const Conv2dShape&, bool backward);
-// Where by_pairs(). Gradients may be null: of x; of the weight and the bias together, with a scratch of
-// depthwise_conv2d_pairs_scratch() numbers.
-void depthwise_conv2d_pairs(const float* x, const float* weight, const float* bias, float* out, const Conv2dShape&);
-void depthwise_conv2d_pairs_gradients(const float* grad_out, const float* x, const float* weight, float* grad_x,
-                                      float* grad_weight, float* grad_bias, float* scratch, const Conv2dShape&);
-int64_t depthwise_conv2d_pairs_scratch(const Conv2dShape&);
 // Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);

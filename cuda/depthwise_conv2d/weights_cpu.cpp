@@ -242,7 +242,6 @@ void depthwise_conv2d_weights(DType dtype, const void* grad_out, const void* x, 
 int64_t conv2d_scratch(DType dtype, const Conv2dShape& shape) {
   if (gradients_together(dtype, shape)) return gradients_scratch(shape);
   const Pictures s(shape);
-  if (by_pairs(dtype, s)) return depthwise_conv2d_pairs_scratch(shape);
   const Line y = forward_line(s.y), x = forward_line(s.x);
   int64_t parts = 0;
   dispatch(dtype, [&](auto element) { parts = parts_of(Tiles(y, x, s, in_place<decltype(element)>(s, x))); });
