@@ -73,8 +73,7 @@ struct Chunk {
 
 // Which channels and tiles are a block's.
 struct GenericBlock {
-  int part, group,
-      lane;  // part: the index of its partial sum; group: its first channel; lane: this thread's, from there
+  int part, group, lane;   // index of its partial sum; its first channel; this thread's, from there
   unsigned item, threads;  // this thread's index among those that share a channel; how many
 
   template <class T>

@@ -7,6 +7,7 @@
 
 namespace nerfkit {
 
+// most: taps of a chunk; multiple: of which a chunk begins at a multiple.
 inline GenericAxis generic_axis(const Axis& axis, int most, int multiple) {
   GenericAxis a{axis};
   if (a.kernel == 1) a.dilation = 1;

@@ -10,14 +10,14 @@ namespace {
 
 template <class T>
 struct Outputs {
-  T* values;
+  T* values;          // [rows, packs], of an image or a buffer
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
   bool prefetches;    // ahead
-  const T* ahead;     // inputs of the tile that comes next, fetched while this one is summed
+  const T* ahead;     // inputs [rows, packs] of the next tile, prefetched while this one is summed
   int64_t ahead_row, ahead_pack;
   bool past_caches = false;
-  int64_t later = PREFETCH_DISTANCE * pack;  // from outputs to those that are fetched
+  int64_t later = PREFETCH_DISTANCE * pack;  // from outputs to those that are prefetched
 
   HD Outputs moved(int64_t by) const {
     return {values + by, row, pack, lanes, prefetches, ahead + by, ahead_row, ahead_pack, past_caches, later};

@@ -174,7 +174,7 @@ struct Tiles {
 // Where a tile's unit begins in an array of images.
 template <class T>
 struct ChannelView {
-  T* values;
+  T* values;                           // [B, C, H, W] or channels last, or a buffer [rows, columns, LANES]
   int64_t channel, row, column, unit;  // distances; the last to what comes next
 
   ChannelView(T* array, const Conv2dProblem& s, int height, int width, const Tile& tile) {
@@ -227,13 +227,16 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 }  // namespace
 
 // Where by_pixel(). `backward`: the gradient of x, from the output's.
+// from [B, H, W, C], weight [C, KH * KW], bias [C] or null -> to [B, H_out, W_out, C].
 void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to,
                              const Conv2dShape&, bool backward);
 // Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);
+// grad_out [B, H_out, W_out, C], x [B, H, W, C] -> grad_x as x, or null; grad_weight [C, KH * KW]; grad_bias [C].
 void depthwise_conv2d_gradients(const void* grad_out, const void* x, const void* weight, void* grad_x,
                                 void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape&);
+// grad_out, x: [B, C, ..] or channels last; scratch [conv2d_scratch()].
 void depthwise_conv2d_weights(DType, const void* grad_out, const void* x, void* grad_weight, void* grad_bias,
                               void* scratch, const Conv2dShape&);
 

@@ -30,8 +30,8 @@ def test_channels_last_gives_the_same():
     torch.testing.assert_close(other, depthwise_conv2d(x, weight, padding=1))
 
 
-# Sizes on both sides of what kernels take at once: 4, 16 or 32 channels, 1, 4, 8, 16 or 64 columns, 8 rows, tiles of 32,
-# 256 partial sums; strips that go on over many images.
+# Sizes on both sides of what kernels take at once: 4, 16 or 32 channels, 1, 4, 8, 16 or 64 columns, 8 rows, tiles of
+# 32, 256 partial sums; strips that go on over many images.
 BRANCHES = [
     ((1, 16, 9, 5), (3, 3), {"padding": 1}),
     ((2, 40, 13, 37), (3, 3), {"padding": 1}),
