@@ -56,7 +56,7 @@ HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// Lanes first .. end - 1 of a pack, from 0 to LANES: masked_load() reads nothing for the others, which are zero.
+// LaneMask first .. end - 1 of a pack, from 0 to LANES: masked_load() reads nothing for the others, which are zero.
 #if defined(__AVX512F__)
 constexpr bool HAS_MASKED_LOAD = true;
 struct LaneMask {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Depthwise convolution of [B, C, H, W] or, channels last, [B, H, W, C]; also [B, C, 1, L] for the dense 1-d case.
+// Equations: NOTES.md.
 
 #pragma once
 
@@ -16,7 +17,7 @@ struct Conv2dShape {
   Axis y, x;
   bool channels_last;
 
-  // Distances between neighbours in an array of the given picture size.
+  // Distances between neighbours in an array of images of the given size, in elements.
   struct Strides {
     int64_t batch, channel, row, column;
   };
@@ -26,26 +27,12 @@ struct Conv2dShape {
   }
 };
 
-// The taps of output `at` that meet the input, as a range; the input of tap u is at * stride - padding + u * dilation.
-HD void taps_inside(const Axis& axis, int at, int& first, int& last) {
-  const int start = at * axis.stride - axis.padding;
-  first = start < 0 ? (-start + axis.dilation - 1) / axis.dilation : 0;
-  const int room = axis.size - 1 - start;
-  last = room < 0 ? 0 : room / axis.dilation + 1;
-  if (last > axis.kernel) last = axis.kernel;
-}
-
-// The output that tap u of input `at` goes to; false if there is none.
-HD bool output_of(const Axis& axis, int at, int u, int& output) {
-  const int shifted = at + axis.padding - u * axis.dilation;
-  output = shifted / axis.stride;
-  return shifted >= 0 && shifted % axis.stride == 0 && output < axis.out_size;
-}
-
+// All arrays of one dtype. x [B, C, H, W], weight [C, 1, KH, KW], bias [C] or null -> out [B, C, H_out, W_out]; x and
+// out channels last if the shape says so.
 Status depthwise_conv2d(DType, const void* x, const void* weight, const void* bias, void* out, const Conv2dShape&,
                         Stream);
-// Null where not wanted: grad_x; grad_weight and grad_bias together. scratch has conv2d_scratch() elements of the
-// accumulation type.
+// grad_out [B, C, H_out, W_out], x, weight -> grad_x [B, C, H, W], grad_weight [C, 1, KH, KW], grad_bias [C]. Null
+// where not wanted: grad_x; grad_weight and grad_bias together. scratch [conv2d_scratch()] of the accumulation type.
 Status depthwise_conv2d_bwd(DType, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape&, Stream);
 int64_t conv2d_scratch(DType, const Conv2dShape&);

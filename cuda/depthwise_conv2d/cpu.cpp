@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of x is the same as the outputs, with a flipped kernel over the output's gradient, in parts.
+// The gradient of x is the same as the outputs, with a flipped kernel over the output's gradient, one phase of the
+// stride after another.
 
-#include "depthwise_conv2d/parts.h"
-#include "depthwise_conv2d/sums.h"
+#include "depthwise_conv2d/phases_cpu.h"
+#include "depthwise_conv2d/sums_cpu.h"
 
 namespace nerfkit {
 namespace {
@@ -22,7 +23,8 @@ const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
 
 // Whether outputs of a tile, whose rows begin at `to` and are so far apart, are written past the caches.
 template <class T>
-bool tile_goes_past_caches(const T* to, int64_t below, const Plane<T>& out, const Tile& tile, const Pictures& s) {
+bool tile_goes_past_caches(const T* to, int64_t below, const ChannelView<T>& out, const Tile& tile,
+                           const Conv2dProblem& s) {
   const bool packs_follow = !s.lanes_are_channels() && period_of(s.unit()) == 1;
   const int64_t numbers = s.lanes_are_channels() ? out.column : int64_t(tile.columns) * s.unit();
   return rows_go_past_caches(to, std::gcd(below, numbers), packs_follow ? PACKS_AT_ONCE<acc_t<T>, 8> : 1, s.bytes<T>());
@@ -30,20 +32,21 @@ bool tile_goes_past_caches(const T* to, int64_t below, const Plane<T>& out, cons
 
 // Outputs of a tile, from its row i on; its rows are `step` apart.
 template <class T>
-Outputs<T> outputs_of(const Plane<T>& out, const Plane<const T>& source, const Tile& tile, int i, int step,
-                      const Pictures& s) {
+Outputs<T> outputs_of(const ChannelView<T>& out, const ChannelView<const T>& source, const Tile& tile, int i, int step,
+                      const Conv2dProblem& s) {
   const int64_t row = tile.row + i * step, below = step * out.row, soon_below = step * source.row;
   T* to = out.values + row * out.row + tile.column * out.column;
-  const T* soon = source.values + source.unit + row * source.row + tile.column * source.column;
-  const bool fetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
+  const T* ahead = source.values + source.unit + row * source.row + tile.column * source.column;
+  const bool prefetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
   const bool past_caches = source.unit && tile_goes_past_caches(to, below, out, tile, s);
-  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, fetches, soon, soon_below, LANES, past_caches};
-  return {to, below, out.column, LANES, fetches, soon, soon_below, source.column, past_caches};
+  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, prefetches, ahead, soon_below, LANES, past_caches};
+  return {to, below, out.column, LANES, prefetches, ahead, soon_below, source.column, past_caches};
 }
 
 template <class T>
-void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* weight, const Plane<T>& out,
-                    const Plane<const T>& source, const Tile& tile, int step, const Pictures& s) {
+void correlate_tile(const Inputs<acc_t<T>>& in, const AxisGeometry& y, const acc_t<T>* weight,
+                    const ChannelView<T>& out, const ChannelView<const T>& source, const Tile& tile, int step,
+                    const Conv2dProblem& s) {
   const int unit = s.unit();
   rows_by_group(y, tile.rows, [&](auto k, auto stride, auto r, int i, int groups) {
     const auto to = outputs_of(out, source, tile, i, step, s);
@@ -53,16 +56,15 @@ void correlate_tile(const Inputs<acc_t<T>>& in, const Line& y, const acc_t<T>* w
 
 // Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
 template <class T>
-void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& out, const Plane<const T>& source,
-                    const Tile& tile, const Pictures& s, Ahead* ahead) {
-  const Line& x = picture.x;
-  const auto [first, last] = x.whole(tile.column, tile.columns);
+void correlate_tile(const TileInPlace<T>& image, const T* weight, const ChannelView<T>& out,
+                    const ChannelView<const T>& source, const Tile& tile, const Conv2dProblem& s) {
+  const AxisGeometry& x = image.x;
+  const auto [first, last] = x.interior(tile.column, tile.columns);
   rows_by_group(
-      picture.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
+      image.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
         for (int i = begin; i < begin + groups * r; i += r) {
-          const auto in = picture.inputs().below(i);
-          auto to = outputs_of(out, source, tile, i, picture.y.step(), s);
-          to.ahead = ahead;
+          const auto in = image.inputs().below(i);
+          const auto to = outputs_of(out, source, tile, i, image.y.step(), s);
           auto edge = [&](int j) {
             const int column = tile.column + j;
             correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
@@ -76,7 +78,7 @@ void correlate_tile(const InPlace<T>& picture, const T* weight, const Plane<T>& 
 
 // Packs of channels, to where planes have them.
 template <class T>
-void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int step) {
+void to_planes(const acc_t<T>* from, const ChannelView<T>& out, const Tile& tile, int step) {
   T* to = out.values + tile.row * out.row + tile.column;
   for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
     transpose_from_packs(from, to, out.channel, tile.columns);
@@ -85,183 +87,159 @@ void to_planes(const acc_t<T>* from, const Plane<T>& out, const Tile& tile, int 
 // Where a tile's outputs go.
 template <class T>
 struct Target {
-  Plane<T> out;
-  Plane<const T> soon;  // inputs to fetch
+  ChannelView<T> out;
+  ChannelView<const T> ahead;  // inputs to prefetch
   Tile tile;
   int step;  // rows
 
   // Of a buffer.
-  Target(const Plane<T>& buffer, const Tile& from)
-      : out(buffer), soon(buffer.values, buffer.row), tile{0, 0, 0, from.rows, 0, from.columns}, step(1) {}
-  Target(const Plane<T>& out, const Plane<const T>& soon, const Tile& tile, int step)
-      : out(out), soon(soon), tile(tile), step(step) {}
+  Target(const ChannelView<T>& buffer, const Tile& from)
+      : out(buffer), ahead(buffer.values, buffer.row), tile{0, 0, 0, from.rows, 0, from.columns}, step(1) {}
+  Target(const ChannelView<T>& out, const ChannelView<const T>& ahead, const Tile& tile, int step)
+      : out(out), ahead(ahead), tile(tile), step(step) {}
 };
 
-// The outputs of a part of the columns.
+// The outputs of one phase of the columns.
 template <class T>
 struct Correlation {
   using A = acc_t<T>;
-  const Line &y, &x;
+  const AxisGeometry &y, &x;
   const Tiles& tiles;
-  const Pictures& s;
-  InPlace<A> picture{y, x, tiles, s.channels};
-  const bool foresees = in_place<T>(s, x) && y.dilation == 1 && x.dilation == 1 && s.bytes<T>() > CACHED;
-  Ahead ahead = {};
+  const Conv2dProblem& s;
+  TileInPlace<A> image{y, x, tiles, s.channels};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   PackVector<A> packs;
 
-  // What a part takes of a frame for several.
-  Inputs<A> inputs_of(const Frame<A>& frame) {
-    Inputs<A> in = frame.inputs();
-    if (&frame.x == &x) return in;
-    for (int v = 0; v < x.kernel; ++v) offset[v] = (frame.x.lead - x.lead + int64_t(v) * x.dilation) * frame.unit;
+  // What one phase takes of a tile that is padded for several.
+  Inputs<A> inputs_of(const PaddedTile<A>& padded) {
+    Inputs<A> in = padded.inputs();
+    if (&padded.x == &x) return in;
+    for (int v = 0; v < x.kernel; ++v) offset[v] = (padded.x.lead - x.lead + int64_t(v) * x.dilation) * padded.unit;
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // In place, taps one apart: what `next`, with its `out`, has that `tile` has not is asked for while all units of the
-  // tile are summed. Each takes some bytes of every pixel, of which the processor does not make out what comes next.
-  void foresee(const Plane<const T>& source, const Plane<T>& out, const Tile& tile, const Tile& next) {
-    const bool below = next.batch == tile.batch && next.column == tile.column;
-    const int begin = std::max(0, below ? y.start(tile.row + tile.rows - 1) + y.kernel : y.start(next.row));
-    const int rows = std::min(y.source, y.start(next.row + next.rows - 1) + y.kernel) - begin;
-    const int left = std::max(0, x.start(next.column));
-    const int columns = std::min(x.source, x.start(next.column + next.columns - 1) + x.kernel) - left;
-    auto lines = [](const auto& plane, int row, int rows, int column, int columns) -> Lines {
-      const auto* from = plane.values + row * plane.row + column * plane.column;
-      const int n = int((columns * plane.column * int64_t(sizeof(T)) + Lines::BYTES - 1) / Lines::BYTES);
-      return {(const char*)from, plane.row * int64_t(sizeof(T)), n, n > 0 ? rows : 0};
-    };
-    ahead.in = lines(source, begin, rows, left, columns);
-    const T* to = out.values + next.row * out.row + next.column * out.column;
-    const bool past_caches = tile_goes_past_caches(to, y.step() * out.row, out, next, s);
-    ahead.out = lines(out, next.row, past_caches ? 0 : next.rows, next.column, next.columns);
-    const int calls = std::max(1, int(s.units() * tile.columns / PACKS_AT_ONCE<A, 8>));
-    auto step = [&](const Lines& some) { return (some.lines * std::max(0, some.rows) + calls - 1) / calls; };
-    ahead.in_step = step(ahead.in), ahead.out_step = step(ahead.out);
-  }
-
-  // For a tile and its unit's weights, [taps + 1, unit]. No frame where the inputs are read where they are.
+  // For a tile and its unit's weights, [taps + 1, unit]. `padded` is null where the inputs are read in place.
   template <class To>
-  void correlate(const Plane<const T>& source, const Frame<A>* frame, const A* weight, const Tile& tile,
+  void correlate(const ChannelView<const T>& source, const PaddedTile<A>* padded, const A* weight, const Tile& tile,
                  const Target<To>& to) {
     if constexpr (std::is_same_v<T, A>)
       if (in_place<T>(s, x)) {
-        picture.find(source, tile);
-        return correlate_tile(picture, weight, to.out, source, tile, s, foresees ? &ahead : nullptr);
+        image.find(source, tile);
+        return correlate_tile(image, weight, to.out, source, tile, s);
       }
-    const auto in = inputs_of(*frame);
+    const auto in = inputs_of(*padded);
     if (s.rows) {
-      const auto out = outputs_of(to.out, to.soon, to.tile, 0, 1, s);
+      const auto out = outputs_of(to.out, to.ahead, to.tile, 0, 1, s);
       return correlate_rows(in, weight, out, tile.rows, tile.columns);
     }
     const int64_t n = int64_t(y.kernel) * x.kernel + 1;
     packs.resize(s.lanes_are_channels() ? 0 : n * period_of(s.unit()) * LANES);
     const A* w = packs.empty() ? weight : in_packs(weight, n, s.unit(), packs);
-    correlate_tile(in, y, w, to.out, to.soon, to.tile, to.step, s);
+    correlate_tile(in, y, w, to.out, to.ahead, to.tile, to.step, s);
   }
 };
 
-inline bool woven(const Pictures& s, const std::vector<Part>& xs) { return xs.size() > 1 && !s.lanes_are_channels(); }
+inline bool interleaved(const Conv2dProblem& s, const std::vector<Phase>& xs) {
+  return xs.size() > 1 && !s.lanes_are_channels();
+}
 
 template <class T>
-Tiles tiles_of(const Line& y, const std::vector<Part>& xs, const Pictures& s) {
-  const Line& x = xs[0].line;  // none is longer
-  Tiles tiles(y, x, s, in_place<T>(s, x) || (woven(s, xs) && x.out > 8 * LANES));
+Tiles tiles_of(const AxisGeometry& y, const std::vector<Phase>& xs, const Conv2dProblem& s) {
+  const AxisGeometry& x = xs[0].axis;  // none is longer
+  Tiles tiles(y, x, s, in_place<T>(s, x) || (interleaved(s, xs) && x.out > 8 * LANES));
   tiles.down_first = in_place<T>(s, x);
   return tiles;
 }
 
-// All columns of a part of the rows.
+// All columns of one phase of the rows.
 template <class T>
 struct Rows {
   using A = acc_t<T>;
-  const Line& y;
-  const std::vector<Part>& xs;
+  const AxisGeometry& y;
+  const std::vector<Phase>& xs;
   const Tiles& tiles;
-  const Pictures& s;
-  const bool reads = in_place<T>(s, xs[0].line);
-  const std::vector<Line> shared = reads ? std::vector<Line>() : shared_line(xs);
-  std::vector<Frame<A>> frames;         // one for all parts, or one for each
-  std::vector<Correlation<T>> columns;  // of the parts
-  PackVector<A> channels;               // [rows, columns, LANES]
-  PackVector<T> apart;                  // [parts, rows, columns]
+  const Conv2dProblem& s;
+  const bool reads = in_place<T>(s, xs[0].axis);
+  const std::vector<AxisGeometry> shared = reads ? std::vector<AxisGeometry>() : shared_geometry(xs);
+  std::vector<PaddedTile<A>> padded_tiles;  // one for all phases, or one for each
+  std::vector<Correlation<T>> columns;      // of the phases
+  PackVector<A> channels;                   // [rows, columns, LANES]
+  PackVector<T> apart;                      // [phases, rows, columns]
 
-  Rows(const Line& y, const std::vector<Part>& xs, const Tiles& tiles, const Pictures& s)
+  Rows(const AxisGeometry& y, const std::vector<Phase>& xs, const Tiles& tiles, const Conv2dProblem& s)
       : y(y), xs(xs), tiles(tiles), s(s) {
-    for (const Line& x : shared) frames.emplace_back(y, x, tiles, s.unit());
-    for (const Part& x : xs) {
-      if (!reads && shared.empty()) frames.emplace_back(y, x.line, tiles, s.unit());
-      columns.push_back({y, x.line, tiles, s});
+    for (const AxisGeometry& x : shared) padded_tiles.emplace_back(y, x, tiles, s.unit());
+    for (const Phase& x : xs) {
+      if (!reads && shared.empty()) padded_tiles.emplace_back(y, x.axis, tiles, s.unit());
+      columns.push_back({y, x.axis, tiles, s});
     }
   }
 
-  // For a tile of the first part, and where the weights of each part begin, [units, taps + 1, unit].
-  void correlate(const Plane<const T>& source, const A* weights, const int64_t* begins, const Plane<T>& out,
+  // For a tile of the first phase, and where the weights of each phase begin, [units, taps + 1, unit].
+  void correlate(const ChannelView<const T>& source, const A* weights, const int64_t* begins, const ChannelView<T>& out,
                  const Tile& tile, int width) {
     const int n = int(xs.size()), pixels = std::min(tile.columns * n, width - tile.column * n);
     const Tile all{0, 0, tile.row, tile.rows, tile.column * n, pixels};
-    const int64_t most = int64_t(std::min(tiles.width, xs[0].line.out)) * s.unit();
-    const int64_t row = most < LANES ? most : (most + LANES - 1) / LANES * LANES, part = tiles.height * row;
+    const int64_t most = int64_t(std::min(tiles.width, xs[0].axis.out)) * s.unit();
+    const int64_t row = most < LANES ? most : (most + LANES - 1) / LANES * LANES, phase = tiles.height * row;
     channels.resize(transposed(s) ? int64_t(tiles.height) * pixels * LANES : 0);
-    apart.resize(woven(s, xs) ? n * part : 0);
+    apart.resize(interleaved(s, xs) ? n * phase : 0);
     for (int i = 0; i < n; ++i) {
-      const Line& x = xs[i].line;
+      const AxisGeometry& x = xs[i].axis;
       Tile some = tile;
       some.columns = std::min(tile.columns, x.out - tile.column);
       if (some.columns <= 0) continue;
       const int64_t n_weights = int64_t(y.kernel) * x.kernel + 1;
-      Frame<A>* frame = reads ? nullptr : &frames[shared.empty() ? i : 0];
-      if (frame && (shared.empty() || i == 0)) frame->fill(source, some);
+      PaddedTile<A>* padded = reads ? nullptr : &padded_tiles[shared.empty() ? i : 0];
+      if (padded && (shared.empty() || i == 0)) padded->fill(source, some);
       const A* weight = weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights;
-      const Plane<A> packed(channels.data(), pixels * LANES);
-      auto to = [&](const auto& target) { columns[i].correlate(source, frame, weight, some, target); };
+      const ChannelView<A> packed(channels.data(), pixels * LANES);
+      auto to = [&](const auto& target) { columns[i].correlate(source, padded, weight, some, target); };
       if (transposed(s))
         to(Target<A>(packed.columns(i, n), some));
-      else if (woven(s, xs))
-        to(Target<T>(Plane<T>(apart.data() + i * part, row), some));
+      else if (interleaved(s, xs))
+        to(Target<T>(ChannelView<T>(apart.data() + i * phase, row), some));
       else
         to(Target<T>(out.columns(i, n), source, some, y.step()));
     }
     if (transposed(s)) to_planes(channels.data(), out, all, y.step());
-    if (!woven(s, xs)) return;
+    if (!interleaved(s, xs)) return;
     T* to = out.values + all.row * out.row + all.column * out.column;
-    weave(apart.data(), part, row, to, y.step() * out.row, all.rows, pixels, n, s.unit());
+    interleave(apart.data(), phase, row, to, y.step() * out.row, all.rows, pixels, n, s.unit());
   }
 };
 
 template <class T>
 struct Correlations {
-  const T *from, *weight, *bias;
-  T* to;
-  const Pictures& s;
-  const std::vector<Part> ys, xs;
+  const T* from;    // [B, C, H, W] or channels last: x, or grad_out for the gradient of x
+  const T* weight;  // [C, KH * KW]
+  const T* bias;    // [C] or null
+  T* to;            // [B, C, H, W] or channels last
+  const Conv2dProblem& s;
+  const std::vector<Phase> ys, xs;
   const int height, width;  // of the outputs
-  const PartWeights<acc_t<T>> weights{weight, bias, s, ys, xs};
+  const PhaseWeights<acc_t<T>> weights{weight, bias, s, ys, xs};
 
   void run() const {
     if (xs.empty()) return;
-    for (size_t part = 0; part < ys.size();
-         ++part) {  // one by one: threads then rarely write to a line of the cache together
-      const Tiles tiles = tiles_of<T>(ys[part].line, xs, s);
-      parallel(tiles.length * tiles.series, 1, [&](int64_t begin, int64_t end) { some(int(part), tiles, begin, end); });
+    for (size_t phase = 0; phase < ys.size();
+         ++phase) {  // one by one: threads then rarely write to one cache line together
+      const Tiles tiles = tiles_of<T>(ys[phase].axis, xs, s);
+      parallel(tiles.length * tiles.series, 1,
+               [&](int64_t begin, int64_t end) { some(int(phase), tiles, begin, end); });
     }
   }
 
-  // The tiles begin .. end - 1 of a part of the rows.
-  void some(int part, const Tiles& tiles, int64_t begin, int64_t end) const {
-    const Line &y = ys[part].line, &x = xs[0].line;
+  // The tiles begin .. end - 1 of a phase of the rows.
+  void some(int phase, const Tiles& tiles, int64_t begin, int64_t end) const {
+    const AxisGeometry &y = ys[phase].axis, &x = xs[0].axis;
     Rows<T> rows{y, xs, tiles, s};
     for (int64_t i = begin; i < end; ++i) {
       const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
       if (tile.rows <= 0) continue;
-      const Plane<T> out(to, s, height, width, tile);
-      if (rows.columns[0].foresees && (i == begin || tile.unit == 0)) {
-        const int64_t index = std::min(i / tiles.series + 1, (end - 1) / tiles.series);
-        const Tile next = tiles.tile(0, index);
-        rows.columns[0].foresee({from, s, y.source, x.source, next}, {to, s, height, width, next}, tile, next);
-      }
+      const ChannelView<T> out(to, s, height, width, tile);
       rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(),
-                     weights.begins.data() + part * xs.size(), out.rows(ys[part].first, int(ys.size())), tile, width);
+                     weights.begins.data() + phase * xs.size(), out.rows(ys[phase].first, int(ys.size())), tile, width);
     }
     streaming_fence();
   }
@@ -271,17 +249,12 @@ struct Correlations {
 
 Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
                         const Conv2dShape& s, Stream) {
-  if (by_pairs(dtype, Pictures(s))) {
-    depthwise_conv2d_pairs((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s);
-    return 0;
-  }
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const Pictures p(s);
+    const Conv2dProblem p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
-    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, x, weight, bias, out, s, false);
-    Correlations<T>{(const T*)x,        (const T*)weight,   (const T*)bias, (T*)out,     p,
-                    forward_parts(p.y), forward_parts(p.x), p.y.out_size,   p.x.out_size}
+    Correlations<T>{(const T*)x,         (const T*)weight,    (const T*)bias, (T*)out,     p,
+                    forward_phases(p.y), forward_phases(p.x), p.y.out_size,   p.x.out_size}
         .run();
   });
   return 0;
@@ -289,11 +262,6 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
-  if (by_pairs(dtype, Pictures(s))) {
-    depthwise_conv2d_pairs_gradients((const float*)grad_out, (const float*)x, (const float*)weight, (float*)grad_x,
-                                     (float*)grad_weight, (float*)grad_bias, (float*)scratch, s);
-    return 0;
-  }
   if (grad_weight && gradients_together(dtype, s)) {
     depthwise_conv2d_gradients(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
     return 0;
@@ -302,11 +270,10 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
   if (!grad_x) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const Pictures p(s);
+    const Conv2dProblem p(s);
     if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
-    if (by_plane<T>(p)) return depthwise_conv2d_planes(dtype, grad_out, weight, nullptr, grad_x, s, true);
-    Correlations<T>{(const T*)grad_out,  (const T*)weight,    (const T*)nullptr, (T*)grad_x, p,
-                    backward_parts(p.y), backward_parts(p.x), p.y.size,          p.x.size}
+    Correlations<T>{(const T*)grad_out,   (const T*)weight,     (const T*)nullptr, (T*)grad_x, p,
+                    backward_phases(p.y), backward_phases(p.x), p.y.size,          p.x.size}
         .run();
   });
   return 0;

@@ -3,110 +3,66 @@
 
 #pragma once
 
-#include "depthwise_conv2d/frame.h"
+#include "depthwise_conv2d/padded_tile_cpu.h"
 
 namespace nerfkit {
 namespace {
 
-// Lines of the cache that are asked for, some at a time, in the order of memory.
-struct Lines {
-  static constexpr int BYTES = 64;
-  const char* row;
-  int64_t apart;  // rows
-  int lines, rows, at = 0;
-
-  template <int WRITE>
-  HD void ask(int n) {
-    for (; n > 0 && rows > 0; --n) {
-      __builtin_prefetch(row + int64_t(at) * BYTES, WRITE, 2);
-      if (++at == lines) at = 0, row += apart, --rows;
-    }
-  }
-};
-
-// What the next tile reads and writes, asked for while this one is summed.
-struct Ahead {
-  Lines in, out;
-  int in_step, out_step;  // lines at a time
-
-  void ask() {
-    in.ask<0>(in_step);
-    out.ask<1>(out_step);
-  }
-};
-
 template <class T>
 struct Outputs {
-  T* values;
+  T* values;          // [rows, packs], of an image or a buffer
   int64_t row, pack;  // distances
   int lanes;          // to write of each pack
-  bool fetches;       // ahead
-  const T* soon;      // inputs of the tile that comes next, fetched while this one is summed
-  int64_t soon_row, soon_pack;
+  bool prefetches;    // ahead
+  const T* ahead;     // inputs [rows, packs] of the next tile, prefetched while this one is summed
+  int64_t ahead_row, ahead_pack;
   bool past_caches = false;
-  Ahead* ahead = nullptr;       // instead of `soon`
-  int64_t later = SOON * pack;  // from outputs to those that are fetched
+  int64_t later = PREFETCH_DISTANCE * pack;  // from outputs to those that are prefetched
 
   HD Outputs moved(int64_t by) const {
-    return {values + by, row, pack, lanes, fetches, soon + by, soon_row, soon_pack, past_caches, ahead, later};
+    return {values + by, row, pack, lanes, prefetches, ahead + by, ahead_row, ahead_pack, past_caches, later};
   }
   HD Outputs below(int n) const {
     Outputs some = moved(n * row);
-    some.soon += n * (soon_row - row);
+    some.ahead += n * (ahead_row - row);
     return some;
   }
   Outputs every(int period, int from) const {  // every period'th pack, from one on
     Outputs some = moved(from * LANES);
-    some.pack *= period, some.soon_pack *= period, some.later *= period;
+    some.pack *= period, some.ahead_pack *= period, some.later *= period;
     return some;
   }
   // For P packs of R rows. A call, so that the sums share no registers with addresses.
   template <int R, int P>
-  __attribute__((noinline)) void fetch(int64_t p) const {
-    in_order();  // the compiler drops calls that do nothing but fetch
-    if (ahead) return ahead->ask();
+  __attribute__((noinline)) void prefetch(int64_t p) const {
+    in_order();  // the compiler drops calls that do nothing but prefetch
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {
-        __builtin_prefetch(soon + r * soon_row + (p + i) * soon_pack);
+        __builtin_prefetch(ahead + r * ahead_row + (p + i) * ahead_pack);
         if (!past_caches) __builtin_prefetch(values + r * row + (p + i) * pack + later, 1);
       }
   }
 };
 
 // What is summed in one call: groups of rows, and of each the packs begin .. end - 1. Its last packs may overlap those
-// before by `back` numbers. At an edge tap 0 of pack 0 takes a row's values from `start` on, which may be before the
-// first of `source`.
+// before by `back` numbers.
 struct Span {
   int begin, end, groups = 1;
-  int64_t back = 0, start = 0, source = 0;
+  int64_t back = 0;
 };
-
-// What loads a pack for a tap that is `at` numbers behind the first one of the first pack.
-template <bool EDGE>
-HD auto reader(const Span& span, int64_t at) {
-  if constexpr (EDGE) {
-    const int64_t place = span.start + at;
-    const LaneMask lanes(int(std::max<int64_t>(0, -place)), int(std::min<int64_t>(LANES, span.source - place)));
-    return [=](const auto* from) __attribute__((always_inline)) { return masked_load(from, lanes); };
-  } else {
-    return [](const auto* from) __attribute__((always_inline)) { return load(from); };
-  }
-}
 
 // P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
 // next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
-// EDGE: beside the source are zeros.
-template <class T, int K, int S, int R, int P, bool EDGE = false>
+template <class T, int K, int S, int R, int P>
 HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
-  static_assert(!EDGE || P == 1);
   using A = acc_t<T>;
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
   const A* const* rows = in.rows;
   const int64_t in_pack = in.pack, *offset = in.offset;
   for (int p = span.begin; p + P <= span.end; p += P) {
-    if (out.fetches) out.template fetch<R, P>(p);
+    if (out.prefetches) out.template prefetch<R, P>(p);
     Pack<A> sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -115,7 +71,6 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
     const int64_t back = p + P == span.end ? span.back : 0;
     for (int v = first; v < last; ++v) {
       const int64_t at = in.shift + p * in_pack - back + offset[v];
-      const auto read = reader<EDGE>(span, at);
       Pack<A> w[K ? K : 1];
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
@@ -125,7 +80,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
-          const Pack<A> pack = read(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
+          const Pack<A> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
@@ -137,7 +92,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-          for (int i = 0; i < P; ++i) sum[r][i] += tap * read(rows[r * in.step + u] + at + i * in_pack);
+          for (int i = 0; i < P; ++i) sum[r][i] += tap * load(rows[r * in.step + u] + at + i * in_pack);
       }
     }
     const Outputs<T> to = out.moved(-back);  // read here: no register keeps it while the sums need all of them
@@ -146,21 +101,21 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
 #pragma GCC unroll 8
       for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
         const int lanes = P > 1 ? LANES : to.lanes;
-        T* const place = to.values + r * to.row + (p + i) * to.pack;
+        T* const position = to.values + r * to.row + (p + i) * to.pack;
         if constexpr (std::is_same_v<T, A>)
           if (to.past_caches) {
-            store_streaming(place, sum[r][i]);
+            store_streaming(position, sum[r][i]);
             continue;
           }
-        store(place, sum[r][i], lanes);
+        store(position, sum[r][i], lanes);
       }
   }
 }
 
-template <class T, int K, int S, int R, int P, bool EDGE = false>
+template <class T, int K, int S, int R, int P>
 void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
-    correlate_group<T, K, S, R, P, EDGE>(in, weight, out, span);
+    correlate_group<T, K, S, R, P>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
   }
 }
@@ -203,10 +158,10 @@ constexpr int PACKS_AT_ONCE = sizeof(A) > sizeof(float) ? 1
 // The packs of a span, P at once as far as there are so many.
 template <class T, int K, int S, int R, int P = PACKS_AT_ONCE<acc_t<T>, R>>
 void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
-  const int n = span.end - span.begin, whole = n / P * P, left = n - whole;
+  const int n = span.end - span.begin, full = n / P * P, left = n - full;
   if constexpr (P > 1) {
     if (n < P || (n == P && span.back)) return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
-    correlate<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + whole, span.groups, left ? 0 : span.back});
+    correlate<T, K, S, R, P>(in, weight, out, {span.begin, span.begin + full, span.groups, left ? 0 : span.back});
     if (left > 1) correlate<T, K, S, R, P>(in, weight, out, {span.end - P, span.end, span.groups, span.back});
     span.begin = span.end - (left == 1);
   }
@@ -218,23 +173,23 @@ template <class T, int K, int S, int R>
 void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns,
                        int groups, int period) {
   using A = acc_t<T>;
-  auto part = out;
-  part.lanes = std::min(LANES, columns);
+  auto to = out;
+  to.lanes = std::min(LANES, columns);
   const int packs = (columns + LANES - 1) / LANES, over = packs > 1 ? packs * LANES - columns : 0;
-  if (period == 1) return correlate_packs<T, K, S, R>(in, weight, part, {0, packs, groups, over});
+  if (period == 1) return correlate_packs<T, K, S, R>(in, weight, to, {0, packs, groups, over});
   const int64_t n_weights = (int64_t(in.kernel_y) * in.kernel_x + 1) * LANES;
-  const int whole = columns / LANES, last = std::max(0, columns - LANES);
-  for (int p = 0; p < std::min(period, whole); ++p)
+  const int full = columns / LANES, last = std::max(0, columns - LANES);
+  for (int p = 0; p < std::min(period, full); ++p)
     correlate_packs<T, K, S, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
-                                {0, (whole - p + period - 1) / period, groups});
-  const A* last_weight = weight + (whole ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
-  if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, part.moved(last), {0, 1, groups});
+                                {0, (full - p + period - 1) / period, groups});
+  const A* last_weight = weight + (full ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
+  if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, to.moved(last), {0, 1, groups});
 }
 
 // Calls f(K, S) for the kernel's height and the stride, or for a height of 0, which is any.
 template <class F>
-void with_sharing(const Line& y, const F& f) {
-  if (y.rolls()) return with_height(y.kernel, [&](auto k) { f(k, Int<1>()); });
+void with_sharing(const AxisGeometry& y, const F& f) {
+  if (y.shares_rows()) return with_height(y.kernel, [&](auto k) { f(k, Int<1>()); });
   const bool shared = y.stride == 2 && y.dilation == 1;
   switch (shared ? y.kernel : 0) {
     case 3:
@@ -262,7 +217,7 @@ void by_group(int rows, const F& f) {
 
 // Calls f(K, S, R, i, groups).
 template <class F>
-void rows_by_group(const Line& y, int rows, const F& f) {
+void rows_by_group(const AxisGeometry& y, int rows, const F& f) {
   if (rows < 4) return f(Int<0>(), Int<1>(), Int<1>(), 0, rows);
   with_sharing(y, [&](auto k, auto s) { by_group(rows, [&](auto r, int i, int groups) { f(k, s, r, i, groups); }); });
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inputs of a tile: channels last, they are read where they are; else they are copied into a frame with zeros
+// The inputs of a tile: channels last, they are read where they are; else they are copied into a padded with zeros
 // around it, after which no tap needs a test.
 
 #pragma once
 
 #include "common/transpose_cpu.h"
-#include "depthwise_conv2d/tiles.h"
+#include "depthwise_conv2d/tiles_cpu.h"
 
 namespace nerfkit {
 namespace {
 
-// The values first .. last - 1 of a row, value j to place j - start. Places a stride apart become neighbours.
+// The values first .. last - 1 of a row, value j to position j - start. Places a stride apart become neighbours.
 struct RowCopy {
   int first, last, start, stride;
   int64_t phase;
 
   HD int64_t position(int j) const {
-    const int place = j - start;
-    return stride == 1 ? place : place % stride * phase + place / stride;
+    const int position = j - start;
+    return stride == 1 ? position : position % stride * phase + position / stride;
   }
 };
 
@@ -36,7 +36,7 @@ HD void copy_values(const T* from, acc_t<T>* to, int64_t n, int64_t ahead) {
 
 // One of each S values to each of S arrays.
 template <int S, class T>
-HD void deal(const T* __restrict from, acc_t<T>* __restrict to, const RowCopy& copy) {
+HD void deinterleave(const T* __restrict from, acc_t<T>* __restrict to, const RowCopy& copy) {
   const int n = copy.last - copy.first;
   int64_t at[S];
   for (int r = 0; r < S; ++r) at[r] = copy.position(copy.first + r);
@@ -48,8 +48,8 @@ HD void deal(const T* __restrict from, acc_t<T>* __restrict to, const RowCopy& c
 }
 
 template <class T>
-HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const Plane<const T>& plane) {
-  const int64_t column = plane.column, ahead = SOON * plane.row;
+HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, const ChannelView<const T>& plane) {
+  const int64_t column = plane.column, ahead = PREFETCH_DISTANCE * plane.row;
   if (unit == LANES && column == 1)
     return transpose_to_packs(from + copy.first, plane.channel, to + copy.position(copy.first) * LANES, LANES,
                               copy.last - copy.first);
@@ -59,11 +59,11 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
   for (int64_t j = copy.first * column; j < copy.last * column; j += std::max<int64_t>(column, 64 / sizeof(T)))
     __builtin_prefetch(from + ahead + j);
   if (unit == 1 && copy.stride == 2)
-    deal<2>(from, to, copy);
+    deinterleave<2>(from, to, copy);
   else if (unit == 1 && copy.stride == 3)
-    deal<3>(from, to, copy);
+    deinterleave<3>(from, to, copy);
   else if (unit == 1 && copy.stride == 4)
-    deal<4>(from, to, copy);
+    deinterleave<4>(from, to, copy);
   else if (unit == LANES)
     for (int j = copy.first; j < copy.last; ++j) store(to + copy.position(j) * LANES, load(from + j * column));
   else
@@ -74,12 +74,12 @@ HD void copy_row(const T* from, acc_t<T>* to, const RowCopy& copy, int unit, con
     }
 }
 
-// `rows` rows of places `step` apart from `place` on, rows of zeros where the source has none.
+// `rows` rows of positions `step` apart from `position` on, rows of zeros where the source has none.
 template <class T>
-void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, int rows, acc_t<T>* to, int64_t width,
-               const RowCopy& copy, int unit) {
+void copy_rows(const ChannelView<const T>& plane, const AxisGeometry& y, int position, int step, int rows, acc_t<T>* to,
+               int64_t width, const RowCopy& copy, int unit) {
   for (int r = 0; r < rows; ++r, to += width) {
-    const int at = y.value_at(place + r * step);
+    const int at = y.value_at(position + r * step);
     if (at < 0)
       for (int64_t i = 0; i < width; i += LANES) store(to + i, Pack<acc_t<T>>{});
     else if (copy.first < copy.last)
@@ -87,15 +87,16 @@ void copy_rows(const Plane<const T>& plane, const Line& y, int place, int step, 
   }
 }
 
-// Of each tap by itself the places that outputs column .. column + columns - 1 take; `phase` places from tap to tap.
+// Of each tap by itself the positions that outputs column .. column + columns - 1 take; `phase` positions from tap to
+// tap.
 template <class T>
-void gather_row(const T* from, acc_t<T>* to, const Line& x, int column, int columns, int64_t phase, int unit,
-                const Plane<const T>& plane) {
+void gather_row(const T* from, acc_t<T>* to, const AxisGeometry& x, int column, int columns, int64_t phase, int unit,
+                const ChannelView<const T>& plane) {
   for (int v = 0; v < x.kernel; ++v)
     for (int j = 0; j < columns; ++j) {
       const int at = x.value_at(x.start(column + j) + v * x.dilation);
-      acc_t<T>* place = to + (v * phase + j) * unit;
-      for (int c = 0; c < unit; ++c) place[c] = at < 0 ? 0 : acc_t<T>(from[at * plane.column + c * plane.channel]);
+      acc_t<T>* position = to + (v * phase + j) * unit;
+      for (int c = 0; c < unit; ++c) position[c] = at < 0 ? 0 : acc_t<T>(from[at * plane.column + c * plane.channel]);
     }
 }
 
@@ -119,49 +120,51 @@ struct Inputs {
 };
 
 // Rows that each output has pointers to: its own, or the first of those it shares with the outputs below.
-inline int step_of(const Line& y) { return y.rolls() ? 1 : y.kernel; }
-inline int pointers_of(const Line& y, int rows) { return y.rolls() ? rows + y.kernel - 1 : rows * y.kernel; }
-// The place of pointer i, from that of the first.
-inline int place_of(const Line& y, int i) {
-  return y.rolls() ? i * y.dilation : i / y.kernel * y.stride + i % y.kernel * y.dilation;
+inline int step_of(const AxisGeometry& y) { return y.shares_rows() ? 1 : y.kernel; }
+inline int pointers_of(const AxisGeometry& y, int rows) {
+  return y.shares_rows() ? rows + y.kernel - 1 : rows * y.kernel;
+}
+// The position of pointer i, from that of the first.
+inline int position_of(const AxisGeometry& y, int i) {
+  return y.shares_rows() ? i * y.dilation : i / y.kernel * y.stride + i % y.kernel * y.dilation;
 }
 
 // The inputs of a tile, copied to where zeros surround them.
 template <class A>
-struct Frame {
-  const Line &y, &x;
-  const int unit, row_step;  // numbers of a place; places from one row to the next
-  bool apart;                // whether a tap has places of its own, as those between would be many more
+struct PaddedTile {
+  const AxisGeometry &y, &x;
+  const int unit, row_step;  // numbers of a position; positions from one row to the next
+  bool apart;                // whether a tap has positions of its own, as those between would be many more
   int64_t phase, width;
   PackVector<A> values;
-  A* first;  // of the places
+  A* first;  // of the positions
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
   int64_t size;
-  int zeros = -1, copied = 0;  // how many places of a row are zeros before those that are copied
+  int zeros = -1, copied = 0;  // how many positions of a row are zeros before those that are copied
 
-  Frame(const Line& y, const Line& x, const Tiles& tiles, int unit)
-      : y(y), x(x), unit(unit), row_step(tiles.height > 1 && !y.rolls() ? 1 : y.dilation), offset(x.kernel) {
+  PaddedTile(const AxisGeometry& y, const AxisGeometry& x, const Tiles& tiles, int unit)
+      : y(y), x(x), unit(unit), row_step(tiles.height > 1 && !y.shares_rows() ? 1 : y.dilation), offset(x.kernel) {
     const int columns = std::min(x.out, tiles.width), height = tiles.height;
-    const int64_t places = int64_t(columns - 1) * x.stride + int64_t(x.kernel - 1) * x.dilation + 1;
-    apart = places > int64_t(FAR) * x.kernel * (columns + LANES);
+    const int64_t positions = int64_t(columns - 1) * x.stride + int64_t(x.kernel - 1) * x.dilation + 1;
+    apart = positions > int64_t(FAR) * x.kernel * (columns + LANES);
     const int stride = phases(), padded = (columns + LANES - 1) / LANES * LANES;
-    phase = apart ? padded : unit == LANES ? places : padded + (x.kernel - 1) * x.dilation / stride;
+    phase = apart ? padded : unit == LANES ? positions : padded + (x.kernel - 1) * x.dilation / stride;
     width = ((apart ? x.kernel : stride) * phase * unit + LANES - 1) / LANES * LANES;
     size = rows_for(height) * width + 3 * LANES;
     values.reserve(size);
     // What is copied begins at a multiple of a pack: fewer loads and stores then meet two lines of the cache.
     const int64_t lead = unit == LANES ? 0 : int64_t(x.lead) * unit;
     first = values.data() + (-uintptr_t(values.data()) / sizeof(A) - lead) % LANES;
-    for (int i = 0; i < pointers_of(y, height); ++i) { rows.push_back(first + place_of(y, i) / row_step * width); }
+    for (int i = 0; i < pointers_of(y, height); ++i) { rows.push_back(first + position_of(y, i) / row_step * width); }
     for (int v = 0; v < x.kernel; ++v) {
-      const int64_t place = int64_t(v) * x.dilation;
-      offset[v] = (apart ? v * phase : place % stride * phase + place / stride) * unit;
+      const int64_t position = int64_t(v) * x.dilation;
+      offset[v] = (apart ? v * phase : position % stride * phase + position / stride) * unit;
     }
   }
-  // Packs of channels may lie a stride apart; of lanes along a row, places a stride apart become neighbours.
+  // Packs of channels may lie a stride apart; of lanes along a row, positions a stride apart become neighbours.
   int phases() const { return unit == LANES || apart ? 1 : x.stride; }
-  int64_t rows_for(int outputs) const { return place_of(y, pointers_of(y, outputs) - 1) / row_step + 1; }
+  int64_t rows_for(int outputs) const { return position_of(y, pointers_of(y, outputs) - 1) / row_step + 1; }
 
   Inputs<A> inputs() const {
     const int64_t pack = unit == LANES && !apart ? int64_t(x.stride) * LANES : LANES;
@@ -175,7 +178,7 @@ struct Frame {
   }
 
   template <class T>
-  void gather(const Plane<const T>& plane, const Tile& tile) {
+  void gather(const ChannelView<const T>& plane, const Tile& tile) {
     clear(0, tile.columns);
     for (int64_t r = 0; r < rows_for(tile.rows); ++r) {
       const int at = y.value_at(y.start(tile.row) + int(r) * row_step);
@@ -186,28 +189,28 @@ struct Frame {
   }
 
   template <class T>
-  void fill(const Plane<const T>& plane, const Tile& tile) {
+  void fill(const ChannelView<const T>& plane, const Tile& tile) {
     if (y.kernel == 0 || x.kernel == 0) return;
     if (apart) return gather(plane, tile);
     const int start = x.start(tile.column);
-    const int places = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
-    const int end = std::max(0, start + places);
+    const int positions = (tile.columns - 1) * x.stride + (x.kernel - 1) * x.dilation + 1;
+    const int end = std::max(0, start + positions);
     const RowCopy copy{std::max(0, start), std::min(x.source, end), start, phases(), phase};
     clear(copy.first - start, copy.last - copy.first);
     copy_rows(plane, y, y.start(tile.row), row_step, rows_for(tile.rows), first, width, copy, unit);
   }
 };
 
-// The inputs of a tile where they are, channels last; there are zeros for the rows above and below the picture.
+// The inputs of a tile where they are, channels last; there are zeros for the rows above and below the image.
 template <class A>
-struct InPlace {
-  const Line &y, &x;
+struct TileInPlace {
+  const AxisGeometry &y, &x;
   PackVector<A> zeros;
   std::vector<const A*> rows;
   std::vector<int64_t> offset;
   int64_t column;
 
-  InPlace(const Line& y, const Line& x, const Tiles& tiles, int64_t channels)
+  TileInPlace(const AxisGeometry& y, const AxisGeometry& x, const Tiles& tiles, int64_t channels)
       : y(y), x(x), rows(pointers_of(y, tiles.height)), offset(x.kernel) {
     for (int v = 0; v < x.kernel; ++v) offset[v] = int64_t(v) * x.dilation * channels;
     column = x.stride * channels;
@@ -216,9 +219,9 @@ struct InPlace {
     return {rows.data(), step_of(y), 0, column, offset.data(), y.kernel, x.kernel, 0, x.kernel};
   }
 
-  void find(const Plane<const A>& plane, const Tile& tile) {
+  void find(const ChannelView<const A>& plane, const Tile& tile) {
     for (int i = 0; i < pointers_of(y, tile.rows); ++i) {
-      const int at = y.value_at(y.start(tile.row) + place_of(y, i));
+      const int at = y.value_at(y.start(tile.row) + position_of(y, i));
       if (at < 0) zeros.resize(x.source * plane.column);
       rows[i] = (at < 0 ? zeros.data() : plane.values + at * plane.row) + x.start(tile.column) * plane.column;
     }
