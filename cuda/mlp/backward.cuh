@@ -87,6 +87,46 @@ constexpr size_t backward_bytes(int n_in) {
          size_t(ROWS) * ((n_in + PAD) + 2 * HIDDEN * (H + PAD) + OUT + PAD) * sizeof(T);
 }
 
+template <int N>
+__device__ __forceinline__ void clear(float (&sum)[N][4]) {
+#pragma unroll
+  for (int n = 0; n < N; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sum[n][i] = 0;
+}
+
+// grad [16, OUT] = rows `row` .. + 15 of grad_out, padded with zeros; bias += its columns' sums over this lane's rows.
+template <class T>
+__device__ __forceinline__ void load_grad_out(const MlpArrays<T>& a, int64_t row, float (&grad)[OUT / 8][4],
+                                              float (&bias)[OUT / 4]) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+  for (int i = 0; i < 4 * (OUT / 8); ++i) {
+    const int64_t n = row + g + i / 2 % 2 * 8;
+    const int column = i / 4 * 8 + 2 * t + i % 2;
+    grad[i / 4][i % 4] = n < a.n_rows && column < a.n_out ? float(a.grad_out[n * a.n_out + column]) : 0.f;
+    bias[i / 4 * 2 + i % 2] += grad[i / 4][i % 4];
+  }
+}
+
+// Rows `row` .. + 15 of the inputs' gradients: grad [16, H] times weight [H, stride], for the inputs that want one.
+template <class T, int H>
+__device__ __forceinline__ void store_grad_inputs(const MlpArrays<T>& a, int64_t row, const RowFragments<T, H>& grad,
+                                                  const T* weight, int stride) {
+  const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  for_columns(a, [&](int k, int column, int all) {
+    if (!a.grad_inputs[k]) return;
+    float of_x[2][4] = {};
+    apply_back(of_x, grad, weight, stride, all);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t n = row + g + i % 2 * 8;
+      T* to = a.grad_inputs[k] + n * a.input_width[k] + column + i / 2 * 8 + 2 * t;
+      if (n < a.n_rows) *reinterpret_cast<unsigned*>(to) = pack<T>(of_x[i / 2][i % 2 * 2], of_x[i / 2][i % 2 * 2 + 1]);
+    }
+  });
+}
+
 template <class T, int H, int HIDDEN>
 __global__ void __launch_bounds__(32 * WARPS, 1) mlp_backward(const MlpArrays<T> a) {
   constexpr int STRIDE = H + PAD, OUT_STRIDE = OUT + PAD, STEP = WarpTiles<H>::STEP;
@@ -100,7 +140,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) mlp_backward(const MlpArrays<T>
   T* grads_out = grads + HIDDEN * ROWS * STRIDE;  // [ROWS, OUT_STRIDE]
   weights.load(a.parameters, a.n_in, a.n_out);
   __syncthreads();
-  const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+  const int warp = threadIdx.x / 32;
   const WarpTiles<H> tiles(warp);
   float weight_in[IN_TILES][2][4] = {}, weight_middle[TILES][2][4] = {}, weight_out[2][4] = {};  // gradients
   float bias_in[H / 4] = {}, bias_middle[H / 4] = {}, bias_out[OUT / 4] = {};
@@ -122,44 +162,21 @@ __global__ void __launch_bounds__(32 * WARPS, 1) mlp_backward(const MlpArrays<T>
 
     RowFragments<T, OUT> grad_result;
     float result[OUT / 8][4];
-#pragma unroll
-    for (int i = 0; i < 4 * (OUT / 8); ++i) {
-      const int64_t n = row + g + i / 2 % 2 * 8;
-      const int column = i / 4 * 8 + 2 * t + i % 2;
-      result[i / 4][i % 4] = n < a.n_rows && column < a.n_out ? float(a.grad_out[n * a.n_out + column]) : 0.f;
-      bias_out[i / 4 * 2 + i % 2] += result[i / 4][i % 4];
-    }
+    load_grad_out(a, row, result, bias_out);
     grad_result.from_sums(result, [](float v) { return v; });
     grad_result.to_shared(grads_out + warp * 16 * OUT_STRIDE, OUT_STRIDE);
 
-#pragma unroll
-    for (int n = 0; n < H / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sum[n][i] = 0;
+    clear(sum);
     apply_back(sum, grad_result, weights.out, STRIDE, 0);
     if constexpr (HIDDEN == 2) {
       grad = through_relu<T, H>(sum, at[1], bias_middle);
       grad.to_shared(grads + (ROWS + warp * 16) * STRIDE, STRIDE);
-#pragma unroll
-      for (int n = 0; n < H / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[n][i] = 0;
+      clear(sum);
       apply_back(sum, grad, weights.middle, STRIDE, 0);
     }
     grad = through_relu<T, H>(sum, at[0], bias_in);
     grad.to_shared(grads + warp * 16 * STRIDE, STRIDE);
-    for_columns(a, [&](int k, int column, int all) {
-      if (!a.grad_inputs[k]) return;
-      float of_x[2][4] = {};
-      apply_back(of_x, grad, weights.in, in_stride, all);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int64_t n = row + g + i % 2 * 8;
-        T* to = a.grad_inputs[k] + n * a.input_width[k] + column + i / 2 * 8 + 2 * t;
-        if (n < a.n_rows)
-          *reinterpret_cast<unsigned*>(to) = pack<T>(of_x[i / 2][i % 2 * 2], of_x[i / 2][i % 2 * 2 + 1]);
-      }
-    });
+    store_grad_inputs(a, row, grad, weights.in, in_stride);
     __syncthreads();
 
 #pragma unroll
