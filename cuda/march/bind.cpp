@@ -24,7 +24,7 @@ struct Inputs {
     const Shape cells = shape_of(occupancy);
     STD_TORCH_CHECK(occupancy.numel() <= MAX_CELLS && *std::max_element(cells.begin(), cells.end()) <= MAX_ALONG_AXIS,
                     "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ",
-                    text(cells));
+                    shape_string(cells));
     if (jitter_in) jitter = check_contiguous("jitter", *jitter_in, origins, {origins.size(0)});
   }
 
