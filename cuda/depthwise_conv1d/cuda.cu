@@ -106,9 +106,12 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
             (const T*)grad_out, (const T*)x, (const T*)weight, (T*)grad_x, grad_weight ? partials : nullptr, s);
       }
     } else if (s.n_samples) {
-      if (grad_x)
-        depthwise_conv1d_any_grad_x<<<blocks_for(s.n_samples, TILE), THREADS, 0, on>>>((const T*)grad_out,
-                                                                                       (const T*)weight, (T*)grad_x, s);
+      if (grad_x) {
+        const Block block = block_for(s.channels, 1);
+        const dim3 grid(blocks_for(s.n_samples, TILE), block.along_channels);
+        depthwise_conv1d_forward<T, 1, 0, true>
+            <<<grid, block.threads, 0, on>>>((const T*)grad_out, (const T*)weight, (const T*)nullptr, (T*)grad_x, s);
+      }
       if (grad_weight)
         depthwise_conv1d_any_grad_weight<<<dim3(s.channels, s.kernel + 1), THREADS, 0, on>>>((const T*)grad_out,
                                                                                              (const T*)x, partials, s);

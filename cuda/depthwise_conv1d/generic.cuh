@@ -51,8 +51,9 @@ __device__ __forceinline__ void find_spans(Spans& spans, const Conv1dShape& s, i
   __syncthreads();
 }
 
-// K is the kernel's length, or 0 for one that is known at run time only. Threads [samples, channels / V].
-template <class T, int V, int K>
+// K is the kernel's length, or 0 for one that is known at run time only. FLIPPED: taps in reverse order, which makes
+// the gradient of x from that of the output. Threads [samples, channels / V].
+template <class T, int V, int K, bool FLIPPED = false>
 __global__ void __launch_bounds__(THREADS) depthwise_conv1d_forward(const T* __restrict__ x,       // [N, C]
                                                                     const T* __restrict__ weight,  // [C, K]
                                                                     const T* __restrict__ bias,    // [C] or null
@@ -83,7 +84,8 @@ __global__ void __launch_bounds__(THREADS) depthwise_conv1d_forward(const T* __r
       A value[V];
       load(x + (base + m) * C + c, value);
 #pragma unroll
-      for (int v = 0; v < V; ++v) sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + u]));
+      for (int v = 0; v < V; ++v)
+        sum[v] += value[v] * (K ? w[K ? u : 0][v] : A(weight[(c + v) * kernel + (FLIPPED ? kernel - 1 - u : u)]));
     }
     store(out + (base + i) * C + c, sum);
   }
@@ -150,29 +152,7 @@ __global__ void __launch_bounds__(THREADS, 2)
   }
 }
 
-// For kernels of any length: one thread per value.
-template <class T>
-__global__ void __launch_bounds__(THREADS) depthwise_conv1d_any_grad_x(const T* __restrict__ grad_out,  // [N, C]
-                                                                       const T* __restrict__ weight,    // [C, K]
-                                                                       T* __restrict__ grad_x,          // [N, C]
-                                                                       Conv1dShape s) {
-  __shared__ Spans spans;
-  const int64_t base = int64_t(blockIdx.x) * TILE;
-  find_spans(spans, s, base, threadIdx.x, THREADS);
-  for (int64_t value = threadIdx.x; value < int64_t(TILE) * s.channels; value += THREADS) {
-    const int i = int(value / s.channels), c = int(value % s.channels);
-    if (base + i >= s.n_samples) break;
-    acc_t<T> sum = 0;
-    for (int u = 0; u < s.kernel; ++u) {
-      const int m = i - (u - s.kernel / 2) * s.dilation;
-      if (m >= spans.first[i] && m < spans.last[i])
-        sum += acc_t<T>(grad_out[(base + m) * s.channels + c]) * acc_t<T>(weight[c * s.kernel + u]);
-    }
-    grad_x[(base + i) * s.channels + c] = T(sum);
-  }
-}
-
-// One block per channel (blockIdx.x) and tap (blockIdx.y).
+// The gradient of the weight for kernels of any length: one block per channel (blockIdx.x) and tap (blockIdx.y).
 template <class T>
 __global__ void __launch_bounds__(THREADS)
     depthwise_conv1d_any_grad_weight(const T* __restrict__ grad_out,   // [N, C]
