@@ -55,8 +55,8 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
       "Tensor)");
 
   // Samples are counted, then written with n_rows rows: those of rays that end within, then zeros.
-  // -> counts [R], samples in front of each tile of rays [T + 1], of which the last is N, and what the kernel keeps to
-  // fill.
+  // -> counts [R], samples in front of each tile of rays [T + 1], of which the last is N, and a workspace for
+  // filling.
   m.def(
       "_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float "
       "far, "
@@ -64,7 +64,7 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   // -> t_starts, t_ends, ray_offsets.
   m.def(
       "_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float far, "
-      "Tensor? jitter, Tensor counts, Tensor tile_offsets, Tensor kept, int n_rows) -> (Tensor, Tensor, Tensor)");
+      "Tensor? jitter, Tensor counts, Tensor tile_offsets, Tensor workspace, int n_rows) -> (Tensor, Tensor, Tensor)");
 
   // Rows behind the last ray's are not looked at.
   m.def(

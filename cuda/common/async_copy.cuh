@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies from global to shared memory that arrive later, of compute capability 8.0 and up; before, they arrive at once.
+// cp.async: asynchronous copies from global to shared memory, from compute capability 8.0 on; before, plain copies.
 
 #pragma once
 
@@ -7,8 +7,8 @@
 
 namespace nerfkit {
 
-// 4, 8 or 16 bytes to an address of shared memory, aligned; or zeros, and `from` is not read. If LINE, L2 gets all of
-// the 128 bytes around `from`, which other blocks will ask for.
+// BYTES (4, 8 or 16) from global memory to an aligned address of shared memory; zeros if not `real`, and `from` is not
+// read. LINE: L2 prefetches the 128 bytes around `from`, which other blocks will read.
 template <int BYTES, bool LINE = false>
 __device__ __forceinline__ void cp_async_zfill(unsigned to, const void* from, bool real) {
 #if __CUDA_ARCH__ >= 800
@@ -29,21 +29,21 @@ __device__ __forceinline__ void cp_async_zfill(void* to, const void* from, bool 
   cp_async_zfill<BYTES>(shared_address(to), from, real);
 }
 
-// Asks for the line around `from` to be in L2. What it holds need not be written yet: L2 is where writes are seen.
+// Prefetches the line around `from` into L2. It may still be written meanwhile: L2 is coherent.
 __device__ __forceinline__ void prefetch_l2(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-// Ends a group of this thread's copies.
+// Closes a group of this thread's copies.
 __device__ __forceinline__ void cp_async_commit() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Until at most the LATEST groups of this thread's copies are on their way.
-template <int LATEST>
+// Waits until at most PENDING groups of this thread's copies are in flight.
+template <int PENDING>
 __device__ __forceinline__ void cp_async_wait() {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(LATEST) : "memory");
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 #endif
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For X_bind.cpp: tensors, checks and allocation through LibTorch's stable ABI, for the CPU or, with USE_CUDA, the GPU.
+// For bind.cpp: tensors, checks and allocation through LibTorch's stable ABI, for the CPU or, with USE_CUDA, the GPU.
 
 #pragma once
 
@@ -66,12 +66,12 @@ inline DType dtype_of(const Tensor& tensor) {
   return DType::f32;
 }
 
-// Positions, and sums of half types.
+// The dtype of accumulators: float64 for float64, else float32. Positions have it, too.
 inline ScalarType acc_type(ScalarType type) {
   return type == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-inline std::string text(const Shape& shape) {
+inline std::string shape_string(const Shape& shape) {
   std::string out = "[";
   for (int64_t size : shape) out += (out.size() > 1 ? ", " : "") + (size == ANY ? "*" : std::to_string(size));
   return out + "]";
@@ -83,8 +83,8 @@ inline Shape shape_of(const Tensor& tensor) {
   return shape;
 }
 
-// Requires shape and dtype, and the device of `reference`: a kernel must never see another one's pointer.
-// Returns the tensor with rows one after the other.
+// Requires shape and dtype, and the device of `reference`: a kernel must never get a pointer of another device.
+// Returns the tensor, or a contiguous copy.
 inline Tensor check_contiguous(const char* name, const Tensor& tensor, const Tensor& reference, ScalarType type,
                                const Shape& shape) {
   STD_TORCH_CHECK(tensor.is_cpu() == reference.is_cpu() && tensor.get_device_index() == reference.get_device_index(),
@@ -93,7 +93,8 @@ inline Tensor check_contiguous(const char* name, const Tensor& tensor, const Ten
                   ", got ", torch::headeronly::toString(tensor.scalar_type()));
   bool fits = tensor.dim() == int64_t(shape.size());
   for (size_t i = 0; fits && i < shape.size(); ++i) fits = shape[i] == ANY || shape[i] == tensor.size(i);
-  STD_TORCH_CHECK(fits, "nerfkit: ", name, " must have shape ", text(shape), ", got ", text(shape_of(tensor)));
+  STD_TORCH_CHECK(fits, "nerfkit: ", name, " must have shape ", shape_string(shape), ", got ",
+                  shape_string(shape_of(tensor)));
   return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
 }
 
@@ -112,27 +113,29 @@ inline Tensor empty(const Tensor& like, const Shape& shape, ScalarType type) {
   AtenTensorHandle handle = nullptr;
   const auto failed = aoti_torch_empty_strided(int64_t(shape.size()), shape.data(), strides.data(), number, device,
                                                like.get_device_index(), &handle);
-  STD_TORCH_CHECK(!failed, "nerfkit: can't allocate memory for a tensor of shape ", text(shape));
+  STD_TORCH_CHECK(!failed, "nerfkit: can't allocate memory for a tensor of shape ", shape_string(shape));
   return Tensor(handle);
 }
 inline Tensor empty(const Tensor& like, const Shape& shape) { return empty(like, shape, like.scalar_type()); }
 inline Tensor zeros(const Tensor& like, const Shape& shape, ScalarType type) {
   return torch::stable::new_zeros(like, shape, type);
 }
+// For a result that is not asked for.
 inline Tensor empty0(const Tensor& like) { return empty(like, {0}); }
 
 inline const void* const_ptr(const Tensor& tensor) { return tensor.const_data_ptr(); }
+// Null for a tensor without elements: an output that is not asked for.
 inline void* mutable_ptr(Tensor& tensor) { return tensor.numel() ? tensor.mutable_data_ptr() : nullptr; }
-// Row pointers of packed samples. On the CPU they are read; on the GPU that would wait for it, so there they are a
-// promise. With `room` there may be more rows than the rays have samples.
-inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool room = false) {
+// CSR row pointers of packed samples, [R + 1]. On the CPU they are checked; on the GPU a check would synchronize, so
+// there they are a precondition. allow_padding: there may be more rows than the rays have samples.
+inline const int64_t* offsets(const Tensor& tensor, int64_t n_rows, bool allow_padding = false) {
   const auto* values = static_cast<const int64_t*>(tensor.const_data_ptr());
 #ifndef USE_CUDA
   const int64_t last = tensor.numel() - 1;
-  bool rises = values[0] == 0 && (room ? values[last] <= n_rows : values[last] == n_rows);
+  bool rises = values[0] == 0 && (allow_padding ? values[last] <= n_rows : values[last] == n_rows);
   for (int64_t i = 0; rises && i < last; ++i) rises = values[i] <= values[i + 1];
-  STD_TORCH_CHECK(rises, "nerfkit: row pointers must rise from 0 to ", room ? "at most " : "", "the number of rows, ",
-                  n_rows);
+  STD_TORCH_CHECK(rises, "nerfkit: row pointers must rise from 0 to ", allow_padding ? "at most " : "",
+                  "the number of rows, ", n_rows);
 #endif
   return values;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Division by a number that is known at launch.
+// Division by a number that is known at launch: a multiplication and a shift.
 
 #pragma once
 
@@ -7,7 +7,8 @@
 
 namespace nerfkit {
 
-// Divides numbers below 2^31.
+// n / by = (mulhi(n, factor) + n) >> shift for n below 2^31, with 2^shift >= by and
+// factor = 2^32 (2^shift - by) / by + 1, rounded down.
 struct FastDivide {
   unsigned factor, shift;
 

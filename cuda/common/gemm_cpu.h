@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of small matrices, for ops that have a few rows at a time.
+// Products of small matrices (GEMM), for ops that have a few rows at a time.
 
 #pragma once
 
@@ -10,9 +10,11 @@
 namespace nerfkit {
 namespace {
 
+// n rounded up to a multiple.
 inline int round_up(int n, int to = LANES) { return (n + to - 1) / to * to; }
 
-// A matrix [depth, columns] as panels [depth, LANES]; columns is a multiple of LANES.
+// A matrix [depth, columns] as panels [columns / LANES, depth, LANES]; columns is a multiple of LANES. at(k, j) is its
+// element.
 template <class A, class F>
 PackVector<A> pack_panels(int depth, int columns, const F& at) {
   PackVector<A> panels(int64_t(depth) * columns);
@@ -21,31 +23,30 @@ PackVector<A> pack_panels(int depth, int columns, const F& at) {
   return panels;
 }
 
-// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES]; of each, how far it is
-// from one row, column or pack to the next.
+// out [rows, packs * LANES] = start + left [rows, depth] times right [depth, packs * LANES], with strides in elements.
 template <class A>
-struct Product {
+struct GemmArguments {
   struct {
-    const A* values;
+    const A* values;  // [rows, depth]
     int64_t row, column;
   } left;
   struct {
-    const A* values;
+    const A* values;  // [depth, packs, LANES]
     int64_t row, pack;
   } right;
   int depth;
   struct {
-    const A* values;  // null for zeros
+    const A* values;  // [rows, packs * LANES], or null for zeros
     int64_t row;
   } start;
   struct {
-    A* values;
+    A* values;  // [rows, packs * LANES]
     int64_t row;
   } out;
 };
 
 template <int ROWS, int PACKS, class A>
-HD void gemm_tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on and PACKS packs from q on
+HD void gemm_tile(const GemmArguments<A>& p, int r, int q) {  // out rows r .. + ROWS - 1, packs q .. + PACKS - 1
   const A *left = p.left.values + r * p.left.row, *right = p.right.values + q * p.right.pack;
   const A* start = p.start.values + r * p.start.row + q * LANES;
   Pack<A> sum[ROWS][PACKS];
@@ -69,7 +70,7 @@ HD void gemm_tile(const Product<A>& p, int r, int q) {  // ROWS rows from r on a
 }
 
 template <int ROWS, class A>
-HD void gemm_tiles(const Product<A>& p, int rows, int packs) {
+HD void gemm_tiles(const GemmArguments<A>& p, int rows, int packs) {
   for (int q = 0; q < packs;) {
     const int left = packs - q, n = left == 4 || left == 2 ? 2 : left == 1 ? 1 : 3;
     for (int r = 0; r < rows; r += ROWS)
@@ -85,10 +86,10 @@ HD void gemm_tiles(const Product<A>& p, int rows, int packs) {
 
 constexpr int FEW = 2, GEMM_ROWS = 8;
 
-// As many rows at once as the registers hold, a divisor of GEMM_ROWS. Up to a multiple of it are read and written.
-// A call, so that a product shares no registers with what is around it.
+// A register tile of ROWS x 3 packs: 3 / 4 of the registers hold accumulators. Rows up to a multiple of ROWS, which
+// divides GEMM_ROWS, are read and written. Not inlined, so that it shares no registers with the code around it.
 template <class A>
-__attribute__((noinline)) void gemm(const Product<A>& p, int rows, int packs) {
+__attribute__((noinline)) void gemm(const GemmArguments<A>& p, int rows, int packs) {
   constexpr int ROWS = MAX_PACKS<A> / 4;
   static_assert(GEMM_ROWS % ROWS == 0 && GEMM_ROWS % FEW == 0);
   if (rows > FEW)

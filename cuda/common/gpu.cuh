@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For X_cuda.cu: element types, vector access, launch sizes.
+// For cuda.cu: element types, vector access, warp sums, launch sizes.
 
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace nerfkit {
 
-constexpr int THREADS = 256;
+constexpr int THREADS = 256;  // of a block, where nothing else is said
 constexpr unsigned FULL_MASK = 0xffffffffu;
 
 // Calls f with a value of the element type.
@@ -55,7 +55,7 @@ __device__ __forceinline__ void store(T* to, const acc_t<T> (&from)[V]) {
   *reinterpret_cast<Vec<T, V>*>(to) = packed;
 }
 
-// Shared memory by an address of 32 bits: one that is kept is then not worked out again at every use.
+// Shared memory by its 32-bit address, which takes one register and no conversion at each use.
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return unsigned(__cvta_generic_to_shared(pointer));
 }
@@ -68,22 +68,24 @@ __device__ __forceinline__ void store_shared(unsigned address, unsigned from) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(from) : "memory");
 }
 
-// 16 bytes at once, wherever they are in the registers.
+// One store of 16 bytes from registers that need not be neighbours, as those of a Vec must be.
 __device__ __forceinline__ void store_16_bytes(void* to, uint2 low, uint2 high) {
   asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y)
                : "memory");
 }
 
-// The same value, but one that the compiler cannot work out again in place of keeping it. All lanes call it.
+// The same value, opaque to the compiler, which then keeps it in a register instead of rematerialising it: a shuffle
+// with itself. All lanes of a warp call it.
 __device__ __forceinline__ unsigned no_remat(unsigned value) { return __shfl_sync(FULL_MASK, value, threadIdx.x % 32); }
 
+// Sum over each group of `lanes` neighbouring lanes, a power of two; every lane gets it.
 template <class A>
 __device__ __forceinline__ A warp_sum(A value, int lanes) {
   for (int offset = lanes / 2; offset; offset /= 2) value += __shfl_xor_sync(FULL_MASK, value, offset);
   return value;
 }
 
-// Sum over the lower of `lanes` lanes, this one included.
+// Prefix sum over a group of `lanes` lanes, of which this is number `lane`: over the lower ones and this one.
 template <class A>
 __device__ __forceinline__ A warp_inclusive_sum(A value, int lane, int lanes) {
 #pragma unroll
@@ -95,8 +97,10 @@ __device__ __forceinline__ A warp_inclusive_sum(A value, int lane, int lanes) {
 }
 
 struct Gpu {
-  int major, processors;
-  int shared_bytes, processor_shared_bytes;  // that a block may have; of a multiprocessor
+  int major;                   // of the compute capability
+  int processors;              // multiprocessors
+  int shared_bytes;            // of shared memory that a block may have
+  int processor_shared_bytes;  // of shared memory of a multiprocessor
 };
 
 inline Gpu current_gpu() {
@@ -110,8 +114,8 @@ inline Gpu current_gpu() {
   return gpu;
 }
 
-// Lets a kernel that has no shared memory of a fixed size have all that a block may: not as much as this launch needs,
-// for another thread may be about to launch it with more.
+// Allows a kernel as much dynamic shared memory as a block may have: not as much as this launch needs, for another
+// thread may be about to launch it with more.
 template <class Kernel>
 void allow_shared(Kernel kernel, const Gpu& gpu) {
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, gpu.shared_bytes);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What bindings and kernels share. No torch header, so that kernels compile in a second.
 //
-// Every op has launchers of one signature for both devices: X_cpu.cpp and X_cuda.cu define the same functions, but for
-// the few that only one device has (lltm_cpu_bwd and lltm_bwd, lltm_narrow, lltm_cell_small, lltm_shared_bytes).
-// X_bind.cpp, compiled once for each library, checks, allocates and calls them.
+// Every op has launchers of one signature for both devices: cpu.cpp and cuda.cu define the same functions, but for the
+// few that only one device has (lltm_cpu_bwd and lltm_bwd, lltm_narrow, lltm_cell_small, lltm_shared_bytes).
+// bind.cpp, compiled once for each library, checks, allocates and calls them.
 
 #pragma once
 
@@ -24,7 +24,7 @@ using Status = int;    // a cudaError_t; 0 is success
 
 const char* status_text(Status status);
 
-// Half types are computed in float32.
+// The type of accumulators: half types are computed in float32.
 template <class T>
 struct Accumulate {
   using type = float;

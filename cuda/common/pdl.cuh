@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that are launched while the one before them still runs (programmatic dependent launch, from compute
-// capability 9.0 on): their blocks are there, with addresses worked out, when it is done.
+// Programmatic dependent launch (PDL), from compute capability 9.0 on: a kernel is launched while the one before it
+// still runs, so that its blocks are resident, with addresses computed, when it ends.
 
 #pragma once
 
@@ -8,25 +8,26 @@
 
 namespace nerfkit {
 
-// Once all blocks of this kernel run, those of the next may come, if it was launched early, and wait beside them.
+// Lets the blocks of the next kernel, if it was launched by pdl_launch, become resident once all blocks of this one
+// run.
 __device__ __forceinline__ void pdl_trigger() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// Until the kernels before this one are done and what they wrote is seen. A kernel that is launched early reads and
-// writes nothing before it, but may ask for lines.
+// Waits until the kernels before this one have ended and their writes are visible. A kernel launched by pdl_launch
+// reads and writes no memory before it, but may prefetch.
 __device__ __forceinline__ void pdl_wait() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
 }
 
-// Whether `kernel` is compiled so that it waits itself for the one before, and graphs of this driver can say so.
+// Whether `kernel` is compiled with pdl_wait, and the driver captures such launches in graphs.
 template <class Kernel>
 bool supports_pdl(Kernel* kernel) {
-  constexpr int PTX = 90, DRIVER = 12030;
+  constexpr int PTX = 90, DRIVER = 12030;  // compute capability 9.0, CUDA 12.3
   cudaFuncAttributes compiled;
   int driver = 0;
   return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= DRIVER &&

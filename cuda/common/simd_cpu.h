@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// For X_cpu.cpp: element types, packs of numbers, threads.
+// For cpu.cpp: element types, packs (SIMD vectors), streaming stores, threads.
 
 #pragma once
 
@@ -23,8 +23,8 @@
 
 namespace nerfkit {
 
-// setup.py compiles all for several instruction sets, each into a library of its own. LANES numbers are computed
-// together, float32 of one register: of wider vectors the compiler makes loads and stores.
+// setup.py compiles all CPU sources for several instruction sets, each into a library of its own. A pack has LANES
+// elements: float32 of one register, for wider vectors the compiler spills to memory.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, REGISTERS = 32;
 #elif defined(__AVX2__)
@@ -42,7 +42,7 @@ struct PackOf {
 template <class A>
 using Pack = typename PackOf<A>::type;
 
-// The first n of LANES numbers; the others are zero.
+// A pack of from [n], n <= LANES; the other lanes are zero.
 template <class T>
 HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
   using A = acc_t<T>;
@@ -93,7 +93,7 @@ HD Pack<double> masked_load(const double* from, LaneMask lanes) {
   return *reinterpret_cast<const Pack<double>*>(parts);
 }
 #else
-constexpr bool HAS_MASKED_LOAD = false;  // so that the rest is not called
+constexpr bool HAS_MASKED_LOAD = false;  // what follows is declared, not called
 struct LaneMask {
   LaneMask(int first, int end);
 };
@@ -101,6 +101,7 @@ template <class A>
 Pack<A> masked_load(const A* from, LaneMask lanes);
 #endif
 
+// The first n lanes of a pack to `to` [n].
 template <class T>
 HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   if constexpr (std::is_same_v<T, acc_t<T>>)
@@ -111,8 +112,9 @@ HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {
   for (int i = 0; i < n; ++i) to[i] = T(pack[i]);
 }
 
-// Of a call that reads and writes so many bytes, caches keep little of the results until they are read: results are
-// then written past the caches, which would else read each line first.
+// Streaming (non-temporal) stores bypass the caches, which would else read each line before it is written. Worth it for
+// a call that moves so many bytes that the caches keep little of the results until they are read; measured,
+// docs/kernels.md.
 constexpr int64_t STREAMING_BYTES = 32 << 20;
 
 inline bool use_streaming_stores(const void* results, int64_t moved) {
@@ -134,16 +136,16 @@ using Register = __m128;
 HD void stream_register(float* to, Register numbers) { _mm_stream_ps(to, numbers); }
 #endif
 
-// As store(), past the caches, to where as many numbers as a register holds begin: best a line of them, for each part
-// of a line takes a line's time. A thread that did it ends with streaming_fence().
+// As store(), by streaming stores, to an address aligned to a register. Write full cache lines: a part of a line takes
+// as long as all of it. A thread that did it ends with streaming_fence().
 template <class A>
 HD void store_streaming(A* to, Pack<A> pack) {
 #if defined(__x86_64__)
-  constexpr int PARTS = sizeof(pack) / sizeof(Register);
-  Register parts[PARTS];
-  __builtin_memcpy(parts, &pack, sizeof(pack));
+  constexpr int COUNT = sizeof(pack) / sizeof(Register);
+  Register registers[COUNT];
+  __builtin_memcpy(registers, &pack, sizeof(pack));
 #pragma GCC unroll 2
-  for (int i = 0; i < PARTS; ++i) stream_register(reinterpret_cast<float*>(to) + i * LANES, parts[i]);
+  for (int i = 0; i < COUNT; ++i) stream_register(reinterpret_cast<float*>(to) + i * LANES, registers[i]);
 #else
   store(to, pack);
 #endif
@@ -152,13 +154,13 @@ HD void store_streaming(A* to, Pack<A> pack) {
 template <class A>
 constexpr int PACKS_PER_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
 
-// The packs of a line of the cache that come one by one: past the caches with the last of them.
+// Collects the packs of a cache line that are ready one by one, and streams the line with the last of them.
 template <class A>
 struct StreamingLine {
   static constexpr int LAST = PACKS_PER_LINE<A> - 1;
   Pack<A> packs[std::max(1, LAST)] = {};
 
-  // Pack `which` of a line, that belongs at `to`.
+  // Pack `which` of a line, for address `to`.
   HD void put(A* to, Pack<A> pack, int which) {
     if constexpr (LAST > 0) {
       if (which < LAST) {
@@ -180,7 +182,7 @@ inline void streaming_fence() {
 
 template <class A>
 HD Pack<A> broadcast(A number) {
-  A values[LANES];  // of an array the compiler makes one instruction, of a pack's elements one for each
+  A values[LANES];  // an array: of assignments to a pack's elements the compiler makes one instruction each
   for (int i = 0; i < LANES; ++i) values[i] = number;
   return *reinterpret_cast<const Pack<A>*>(values);
 }
@@ -193,7 +195,7 @@ HD Pack<A> lane_iota() {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// The packs that registers hold.
+// Packs that the registers hold.
 template <class A>
 constexpr int MAX_PACKS = REGISTERS * sizeof(float) / sizeof(A);
 
@@ -211,7 +213,7 @@ struct LineAllocator {
  private:
   static constexpr std::align_val_t LINE{64};
 };
-// A std::vector for packs: it begins with a line of the cache. A pack that lies across two lines takes as long as two.
+// A std::vector that begins at a cache line: a pack across two lines takes as long as two packs.
 template <class A>
 using PackVector = std::vector<A, LineAllocator<A>>;
 
@@ -230,7 +232,7 @@ void dispatch(DType dtype, const F& f) {
   }
 }
 
-// f(begin, end) over parts of [0, n) on torch's own threads.
+// f(begin, end) for ranges of at least `grain` that cover [0, n), on torch's own threads.
 template <class F>
 void parallel(int64_t n, int64_t grain, const F& f) {
   auto call = [](int64_t begin, int64_t end, void* context) { (*static_cast<const F*>(context))(begin, end); };
@@ -238,8 +240,8 @@ void parallel(int64_t n, int64_t grain, const F& f) {
     throw std::runtime_error("nerfkit: a thread failed");
 }
 
-// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for parts of unequal
-// size.
+// f(i) for every i in [0, n) on torch's own threads, each taking the next when done with one: for tasks of unequal
+// length.
 template <class F>
 void parallel_each(int64_t n, const F& f) {
   uint32_t threads = 1;

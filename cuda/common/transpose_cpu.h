@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LANES rows of numbers to and from packs, four by four, which every instruction set has shuffles for.
+// Transposes LANES rows to packs and back, in blocks of 4 x 4, which every instruction set has shuffles for.
 
 #pragma once
 
@@ -33,7 +33,7 @@ HD void store_four(T* to, Four<A> four) {
     for (int i = 0; i < 4; ++i) to[i] = T(four[i]);
 }
 
-// Four numbers of four rows.
+// A block of 4 x 4: from [4, from_row] -> to [4, to_row].
 template <class A, class From, class To>
 HD void transpose_four(const From* from, int64_t from_row, To* to, int64_t to_row) {
   using I = typename FourOf<A>::index;
@@ -48,13 +48,14 @@ HD void transpose_four(const From* from, int64_t from_row, To* to, int64_t to_ro
   store_four<A>(to + 3 * to_row, __builtin_shuffle(ab_high, cd_high, right));
 }
 
-// f(i) for blocks of four that cover begin .. end - 1, the last overlapping those before; end is 4 at least.
+// f(i) for blocks of four that cover begin .. end - 1, the last overlapping the one before; end is at least 4.
 template <class F>
 HD void by_four(int begin, int end, const F& f) {
   for (int i = begin; i < end; i += 4) f(std::min(i, end - 4));
 }
 
-// n numbers of LANES rows to n packs. Few rows at a time: they may share a set of the cache.
+// from [LANES, row], n columns -> to [n, pack]. Four rows at a time: rows a power of two apart share a set of the
+// cache.
 template <class T>
 HD void transpose_to_packs(const T* from, int64_t row, acc_t<T>* to, int64_t pack, int n) {
   for (int begin = 0; begin < n; begin += LANES)
@@ -70,7 +71,7 @@ HD void transpose_to_packs(const T* from, int64_t row, acc_t<T>* to, int64_t pac
     }
 }
 
-// n packs that lie side by side to n numbers of LANES rows.
+// from [n, LANES] -> to [LANES, row], n columns.
 template <class T>
 HD void transpose_from_packs(const acc_t<T>* from, T* to, int64_t row, int n) {
   for (int begin = 0; begin < n; begin += LANES)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first samples of each ray, moved to where ray_offsets has them, and their positions.
+// The first samples of each ray, moved to where ray_offsets has them, and their positions. R rays, M samples of the
+// source, n_rows of the result.
 
 #pragma once
 
@@ -8,18 +9,22 @@
 namespace nerfkit {
 
 struct CompactArguments {
-  const void *origins, *directions, *t_starts, *t_ends;
-  const int64_t *source_offsets, *ray_offsets;
+  const void* origins;            // [R, 3]
+  const void* directions;         // [R, 3]
+  const void* t_starts;           // [M]
+  const void* t_ends;             // [M]
+  const int64_t* source_offsets;  // [R + 1] rows of each ray in t_starts and t_ends
+  const int64_t* ray_offsets;     // [R + 1] rows of each ray in the result
   int64_t n_rays, n_rows;
 
-  HD int64_t last_ray() const { return n_rays ? n_rays - 1 : 0; }  // of the rows that no ray needs
+  HD int64_t last_ray() const { return n_rays ? n_rays - 1 : 0; }  // ray_index of padding rows
 };
 
 template <class P>
 struct CompactedRay {
   P origin[3], direction[3];
   int64_t begin, end;  // rows of the result
-  int64_t shift;       // from there to the row of the source
+  int64_t shift;       // row of the source - row of the result
 };
 
 template <class P>
@@ -35,7 +40,11 @@ HD CompactedRay<P> compacted_ray(const CompactArguments& in, int64_t ray) {
   return out;
 }
 
-Status compact_samples(DType, const CompactArguments&, void* positions, void* t_starts, void* t_ends,
-                       int64_t* ray_index, Stream);
+Status compact_samples(DType, const CompactArguments&,
+                       void* positions,     // [n_rows, 3]
+                       void* t_starts,      // [n_rows]
+                       void* t_ends,        // [n_rows]
+                       int64_t* ray_index,  // [n_rows]
+                       Stream);
 
 }  // namespace nerfkit

@@ -7,7 +7,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 64, ROW_GRAIN = 4096;  // rays, and rows that no ray needs, that are worth a thread
+constexpr int64_t GRAIN = 64, ROW_GRAIN = 4096;  // rays, and padding rows, per task of a thread, at least
 
 template <class P>
 void run(const CompactArguments& in, P* positions, P* t_starts, P* t_ends, int64_t* ray_index) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight lanes a ray, as in composite_cuda.cu. Where the rays end is known on the GPU alone, so the same threads then
-// clear the rows behind.
+// Eight lanes per ray, as in composite/cuda.cu. The number of samples is known on the GPU alone, so the same threads
+// then clear the padding rows behind them in a grid-stride loop.
 
 #include "common/gpu.cuh"
 #include "compact_samples/args.h"
@@ -8,13 +8,15 @@
 namespace nerfkit {
 namespace {
 
-constexpr int LANES = 8;
-constexpr int CLEARED = 8;  // rows behind that a thread clears, at most
+constexpr int LANES = 8;            // of a ray
+constexpr int ROWS_PER_THREAD = 8;  // that a thread clears where all rows are padding
 
 template <class P>
-__global__ void __launch_bounds__(THREADS)
-    rows(CompactArguments in, P* __restrict__ positions, P* __restrict__ t_starts, P* __restrict__ t_ends,
-         int64_t* __restrict__ ray_index) {
+__global__ void __launch_bounds__(THREADS) compact_samples_rows(CompactArguments in,
+                                                                P* __restrict__ positions,          // [n_rows, 3]
+                                                                P* __restrict__ t_starts,           // [n_rows]
+                                                                P* __restrict__ t_ends,             // [n_rows]
+                                                                int64_t* __restrict__ ray_index) {  // [n_rows]
   const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   const int64_t r = thread / LANES;
   if (r < in.n_rays) {
@@ -41,13 +43,13 @@ __global__ void __launch_bounds__(THREADS)
 Status compact_samples(DType dtype, const CompactArguments& in, void* positions, void* t_starts, void* t_ends,
                        int64_t* ray_index, Stream stream) {
   if (in.n_rows == 0) return 0;
-  const unsigned blocks = blocks_for(std::max(in.n_rays * LANES, (in.n_rows + CLEARED - 1) / CLEARED));
+  const unsigned blocks = blocks_for(std::max(in.n_rays * LANES, (in.n_rows + ROWS_PER_THREAD - 1) / ROWS_PER_THREAD));
   if (dtype == DType::f64)
-    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (double*)positions, (double*)t_starts, (double*)t_ends,
-                                                       ray_index);
+    compact_samples_rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (double*)positions, (double*)t_starts,
+                                                                       (double*)t_ends, ray_index);
   else
-    rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (float*)positions, (float*)t_starts, (float*)t_ends,
-                                                       ray_index);
+    compact_samples_rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>(in, (float*)positions, (float*)t_starts,
+                                                                       (float*)t_ends, ray_index);
   return launched();
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Volume rendering: weight w = T (1 - exp(-tau)) with tau = density delta and T = exp(-sum of the tau before).
+// Volume rendering of one sample and of one ray: w = T (1 - exp(-tau)), tau = density (t_end - t_start),
+// T = exp(-sum of the tau in front). N samples, R rays.
 
 #pragma once
 
@@ -9,17 +10,27 @@
 
 namespace nerfkit {
 
+// T is void for the launchers, the element type for the kernels.
 template <class T>
 struct CompositeInputs {
-  const T *density, *rgb, *t_starts, *t_ends, *background;
-  const int64_t* ray_offsets;
+  const T* density;            // [N]
+  const T* rgb;                // [N, 3]
+  const T* t_starts;           // [N]
+  const T* t_ends;             // [N]
+  const T* background;         // [R, 3], or [3]
+  const int64_t* ray_offsets;  // [R + 1]
   int64_t n_rays;
   int64_t background_stride;  // 3, or 0 where all rays share one
 };
+using CompositeArguments = CompositeInputs<void>;
 
+// Of the outputs.
 template <class T>
 struct CompositeGradients {
-  const T *color, *opacity, *depth, *weights;
+  const T* color;    // [R, 3]
+  const T* opacity;  // [R]
+  const T* depth;    // [R]
+  const T* weights;  // [N]
 };
 
 template <class A>
@@ -28,11 +39,14 @@ struct CompositeLimits {
   static constexpr A min_opacity = A(1e-10);  // MIN_OPACITY of nerfkit/ops/composite.py
 };
 
-// A sample, as the ray sees it.
+// A sample in front of which `before` of optical thickness lies.
 template <class A>
 struct Slice {
-  A thickness, through, weight, middle;  // `through`: what light passes the slice
-  bool clamped;
+  A thickness;   // tau, at most max_thickness
+  A through;     // T exp(-tau): transmittance behind the sample, the derivative of weight by thickness
+  A weight;      // T (1 - exp(-tau))
+  A middle;      // distance of the middle of the interval
+  bool clamped;  // tau was larger: its gradient is 0
 };
 
 template <class T>
@@ -54,7 +68,8 @@ HD Slice<acc_t<T>> slice_of(const CompositeInputs<T>& in, int64_t n, acc_t<T> th
           (A(in.t_starts[n]) + A(in.t_ends[n])) / A(2), clamped};
 }
 
-// What the sums of a ray say about the gradient of each weight: base + per_middle * middle.
+// What the gradient of each weight of a ray has in common: opacity + depth_per_middle * middle + color . (rgb -
+// background).
 template <class A>
 struct RayGradient {
   A color[3], background[3], opacity, depth_per_middle;
@@ -76,6 +91,7 @@ HD RayGradient<acc_t<T>> ray_gradient(const CompositeInputs<T>& in, const Compos
   return out;
 }
 
+// d loss / d weight of sample n.
 template <class T>
 HD acc_t<T> weight_gradient(const CompositeInputs<T>& in, const CompositeGradients<T>& grad,
                             const RayGradient<acc_t<T>>& ray, int64_t n, acc_t<T> middle) {
@@ -85,22 +101,26 @@ HD acc_t<T> weight_gradient(const CompositeInputs<T>& in, const CompositeGradien
   return sum;
 }
 
-struct CompositeArguments {
-  const void *density, *rgb, *t_starts, *t_ends, *background;
-  const int64_t* ray_offsets;
-  int64_t n_rays, background_stride;
-};
-
 template <class T>
 CompositeInputs<T> typed(const CompositeArguments& a) {
   return {(const T*)a.density, (const T*)a.rgb, (const T*)a.t_starts, (const T*)a.t_ends, (const T*)a.background,
           a.ray_offsets,       a.n_rays,        a.background_stride};
 }
+template <class T>
+CompositeGradients<T> typed(const CompositeGradients<void>& a) {
+  return {(const T*)a.color, (const T*)a.opacity, (const T*)a.depth, (const T*)a.weights};
+}
 
-Status composite(DType, const CompositeArguments&, void* color, void* opacity, void* depth, void* weights, Stream);
-// grad_background is [R, 3] also where all rays share one.
-Status composite_bwd(DType, const CompositeArguments&, const void* grad_color, const void* grad_opacity,
-                     const void* grad_depth, const void* grad_weights, void* grad_density, void* grad_rgb,
-                     void* grad_background, Stream);
+Status composite(DType, const CompositeArguments&,
+                 void* color,    // [R, 3]
+                 void* opacity,  // [R]
+                 void* depth,    // [R]
+                 void* weights,  // [N]
+                 Stream);
+Status composite_bwd(DType, const CompositeArguments&, const CompositeGradients<void>&,
+                     void* grad_density,     // [N]
+                     void* grad_rgb,         // [N, 3]
+                     void* grad_background,  // [R, 3] also where all rays share one
+                     Stream);
 
 }  // namespace nerfkit

@@ -7,7 +7,7 @@ namespace nerfkit {
 namespace {
 
 struct Inputs {
-  Tensor density, rgb, t_starts, t_ends, ray_offsets, background;
+  Tensor density, rgb, t_starts, t_ends, ray_offsets, background;  // [N], [N, 3], [N], [N], [R + 1], [R, 3] or [3]
   int64_t n_samples, n_rays;
 
   Inputs(const Tensor& density_in, const Tensor& rgb_in, const Tensor& starts_in, const Tensor& ends_in,
@@ -58,10 +58,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_color_in, const T
   const Tensor grad_weights = check_contiguous("grad_weights", grad_weights_in, in.density, {in.n_samples});
   Tensor grad_density = empty(density, {in.n_samples}), grad_rgb = empty(density, {in.n_samples, 3});
   Tensor grad_background = empty(density, {in.n_rays, 3});
-  check_launch("composite_bwd",
-               composite_bwd(dtype_of(density), in.arguments(), const_ptr(grad_color), const_ptr(grad_opacity),
-                             const_ptr(grad_depth), const_ptr(grad_weights), mutable_ptr(grad_density),
-                             mutable_ptr(grad_rgb), mutable_ptr(grad_background), device.stream));
+  check_launch(
+      "composite_bwd",
+      composite_bwd(dtype_of(density), in.arguments(),
+                    {const_ptr(grad_color), const_ptr(grad_opacity), const_ptr(grad_depth), const_ptr(grad_weights)},
+                    mutable_ptr(grad_density), mutable_ptr(grad_rgb), mutable_ptr(grad_background), device.stream));
   return {grad_density, grad_rgb, grad_background};
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A thread takes rays one after the other, and their samples near to far.
 
 #include "composite/args.h"
 
@@ -7,11 +8,11 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 64;  // rays that are worth a thread
+constexpr int64_t GRAIN = 64;  // rays per task of a thread, at least
 
-// Calls f(sample, slice) near to far.
+// Calls f(sample, slice) for the samples of a ray, near to far.
 template <class T, class F>
-void walk(const CompositeInputs<T>& in, int64_t ray, const F& f) {
+void for_samples(const CompositeInputs<T>& in, int64_t ray, const F& f) {
   acc_t<T> before = 0;
   for (int64_t n = in.ray_offsets[ray]; n < in.ray_offsets[ray + 1]; ++n) {
     bool clamped;
@@ -25,7 +26,7 @@ template <class T>
 void forward(const CompositeInputs<T>& in, int64_t ray, T* color, T* opacity, T* depth, T* weights) {
   using A = acc_t<T>;
   A rgb[3] = {}, total = 0, depth_sum = 0;
-  walk(in, ray, [&](int64_t n, const Slice<A>& slice) {
+  for_samples(in, ray, [&](int64_t n, const Slice<A>& slice) {
     weights[n] = T(slice.weight);
     total += slice.weight;
     depth_sum += slice.weight * slice.middle;
@@ -42,16 +43,16 @@ void backward(const CompositeInputs<T>& in, const CompositeGradients<T>& grad, i
               T* grad_rgb, T* grad_background) {
   using A = acc_t<T>;
   A opacity = 0, depth_sum = 0;
-  walk(in, ray, [&](int64_t, const Slice<A>& slice) {
+  for_samples(in, ray, [&](int64_t, const Slice<A>& slice) {
     opacity += slice.weight;
     depth_sum += slice.weight * slice.middle;
   });
   const RayGradient<A> of_ray = ray_gradient(in, grad, ray, opacity, depth_sum);
   A behind = 0;  // sum of weight times its gradient over the samples behind
-  walk(in, ray, [&](int64_t n, const Slice<A>& slice) {
+  for_samples(in, ray, [&](int64_t n, const Slice<A>& slice) {
     behind += slice.weight * weight_gradient(in, grad, of_ray, n, slice.middle);
   });
-  walk(in, ray, [&](int64_t n, const Slice<A>& slice) {
+  for_samples(in, ray, [&](int64_t n, const Slice<A>& slice) {
     const A of_weight = weight_gradient(in, grad, of_ray, n, slice.middle);
     behind -= slice.weight * of_weight;
     const A of_thickness = slice.clamped ? A(0) : of_weight * slice.through - behind;
@@ -75,14 +76,12 @@ Status composite(DType dtype, const CompositeArguments& arguments, void* color, 
   return 0;
 }
 
-Status composite_bwd(DType dtype, const CompositeArguments& arguments, const void* grad_color, const void* grad_opacity,
-                     const void* grad_depth, const void* grad_weights, void* grad_density, void* grad_rgb,
-                     void* grad_background, Stream) {
+Status composite_bwd(DType dtype, const CompositeArguments& arguments, const CompositeGradients<void>& gradients,
+                     void* grad_density, void* grad_rgb, void* grad_background, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const auto in = typed<T>(arguments);
-    const CompositeGradients<T> grad{(const T*)grad_color, (const T*)grad_opacity, (const T*)grad_depth,
-                                     (const T*)grad_weights};
+    const auto grad = typed<T>(gradients);
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end; ++ray)
         backward(in, grad, ray, (T*)grad_density, (T*)grad_rgb, (T*)grad_background);

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight lanes a ray: the average ray has less than ten samples, and a warp's loads stay together.
+// Eight lanes per ray, four rays per warp: the average ray of training has less than ten samples, and neighbouring
+// rays' samples are neighbours in memory, so that a warp's loads are coalesced. Thickness in front of a sample is a
+// prefix sum over the eight lanes, carried from one eight samples to the next.
 
 #include "common/gpu.cuh"
 #include "composite/args.h"
@@ -7,11 +9,13 @@
 namespace nerfkit {
 namespace {
 
-constexpr int LANES = 8;
+constexpr int LANES = 8;  // of a ray
 
-// Calls f(is a sample, sample, slice) for this lane's samples, near to far; all lanes of a warp stay together.
+// Calls f(is a sample, sample, slice) for this lane's samples, near to far. All lanes of a warp call it together, also
+// those without samples.
 template <class T, class F>
-__device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin, int64_t end, int lane, const F& f) {
+__device__ __forceinline__ void for_samples(const CompositeInputs<T>& in, int64_t begin, int64_t end, int lane,
+                                            const F& f) {
   using A = acc_t<T>;
   A before = 0;
   for (int64_t first = begin; __any_sync(FULL_MASK, first < end); first += LANES) {
@@ -28,16 +32,18 @@ __device__ __forceinline__ void walk(const CompositeInputs<T>& in, int64_t begin
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    forward(CompositeInputs<T> in, T* __restrict__ color, T* __restrict__ opacity, T* __restrict__ depth,
-            T* __restrict__ weights) {
+__global__ void __launch_bounds__(THREADS) composite_forward(CompositeInputs<T> in,
+                                                             T* __restrict__ color,      // [R, 3]
+                                                             T* __restrict__ opacity,    // [R]
+                                                             T* __restrict__ depth,      // [R]
+                                                             T* __restrict__ weights) {  // [N]
   using A = acc_t<T>;
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES;
   const bool is_ray = ray < in.n_rays;
   const int64_t begin = is_ray ? in.ray_offsets[ray] : 0, end = is_ray ? in.ray_offsets[ray + 1] : 0;
   A rgb[3] = {}, total = 0, depth_sum = 0;
-  walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
+  for_samples(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     if (!real) return;
     weights[n] = T(slice.weight);
     total += slice.weight;
@@ -56,16 +62,17 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <class T>
-__global__ void __launch_bounds__(THREADS)
-    backward(CompositeInputs<T> in, CompositeGradients<T> grad, T* __restrict__ grad_density, T* __restrict__ grad_rgb,
-             T* __restrict__ grad_background) {
+__global__ void __launch_bounds__(THREADS) composite_backward(CompositeInputs<T> in, CompositeGradients<T> grad,
+                                                              T* __restrict__ grad_density,       // [N]
+                                                              T* __restrict__ grad_rgb,           // [N, 3]
+                                                              T* __restrict__ grad_background) {  // [R, 3]
   using A = acc_t<T>;
   const int64_t ray = (int64_t(blockIdx.x) * THREADS + threadIdx.x) / LANES;
   const int lane = threadIdx.x % LANES;
   const bool is_ray = ray < in.n_rays;
   const int64_t begin = is_ray ? in.ray_offsets[ray] : 0, end = is_ray ? in.ray_offsets[ray + 1] : 0;
   A opacity = 0, depth_sum = 0;
-  walk(in, begin, end, lane, [&](bool, int64_t, const Slice<A>& slice) {
+  for_samples(in, begin, end, lane, [&](bool, int64_t, const Slice<A>& slice) {
     opacity += slice.weight;
     depth_sum += slice.weight * slice.middle;
   });
@@ -74,11 +81,11 @@ __global__ void __launch_bounds__(THREADS)
   RayGradient<A> of_ray{};
   if (is_ray) of_ray = ray_gradient(in, grad, ray, opacity, depth_sum);
   A behind = 0;  // sum of weight times its gradient over the samples behind
-  walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
+  for_samples(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     if (real) behind += slice.weight * weight_gradient(in, grad, of_ray, n, slice.middle);
   });
   behind = warp_sum(behind, LANES);
-  walk(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
+  for_samples(in, begin, end, lane, [&](bool real, int64_t n, const Slice<A>& slice) {
     const A of_weight = real ? weight_gradient(in, grad, of_ray, n, slice.middle) : A(0);
     const A upto = warp_inclusive_sum(slice.weight * of_weight, lane, LANES);
     if (real) {
@@ -99,21 +106,19 @@ Status composite(DType dtype, const CompositeArguments& arguments, void* color, 
   if (arguments.n_rays == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    forward<<<blocks_for(arguments.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(
+    composite_forward<<<blocks_for(arguments.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(
         typed<T>(arguments), (T*)color, (T*)opacity, (T*)depth, (T*)weights);
   });
   return launched();
 }
 
-Status composite_bwd(DType dtype, const CompositeArguments& arguments, const void* grad_color, const void* grad_opacity,
-                     const void* grad_depth, const void* grad_weights, void* grad_density, void* grad_rgb,
-                     void* grad_background, Stream stream) {
+Status composite_bwd(DType dtype, const CompositeArguments& arguments, const CompositeGradients<void>& gradients,
+                     void* grad_density, void* grad_rgb, void* grad_background, Stream stream) {
   if (arguments.n_rays == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const CompositeGradients<T> grad{(const T*)grad_color, (const T*)grad_opacity, (const T*)grad_depth,
-                                     (const T*)grad_weights};
-    backward<<<blocks_for(arguments.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(
+    const auto grad = typed<T>(gradients);
+    composite_backward<<<blocks_for(arguments.n_rays * LANES), THREADS, 0, (cudaStream_t)stream>>>(
         typed<T>(arguments), grad, (T*)grad_density, (T*)grad_rgb, (T*)grad_background);
   });
   return launched();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many samples of a ray light reaches: those with less than `limit` of optical thickness before them.
+// How many samples of a ray light reaches: those with less than `limit` of optical thickness in front of them.
+// N samples, R rays.
 
 #pragma once
 
@@ -8,20 +9,17 @@
 
 namespace nerfkit {
 
-struct CountVisibleArguments {
-  const void *density, *t_starts, *t_ends;
-  const int64_t* ray_offsets;
-  int64_t n_rays;
-  double limit;
-};
-
-template <class T>
+// T is void for the launchers, the element type for the kernels.
+template <class T, class Limit = acc_t<T>>
 struct CountVisibleInputs {
-  const T *density, *t_starts, *t_ends;
-  const int64_t* ray_offsets;
+  const T* density;            // [N]
+  const T* t_starts;           // [N]
+  const T* t_ends;             // [N]
+  const int64_t* ray_offsets;  // [R + 1]
   int64_t n_rays;
-  acc_t<T> limit;
+  Limit limit;  // optical thickness
 };
+using CountVisibleArguments = CountVisibleInputs<void, double>;
 
 template <class T>
 CountVisibleInputs<T> typed(const CountVisibleArguments& a) {
@@ -35,6 +33,6 @@ HD acc_t<T> thickness_of(const CountVisibleInputs<T>& in, int64_t n) {
   return thickness > CompositeLimits<A>::max_thickness ? CompositeLimits<A>::max_thickness : thickness;
 }
 
-Status count_visible(DType, const CountVisibleArguments&, int64_t* counts, Stream);
+Status count_visible(DType, const CountVisibleArguments&, int64_t* counts /* [R] */, Stream);
 
 }  // namespace nerfkit

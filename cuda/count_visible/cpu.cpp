@@ -7,7 +7,7 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 64;  // rays that are worth a thread
+constexpr int64_t GRAIN = 64;  // rays per task of a thread, at least
 
 template <class T>
 int64_t count(const CountVisibleInputs<T>& in, int64_t ray) {

@@ -40,10 +40,10 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad_in, const Tensor&
   Tensor grad_x = to_x ? empty(x, shape_of(x)) : empty0(x);
   Tensor grad_weight = to_weight ? empty(weight, shape_of(weight)) : empty0(x);
   Tensor grad_bias = to_weight ? empty(weight, {x.size(1)}) : empty0(x);
-  Tensor scratch = empty(x, {to_weight ? conv1d_scratch(size) : 0}, acc_type(x.scalar_type()));
+  Tensor partials = empty(x, {to_weight ? conv1d_partials(size) : 0}, acc_type(x.scalar_type()));
   check_launch("depthwise_conv1d_bwd",
                depthwise_conv1d_bwd(dtype_of(x), const_ptr(grad), const_ptr(x), const_ptr(weight), mutable_ptr(grad_x),
-                                    mutable_ptr(grad_weight), mutable_ptr(grad_bias), mutable_ptr(scratch), size,
+                                    mutable_ptr(grad_weight), mutable_ptr(grad_bias), mutable_ptr(partials), size,
                                     device.stream));
   return {grad_x, grad_weight, grad_bias};
 }

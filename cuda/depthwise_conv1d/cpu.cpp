@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A thread takes rays one after the other, LANES channels of a sample at a time.
 
 #include "depthwise_conv1d/args.h"
 
@@ -9,12 +10,12 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 64;  // rays that are worth a thread
-constexpr int64_t PARTS = 64;  // sums of the weight gradient: a fixed number, whatever the number of threads
+constexpr int64_t GRAIN = 64;  // rays per task of a thread, at least
+constexpr int64_t TASKS = 64;  // partial sums of the weight's gradient: a fixed number, whatever the number of threads
 
-// weight [k, C]: channels side by side, as in the samples; flipped for the gradient of x.
+// weight [C, K] -> [K, C]: channels side by side, as in the samples; with taps flipped for the gradient of x.
 template <class T>
-PackVector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped) {
+PackVector<acc_t<T>> transpose_taps(const T* weight, const Conv1dShape& s, bool flipped) {
   PackVector<acc_t<T>> out(int64_t(s.kernel) * s.channels);
   for (int c = 0; c < s.channels; ++c)
     for (int u = 0; u < s.kernel; ++u)
@@ -22,9 +23,10 @@ PackVector<acc_t<T>> by_tap(const T* weight, const Conv1dShape& s, bool flipped)
   return out;
 }
 
+// out = bias + cross-correlation of x, for the rays begin .. end - 1.
 template <class T>
 void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const Conv1dShape& s, int64_t begin,
-               int64_t end) {  // rays
+               int64_t end) {
   using A = acc_t<T>;
   const int C = s.channels;
   const int64_t reach = int64_t(s.kernel / 2) * s.dilation;
@@ -41,9 +43,9 @@ void correlate(const T* x, const acc_t<T>* weight, const T* bias, T* out, const 
       }
 }
 
-// Adds to sums [k + 1, C] for the rays begin .. end - 1; the last row is the bias.
+// Adds to sums [K + 1, C] for the rays begin .. end - 1; the last row is the bias.
 template <class T>
-void weight_sums(const T* grad_out, const T* x, acc_t<T>* sums, const Conv1dShape& s, int64_t begin, int64_t end) {
+void add_to_weight(const T* grad_out, const T* x, acc_t<T>* sums, const Conv1dShape& s, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   const int C = s.channels;
   const int64_t reach = int64_t(s.kernel / 2) * s.dilation;
@@ -62,19 +64,21 @@ void weight_sums(const T* grad_out, const T* x, acc_t<T>* sums, const Conv1dShap
     }
 }
 
+// partials [TASKS, K + 1, C]
 template <class T>
-void to_weight(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, acc_t<T>* scratch, const Conv1dShape& s) {
+void grad_weight_of(const T* grad_out, const T* x, T* grad_weight, T* grad_bias, acc_t<T>* partials,
+                    const Conv1dShape& s) {
   const int64_t size = int64_t(s.kernel + 1) * s.channels;
-  std::fill(scratch, scratch + PARTS * size, acc_t<T>(0));
-  parallel(PARTS, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t part = begin; part < end; ++part)
-      weight_sums(grad_out, x, scratch + part * size, s, s.n_rays * part / PARTS, s.n_rays * (part + 1) / PARTS);
+  std::fill(partials, partials + TASKS * size, acc_t<T>(0));
+  parallel(TASKS, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task)
+      add_to_weight(grad_out, x, partials + task * size, s, s.n_rays * task / TASKS, s.n_rays * (task + 1) / TASKS);
   });
-  for (int64_t part = 1; part < PARTS; ++part)
-    for (int64_t i = 0; i < size; ++i) scratch[i] += scratch[part * size + i];
+  for (int64_t task = 1; task < TASKS; ++task)
+    for (int64_t i = 0; i < size; ++i) partials[i] += partials[task * size + i];
   for (int c = 0; c < s.channels; ++c) {
-    for (int u = 0; u < s.kernel; ++u) grad_weight[c * s.kernel + u] = T(scratch[int64_t(u) * s.channels + c]);
-    grad_bias[c] = T(scratch[int64_t(s.kernel) * s.channels + c]);
+    for (int u = 0; u < s.kernel; ++u) grad_weight[c * s.kernel + u] = T(partials[int64_t(u) * s.channels + c]);
+    grad_bias[c] = T(partials[int64_t(s.kernel) * s.channels + c]);
   }
 }
 
@@ -84,7 +88,7 @@ Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const vo
                         const Conv1dShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const auto w = by_tap((const T*)weight, s, false);
+    const auto w = transpose_taps((const T*)weight, s, false);
     parallel(s.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       correlate((const T*)x, w.data(), (const T*)bias, (T*)out, s, begin, end);
     });
@@ -93,12 +97,13 @@ Status depthwise_conv1d(DType dtype, const void* x, const void* weight, const vo
 }
 
 Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
-                            void* grad_weight, void* grad_bias, void* scratch, const Conv1dShape& s, Stream) {
+                            void* grad_weight, void* grad_bias, void* partials, const Conv1dShape& s, Stream) {
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    if (grad_weight) to_weight((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, s);
+    if (grad_weight)
+      grad_weight_of((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)partials, s);
     if (!grad_x) return;
-    const auto w = by_tap((const T*)weight, s, true);
+    const auto w = transpose_taps((const T*)weight, s, true);
     parallel(s.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       correlate((const T*)grad_out, w.data(), (const T*)nullptr, (T*)grad_x, s, begin, end);
     });
@@ -106,6 +111,6 @@ Status depthwise_conv1d_bwd(DType dtype, const void* grad_out, const void* x, co
   return 0;
 }
 
-int64_t conv1d_scratch(const Conv1dShape& s) { return PARTS * (s.kernel + 1) * s.channels; }
+int64_t conv1d_partials(const Conv1dShape& s) { return TASKS * (s.kernel + 1) * s.channels; }
 
 }  // namespace nerfkit

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels of 1, 3, 5 and 7 taps without dilation, where channels come in fours (double: twos). A warp walks along its
-// part of the samples. A thread takes so many channels of a run of neighbouring samples and asks for all rows that they
-// need before it waits for anything. Where rays begin is a bit for each sample; a search finds the first of the part,
-// after that the warp reads ray_offsets as it goes.
+// The usual convolution: 3 taps without dilation, channels in fours, float32 and half types. A warp takes tile after
+// tile of consecutive samples. A thread takes four channels of a run of neighbouring samples and issues all their loads
+// before it waits for any. Where rays begin is one bit per sample in shared memory; a search in ray_offsets finds the
+// first of the warp's samples, after that the warp reads ray_offsets as it goes.
 
 #pragma once
 
@@ -10,20 +10,22 @@
 #include "depthwise_conv1d/args.h"
 
 namespace nerfkit {
+namespace {
 
+constexpr int K = 3;  // taps
+constexpr int V = 4;  // channels of a thread; eight halves would need twice the registers for weight and sums
 template <class T>
-constexpr int RUN_CHANNELS = sizeof(T) == 8 ? 2 : 4;  // eight halves would need twice the registers for weight and sums
-template <class T>
-constexpr int RUN = 64 / int(sizeof(T) * RUN_CHANNELS<T>);  // samples of a thread
+constexpr int RUN = 64 / int(sizeof(T) * V);  // samples of a thread: 64 bytes
 constexpr int WORDS =
-    (32 * RUN<__half> + 2 * 3 + 31) / 32 + 1;  // bits of a tile, three more on both sides; one to shift in
+    (32 * RUN<__half> + K - 1 + 31) / 32 + 1;  // bits of a tile and K / 2 on both sides; one to shift in
 
 struct RunShape : Conv1dShape {
-  int columns, tile;  // lanes beside each other along the channels; samples of all lanes
-  int64_t part;       // samples of a warp, whole tiles
+  int columns;    // lanes along the channels; the others of a warp are along the samples
+  int tile;       // samples that a warp takes at a time: RUN for each lane along them
+  int64_t slice;  // samples of a warp, a multiple of tile
 };
 
-// First of n rising values that is not below `value`. The lanes of a warp look together.
+// Index of the first of values [n], which rise, that is not below `value`: a 32-ary search by the lanes of a warp.
 __device__ __forceinline__ int64_t first_from(const int64_t* values, int64_t n, int64_t value) {
   const int64_t lane = threadIdx.x % 32;
   int64_t first = 0;
@@ -36,8 +38,8 @@ __device__ __forceinline__ int64_t first_from(const int64_t* values, int64_t n, 
   return first;
 }
 
-// Sets bit i of `words` where sample low + i begins a ray or is the end of all. `at` is the first of ray_offsets from
-// low on and becomes that of the next tile.
+// Sets bit i of words [WORDS] where sample low + i begins a ray or is the end of all. `at` is the index of the first of
+// ray_offsets from `low` on and becomes that of the next tile.
 __device__ __forceinline__ void mark_begins(unsigned* words, const RunShape& s, int64_t low, int bits, int64_t& at) {
   const int lane = threadIdx.x % 32;
   const int64_t next = low + s.tile, end = min(low + bits, s.n_samples);
@@ -58,21 +60,21 @@ __device__ __forceinline__ void mark_begins(unsigned* words, const RunShape& s, 
   __syncwarp();
 }
 
-// Whether no ray begins between two rows of a run.
-__device__ __forceinline__ bool together(unsigned begins, int a, int b) {
+// Whether two rows of a run are of one ray: none begins between them.
+__device__ __forceinline__ bool same_ray(unsigned begins, int a, int b) {
   return (begins & ((2u << (a < b ? b : a)) - (2u << (a < b ? a : b)))) == 0;
 }
 
-// A thread's channels of a sample, which stay together in registers: bfloat16 would be widened too early.
+// A thread's channels of a sample, packed in registers: the compiler would convert bfloat16 to float too early.
 template <class T>
-using Packed = Vec<unsigned, RUN_CHANNELS<T>* int(sizeof(T)) / 4>;
+using Packed = Vec<unsigned, V* int(sizeof(T)) / 4>;
 
 template <class T>
-__device__ __forceinline__ void widen(const Packed<T>& row, acc_t<T> (&to)[RUN_CHANNELS<T>]) {
+__device__ __forceinline__ void widen(const Packed<T>& row, acc_t<T> (&to)[V]) {
   load(reinterpret_cast<const T*>(row.v), to);
 }
 
-// A thread's channels of COUNT samples from sample n on, zeros beyond both ends of x.
+// Channels c .. c + V - 1 of COUNT samples of x [N, C] from sample n on, zeros beyond both ends of x.
 template <class T, int COUNT>
 __device__ __forceinline__ void load_rows(const T* x, int64_t n, int c, const RunShape& s, Packed<T> (&rows)[COUNT]) {
   const int first = n < 0 ? int(-n) : 0, last = c < s.channels ? int(min(s.n_samples - n, int64_t(COUNT))) : 0;
@@ -84,50 +86,50 @@ __device__ __forceinline__ void load_rows(const T* x, int64_t n, int c, const Ru
   }
 }
 
-// weight [C, K] -> [K] for each of a thread's channels.
-template <class T, int V, int K>
+// taps [V, K] = channels c .. c + V - 1 of weight [C, K].
+template <class T>
 __device__ __forceinline__ void load_taps(const T* weight, int c, const RunShape& s, acc_t<T> (&taps)[V][K]) {
 #pragma unroll
   for (int i = 0; i < K; ++i) {
-    acc_t<T> some[V] = {};
-    if (c < s.channels) load(weight + c * K + i * V, some);
+    acc_t<T> loaded[V] = {};
+    if (c < s.channels) load(weight + c * K + i * V, loaded);
 #pragma unroll
-    for (int j = 0; j < V; ++j) taps[(i * V + j) / K][(i * V + j) % K] = some[j];
+    for (int j = 0; j < V; ++j) taps[(i * V + j) / K][(i * V + j) % K] = loaded[j];
   }
 }
 
-// Calls f(first sample of this thread, bits of where rays begin, from K / 2 rows before it on) for the tiles of a warp;
-// ask(first sample) comes before anything that waits.
-template <class T, int K, class Ask, class F>
-__device__ __forceinline__ void walk(const RunShape& s, const Ask& ask, const F& f) {
+// For the tiles of a warp: issue_loads(first sample of this thread), before anything waits, then f(first sample, bits
+// of where rays begin, from K / 2 samples before it on).
+template <class T, class Issue, class F>
+__device__ __forceinline__ void for_tiles(const RunShape& s, const Issue& issue_loads, const F& f) {
   __shared__ unsigned all_words[THREADS / 32][WORDS];
   unsigned* words = all_words[threadIdx.x / 32];
   const int row = threadIdx.x % 32 / s.columns * RUN<T>, bits = s.tile + K - 1;
-  int64_t n = (int64_t(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32) * s.part;
-  const int64_t end = min(n + s.part, s.n_samples);
+  int64_t n = (int64_t(blockIdx.x) * (THREADS / 32) + threadIdx.x / 32) * s.slice;
+  const int64_t end = min(n + s.slice, s.n_samples);
   if (n >= end) return;
   int64_t at = first_from(s.ray_offsets, s.n_rays + 1, n - K / 2);
   for (; n < end; n += s.tile) {
-    ask(n + row);
+    issue_loads(n + row);
     mark_begins(words, s, n - K / 2, bits, at);
     f(n + row, __funnelshift_r(words[row / 32], words[row / 32 + 1], row));
   }
 }
 
-template <class T, int K>
-__global__ void __launch_bounds__(THREADS, K > 5   ? 1
-                                           : K > 3 ? 2
-                                                   : 3)
-    convolve_runs(const T* __restrict__ x, const T* __restrict__ weight, const T* __restrict__ bias,
-                  T* __restrict__ out, RunShape s) {
+template <class T>
+__global__ void __launch_bounds__(THREADS, 3) depthwise_conv1d_runs_forward(const T* __restrict__ x,       // [N, C]
+                                                                            const T* __restrict__ weight,  // [C, K]
+                                                                            const T* __restrict__ bias,  // [C] or null
+                                                                            T* __restrict__ out,         // [N, C]
+                                                                            RunShape s) {
   using A = acc_t<T>;
-  constexpr int V = RUN_CHANNELS<T>, COUNT = RUN<T>, ROWS = COUNT + K - 1;
+  constexpr int COUNT = RUN<T>, ROWS = COUNT + K - 1;
   const int c = (blockIdx.y * s.columns + threadIdx.x % s.columns) * V;
   A taps[V][K], start[V] = {};
   load_taps(weight, c, s, taps);
   if (bias && c < s.channels) load(bias + c, start);
   Packed<T> rows[ROWS];
-  walk<T, K>(
+  for_tiles<T>(
       s, [&](int64_t n) { load_rows(x, n - K / 2, c, s, rows); },
       [&](int64_t n, unsigned begins) {
 #pragma unroll
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(THREADS, K > 5   ? 1
           for (int v = 0; v < V; ++v) sum[v] = start[v];
 #pragma unroll
           for (int u = 0; u < K; ++u) {
-            if (!together(begins, i + K / 2, i + u)) continue;
+            if (!same_ray(begins, i + K / 2, i + u)) continue;
             A value[V];
             widen<T>(rows[i + u], value);
 #pragma unroll
@@ -148,18 +150,22 @@ __global__ void __launch_bounds__(THREADS, K > 5   ? 1
       });
 }
 
-template <class T, int K>
-__global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
-    convolve_runs_bwd(const T* __restrict__ grad_out, const T* __restrict__ x, const T* __restrict__ weight,
-                      T* __restrict__ grad_x, acc_t<T>* __restrict__ partials, RunShape s) {
+template <class T>
+__global__ void __launch_bounds__(THREADS, 2)
+    depthwise_conv1d_runs_backward(const T* __restrict__ grad_out,   // [N, C]
+                                   const T* __restrict__ x,          // [N, C]
+                                   const T* __restrict__ weight,     // [C, K]
+                                   T* __restrict__ grad_x,           // [N, C] or null
+                                   acc_t<T>* __restrict__ partials,  // [gridDim.x, C, K + 1] or null
+                                   RunShape s) {
   using A = acc_t<T>;
-  constexpr int V = RUN_CHANNELS<T>, COUNT = RUN<T>, ROWS = COUNT + K - 1, WARPS = THREADS / 32;
+  constexpr int COUNT = RUN<T>, ROWS = COUNT + K - 1, WARPS = THREADS / 32;
   __shared__ A shared[WARPS][32 * V];
   const int c = (blockIdx.y * s.columns + threadIdx.x % s.columns) * V;
   A taps[V][K], sums[K + 1][V] = {};
   load_taps(weight, c, s, taps);
   Packed<T> grads[ROWS], rows[COUNT] = {};
-  walk<T, K>(
+  for_tiles<T>(
       s,
       [&](int64_t n) {
         load_rows(grad_out, n - K / 2, c, s, grads);
@@ -173,7 +179,7 @@ __global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
 #pragma unroll
           for (int u = 0; u < K; ++u) {
             const int to = i + K - 1 - u;  // the output that tap u of this sample goes to
-            if (!together(begins, i + K / 2, to)) continue;
+            if (!same_ray(begins, i + K / 2, to)) continue;
             A grad[V];
             widen<T>(grads[to], grad);
 #pragma unroll
@@ -187,7 +193,7 @@ __global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
         }
       });
   if (!partials) return;
-  const int channel = blockIdx.y * s.columns * V + threadIdx.x;  // which this thread adds up, warp after warp
+  const int channel = blockIdx.y * s.columns * V + threadIdx.x;  // that this thread sums over the warps
   const bool adds = int(threadIdx.x) < s.columns * V && channel < s.channels;
 #pragma unroll
   for (int u = 0; u <= K; ++u) {
@@ -207,19 +213,19 @@ __global__ void __launch_bounds__(THREADS, K > 3 ? 1 : 2)
   }
 }
 
-// `parts`: at most so many blocks along the samples.
+// For at most max_blocks blocks along the samples.
 template <class T>
-RunShape run_shape(const Conv1dShape& s, int64_t parts) {
+RunShape run_shape(const Conv1dShape& s, int64_t max_blocks) {
   int columns = 1;
-  while (columns < 32 && columns * RUN_CHANNELS<T> < s.channels) columns *= 2;
+  while (columns < 32 && columns * V < s.channels) columns *= 2;
   const int tile = 32 / columns * RUN<T>;
-  const int64_t warps = parts * (THREADS / 32), tiles = (s.n_samples + warps * tile - 1) / (warps * tile);
+  const int64_t warps = max_blocks * (THREADS / 32), tiles = (s.n_samples + warps * tile - 1) / (warps * tile);
   return {s, columns, tile, tiles * tile};
 }
 
-template <class T>
 dim3 run_grid(const RunShape& s) {
-  return dim3(blocks_for(s.n_samples, s.part * (THREADS / 32)), blocks_for(s.channels, s.columns * RUN_CHANNELS<T>));
+  return dim3(blocks_for(s.n_samples, s.slice * (THREADS / 32)), blocks_for(s.channels, s.columns * V));
 }
 
+}  // namespace
 }  // namespace nerfkit

@@ -1,139 +1,78 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of the table. Additions to memory are what costs, so neighbouring points are summed in registers first:
-// along a ray they share cells, and neighbouring cells share corners.
+// The gradient of the table. Atomic additions in L2 are the limit, so neighbouring points are accumulated in registers
+// first: along a ray they share cells, and neighbouring cells share corners.
 
 #pragma once
 
 #include <type_traits>
 
 #include "grid_encode/levels.cuh"
+#include "grid_encode/table_sums.cuh"
 
 namespace nerfkit {
 namespace {
 
-constexpr int64_t CHUNK_BACKWARD = 1 << 18;  // points
-constexpr int64_t CHUNK_LEVELS_BACKWARD =
-    1 << 20;  // of blocks with several levels: their additions gain more from rows that are near
-constexpr int64_t SMALL_LEVEL = 1 << 22;  // bytes of sums, of which the L2 of a large GPU holds several levels at once
-constexpr int RUN = 4;                    // points of a thread that has a part of a level's features
+// Points that all levels take before the next ones: 3 MB, which L2 holds beside the sums of a level. Blocks with
+// several levels take more: their additions gain more from rows that are near.
+constexpr int64_t CHUNK_BACKWARD = 1 << 18;
+constexpr int64_t CHUNK_LEVELS_BACKWARD = 1 << 20;
+constexpr int64_t SMALL_LEVEL =
+    1 << 22;            // bytes of a level's sums, of which L2 (50 MB of an H100) holds several levels
+constexpr int RUN = 4;  // points of a thread of grid_encode_grad_table
 
-#if __CUDA_ARCH__ >= 900
-constexpr bool ADDS_VECTORS = true;
-#else
-constexpr bool ADDS_VECTORS = false;
-#endif
-
-template <class A, int V>
-__device__ __forceinline__ void add(A* to, const A (&values)[V]) {
-  constexpr bool VECTOR = ADDS_VECTORS && sizeof(A) == 4;
-  if constexpr (VECTOR && V == 4)
-    atomicAdd(reinterpret_cast<float4*>(to), make_float4(values[0], values[1], values[2], values[3]));
-  else if constexpr (VECTOR && V == 2)
-    atomicAdd(reinterpret_cast<float2*>(to), make_float2(values[0], values[1]));
-  else
-    for (int i = 0; i < V; ++i) atomicAdd(to + i, values[i]);
-}
-
-// Adds exactly, in any order: value times a power of two as an integer.
-struct FixedPoint {
-  unsigned long long* sums;
-  double scale;
-};
-
-__device__ __forceinline__ double fixed_scale(const unsigned long long* largest, int64_t n_points) {
-  const double bound = __longlong_as_double(*largest) * double(n_points);  // of any sum
-  return bound > 0 ? exp2(double(60 - ilogb(bound))) : 1.0;
-}
-
-template <class A, int V>
-__device__ __forceinline__ void add_fixed(const FixedPoint& to, int64_t place, const A (&values)[V]) {
-#pragma unroll
-  for (int i = 0; i < V; ++i)
-    atomicAdd(to.sums + place + i, static_cast<unsigned long long>(__double2ll_rn(double(values[i]) * to.scale)));
-}
-
-// Where sums go: to `fixed` for the same bits in any order, else to `table`.
-template <class A>
-struct TableSums {
-  A* table;
-  unsigned long long* fixed;
-  const unsigned long long* largest;
-};
-
-// The sums from place `offset` on.
-template <class A, bool FIXED>
-struct LevelSums {
-  A* table;
-  FixedPoint fixed;
-
-  __device__ __forceinline__ LevelSums(const TableSums<A>& to, int64_t offset, int64_t n_points) {
-    if constexpr (FIXED)
-      fixed = {to.fixed + offset, fixed_scale(to.largest, n_points)};
-    else
-      table = to.table + offset;
-  }
-
-  template <int V>
-  __device__ __forceinline__ void add_at(int64_t place, const A (&values)[V]) const {
-    if constexpr (FIXED)
-      add_fixed(fixed, place, values);
-    else
-      add(table + place, values);
-  }
-};
-
-// Two lanes share a cell, a corner of each of the four edges along the first axis: lane `parity` those whose coordinate
-// there has that last bit. Corners are kept by the last bits of all coordinates, so that those of the face between two
-// cells stay where they are.
+// Accumulators for the corners of the cell that two lanes share. Each lane has four, one per edge along the first axis:
+// lane `parity` those vertices whose first coordinate has that last bit. A vertex's accumulator follows from the last
+// bits of its coordinates alone, so when a ray enters the next cell the four vertices of the common face keep theirs,
+// and only the others are evicted, i.e. added to memory.
 template <int V, bool FIXED>
-struct SharedCell {
+struct CellAccumulators {
   static constexpr uint32_t NONE = 0xffffffff;
-  // Where both corners of an edge leave, and their rows are r and r ^ 1, one addition takes both: its sector is busy
-  // for less time than by two lanes.
-  static constexpr bool WHOLE_EDGES = !FIXED && ADDS_VECTORS && 2 * V <= 4;
+  // Where both corners of an edge are evicted and their rows are r and r ^ 1, one vector atomic adds both: its sector
+  // is busy for less time than by two lanes.
+  static constexpr bool MERGES_EDGES = !FIXED && HAS_VECTOR_ATOMICS && 2 * V <= 4;
   const MemoryOrder& order;
   const LevelSums<float, FIXED>& to;
   const uint32_t parity = threadIdx.x % 2;
-  uint32_t row[4] = {NONE, NONE, NONE, NONE};
+  uint32_t row[4] = {NONE, NONE, NONE, NONE};  // of the level that each accumulator belongs to
   float sum[4][V] = {};
 
-  // Adds sums to memory, that of edge k to row leaving[k]. All lanes of a warp call it.
-  __device__ __forceinline__ void send(const uint32_t (&leaving)[4]) {
-    bool whole[4] = {};
-    if constexpr (WHOLE_EDGES) {
+  // Adds accumulator k to row evicted[k] of memory, NONE for none, and clears it. All lanes of a warp call it.
+  __device__ __forceinline__ void flush(const uint32_t (&evicted)[4]) {
+    bool merged[4] = {};
+    if constexpr (MERGES_EDGES) {
 #pragma unroll
-      for (int k = 0; k < 4; ++k) whole[k] = (leaving[k] ^ __shfl_xor_sync(FULL_MASK, leaving[k], 1)) == 1;
-      send_whole(leaving, whole);
+      for (int k = 0; k < 4; ++k) merged[k] = (evicted[k] ^ __shfl_xor_sync(FULL_MASK, evicted[k], 1)) == 1;
+      flush_edges(evicted, merged);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      const bool leaves = leaving[k] != NONE;
-      if (leaves && !whole[k]) to.add_at(int64_t(leaving[k]) * V, sum[k]);
+      const bool leaves = evicted[k] != NONE;
+      if (leaves && !merged[k]) to.add_at(int64_t(evicted[k]) * V, sum[k]);
 #pragma unroll
       for (int v = 0; v < V; ++v) sum[k][v] = leaves ? 0.f : sum[k][v];
     }
   }
 
-  // The even lane sends edges 0 and 1, the odd one 2 and 3.
-  __device__ __forceinline__ void send_whole(const uint32_t (&leaving)[4], const bool (&whole)[4]) const {
+  // Both corners of an edge with one atomic: the even lane adds edges 0 and 1, the odd lane 2 and 3.
+  __device__ __forceinline__ void flush_edges(const uint32_t (&evicted)[4], const bool (&merged)[4]) const {
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const uint32_t place = parity ? leaving[k + 2] : leaving[k];
+      const uint32_t own_row = parity ? evicted[k + 2] : evicted[k];
       float both[2 * V];
 #pragma unroll
       for (int v = 0; v < V; ++v) {
         const float own = parity ? sum[k + 2][v] : sum[k][v];
         const float other = __shfl_xor_sync(FULL_MASK, parity ? sum[k][v] : sum[k + 2][v], 1);
-        both[v] = place & 1 ? other : own, both[V + v] = place & 1 ? own : other;
+        both[v] = own_row & 1 ? other : own, both[V + v] = own_row & 1 ? own : other;
       }
-      if (parity ? whole[k + 2] : whole[k]) to.add_at(int64_t(place & ~1u) * V, both);
+      if (parity ? merged[k + 2] : merged[k]) to.add_at(int64_t(own_row & ~1u) * V, both);
     }
   }
 
-  // Adds the weights times `grad` at a point, if it is `lit`. All lanes of a warp call it. Vertex i of an axis is the
-  // one whose last bit is i, of the first axis vertex 0 is this lane's.
-  __device__ __forceinline__ void add_point(const float (&along)[3], const float (&grad)[V], bool lit) {
-    uint32_t at[3][2], leaving[4], any = 0;
+  // Accumulates weight times `grad` at a point, if `nonzero`. All lanes of a warp call it. Vertex i of an axis is the
+  // one whose last bit is i; of the first axis vertex 0 is this lane's.
+  __device__ __forceinline__ void add_point(const float (&along)[3], const float (&grad)[V], bool nonzero) {
+    uint32_t at[3][2], evicted[4], any = 0;
     float weight[3][2];
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
@@ -149,13 +88,13 @@ struct SharedCell {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
       const uint32_t next = order.row(at[0][0], at[1][k >> 1], at[2][k & 1]);
-      const bool leaves = lit && next != row[k];
-      leaving[k] = leaves ? row[k] : NONE;
+      const bool leaves = nonzero && next != row[k];
+      evicted[k] = leaves ? row[k] : NONE;
       row[k] = leaves ? next : row[k];
-      any |= ~leaving[k];
+      any |= ~evicted[k];
     }
-    if (__any_sync(FULL_MASK, any)) send(leaving);
-    if (!lit) return;
+    if (__any_sync(FULL_MASK, any)) flush(evicted);
+    if (!nonzero) return;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
@@ -163,7 +102,8 @@ struct SharedCell {
   }
 };
 
-// The points of a block and G levels of their gradients, from memory once: a run of points for each two lanes.
+// The points of a block and G levels of their gradients, in shared memory: each is read from memory once. Each pair of
+// lanes has a run of neighbouring points.
 template <class T, int V, int G, int RUN_OF_PAIR>
 struct LevelsTile {
   static constexpr unsigned PAIRS = THREADS / 2 / G, POINTS = PAIRS * RUN_OF_PAIR;
@@ -171,9 +111,10 @@ struct LevelsTile {
   float points[PAIRS][3 * RUN_OF_PAIR + 1];  // + 1: the pairs of a warp read other banks
   Vec<T, V> grads[PAIRS][G * RUN_OF_PAIR + 1];
 
-  // n points, zeros behind them; grad_out from the first of the levels on, of which there are `left`.
-  __device__ __forceinline__ void fetch(const float* from_points, const T* grad_out, unsigned n, unsigned n_levels,
-                                        int left) {
+  // Loads n points, zeros behind them, and the gradients of the next `left` levels, at most G.
+  __device__ __forceinline__ void load(const float* from_points,  // [n, 3]
+                                       const T* grad_out,         // [n, n_levels, V], from the group's first level on
+                                       unsigned n, unsigned n_levels, int left) {
     constexpr unsigned STEP = THREADS / G, COLUMNS = 3 * RUN_OF_PAIR;
     const unsigned g = threadIdx.x % G, first = threadIdx.x / G;
     const auto* from = reinterpret_cast<const Vec<T, V>*>(grad_out) + first * n_levels + g;
@@ -192,14 +133,16 @@ struct LevelsTile {
   }
 };
 
-// Points of two lanes: few where there is one level, or the blocks would be too few.
+// Points of a pair of lanes: few where there is one level, or the blocks would be too few.
 constexpr int run_of_pair(int levels) { return levels == 1 ? 4 : 8; }
 
-// The features are one access of V. The warps of a block take G levels of the same points.
+// F = V features, one access. The warps of a block take G levels of the same points; a pair of lanes takes a run of
+// points of one level.
 template <class T, int V, int G, bool FIXED>
 __global__ void __launch_bounds__(THREADS)
-    to_table_levels(const T* __restrict__ grad_out, const float* __restrict__ points, TableSums<float> sums,
-                    int64_t n_points, GridLevels levels) {
+    grid_encode_grad_table_levels(const T* __restrict__ grad_out,    // [N, L*V]
+                                  const float* __restrict__ points,  // [N, 3]
+                                  TableSums<float> sums, int64_t n_points, GridLevels levels) {
   constexpr int RUN_OF_PAIR = run_of_pair(G), PAIRS = THREADS / 2 / G, TILE = PAIRS * RUN_OF_PAIR;
   const int64_t first = tile_of_block() * TILE;
   if (first >= n_points) return;
@@ -212,38 +155,41 @@ __global__ void __launch_bounds__(THREADS)
   int step = levels.n_levels * V;
   if constexpr (G > 1) {
     __shared__ LevelsTile<T, V, G, RUN_OF_PAIR> tile;
-    tile.fetch(points, grad_out + level0 * V, n, levels.n_levels, levels.n_levels - level0);
+    tile.load(points, grad_out + level0 * V, n, levels.n_levels, levels.n_levels - level0);
     __syncthreads();
     point = tile.points[pair], grads = tile.grads[pair][l - level0].v, step = G * V;
   }
   if (l >= levels.n_levels) return;
   const MemoryOrder order(levels, l);
   const LevelSums<float, FIXED> to(sums, levels.first_row[l] * V, n_points);
-  SharedCell<V, FIXED> cell{order, to};
+  CellAccumulators<V, FIXED> cell{order, to};
 #pragma unroll 1
   for (int i = 0; i < RUN_OF_PAIR; ++i) {
     float along[3] = {}, grad[V] = {};
-    bool lit = false;  // not so for samples that no light reaches
+    bool nonzero = false;  // samples that no light reaches have no gradient
     if (i < own) {
-      order.axes_of(point + 3 * i, along);
+      order.permute(point + 3 * i, along);
       load(grads + i * step, grad);
     }
 #pragma unroll
-    for (int v = 0; v < V; ++v) lit = lit || grad[v] != 0;
-    if (__any_sync(FULL_MASK, lit)) cell.add_point(along, grad, lit);
+    for (int v = 0; v < V; ++v) nonzero = nonzero || grad[v] != 0;
+    if (__any_sync(FULL_MASK, nonzero)) cell.add_point(along, grad, nonzero);
   }
-  cell.send(cell.row);
+  cell.flush(cell.row);
 }
 
-// Any features: a thread a run of points and an access of V. While they stay in one cell their sums stay in registers.
+// Any F: one thread per run of points, level (blockIdx.y) and access of V features. While the points stay in one cell
+// its eight corners are accumulated in registers.
 template <class P, class T, int V, bool FIXED>
-__global__ void __launch_bounds__(THREADS) to_table(const T* __restrict__ grad_out, const P* __restrict__ points,
-                                                    TableSums<acc_t<T>> sums, int64_t n_points, GridLevels levels) {
+__global__ void __launch_bounds__(THREADS)
+    grid_encode_grad_table(const T* __restrict__ grad_out,  // [N, L*F]
+                           const P* __restrict__ points,    // [N, 3]
+                           TableSums<acc_t<T>> sums, int64_t n_points, GridLevels levels) {
   using A = acc_t<T>;
-  const int f = levels.n_features, parts = f / V, l = blockIdx.y;
-  const int64_t thread = tile_of_block() * THREADS + threadIdx.x, first = thread / parts * RUN;
+  const int f = levels.n_features, accesses = f / V, l = blockIdx.y;
+  const int64_t thread = tile_of_block() * THREADS + threadIdx.x, first = thread / accesses * RUN;
   if (first >= n_points) return;
-  const int j = int(thread % parts) * V;
+  const int j = int(thread % accesses) * V;
   const GridLevel level = level_of(levels, l);
   const LevelSums<A, FIXED> to(sums, levels.first_row[l] * f + j, n_points);
 
@@ -266,10 +212,10 @@ __global__ void __launch_bounds__(THREADS) to_table(const T* __restrict__ grad_o
     cell_of(level, points + 3 * n, here, u);
     corner_weights(u, w);
     load(grad_out + (n * levels.n_levels + l) * f + j, grad);
-    bool lit = false;
+    bool nonzero = false;
 #pragma unroll
-    for (int v = 0; v < V; ++v) lit = lit || grad[v] != A(0);
-    if (!lit) continue;
+    for (int v = 0; v < V; ++v) nonzero = nonzero || grad[v] != A(0);
+    if (!nonzero) continue;
     const bool same = here[0] == cell[0] && here[1] == cell[1] && here[2] == cell[2];
     if (!same) {
       flush();
@@ -284,52 +230,30 @@ __global__ void __launch_bounds__(THREADS) to_table(const T* __restrict__ grad_o
   flush();
 }
 
-template <class T>
-__global__ void __launch_bounds__(THREADS)
-    find_largest(const T* __restrict__ values, unsigned long long* largest, int64_t n) {
-  // NaN wins: `largest` then is not finite, nor is any sum.
-  const auto larger = [](double a, double b) { return a != a || a > b ? a : b; };
-  double found = 0;
-  for (int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x; i < n; i += int64_t(gridDim.x) * THREADS)
-    found = larger(fabs(double(acc_t<T>(values[i]))), found);
-  for (int offset = 16; offset; offset /= 2) found = larger(__shfl_xor_sync(FULL_MASK, found, offset), found);
-  // The bits of positive numbers are in the order of the numbers.
-  if (threadIdx.x % 32 == 0) atomicMax(largest, static_cast<unsigned long long>(__double_as_longlong(found)));
-}
-
-template <class A>
-__global__ void __launch_bounds__(THREADS)
-    from_fixed(const unsigned long long* __restrict__ sums, A* __restrict__ out,
-               const unsigned long long* __restrict__ largest, int64_t n_points, int64_t n) {
-  const int64_t i = int64_t(blockIdx.x) * THREADS + threadIdx.x;
-  if (i >= n) return;
-  const bool finite = isfinite(__longlong_as_double(*largest));
-  out[i] = finite ? A(double(static_cast<long long>(sums[i])) / fixed_scale(largest, n_points)) : A(NAN);
-}
-
 template <class T, int V, int G, bool FIXED>
-void launch_to_table_levels(const T* grad_out, const float* points, const TableSums<float>& sums, int64_t n_points,
-                            const GridLevels& levels, cudaStream_t stream) {
+void launch_grad_table_levels(const T* grad_out, const float* points, const TableSums<float>& sums, int64_t n_points,
+                              const GridLevels& levels, cudaStream_t stream) {
   constexpr int64_t TILE = THREADS / 2 / G * run_of_pair(G);
   const dim3 blocks =
-      blocks_of_tiles(blocks_for(n_points, TILE), CHUNK_LEVELS_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
-  to_table_levels<T, V, G, FIXED><<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
+      grid_of_tiles(blocks_for(n_points, TILE), CHUNK_LEVELS_BACKWARD / TILE, (levels.n_levels + G - 1) / G);
+  grid_encode_grad_table_levels<T, V, G, FIXED>
+      <<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
 }
 
 template <bool FIXED, int V, class P, class T>
-void launch_to_table(const T* grad_out, const P* points, const TableSums<acc_t<T>>& sums, int64_t n_points,
-                     const GridLevels& levels, cudaStream_t stream) {
+void launch_grad_table(const T* grad_out, const P* points, const TableSums<acc_t<T>>& sums, int64_t n_points,
+                       const GridLevels& levels, cudaStream_t stream) {
   if constexpr (std::is_same_v<P, float> && sizeof(T) < 8)
     if (levels.n_features == V) {
       const bool small = levels.max_entries * int64_t(V * sizeof(float)) <= SMALL_LEVEL;
-      auto launch = small ? launch_to_table_levels<T, V, 4, FIXED> : launch_to_table_levels<T, V, 2, FIXED>;
-      if (levels.n_levels == 1) launch = launch_to_table_levels<T, V, 1, FIXED>;
+      auto launch = small ? launch_grad_table_levels<T, V, 4, FIXED> : launch_grad_table_levels<T, V, 2, FIXED>;
+      if (levels.n_levels == 1) launch = launch_grad_table_levels<T, V, 1, FIXED>;
       return launch(grad_out, points, sums, n_points, levels, stream);
     }
-  const int parts = levels.n_features / V;
-  const int64_t threads = (n_points + RUN - 1) / RUN * parts;
-  const dim3 blocks = blocks_of_tiles(blocks_for(threads), CHUNK_BACKWARD / RUN * parts / THREADS, levels.n_levels);
-  to_table<P, T, V, FIXED><<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
+  const int accesses = levels.n_features / V;
+  const int64_t threads = (n_points + RUN - 1) / RUN * accesses;
+  const dim3 blocks = grid_of_tiles(blocks_for(threads), CHUNK_BACKWARD / RUN * accesses / THREADS, levels.n_levels);
+  grid_encode_grad_table<P, T, V, FIXED><<<blocks, THREADS, 0, stream>>>(grad_out, points, sums, n_points, levels);
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// BLOCK points at a time: rows and weights of their corners in vectors, then their features one after the other.
 
 #include "common/simd_cpu.h"
 #include "grid_encode/args.h"
@@ -6,18 +7,18 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t BLOCK = 256;  // points whose corners are found together, in vectors, before any row is read
-constexpr int64_t AHEAD = 32;   // points from a row that is fetched to the one that is read
-constexpr int64_t SPAN = 2048;  // points that one level is looked up for before the next level's turn
+constexpr int64_t BLOCK = 256;  // points whose corners are found together, in vectors; 8 x 256 rows and weights: 16 KB
+constexpr int64_t AHEAD = 32;   // points between the prefetch of a row and its use
+constexpr int64_t SPAN = 2048;  // points that one level is evaluated for before the next: its rows stay in L2
 
 template <class P>
 struct Corners {
-  uint32_t row[8][BLOCK];
+  uint32_t row[8][BLOCK];  // [corner, point], counted from the level's first row
   P weight[8][BLOCK];
 };
 
 template <class P>
-HD void find_corners(const GridLevel& level, const P* points, int64_t n, Corners<P>& to) {
+HD void find_corners(const GridLevel& level, const P* points /* [n, 3] */, int64_t n, Corners<P>& to) {
 #pragma omp simd
   for (int64_t i = 0; i < n; ++i) {
     int cell[3];
@@ -30,25 +31,26 @@ HD void find_corners(const GridLevel& level, const P* points, int64_t n, Corners
   }
 }
 
-// The processor does not foresee which rows a hash gives.
+// The hardware prefetcher cannot predict the rows of a hash. level_table [rows of the level, f].
 template <class P, class T>
-HD void prefetch_rows(const Corners<P>& corners, int64_t i, const T* part, int f) {
-  for (int k = 0; k < 8; ++k) __builtin_prefetch(part + int64_t(corners.row[k][i]) * f);
+HD void prefetch_rows(const Corners<P>& corners, int64_t i, const T* level_table, int f) {
+  for (int k = 0; k < 8; ++k) __builtin_prefetch(level_table + int64_t(corners.row[k][i]) * f);
 }
 
-// Features of one point; F is their number where it is known at compile time, else 0.
+// out [f] = features of point i; F is their number where it is known at compile time, else 0.
 template <int F, class P, class T>
-HD void mix(const Corners<P>& corners, int64_t i, const T* part, int f, T* out) {
+HD void interpolate(const Corners<P>& corners, int64_t i, const T* level_table, int f, T* out) {
   using A = acc_t<T>;
   if constexpr (F != 0) {
     A sum[F] = {};
     for (int k = 0; k < 8; ++k)
-      for (int j = 0; j < F; ++j) sum[j] += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * F + j]);
+      for (int j = 0; j < F; ++j)
+        sum[j] += A(corners.weight[k][i]) * A(level_table[int64_t(corners.row[k][i]) * F + j]);
     for (int j = 0; j < F; ++j) out[j] = T(sum[j]);
   } else {
     for (int j = 0; j < f; ++j) {
       A sum = 0;
-      for (int k = 0; k < 8; ++k) sum += A(corners.weight[k][i]) * A(part[int64_t(corners.row[k][i]) * f + j]);
+      for (int k = 0; k < 8; ++k) sum += A(corners.weight[k][i]) * A(level_table[int64_t(corners.row[k][i]) * f + j]);
       out[j] = T(sum);
     }
   }
@@ -61,28 +63,28 @@ void forward(const P* points, const T* table, T* out, const GridLevels& levels, 
   Corners<P> corners;
   for (int64_t span = begin; span < end; span += SPAN)
     for (int l = 0; l < levels.n_levels; ++l) {
-      const T* part = table + levels.first_row[l] * f;
+      const T* level_table = table + levels.first_row[l] * f;
       for (int64_t block = span; block < std::min(span + SPAN, end); block += BLOCK) {
         const int64_t n = std::min(BLOCK, end - block);
         find_corners(level_of(levels, l), points + 3 * block, n, corners);
         for (int64_t i = 0; i < n; ++i) {
-          if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, part, f);
-          mix<F>(corners, i, part, f, out + (block + i) * row_out + l * f);
+          if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, level_table, f);
+          interpolate<F>(corners, i, level_table, f, out + (block + i) * row_out + l * f);
         }
       }
     }
 }
 
 template <class P, class T, int F>
-void to_points(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
-               int64_t begin, int64_t end) {
+void grad_points_of(const T* grad_out, const P* points, const T* table, P* grad_points, const GridLevels& levels,
+                    int64_t begin, int64_t end) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
   for (int64_t n = begin; n < end; ++n) {
     P sum[3] = {};
     for (int l = 0; l < levels.n_levels; ++l) {
       const GridLevel level = level_of(levels, l);
-      const T* part = table + levels.first_row[l] * f;
+      const T* level_table = table + levels.first_row[l] * f;
       const T* grad = grad_out + (n * levels.n_levels + l) * f;
       int cell[3];
       P u[3], d[8], grad_u[3];
@@ -91,7 +93,7 @@ void to_points(const T* grad_out, const P* points, const T* table, P* grad_point
       rows_of(level, cell, row);
       for (int k = 0; k < 8; ++k) {
         A dot = 0;
-        for (int j = 0; j < f; ++j) dot += A(grad[j]) * A(part[int64_t(row[k]) * f + j]);
+        for (int j = 0; j < f; ++j) dot += A(grad[j]) * A(level_table[int64_t(row[k]) * f + j]);
         d[k] = P(dot);
       }
       corner_weights_bwd(u, d, grad_u);
@@ -101,25 +103,25 @@ void to_points(const T* grad_out, const P* points, const T* table, P* grad_point
   }
 }
 
-// Adds to the rows first .. last - 1 of one level: the additions of a row come in the order of the points, whatever the
-// number of threads.
+// Adds to the rows first .. last - 1 of level l. One thread owns a row, and adds to it in the order of the points: the
+// sum does not depend on the number of threads.
 template <class P, class T, int F>
-void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l, uint32_t first,
-             uint32_t last, int64_t n_points) {
+void add_to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int l,
+                 uint32_t first, uint32_t last, int64_t n_points) {
   using A = acc_t<T>;
   const int f = F ? F : levels.n_features;
-  A* part = grad_table + levels.first_row[l] * f;
+  A* level_grad = grad_table + levels.first_row[l] * f;
   Corners<P> corners;
   for (int64_t block = 0; block < n_points; block += BLOCK) {
     const int64_t n = std::min(BLOCK, n_points - block);
     find_corners(level_of(levels, l), points + 3 * block, n, corners);
     for (int64_t i = 0; i < n; ++i) {
-      if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, part, f);
+      if (i + AHEAD < n) prefetch_rows(corners, i + AHEAD, level_grad, f);
       const T* grad = grad_out + ((block + i) * levels.n_levels + l) * f;
       for (int k = 0; k < 8; ++k) {
         const uint32_t row = corners.row[k][i];
         if (row < first || row >= last) continue;
-        A* to = part + int64_t(row) * f;
+        A* to = level_grad + int64_t(row) * f;
         const A weight = A(corners.weight[k][i]);
 #pragma omp simd
         for (int j = 0; j < f; ++j) to[j] += weight * A(grad[j]);
@@ -129,18 +131,18 @@ void to_rows(const T* grad_out, const P* points, acc_t<T>* grad_table, const Gri
 }
 
 template <class P, class T, int F>
-void to_table(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int64_t n_rows,
-              int64_t n_points) {
+void grad_table_of(const T* grad_out, const P* points, acc_t<T>* grad_table, const GridLevels& levels, int64_t n_rows,
+                   int64_t n_points) {
   uint32_t threads = 1;
   torch_get_num_threads(&threads);
-  const int64_t parts = (int64_t(threads) + levels.n_levels - 1) / levels.n_levels;  // of each level
-  parallel(levels.n_levels * parts, 1, [&](int64_t begin, int64_t end) {
+  const int64_t slices = (int64_t(threads) + levels.n_levels - 1) / levels.n_levels;  // of the rows of each level
+  parallel(levels.n_levels * slices, 1, [&](int64_t begin, int64_t end) {
     for (int64_t task = begin; task < end; ++task) {
-      const int l = int(task / parts);
+      const int l = int(task / slices);
       const int64_t rows = (l + 1 < levels.n_levels ? levels.first_row[l + 1] : n_rows) - levels.first_row[l];
-      const int64_t part = task % parts;
-      to_rows<P, T, F>(grad_out, points, grad_table, levels, l, uint32_t(rows * part / parts),
-                       uint32_t(rows * (part + 1) / parts), n_points);
+      const int64_t slice = task % slices;
+      add_to_rows<P, T, F>(grad_out, points, grad_table, levels, l, uint32_t(rows * slice / slices),
+                           uint32_t(rows * (slice + 1) / slices), n_points);
     }
   });
 }
@@ -178,10 +180,11 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
     using T = decltype(t);
     constexpr int F = features.value;
     if (grad_table)
-      to_table<P, T, F>((const T*)grad_out, (const P*)points, (acc_t<T>*)grad_table, levels, n_rows, n_points);
+      grad_table_of<P, T, F>((const T*)grad_out, (const P*)points, (acc_t<T>*)grad_table, levels, n_rows, n_points);
     if (grad_points)
       parallel(n_points, BLOCK, [&](int64_t begin, int64_t end) {
-        to_points<P, T, F>((const T*)grad_out, (const P*)points, (const T*)table, (P*)grad_points, levels, begin, end);
+        grad_points_of<P, T, F>((const T*)grad_out, (const P*)points, (const T*)table, (P*)grad_points, levels, begin,
+                                end);
       });
   });
   return 0;

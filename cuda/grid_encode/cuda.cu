@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of points, and which kernel takes what.
+// The gradient of points, and the launchers: which kernel takes what.
 
 #include "grid_encode/backward.cuh"
 #include "grid_encode/forward.cuh"
@@ -7,11 +7,13 @@
 namespace nerfkit {
 namespace {
 
-// A thread a point: the levels are added in their order.
+// One thread per point; the levels are added in their order.
 template <class P, class T, int V>
-__global__ void __launch_bounds__(THREADS)
-    to_points(const T* __restrict__ grad_out, const P* __restrict__ points, const T* __restrict__ table,
-              P* __restrict__ grad_points, int64_t n_points, GridLevels levels) {
+__global__ void __launch_bounds__(THREADS) grid_encode_grad_points(const T* __restrict__ grad_out,  // [N, L*F]
+                                                                   const P* __restrict__ points,    // [N, 3]
+                                                                   const T* __restrict__ table,     // [T, F]
+                                                                   P* __restrict__ grad_points,     // [N, 3]
+                                                                   int64_t n_points, GridLevels levels) {
   using A = acc_t<T>;
   const int64_t n = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (n >= n_points) return;
@@ -20,18 +22,18 @@ __global__ void __launch_bounds__(THREADS)
   for (int l = 0; l < levels.n_levels; ++l) {
     const GridLevel level = level_of(levels, l);
     int cell[3];
-    P u[3], d[8] = {}, grad_u[3];
+    P u[3], d[8] = {}, grad_u[3];  // d: gradients of the corners' weights
     uint32_t row[8];
     cell_of(level, points + 3 * n, cell, u);
     rows_of(level, cell, row);
     for (int j = 0; j < f; j += V) {
-      const T* part = table + levels.first_row[l] * f + j;
+      const T* level_table = table + levels.first_row[l] * f + j;
       A grad[V];
       load(grad_out + (n * levels.n_levels + l) * f + j, grad);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         A value[V], dot = 0;
-        load(part + int64_t(row[k]) * f, value);
+        load(level_table + int64_t(row[k]) * f, value);
 #pragma unroll
         for (int v = 0; v < V; ++v) dot += grad[v] * value[v];
         d[k] += P(dot);
@@ -79,8 +81,8 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
   const int64_t n_values = n_points * levels.n_levels * levels.n_features;
   if (n_points == 0) return 0;
   const auto on = (cudaStream_t)stream;
-  const bool together = aligned(table, 16) && aligned(grad_out, 16);
-  dispatch_grid(point_type, table_type, levels.n_features, together, [&](auto p, auto t, auto width) {
+  const bool aligned16 = aligned(table, 16) && aligned(grad_out, 16);
+  dispatch_grid(point_type, table_type, levels.n_features, aligned16, [&](auto p, auto t, auto width) {
     using P = decltype(p);
     using T = decltype(t);
     using A = acc_t<T>;
@@ -91,15 +93,15 @@ Status grid_encode_bwd(DType point_type, DType table_type, const void* grad_out,
     auto* bound = (unsigned long long*)largest;
     const TableSums<A> sums{(A*)grad_table, fixed, bound};
     if (grad_table && n_values && fixed) {
-      find_largest<<<std::min(blocks_for(n_values), 1024u), THREADS, 0, on>>>(grad, bound, n_values);
-      launch_to_table<true, V>(grad, at, sums, n_points, levels, on);
+      grid_encode_find_largest<<<std::min(blocks_for(n_values), 1024u), THREADS, 0, on>>>(grad, bound, n_values);
+      launch_grad_table<true, V>(grad, at, sums, n_points, levels, on);
       const int64_t n = n_rows * levels.n_features;
-      from_fixed<<<blocks_for(n), THREADS, 0, on>>>(fixed, sums.table, bound, n_points, n);
+      grid_encode_from_fixed<<<blocks_for(n), THREADS, 0, on>>>(fixed, sums.table, bound, n_points, n);
     } else if (grad_table && n_values) {
-      launch_to_table<false, V>(grad, at, sums, n_points, levels, on);
+      launch_grad_table<false, V>(grad, at, sums, n_points, levels, on);
     }
     if (grad_points)
-      to_points<P, T, V>
+      grid_encode_grad_points<P, T, V>
           <<<blocks_for(n_points), THREADS, 0, on>>>(grad, at, (const T*)table, (P*)grad_points, n_points, levels);
   });
   return launched();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step of Adam for one element.
+// One step of Adam for one element; elements whose gradient is zero are left as they are.
 
 #pragma once
 
@@ -10,15 +10,19 @@
 namespace nerfkit {
 
 struct LazyAdamArguments {
-  void* param;
-  const void* grad;
-  void *exp_avg, *exp_avg_sq;
+  void* param;       // [n] read and written, as the two moments
+  const void* grad;  // [n]
+  void* exp_avg;     // [n] first moment
+  void* exp_avg_sq;  // [n] second moment
   int64_t n;
-  const float *step, *lr, *grad_scale, *found_inf;  // the last two may be null
+  const float* step;        // [1] number of this step, from 1 on
+  const float* lr;          // [1]
+  const float* grad_scale;  // [1] that the gradients are divided by, or null
+  const float* found_inf;   // [1] not 0: nothing is changed; or null
   double beta1, beta2, eps;
 };
 
-// What follows from the betas alone, found on the host: a logarithm in double is slow on a GPU.
+// What follows from the betas alone, computed on the host: a logarithm in double is slow on a GPU.
 template <class T>
 struct AdamRates {
   T beta1, beta2, rest1, rest2, log1, log2, eps;  // rest = 1 - beta
@@ -35,10 +39,12 @@ struct AdamRates {
 
 template <class T>
 struct AdamStep : AdamRates<T> {
-  T rate, correction, scale;  // correction of the root
+  T rate;        // lr / (1 - beta1^step)
+  T correction;  // 1 / sqrt(1 - beta2^step)
+  T scale;       // 1 / grad_scale
 };
 
-// Not to be called if nothing is to change.
+// Not to be called where found_inf is set: nothing may change.
 template <class T>
 HD AdamStep<T> adam_step(const LazyAdamArguments& a, const AdamRates<T>& rates) {
   const T step = T(*a.step), bias1 = -std::expm1(step * rates.log1), bias2 = -std::expm1(step * rates.log2);

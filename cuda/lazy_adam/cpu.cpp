@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// Packs of LANES elements; a pack whose gradients are all zero is skipped.
 
 #include "lazy_adam/args.h"
 
@@ -7,10 +8,10 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 1 << 14;  // elements that are worth a thread
+constexpr int64_t GRAIN = 1 << 14;  // elements per task of a thread, at least
 
 template <class T>
-HD void step_of_part(const LazyAdamArguments& a, const AdamStep<T>& by, int64_t begin, int64_t end) {
+void step_range(const LazyAdamArguments& a, const AdamStep<T>& by, int64_t begin, int64_t end) {
   const T* grad = (const T*)a.grad;
   T *param = (T*)a.param, *mean = (T*)a.exp_avg, *square = (T*)a.exp_avg_sq;
   for (int64_t first = begin; first < end; first += LANES) {
@@ -33,17 +34,10 @@ HD void step_of_part(const LazyAdamArguments& a, const AdamStep<T>& by, int64_t 
   }
 }
 
-void part(const LazyAdamArguments& a, const AdamStep<float>& by, int64_t begin, int64_t end) {
-  step_of_part(a, by, begin, end);
-}
-void part(const LazyAdamArguments& a, const AdamStep<double>& by, int64_t begin, int64_t end) {
-  step_of_part(a, by, begin, end);
-}
-
 template <class T>
 void run(const LazyAdamArguments& a) {
   const AdamStep<T> by = adam_step(a, AdamRates<T>(a));
-  parallel(a.n, GRAIN, [&](int64_t begin, int64_t end) { part(a, by, begin, end); });
+  parallel(a.n, GRAIN, [&](int64_t begin, int64_t end) { step_range(a, by, begin, end); });
 }
 
 }  // namespace

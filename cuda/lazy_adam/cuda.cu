@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread looks at a few accesses of the gradient before it reads anything else, which mostly it need not.
+// A thread loads ACCESSES vectors of the gradient; the parameter and the moments only where one is not zero, which is
+// rare for a table of features.
 
 #include "common/gpu.cuh"
 #include "lazy_adam/args.h"
@@ -7,10 +8,10 @@
 namespace nerfkit {
 namespace {
 
-constexpr int ACCESSES = 4;
+constexpr int ACCESSES = 4;  // of 16 bytes per thread, on their way at once
 
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a, AdamRates<T> rates) {
+__global__ void __launch_bounds__(THREADS) lazy_adam_step(LazyAdamArguments a, AdamRates<T> rates) {
   if (a.found_inf && *a.found_inf != 0) return;
   T grad[ACCESSES][V];
   const int64_t first = (int64_t(blockIdx.x) * THREADS * ACCESSES + threadIdx.x) * V;
@@ -24,10 +25,10 @@ __global__ void __launch_bounds__(THREADS) step(LazyAdamArguments a, AdamRates<T
   for (int k = 0; k < ACCESSES; ++k) {
     const int64_t n = first + int64_t(k) * THREADS * V;
     if (n >= a.n) return;
-    bool nothing = true;
+    bool all_zero = true;
 #pragma unroll
-    for (int v = 0; v < V; ++v) nothing = nothing && grad[k][v] == 0;
-    if (nothing) continue;
+    for (int v = 0; v < V; ++v) all_zero = all_zero && grad[k][v] == 0;
+    if (all_zero) continue;
     T param[V], mean[V], square[V];
     load((const T*)a.param + n, param);
     load((const T*)a.exp_avg + n, mean);
@@ -45,12 +46,12 @@ template <class T>
 void launch(const LazyAdamArguments& a, cudaStream_t stream) {
   constexpr int V = VECTOR_WIDTH<T>;
   const AdamRates<T> rates(a);
-  const bool wide = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) &&
-                    aligned(a.exp_avg_sq, 16);
-  if (wide)
-    step<T, V><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES * V), THREADS, 0, stream>>>(a, rates);
+  const bool vectors = a.n % V == 0 && aligned(a.param, 16) && aligned(a.grad, 16) && aligned(a.exp_avg, 16) &&
+                       aligned(a.exp_avg_sq, 16);
+  if (vectors)
+    lazy_adam_step<T, V><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES * V), THREADS, 0, stream>>>(a, rates);
   else
-    step<T, 1><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES), THREADS, 0, stream>>>(a, rates);
+    lazy_adam_step<T, 1><<<blocks_for(a.n, int64_t(THREADS) * ACCESSES), THREADS, 0, stream>>>(a, rates);
 }
 
 }  // namespace

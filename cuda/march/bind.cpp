@@ -6,12 +6,12 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t MOST_SAMPLES = int64_t(1) << 62;  // that counts may add up to: ray_offsets must not wrap around
-constexpr int64_t MOST_CELLS = (int64_t(1) << 32) - 1, MOST_ALONG_AXIS = int64_t(1) << 30;
+constexpr int64_t MAX_SAMPLES = int64_t(1) << 62;  // sum of the counts: ray_offsets must not overflow
+constexpr int64_t MAX_CELLS = (int64_t(1) << 32) - 1, MAX_ALONG_AXIS = int64_t(1) << 30;  // 32-bit cell indices
 
 struct Inputs {
-  Tensor origins, directions, occupancy, box;
-  std::optional<Tensor> jitter;
+  Tensor origins, directions, occupancy, box;  // [R, 3], [R, 3], [X, Y, Z], [2, 3]
+  std::optional<Tensor> jitter;                // [R]
   MarchLimits limits;
 
   Inputs(const Tensor& origins_in, const Tensor& directions_in, const Tensor& occupancy_in, const Tensor& box_in,
@@ -22,19 +22,19 @@ struct Inputs {
         box(check_contiguous("box", box_in, origins, {2, 3})),
         limits{step, near, far} {
     const Shape cells = shape_of(occupancy);
-    STD_TORCH_CHECK(occupancy.numel() <= MOST_CELLS && *std::max_element(cells.begin(), cells.end()) <= MOST_ALONG_AXIS,
+    STD_TORCH_CHECK(occupancy.numel() <= MAX_CELLS && *std::max_element(cells.begin(), cells.end()) <= MAX_ALONG_AXIS,
                     "nerfkit: occupancy must have less than 2^32 cells, and at most 2^30 along an axis, got ",
-                    text(cells));
+                    shape_string(cells));
     if (jitter_in) jitter = check_contiguous("jitter", *jitter_in, origins, {origins.size(0)});
   }
 
   // Without rays or without cells there is nothing to march through.
-  bool some() const { return origins.size(0) > 0 && occupancy.numel() > 0; }
+  bool has_work() const { return origins.size(0) > 0 && occupancy.numel() > 0; }
 
   MarchArguments arguments() const {
     MarchGrid grid{{}, static_cast<const bool*>(const_ptr(occupancy))};
     for (int axis = 0; axis < 3; ++axis) grid.cells[axis] = int(occupancy.size(axis));
-    const int64_t n_rays = origins.size(0), too_many = MOST_SAMPLES / n_rays;
+    const int64_t n_rays = origins.size(0), too_many = MAX_SAMPLES / n_rays;
     return {const_ptr(origins),
             const_ptr(directions),
             const_ptr(box),
@@ -46,8 +46,8 @@ struct Inputs {
   }
 };
 
-int64_t kept_bytes(const Inputs& in) {
-  return march_kept_bytes(dtype_of(in.origins), in.origins.size(0), in.arguments().grid.cells);
+int64_t workspace_bytes(const Inputs& in) {
+  return march_workspace_bytes(dtype_of(in.origins), in.origins.size(0), in.arguments().grid.cells);
 }
 
 std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
@@ -56,37 +56,37 @@ std::tuple<Tensor, Tensor, Tensor> count(const Tensor& origins, const Tensor& di
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, box, step, near, far, jitter);
   const Shape rays{origins.size(0)}, tiles{march_tiles(origins.size(0)) + 1};
-  if (!in.some())
+  if (!in.has_work())
     return {zeros(origins, rays, ScalarType::Long), zeros(origins, tiles, ScalarType::Long),
             empty(origins, {0}, ScalarType::Byte)};
   Tensor counts = empty(origins, rays, ScalarType::Long), tile_offsets = empty(origins, tiles, ScalarType::Long);
-  Tensor kept = empty(origins, {kept_bytes(in)}, ScalarType::Byte);
-  const MarchFound found{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
-                         mutable_ptr(kept)};
-  check_launch("march", march_count(dtype_of(origins), in.arguments(), found, device.stream));
-  return {counts, tile_offsets, kept};
+  Tensor workspace = empty(origins, {workspace_bytes(in)}, ScalarType::Byte);
+  const MarchCounts out{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
+                        mutable_ptr(workspace)};
+  check_launch("march", march_count(dtype_of(origins), in.arguments(), out, device.stream));
+  return {counts, tile_offsets, workspace};
 }
 
 std::tuple<Tensor, Tensor, Tensor> fill(const Tensor& origins, const Tensor& directions, const Tensor& occupancy,
                                         const Tensor& box, double step, double near, double far,
                                         std::optional<Tensor> jitter, const Tensor& counts_in,
-                                        const Tensor& tile_offsets_in, const Tensor& kept_in, int64_t n_rows) {
+                                        const Tensor& tile_offsets_in, const Tensor& workspace_in, int64_t n_rows) {
   const OnDevice device(origins);
   const Inputs in(origins, directions, occupancy, box, step, near, far, jitter);
   const int64_t n_rays = origins.size(0);
   const ScalarType type = origins.scalar_type();
-  if (!in.some())
+  if (!in.has_work())
     return {zeros(origins, {n_rows}, type), zeros(origins, {n_rows}, type),
             zeros(origins, {n_rays + 1}, ScalarType::Long)};
   Tensor counts = check_contiguous("counts", counts_in, origins, ScalarType::Long, {n_rays});
   Tensor tile_offsets =
       check_contiguous("tile_offsets", tile_offsets_in, origins, ScalarType::Long, {march_tiles(n_rays) + 1});
-  Tensor kept = check_contiguous("kept", kept_in, origins, ScalarType::Byte, {kept_bytes(in)});
+  Tensor workspace = check_contiguous("workspace", workspace_in, origins, ScalarType::Byte, {workspace_bytes(in)});
   Tensor t_starts = empty(origins, {n_rows}), t_ends = empty(origins, {n_rows});
   Tensor ray_offsets = empty(origins, {n_rays + 1}, ScalarType::Long);
-  const MarchFound found{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
-                         mutable_ptr(kept)};
-  check_launch("march", march_fill(dtype_of(origins), in.arguments(), found, n_rows,
+  const MarchCounts out{static_cast<int64_t*>(mutable_ptr(counts)), static_cast<int64_t*>(mutable_ptr(tile_offsets)),
+                        mutable_ptr(workspace)};
+  check_launch("march", march_fill(dtype_of(origins), in.arguments(), out, n_rows,
                                    static_cast<int64_t*>(mutable_ptr(ray_offsets)), mutable_ptr(t_starts),
                                    mutable_ptr(t_ends), device.stream));
   return {t_starts, t_ends, ray_offsets};

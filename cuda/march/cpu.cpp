@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// A thread takes rays one after the other, twice: to count and to fill. A coarse grid of blocks of cells lets it skip
+// empty blocks.
 
 #include "march/args.h"
 
@@ -9,8 +11,8 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 64;  // rays that are worth a thread
-constexpr int COARSE = 8;      // cells of the occupancy along one side of a coarse cell
+constexpr int64_t GRAIN = 64;  // rays per task of a thread, at least
+constexpr int COARSE = 8;      // cells along one side of a block; COARSE_CPU of nerfkit/ops/march.py
 
 struct MarchCell {
   int cell[3];
@@ -26,14 +28,13 @@ MarchCell cell_at(const GridRay<P>& ray, const MarchGrid& grid, P t) {
   return at;
 }
 
-int64_t place_in(const int cell[3], const int size[3]) {
+int64_t flat_index(const int cell[3], const int size[3]) {
   return (int64_t(cell[0]) * size[1] + cell[1]) * size[2] + cell[2];
 }
 
-// Whether any cell of a block is occupied.
 struct CoarseGrid {
   int blocks[3];
-  bool* any;
+  bool* any;  // [blocks] whether any cell of a block is occupied
 };
 
 CoarseGrid coarse_of(const int cells[3], void* any) {
@@ -51,11 +52,11 @@ void find_any(const MarchGrid& grid, const CoarseGrid& coarse) {
     for (int y = 0; y < grid.cells[1]; ++y)
       for (int z = 0; z < grid.cells[2]; ++z) {
         const int block[3] = {x / COARSE, y / COARSE, z / COARSE};
-        if (*occupied++) coarse.any[place_in(block, coarse.blocks)] = true;
+        if (*occupied++) coarse.any[flat_index(block, coarse.blocks)] = true;
       }
 }
 
-// The last interval that is in the block for sure, whatever the rounding.
+// The last interval that is certainly in the block, whatever the rounding: one less, and 1e-5 of the intervals less.
 template <class P>
 int last_in_block(const GridRay<P>& ray, const int block[3]) {
   P out = ray.leave;
@@ -76,19 +77,19 @@ bool march_one(const MarchArguments& in, const CoarseGrid& coarse, int64_t index
       grid_ray((const P*)in.origins + 3 * index, (const P*)in.directions + 3 * index, (const P*)in.box,
                jitter ? jitter[index] : P(0), jitter != nullptr, in.grid, in.limits);
   if (ray.too_long()) return false;
-  int64_t last_cell = -1;  // neighbouring intervals often share it
+  int64_t last_cell = -1;  // of the interval before: neighbours often share a cell
   bool occupied = false;
   for (int k = 0;; ++k) {
     const P t = ray.middle(k);
     if (!(t < ray.leave)) return true;
     const MarchCell at = cell_at(ray, in.grid, t);
-    const int64_t cell = place_in(at.cell, in.grid.cells);
+    const int64_t cell = flat_index(at.cell, in.grid.cells);
     if (cell != last_cell) {
       last_cell = cell;
       const int block[3] = {at.cell[0] / COARSE, at.cell[1] / COARSE, at.cell[2] / COARSE};
-      const bool some = coarse.any[place_in(block, coarse.blocks)];
-      occupied = some && in.grid.occupancy[cell];
-      if (!some) k = std::max(k, last_in_block(ray, block));
+      const bool any = coarse.any[flat_index(block, coarse.blocks)];
+      occupied = any && in.grid.occupancy[cell];
+      if (!any) k = std::max(k, last_in_block(ray, block));
     }
     if (occupied) emit(t);
   }
@@ -103,10 +104,10 @@ void dispatch_positions(DType dtype, const F& f) {
 
 int64_t march_tiles(int64_t) { return 1; }
 
-int64_t march_kept_bytes(DType, int64_t, const int cells[3]) { return blocks_of(coarse_of(cells, nullptr)); }
+int64_t march_workspace_bytes(DType, int64_t, const int cells[3]) { return blocks_of(coarse_of(cells, nullptr)); }
 
-Status march_count(DType dtype, const MarchArguments& in, const MarchFound& found, Stream) {
-  const CoarseGrid coarse = coarse_of(in.grid.cells, found.kept);
+Status march_count(DType dtype, const MarchArguments& in, const MarchCounts& found, Stream) {
+  const CoarseGrid coarse = coarse_of(in.grid.cells, found.workspace);
   find_any(in.grid, coarse);
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
@@ -123,9 +124,9 @@ Status march_count(DType dtype, const MarchArguments& in, const MarchFound& foun
   return 0;
 }
 
-Status march_fill(DType dtype, const MarchArguments& in, const MarchFound& found, int64_t n_rows, int64_t* ray_offsets,
+Status march_fill(DType dtype, const MarchArguments& in, const MarchCounts& found, int64_t n_rows, int64_t* ray_offsets,
                   void* t_starts, void* t_ends, Stream) {
-  const CoarseGrid coarse = coarse_of(in.grid.cells, found.kept);
+  const CoarseGrid coarse = coarse_of(in.grid.cells, found.workspace);
   ray_offsets[0] = 0;
   std::partial_sum(found.counts, found.counts + in.n_rays, ray_offsets + 1);
   const int64_t used =

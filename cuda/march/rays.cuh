@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a warp walks along a ray: each lane looks whether a chunk of 32 intervals comes near anything, then all look at
-// the intervals of such chunks, one a lane. A bit an interval says which are samples.
+// One warp marches one ray. First each lane probes the coarse grid for one chunk of 32 intervals; then, for every chunk
+// that may have samples, each lane tests one interval in the occupancy grid. The result is a mask: one bit per
+// interval.
 
 #pragma once
 
@@ -9,35 +10,35 @@
 
 namespace nerfkit {
 
-constexpr int CHUNK = 32;       // intervals
-constexpr int BLOCK = 4;        // cells of the occupancy along one side of a block
-constexpr int MOST_LOOKS = 32;  // at the coarse grid, of a chunk
-constexpr int AT_ONCE = 2;      // chunks whose occupancy is asked for before the first answer is there
+constexpr int CHUNK = 32;  // intervals: one per lane, one bit of a mask each
+constexpr int BLOCK = 4;   // cells along one side of a block of the coarse grid; COARSE_CUDA of nerfkit/ops/march.py
+constexpr int MAX_PROBES = 32;  // of the coarse grid, per chunk: beyond, probing costs as much as testing all intervals
+constexpr int IN_FLIGHT = 2;    // chunks whose occupancy is loaded before the first is used
 
-// Entry c along an axis: whether block c - 1 or c has an occupied cell. So the entry at a point, in blocks and half a
-// block further, tells of all cells within BLOCK / 2 of it.
+// Entry c along an axis: whether block c - 1 or block c has an occupied cell. So the entry of a point p, in blocks,
+// floor(p + 1/2), covers all cells within BLOCK / 2 cells of it.
 struct CoarseGrid {
-  int blocks[3];  // there is one more entry along each axis
-  bool* any;
+  int blocks[3];
+  bool* any;  // [blocks[0] + 1, blocks[1] + 1, blocks[2] + 1] entries
 };
 
-// What the lanes of a warp know of their ray.
+// A ray in shared memory: all that a warp needs to march it.
 template <class P>
 struct alignas(16) TileRay {
-  P o[3], d[3], start, leave;
+  P o[3], d[3], start, leave;  // origin and direction in cells; distances
   P coarse_o[3], coarse_d[3];  // middle of chunk c in entries of the coarse grid: coarse_o + c coarse_d
   int n_chunks;                // at most so many have an interval before leave
-  int8_t looks;                // that tell of all cells of a chunk; 0: more than MOST_LOOKS
+  int8_t probes;               // that cover all cells of a chunk; 0: more than MAX_PROBES
   bool inside;                 // no interval has to be clamped to the last cell along an axis
   bool too_long;
 };
 
-// Looks that a chunk needs if neighbouring middles are `reach` cells apart and a look tells of what is within `room`.
+// Probes that a chunk needs if neighbouring middles are `reach` cells apart and a probe covers `radius` cells.
 template <class P>
-__device__ __forceinline__ int8_t looks_at(P reach, P room) {
-  int looks = 2;
-  while (looks <= MOST_LOOKS && !(P(CHUNK / looks - 1) / 2 * reach <= room)) looks *= 2;
-  return looks > MOST_LOOKS ? 0 : looks;
+__device__ __forceinline__ int8_t probes_of_chunk(P reach, P radius) {
+  int probes = 2;
+  while (probes <= MAX_PROBES && !(P(CHUNK / probes - 1) / 2 * reach <= radius)) probes *= 2;
+  return probes > MAX_PROBES ? 0 : probes;
 }
 
 // Ray `index`; one that is too long has no samples.
@@ -52,13 +53,13 @@ __device__ __forceinline__ TileRay<P> tile_ray(const MarchArguments& in, int64_t
   r.too_long = ray.too_long();
   r.start = ray.start;
   r.leave = r.too_long ? ray.start : ray.leave;
-  const bool some = r.start < r.leave;
-  const P intervals = some ? (r.leave - r.start) * ray.inverse_step : P(0);
+  const bool hits = r.start < r.leave;
+  const P intervals = hits ? (r.leave - r.start) * ray.inverse_step : P(0);
   const P farthest = fabs(r.start) + fabs(r.leave) + P(CHUNK) * ray.step;
-  // A middle behind leave may be rounded to one before it: so many intervals more are looked at.
+  // A middle behind leave may be rounded to one before it: so many intervals more are tested.
   const P slack = P(2) + intervals * P(1e-5) + farthest * ray.inverse_step * (4 * EPSILON);
   const P chunks = (intervals + slack) * P(1. / CHUNK) + P(1);
-  r.n_chunks = !some ? 0 : chunks < P(1 << 24) ? int(chunks) : 1 << 24;
+  r.n_chunks = !hits ? 0 : chunks < P(1 << 24) ? int(chunks) : 1 << 24;
   // Rounding keeps the order of middles, so that all cells are between those of the first and of the last.
   const int k = int(intervals) + 1;
   const P last = ray.middle(k - 1);
@@ -76,41 +77,42 @@ __device__ __forceinline__ TileRay<P> tile_ray(const MarchArguments& in, int64_t
     const P a = ray.o[axis] + ray.d[axis] * r.start, b = ray.o[axis] + ray.d[axis] * last, n = P(in.grid.cells[axis]);
     r.inside = r.inside && a < n && b < n;
   }
-  r.looks = looks_at(reach, P(BLOCK / 2) * P(0.999) - error);
+  r.probes = probes_of_chunk(reach, P(BLOCK / 2) * P(0.999) - error);
   return r;
 }
 
-// Rounded down; 0 for what is negative or not a number, the largest for what is too large.
-__device__ __forceinline__ uint32_t whole(float x) { return __float2uint_rz(x); }
-__device__ __forceinline__ uint32_t whole(double x) { return __double2uint_rz(x); }
+// Rounded down and saturated: 0 for what is negative or NaN, 2^32 - 1 for what is too large.
+__device__ __forceinline__ uint32_t floor_saturated(float x) { return __float2uint_rz(x); }
+__device__ __forceinline__ uint32_t floor_saturated(double x) { return __double2uint_rz(x); }
 
+// The entry of the coarse grid at the middle of chunk `chunk`, which may be a fraction.
 template <class P>
-__device__ __forceinline__ bool look(const TileRay<P>& ray, const CoarseGrid& coarse, P chunk) {
+__device__ __forceinline__ bool probe(const TileRay<P>& ray, const CoarseGrid& coarse, P chunk) {
   uint32_t at[3];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis)
-    at[axis] = min(whole(ray.coarse_o[axis] + chunk * ray.coarse_d[axis]), uint32_t(coarse.blocks[axis]));
+    at[axis] = min(floor_saturated(ray.coarse_o[axis] + chunk * ray.coarse_d[axis]), uint32_t(coarse.blocks[axis]));
   return coarse.any[(at[0] * (coarse.blocks[1] + 1) + at[1]) * (coarse.blocks[2] + 1) + at[2]];
 }
 
 // Whether an interval of the chunk may be a sample.
 template <class P>
-__device__ __forceinline__ bool near_occupied(const TileRay<P>& ray, const CoarseGrid& coarse, int chunk) {
-  if (ray.looks == 2) {
-    const bool a = look(ray, coarse, P(chunk) - P(0.25)), b = look(ray, coarse, P(chunk) + P(0.25));
+__device__ __forceinline__ bool may_have_samples(const TileRay<P>& ray, const CoarseGrid& coarse, int chunk) {
+  if (ray.probes == 2) {
+    const bool a = probe(ray, coarse, P(chunk) - P(0.25)), b = probe(ray, coarse, P(chunk) + P(0.25));
     return a | b;
   }
-  bool near = ray.looks == 0;
+  bool any = ray.probes == 0;
 #pragma unroll 1
-  for (int i = 0; i < ray.looks && !near; ++i)
-    near = look(ray, coarse, P(chunk) + ((P(i) + P(0.5)) / P(ray.looks) - P(0.5)));
-  return near;
+  for (int i = 0; i < ray.probes && !any; ++i)
+    any = probe(ray, coarse, P(chunk) + ((P(i) + P(0.5)) / P(ray.probes) - P(0.5)));
+  return any;
 }
 
-// Where to look whether interval k is a sample; place 0 for one that does not count.
+// The cell of the middle of an interval; cell 0 for one behind the end of the ray.
 struct Interval {
-  uint32_t place;
-  bool counts;
+  uint32_t cell;  // index into occupancy
+  bool valid;     // in front of the end of the ray
 };
 
 template <bool INSIDE, class P>
@@ -119,18 +121,19 @@ __device__ __forceinline__ Interval interval(const TileRay<P>& ray, const MarchG
   uint32_t at[3];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
-    at[axis] = whole(ray.o[axis] + ray.d[axis] * t);
+    at[axis] = floor_saturated(ray.o[axis] + ray.d[axis] * t);
     if (!INSIDE) at[axis] = min(at[axis], uint32_t(grid.cells[axis] - 1));
   }
-  const bool counts = t < ray.leave;
-  return {counts ? (at[0] * grid.cells[1] + at[1]) * grid.cells[2] + at[2] : 0, counts};
+  const bool valid = t < ray.leave;
+  return {valid ? (at[0] * grid.cells[1] + at[1]) * grid.cells[2] + at[2] : 0, valid};
 }
 
-// Which intervals of chunk base + lane are samples, for the chunks in `left`; 0 for the others.
+// Mask of the intervals of chunk base + lane that are samples, for the chunks in the mask `left`; 0 for the others.
+// INSIDE: no middle has to be clamped to the last cell, so that loads need not be waited for one by one.
 template <bool INSIDE, class P>
-__device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const MarchGrid& grid, P step, int base,
-                                                 unsigned left) {
-  constexpr int N = INSIDE ? AT_ONCE : 1;
+__device__ __forceinline__ unsigned test_intervals(const TileRay<P>& ray, const MarchGrid& grid, P step, int base,
+                                                   unsigned left) {
+  constexpr int N = INSIDE ? IN_FLIGHT : 1;
   const int lane = threadIdx.x % 32;
   const P first = P(base * CHUNK + lane);
   const uint8_t* occupancy = reinterpret_cast<const uint8_t*>(grid.occupancy);
@@ -142,33 +145,32 @@ __device__ __forceinline__ unsigned look_closely(const TileRay<P>& ray, const Ma
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const int highest = 31 - __clz(left);
-      chunk[i] = i == 0 || highest >= 0 ? highest : chunk[i > 0 ? i - 1 : 0];  // none left: the one before again
+      chunk[i] = i == 0 || highest >= 0 ? highest : chunk[i > 0 ? i - 1 : 0];  // none left: the previous one again
       left &= ~(1u << chunk[i]);
       mid[i] = interval<INSIDE>(ray, grid, step, P(chunk[i]) * P(CHUNK) + first);
     }
 #pragma unroll
-    for (int i = 0; i < N; ++i) occupied[i] = __ldg(occupancy + mid[i].place);
+    for (int i = 0; i < N; ++i) occupied[i] = __ldg(occupancy + mid[i].cell);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const unsigned samples = __ballot_sync(FULL_MASK, mid[i].counts && occupied[i]);
+      const unsigned samples = __ballot_sync(FULL_MASK, mid[i].valid && occupied[i]);
       if (lane == chunk[i]) mine = samples;
     }
   }
   return mine;
 }
 
-// Calls emit(chunk, which of its intervals are samples), a chunk a lane, near to far. The lanes of a warp call this
-// together, with one ray.
+// Calls emit(chunk, mask of its samples), one chunk per lane, near to far. All lanes of a warp call this with one ray.
 template <class P, class F>
-__device__ __forceinline__ void walk(const TileRay<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse, P step,
-                                     const F& emit) {
+__device__ __forceinline__ void march_warp(const TileRay<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse,
+                                           P step, const F& emit) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < ray.n_chunks; base += 32) {
     const int chunk = base + lane;
-    const unsigned near = __ballot_sync(FULL_MASK, chunk < ray.n_chunks && near_occupied(ray, coarse, chunk));
+    const unsigned near = __ballot_sync(FULL_MASK, chunk < ray.n_chunks && may_have_samples(ray, coarse, chunk));
     if (near == 0) continue;
-    emit(chunk, ray.inside ? look_closely<true>(ray, grid, step, base, near)
-                           : look_closely<false>(ray, grid, step, base, near));
+    emit(chunk, ray.inside ? test_intervals<true>(ray, grid, step, base, near)
+                           : test_intervals<false>(ray, grid, step, base, near));
   }
 }
 

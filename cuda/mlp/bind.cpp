@@ -8,7 +8,7 @@ namespace nerfkit {
 namespace {
 
 struct Inputs {
-  std::vector<Tensor> rows;
+  std::vector<Tensor> rows;  // [N, input_width] each
   MlpShape shape{};
 
   Inputs(const std::vector<Tensor>& inputs, const std::vector<int64_t>& widths) {

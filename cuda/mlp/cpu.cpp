@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// GROUP rows go through all layers together: a weight that was loaded serves all of them, and what lies between the
-// layers stays in the nearest caches.
+// GROUP rows go through all layers together: a weight that was loaded serves all of them, and the activations between
+// the layers stay in L1 and L2.
 
 #include "mlp/args.h"
 
@@ -12,13 +12,15 @@
 namespace nerfkit {
 namespace {
 
-constexpr int GROUP = 4 * GEMM_ROWS;
-constexpr int64_t GRAIN = 4;  // groups that are worth a thread
+constexpr int GROUP = 4 * GEMM_ROWS;  // 32 rows: 64 columns of float32 are 8 KB of activations per layer
+constexpr int64_t GRAIN = 4;          // groups per task of a thread, at least
 
 template <class A>
 struct Layer {
   int n_in, n_out;
-  PackVector<A> panels, start, panels_back;  // [n_in, padded n_out], [padded n_out], [n_out, padded n_in]
+  PackVector<A> panels;       // weight transposed [n_in, padded n_out], in panels of LANES columns
+  PackVector<A> start;        // bias [padded n_out]
+  PackVector<A> panels_back;  // weight [n_out, padded n_in], in panels
 };
 
 template <class T>
@@ -37,7 +39,8 @@ std::vector<Layer<acc_t<T>>> layers_of(const T* parameters, const MlpShape& s) {
   return layers;
 }
 
-// What a group has in front of each layer, and behind the last one: [GROUP, padded width], zeros beyond the width.
+// [n_layers + 1] activations of a group in front of each layer and behind the last: [GROUP, padded width] each, zeros
+// beyond the width.
 template <class A>
 using Values = std::vector<PackVector<A>>;
 
@@ -74,21 +77,21 @@ void compute(const std::vector<Layer<acc_t<T>>>& layers, size_t n_layers, const 
   }
 }
 
-// Gradients of a layer's weight [n_out padded to GEMM_ROWS, padded n_in] and bias [n_out]: sums over the rows of a
-// part.
+// Gradients of a layer, summed over the rows of a task.
 template <class A>
-struct Sums {
-  PackVector<A> weight, bias;
+struct LayerGradient {
+  PackVector<A> weight;  // [n_out padded to GEMM_ROWS, padded n_in]
+  PackVector<A> bias;    // [n_out]
 
-  explicit Sums(const Layer<A>& layer)
+  explicit LayerGradient(const Layer<A>& layer)
       : weight(size_t(round_up(layer.n_out, GEMM_ROWS)) * round_up(layer.n_in)), bias(layer.n_out) {}
 };
 
-// Adds what a group's `values` and the gradient [GROUP, padded n_out] of its last ones give to `sums`, layer by layer,
-// and leaves the gradient of the input there instead. `other` takes turns with it.
+// Takes `grad` [GROUP, padded n_out] back through the layers of a group, adding to `sums`, until it is the gradient of
+// the input [GROUP, padded n_in]. `other` is a second buffer of the same size.
 template <class A>
-void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values, int n, std::vector<Sums<A>>& sums,
-                    PackVector<A>& grad, PackVector<A>& other) {
+void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values, int n,
+                    std::vector<LayerGradient<A>>& sums, PackVector<A>& grad, PackVector<A>& other) {
   for (size_t l = layers.size(); l-- > 0;) {
     const auto& layer = layers[l];
     const int in = round_up(layer.n_in), out = round_up(layer.n_out);
@@ -106,23 +109,23 @@ void backward_group(const std::vector<Layer<A>>& layers, const Values<A>& values
     std::swap(grad, other);
     if (l == 0) break;
     A* const to = grad.data();
-    const A* given = values[l].data();  // by ReLU
+    const A* activated = values[l].data();  // the output of the ReLU
 #pragma omp simd
-    for (int i = 0; i < n * in; ++i) to[i] = given[i] == 0 ? A(0) : to[i];
+    for (int i = 0; i < n * in; ++i) to[i] = activated[i] == 0 ? A(0) : to[i];
   }
 }
 
-// The rows first .. last - 1 of a part; `sums` begin as zeros.
+// The rows first .. last - 1 of a task; `sums` begin as zeros.
 template <class T>
-void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out, const MlpInputs& inputs,
+void backward_task(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out, const MlpInputs& inputs,
                    const MlpInputGradients& grad_inputs, const MlpShape& s, int64_t first, int64_t last,
-                   std::vector<Sums<acc_t<T>>>& sums) {
+                   std::vector<LayerGradient<acc_t<T>>>& sums) {
   using A = acc_t<T>;
   const int n_out = s.width[s.n_layers], out = round_up(n_out), in = round_up(s.width[0]);
   const int widest = round_up(*std::max_element(s.width, s.width + s.n_layers + 1));
   auto values = values_of<A>(s);
   PackVector<A> grad(size_t(GROUP) * widest + GEMM_ROWS),
-      other(grad);  // of the last row, columns up to a multiple are read
+      other(grad);  // + GEMM_ROWS: gemm reads columns of the last row up to a multiple of it
   for (; first < last; first += GROUP) {
     const int n = int(std::min<int64_t>(GROUP, last - first));
     compute<T>(layers, layers.size() - 1, inputs, s, first, n, values);
@@ -137,9 +140,9 @@ void backward_part(const std::vector<Layer<acc_t<T>>>& layers, const T* grad_out
   }
 }
 
-// As the parameters are, in one row.
+// to [P], in the order of the parameters.
 template <class A>
-void write_sums(const std::vector<Layer<A>>& layers, const std::vector<Sums<A>>& sums, A* to) {
+void write_sums(const std::vector<Layer<A>>& layers, const std::vector<LayerGradient<A>>& sums, A* to) {
   for (size_t l = 0; l < layers.size(); ++l) {
     const int n_in = layers[l].n_in;
     for (int o = 0; o < layers[l].n_out; ++o, to += n_in)
@@ -174,15 +177,15 @@ Status mlp_bwd(DType dtype, const void* grad_out, const MlpInputs& inputs, const
     using T = decltype(element);
     using A = acc_t<T>;
     const auto layers = layers_of((const T*)parameters, s);
-    // The parts do not depend on the number of threads, nor do then the sums.
+    // A fixed number of tasks: neither they nor the sums depend on the number of threads.
     const int64_t groups = (s.n_rows + GROUP - 1) / GROUP, rows = (groups + MLP_CPU_PARTS - 1) / MLP_CPU_PARTS * GROUP;
     parallel(MLP_CPU_PARTS, 1, [&](int64_t begin, int64_t end) {
-      for (int64_t part = begin; part < end; ++part) {
-        const int64_t first = part * rows, last = std::min(s.n_rows, first + rows);
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first = task * rows, last = std::min(s.n_rows, first + rows);
         if (first >= last) break;
-        std::vector<Sums<A>> sums(layers.begin(), layers.end());
-        backward_part<T>(layers, (const T*)grad_out, inputs, grad_inputs, s, first, last, sums);
-        write_sums(layers, sums, (A*)grad_parameters + part * s.parameters());
+        std::vector<LayerGradient<A>> sums(layers.begin(), layers.end());
+        backward_task<T>(layers, (const T*)grad_out, inputs, grad_inputs, s, first, last, sums);
+        write_sums(layers, sums, (A*)grad_parameters + task * s.parameters());
       }
     });
   });

@@ -11,7 +11,7 @@ constexpr int HARMONICS = 16;
 
 // Source: P. Sloan, "Efficient Spherical Harmonic Evaluation", 2013.
 template <class P>
-HD void harmonics_of(const P* direction, P (&out)[HARMONICS]) {
+HD void harmonics_of(const P* direction /* [3] */, P (&out)[HARMONICS]) {
   const P x = direction[0], y = direction[1], z = direction[2];
   const P xx = x * x, yy = y * y, zz = z * z;
   out[0] = P(0.28209479177387814);
@@ -32,8 +32,10 @@ HD void harmonics_of(const P* direction, P (&out)[HARMONICS]) {
   out[15] = P(0.5900435899266435) * x * (P(3) * yy - xx);
 }
 
-// directions [R, 3] of dtype `from`, out [n_rows, 16] of dtype `to`. Without ray_index row n is of ray n.
-Status spherical_harmonics(DType from, DType to, const void* directions, const int64_t* ray_index, void* out,
+Status spherical_harmonics(DType from, DType to,
+                           const void* directions,    // [R, 3] of dtype `from`, unit length
+                           const int64_t* ray_index,  // [n_rows], or null: row n is of ray n
+                           void* out,                 // [n_rows, 16] of dtype `to`
                            int64_t n_rows, Stream);
 
 }  // namespace nerfkit

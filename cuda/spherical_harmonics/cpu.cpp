@@ -7,10 +7,13 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 1024;  // rows that are worth a thread
+constexpr int64_t GRAIN = 1024;  // rows per task of a thread, at least
 
 template <class P, class T>
-void run(const P* directions, const int64_t* ray_index, T* out, int64_t n_rows) {
+void run(const P* directions,       // [R, 3]
+         const int64_t* ray_index,  // [n_rows] or null
+         T* out,                    // [n_rows, 16]
+         int64_t n_rows) {
   parallel(n_rows, GRAIN, [&](int64_t begin, int64_t end) {
     for (int64_t n = begin; n < end; ++n) {
       P values[HARMONICS];

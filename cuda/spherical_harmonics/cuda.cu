@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread a row: the direction is read from the cache, for neighbours mostly share a ray; what takes time is to write.
+// One thread per row. Directions come from L1, for neighbouring rows mostly share a ray; the stores take the time.
 
 #include "common/gpu.cuh"
 #include "spherical_harmonics/args.h"
@@ -9,17 +9,20 @@ namespace {
 
 template <class P, class T>
 __global__ void __launch_bounds__(THREADS)
-    rows(const P* __restrict__ directions, const int64_t* __restrict__ ray_index, T* __restrict__ out, int64_t n_rows) {
+    spherical_harmonics_rows(const P* __restrict__ directions,       // [R, 3]
+                             const int64_t* __restrict__ ray_index,  // [n_rows] or null
+                             T* __restrict__ out,                    // [n_rows, 16]
+                             int64_t n_rows) {
   const int64_t n = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   if (n >= n_rows) return;
   P values[HARMONICS];
   harmonics_of(directions + 3 * (ray_index ? ray_index[n] : n), values);
 #pragma unroll
   for (int first = 0; first < HARMONICS; first += VECTOR_WIDTH<T>) {
-    acc_t<T> part[VECTOR_WIDTH<T>];
+    acc_t<T> values_of_access[VECTOR_WIDTH<T>];
 #pragma unroll
-    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) part[i] = acc_t<T>(values[first + i]);
-    store(out + HARMONICS * n + first, part);
+    for (int i = 0; i < VECTOR_WIDTH<T>; ++i) values_of_access[i] = acc_t<T>(values[first + i]);
+    store(out + HARMONICS * n + first, values_of_access);
   }
 }
 
@@ -32,9 +35,11 @@ Status spherical_harmonics(DType from, DType to, const void* directions, const i
     using T = decltype(element);
     const unsigned blocks = blocks_for(n_rows);
     if (from == DType::f64)
-      rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const double*)directions, ray_index, (T*)out, n_rows);
+      spherical_harmonics_rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const double*)directions, ray_index,
+                                                                             (T*)out, n_rows);
     else
-      rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const float*)directions, ray_index, (T*)out, n_rows);
+      spherical_harmonics_rows<<<blocks, THREADS, 0, (cudaStream_t)stream>>>((const float*)directions, ray_index,
+                                                                             (T*)out, n_rows);
   });
   return launched();
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// out = sum over corners k of w_k(point) feats_k; corner 4 ix + 2 iy + iz.
+// out = sum over corners k of w_k(point) feats_k; corner 4 ix + 2 iy + iz. N points, F features.
 
 #pragma once
 
@@ -32,12 +32,21 @@ HD void corner_weights_bwd(const A u[3], const A d[8], A grad_u[3]) {
 }
 
 struct TrilinearSize {
-  int64_t n_points, n_features;
+  int64_t n_points, n_features;  // N, F
 };
 
-Status trilinear(DType, const void* feats, const void* points, void* out, TrilinearSize, Stream);
+Status trilinear(DType,
+                 const void* feats,   // [N, 8, F]
+                 const void* points,  // [N, 3] from -1 to 1, of the accumulation type
+                 void* out,           // [N, F]
+                 TrilinearSize, Stream);
 // A null grad_feats or grad_points is not computed.
-Status trilinear_bwd(DType, const void* grad_out, const void* feats, const void* points, void* grad_feats,
-                     void* grad_points, TrilinearSize, Stream);
+Status trilinear_bwd(DType,
+                     const void* grad_out,  // [N, F]
+                     const void* feats,     // [N, 8, F]
+                     const void* points,    // [N, 3]
+                     void* grad_feats,      // [N, 8, F]
+                     void* grad_points,     // [N, 3]
+                     TrilinearSize, Stream);
 
 }  // namespace nerfkit

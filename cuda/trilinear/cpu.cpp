@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// A thread takes points one after the other, and of a point one corner after the other.
 
 #include "common/simd_cpu.h"
 #include "trilinear/args.h"
@@ -6,47 +7,47 @@
 namespace nerfkit {
 namespace {
 
-constexpr int64_t GRAIN = 256;  // points that are worth a thread
+constexpr int64_t GRAIN = 256;  // points per task of a thread, at least
 
-// Features of which a corner is read to its end before the next: the processor foresees one row better than eight. Of
-// fewer there is little to foresee, of more the sums would leave the first cache.
-constexpr int64_t LEAST_ROW = 32, MOST_ROW = 2048;
+// From 32 features on a corner is read to its end before the next: the hardware prefetcher follows one stream better
+// than eight. Up to 2048 the sums, 8 or 16 KB, stay in L1.
+constexpr int64_t MIN_ROW = 32, MAX_ROW = 2048;
 
-// to = weight * from
+// to [n] = weight * from [n]
 template <class From, class T>
-HD void scale(const From* from, acc_t<T> weight, T* to, int64_t n, bool past_caches) {
+HD void scale(const From* from, acc_t<T> weight, T* to, int64_t n, bool streaming) {
   int64_t i = 0;
   if constexpr (std::is_same_v<T, acc_t<T>>)
-    for (; past_caches && i + LANES <= n; i += LANES) store_streaming(to + i, weight * load(from + i));
+    for (; streaming && i + LANES <= n; i += LANES) store_streaming(to + i, weight * load(from + i));
   for (; i < n; ++i) to[i] = T(weight * acc_t<T>(from[i]));
 }
 
-// sum += weight * from. A call: else the compiler makes one loop of those of all corners.
+// sum [n] += weight * from [n]. Not inlined: else the compiler fuses the loops over all corners into one.
 template <class T>
 __attribute__((noinline)) void add_scaled(const T* from, acc_t<T> weight, acc_t<T>* sum, int64_t n) {
   for (int64_t i = 0; i < n; ++i) sum[i] += weight * acc_t<T>(from[i]);
 }
 
-// corners [8, f], out [f]
+// out [f] from corners [8, f].
 template <class T>
-void interpolate_row(const T* corners, const acc_t<T> (&w)[8], T* out, int64_t f, bool past_caches) {
+void interpolate_row(const T* corners, const acc_t<T> (&w)[8], T* out, int64_t f, bool streaming) {
   using A = acc_t<T>;
-  A sum[MOST_ROW];
+  A sum[MAX_ROW];
   std::fill(sum, sum + f, A(0));
   for (int k = 0; k < 8; ++k) add_scaled(corners + k * f, w[k], sum, f);
-  scale(sum, A(1), out, f, past_caches);
+  scale(sum, A(1), out, f, streaming);
 }
 
 template <class T>
-void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, bool past_caches, int64_t begin, int64_t end) {
+void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, bool streaming, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
     unit_position(points + 3 * n, u);
     corner_weights(u, w);
     const T* corners = feats + 8 * n * f;
-    if (f >= LEAST_ROW && f <= MOST_ROW) {
-      interpolate_row(corners, w, out + n * f, f, past_caches);
+    if (f >= MIN_ROW && f <= MAX_ROW) {
+      interpolate_row(corners, w, out + n * f, f, streaming);
       continue;
     }
     for (int64_t j = 0; j < f; ++j) {
@@ -55,12 +56,12 @@ void forward(const T* feats, const acc_t<T>* points, T* out, int64_t f, bool pas
       out[n * f + j] = T(sum);
     }
   }
-  if (past_caches) streaming_fence();
+  if (streaming) streaming_fence();
 }
 
 template <class T>
 void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
-              int64_t f, bool past_caches, int64_t begin, int64_t end) {
+              int64_t f, bool streaming, int64_t begin, int64_t end) {
   using A = acc_t<T>;
   for (int64_t n = begin; n < end; ++n) {
     A u[3], w[8];
@@ -68,7 +69,7 @@ void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad
     corner_weights(u, w);
     const T* grad = grad_out + n * f;
     if (grad_feats)
-      for (int k = 0; k < 8; ++k) scale(grad, w[k], grad_feats + (8 * n + k) * f, f, past_caches);
+      for (int k = 0; k < 8; ++k) scale(grad, w[k], grad_feats + (8 * n + k) * f, f, streaming);
     if (grad_points) {
       A d[8], grad_u[3];
       for (int k = 0; k < 8; ++k) {
@@ -82,7 +83,7 @@ void backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad
       for (int axis = 0; axis < 3; ++axis) grad_points[3 * n + axis] = A(0.5) * grad_u[axis];
     }
   }
-  if (past_caches) streaming_fence();
+  if (streaming) streaming_fence();
 }
 
 }  // namespace
@@ -91,10 +92,10 @@ Status trilinear(DType dtype, const void* feats, const void* points, void* out, 
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
-    // The results alone: of all that moves they are a ninth, and may be kept until they are read.
-    const bool past_caches = row % 64 == 0 && use_streaming_stores(out, size.n_points * row);
+    // By the bytes of the results alone, a ninth of all that moves: smaller ones may still be in a cache when read.
+    const bool streaming = row % 64 == 0 && use_streaming_stores(out, size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
-      forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, past_caches, begin, end);
+      forward((const T*)feats, (const acc_t<T>*)points, (T*)out, size.n_features, streaming, begin, end);
     });
   });
   return 0;
@@ -105,11 +106,11 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const int64_t row = size.n_features * sizeof(T);
-    const bool past_caches =
+    const bool streaming =
         row % 64 == 0 && use_streaming_stores(grad_feats, (grad_points ? 17 : 9) * size.n_points * row);
     parallel(size.n_points, GRAIN, [&](int64_t begin, int64_t end) {
       backward((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points,
-               size.n_features, past_caches, begin, end);
+               size.n_features, streaming, begin, end);
     });
   });
   return 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams: each corner feature is read or written once, 16 bytes an access.
+// Memory bound: each corner feature is read or written once, with accesses of 16 bytes where the features allow it.
 
 #include "common/gpu.cuh"
 #include "trilinear/args.h"
@@ -7,80 +7,71 @@
 namespace nerfkit {
 namespace {
 
-// One thread for V features of one point.
-template <class T, int V, class Index>
-__global__ void __launch_bounds__(THREADS) forward(const T* __restrict__ feats, const acc_t<T>* __restrict__ points,
-                                                   T* __restrict__ out, Index n_points, Index parts) {
+// The threads of a block are [points, lanes]: a lane takes V features of a point at a time.
+template <class T, int V>
+__global__ void __launch_bounds__(THREADS) trilinear_forward(const T* __restrict__ feats,          // [N, 8, F]
+                                                             const acc_t<T>* __restrict__ points,  // [N, 3]
+                                                             T* __restrict__ out,                  // [N, F]
+                                                             int64_t n_points, int64_t f) {
   using A = acc_t<T>;
-  const Index thread = Index(blockIdx.x) * THREADS + threadIdx.x;
-  const Index n = thread / parts;
+  const int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (n >= n_points) return;
-  const Index f = parts * V, j = (thread - n * parts) * V;
-  A u[3], w[8], sum[V] = {};
+  A u[3], w[8];
   unit_position(points + 3 * n, u);
   corner_weights(u, w);
+  for (int64_t j = threadIdx.x * V; j < f; j += blockDim.x * V) {
+    A sum[V] = {};
 #pragma unroll
-  for (int k = 0; k < 8; ++k) {
-    A corner[V];
-    load(feats + (8 * n + k) * f + j, corner);
+    for (int k = 0; k < 8; ++k) {
+      A corner[V];
+      load(feats + (8 * n + k) * f + j, corner);
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum[i] += w[k] * corner[i];
-  }
-  store(out + n * f + j, sum);
-}
-
-// Writes what is not read again soon: it leaves the cache first.
-template <class T, int V>
-__device__ __forceinline__ void store_passing(T* to, const acc_t<T> (&from)[V]) {
-  if constexpr (sizeof(T) * V == 16) {
-    Vec<T, V> packed;
-#pragma unroll
-    for (int i = 0; i < V; ++i) packed.v[i] = static_cast<T>(from[i]);
-    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(packed));
-  } else {
-    store(to, from);
+      for (int i = 0; i < V; ++i) sum[i] += w[k] * corner[i];
+    }
+    store(out + n * f + j, sum);
   }
 }
 
-// A row of the block's threads for one point. It asks for what later blocks read, which then is not late among the
-// writes.
+// The same threads.
 template <class T, int V>
-__global__ void __launch_bounds__(THREADS) to_feats(const T* __restrict__ grad_out, const acc_t<T>* __restrict__ points,
-                                                    T* __restrict__ grad_feats, int64_t n_points, int f) {
+__global__ void __launch_bounds__(THREADS) trilinear_grad_feats(const T* __restrict__ grad_out,       // [N, F]
+                                                                const acc_t<T>* __restrict__ points,  // [N, 3]
+                                                                T* __restrict__ grad_feats,           // [N, 8, F]
+                                                                int64_t n_points, int f) {
   using A = acc_t<T>;
-  constexpr int64_t AHEAD = (2 << 20) / sizeof(T), LINE = 128 / sizeof(T);
   const int64_t n = int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
   if (n >= n_points) return;
   A u[3], w[8];
   unit_position(points + 3 * n, u);
   corner_weights(u, w);
   for (int j = threadIdx.x * V; j < f; j += blockDim.x * V) {
-    const int64_t at = n * f + j;
-    if (at % LINE == 0 && at + AHEAD < n_points * f)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(grad_out + at + AHEAD));
     A grad[V];
-    load(grad_out + at, grad);
+    load(grad_out + n * f + j, grad);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
       A corner[V];
 #pragma unroll
       for (int i = 0; i < V; ++i) corner[i] = w[k] * grad[i];
-      store_passing(grad_feats + (8 * n + k) * f + j, corner);
+      store(grad_feats + (8 * n + k) * f + j, corner);
     }
   }
 }
 
-// `lanes` threads of one warp for one point.
+// `lanes` threads of one warp for one point, which sum over the features. TO_FEATS: also grad_feats, from the same
+// grad_out.
 template <class T, int V, bool TO_FEATS>
-__global__ void __launch_bounds__(THREADS)
-    to_points(const T* __restrict__ grad_out, const T* __restrict__ feats, const acc_t<T>* __restrict__ points,
-              T* __restrict__ grad_feats, acc_t<T>* __restrict__ grad_points, int64_t n_points, int f, int lanes) {
+__global__ void __launch_bounds__(THREADS) trilinear_grad_points(const T* __restrict__ grad_out,       // [N, F]
+                                                                 const T* __restrict__ feats,          // [N, 8, F]
+                                                                 const acc_t<T>* __restrict__ points,  // [N, 3]
+                                                                 T* __restrict__ grad_feats,  // [N, 8, F], if TO_FEATS
+                                                                 acc_t<T>* __restrict__ grad_points,  // [N, 3]
+                                                                 int64_t n_points, int f, int lanes) {
   using A = acc_t<T>;
   const int64_t thread = int64_t(blockIdx.x) * THREADS + threadIdx.x;
   const int lane = int(thread % lanes);
   const int64_t n = thread / lanes;
-  const bool real = n < n_points;  // the others stay for the shuffles
-  A u[3] = {}, w[8], d[8] = {};
+  const bool real = n < n_points;  // the other lanes take part in the shuffles
+  A u[3] = {}, w[8], d[8] = {};    // d: gradients of the weights
   if (real) unit_position(points + 3 * n, u);
   corner_weights(u, w);
   for (int j = lane * V; real && j < f; j += lanes * V) {
@@ -88,15 +79,15 @@ __global__ void __launch_bounds__(THREADS)
     load(grad_out + n * f + j, grad);
 #pragma unroll
     for (int k = 0; k < 8; ++k) {
-      const int64_t place = (8 * n + k) * f + j;
+      const int64_t offset = (8 * n + k) * f + j;
       A corner[V];
-      load(feats + place, corner);
+      load(feats + offset, corner);
 #pragma unroll
       for (int i = 0; i < V; ++i) d[k] += grad[i] * corner[i];
       if (TO_FEATS) {
 #pragma unroll
         for (int i = 0; i < V; ++i) corner[i] = w[k] * grad[i];
-        store(grad_feats + place, corner);
+        store(grad_feats + offset, corner);
       }
     }
   }
@@ -109,28 +100,34 @@ __global__ void __launch_bounds__(THREADS)
   }
 }
 
-template <class T, int V>
-void forward_of_width(const T* feats, const acc_t<T>* points, T* out, TrilinearSize size, cudaStream_t stream) {
-  const int64_t parts = size.n_features / V, work = size.n_points * parts;
-  if (8 * work * V < (int64_t(1) << 31))
-    forward<T, V, uint32_t><<<blocks_for(work), THREADS, 0, stream>>>(feats, points, out, size.n_points, parts);
-  else
-    forward<T, V, int64_t><<<blocks_for(work), THREADS, 0, stream>>>(feats, points, out, size.n_points, parts);
+// Threads of one point: a power of two that covers F features with V each, at most `max_lanes`.
+int lanes_of_point(int64_t f, int v, int max_lanes) {
+  int lanes = 1;
+  while (lanes < max_lanes && lanes * v < f) lanes *= 2;
+  return lanes;
 }
 
 template <class T, int V>
-void backward_of_width(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
-                       TrilinearSize size, cudaStream_t stream) {
-  const int f = int(size.n_features), most = grad_points ? 32 : THREADS;
-  int lanes = 1;
-  while (lanes < most && lanes * V < f) lanes *= 2;
-  const unsigned blocks = blocks_for(size.n_points * lanes);
+void launch_forward(const T* feats, const acc_t<T>* points, T* out, TrilinearSize size, cudaStream_t stream) {
+  const int lanes = lanes_of_point(size.n_features, V, THREADS);
+  trilinear_forward<T, V><<<blocks_for(size.n_points * lanes), dim3(lanes, THREADS / lanes), 0, stream>>>(
+      feats, points, out, size.n_points, size.n_features);
+}
+
+template <class T, int V>
+void launch_backward(const T* grad_out, const T* feats, const acc_t<T>* points, T* grad_feats, acc_t<T>* grad_points,
+                     TrilinearSize size, cudaStream_t stream) {
+  const int f = int(size.n_features);
   if (!grad_points) {
-    to_feats<T, V><<<blocks, dim3(lanes, THREADS / lanes), 0, stream>>>(grad_out, points, grad_feats, size.n_points, f);
+    const int lanes = lanes_of_point(f, V, THREADS);
+    trilinear_grad_feats<T, V><<<blocks_for(size.n_points * lanes), dim3(lanes, THREADS / lanes), 0, stream>>>(
+        grad_out, points, grad_feats, size.n_points, f);
     return;
   }
-  const auto kernel = grad_feats ? to_points<T, V, true> : to_points<T, V, false>;
-  kernel<<<blocks, THREADS, 0, stream>>>(grad_out, feats, points, grad_feats, grad_points, size.n_points, f, lanes);
+  const int lanes = lanes_of_point(f, V, 32);  // of one warp, which sums over the features
+  const auto kernel = grad_feats ? trilinear_grad_points<T, V, true> : trilinear_grad_points<T, V, false>;
+  kernel<<<blocks_for(size.n_points * lanes), THREADS, 0, stream>>>(grad_out, feats, points, grad_feats, grad_points,
+                                                                    size.n_points, f, lanes);
 }
 
 }  // namespace
@@ -139,8 +136,8 @@ Status trilinear(DType dtype, const void* feats, const void* points, void* out, 
   if (size.n_points * size.n_features == 0) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const bool wide = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(feats, 16) && aligned(out, 16);
-    auto launch = wide ? forward_of_width<T, VECTOR_WIDTH<T>> : forward_of_width<T, 1>;
+    const bool vectors = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(feats, 16) && aligned(out, 16);
+    auto launch = vectors ? launch_forward<T, VECTOR_WIDTH<T>> : launch_forward<T, 1>;
     launch((const T*)feats, (const acc_t<T>*)points, (T*)out, size, (cudaStream_t)stream);
   });
   return launched();
@@ -151,9 +148,9 @@ Status trilinear_bwd(DType dtype, const void* grad_out, const void* feats, const
   if (size.n_points == 0 || !(grad_feats || grad_points)) return 0;
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
-    const bool wide = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) &&
-                      aligned(grad_feats, 16);
-    auto launch = wide ? backward_of_width<T, VECTOR_WIDTH<T>> : backward_of_width<T, 1>;
+    const bool vectors = size.n_features % VECTOR_WIDTH<T> == 0 && aligned(grad_out, 16) && aligned(feats, 16) &&
+                         aligned(grad_feats, 16);
+    auto launch = vectors ? launch_backward<T, VECTOR_WIDTH<T>> : launch_backward<T, 1>;
     launch((const T*)grad_out, (const T*)feats, (const acc_t<T>*)points, (T*)grad_feats, (acc_t<T>*)grad_points, size,
            (cudaStream_t)stream);
   });
