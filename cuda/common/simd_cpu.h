@@ -56,51 +56,6 @@ HD Pack<acc_t<T>> load(const T* from, int n = LANES) {
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 
-// LaneMask first .. end - 1 of a pack, from 0 to LANES: masked_load() reads nothing for the others, which are zero.
-#if defined(__AVX512F__)
-constexpr bool HAS_MASKED_LOAD = true;
-struct LaneMask {
-  unsigned set;
-  HD LaneMask(int first, int end) : set(first < end ? (1u << end) - (1u << first) : 0) {}
-};
-HD Pack<float> masked_load(const float* from, LaneMask lanes) {
-  return reinterpret_cast<Pack<float>>(_mm512_maskz_loadu_ps(__mmask16(lanes.set), from));
-}
-HD Pack<double> masked_load(const double* from, LaneMask lanes) {
-  const __m512d parts[] = {_mm512_maskz_loadu_pd(__mmask8(lanes.set), from),
-                           _mm512_maskz_loadu_pd(__mmask8(lanes.set >> 8), from + LANES / 2)};
-  return *reinterpret_cast<const Pack<double>*>(parts);
-}
-#elif defined(__AVX2__)
-constexpr bool HAS_MASKED_LOAD = true;
-struct LaneMask {
-  __m256i set;
-  HD LaneMask(int first, int end) {
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const auto below = [&](int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), lane); };
-    set = _mm256_andnot_si256(below(first), below(end));
-  }
-};
-HD Pack<float> masked_load(const float* from, LaneMask lanes) {
-  return reinterpret_cast<Pack<float>>(_mm256_maskload_ps(from, lanes.set));
-}
-HD Pack<double> masked_load(const double* from, LaneMask lanes) {
-  const auto some = [&](__m128i set, const double* from) {
-    return _mm256_maskload_pd(from, _mm256_cvtepi32_epi64(set));
-  };
-  const __m256d parts[] = {some(_mm256_castsi256_si128(lanes.set), from),
-                           some(_mm256_extracti128_si256(lanes.set, 1), from + LANES / 2)};
-  return *reinterpret_cast<const Pack<double>*>(parts);
-}
-#else
-constexpr bool HAS_MASKED_LOAD = false;  // what follows is declared, not called
-struct LaneMask {
-  LaneMask(int first, int end);
-};
-template <class A>
-Pack<A> masked_load(const A* from, LaneMask lanes);
-#endif
-
 // The first n lanes of a pack to `to` [n].
 template <class T>
 HD void store(T* to, Pack<acc_t<T>> pack, int n = LANES) {

@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(ChannelsBlock<PASS>::THREADS, ChannelsBlock<PA
 #pragma unroll
     for (int slot = 0; slot < DEPTH - 1; ++slot) copier.copy(slot, a), cp_async_commit();
   };
-  const unsigned from = kept(memory + Results::template offset<Window>(quad));
-  const unsigned to = kept(memory + DEPTH * Block::SLOT + Results::template result_offset<Result>(quad));
+  const unsigned from = no_remat(memory + Results::template offset<Window>(quad));
+  const unsigned to = no_remat(memory + DEPTH * Block::SLOT + Results::template result_offset<Result>(quad));
   const auto add_to_results = [&](Results& results, int slot, int step) {
     results.template add<Window>(from + slot * Block::SLOT + 2 * step * Window::ROW, slot * STEPS + step);
 #pragma unroll
@@ -47,9 +47,9 @@ __global__ void __launch_bounds__(ChannelsBlock<PASS>::THREADS, ChannelsBlock<PA
       store_shared(to + slot % Block::RESULTS * Result::BYTES + 2 * step * Result::ROW + second * 16,
                    results.result(slot * STEPS + step, second));
   };
-  const unsigned outer = kept(memory + Taps::template offset<Window>(quad, 0));
-  const unsigned inner = kept(memory + Taps::template offset<Window>(quad, 1));
-  const unsigned center = kept(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
+  const unsigned outer = no_remat(memory + Taps::template offset<Window>(quad, 0));
+  const unsigned inner = no_remat(memory + Taps::template offset<Window>(quad, 1));
+  const unsigned center = no_remat(memory + Window::BYTES + Taps::template center_offset<Center>(quad));
   const auto add_to_taps = [&](Taps& taps, int index, int slot, int step) {
     const int row = 2 * step,
               result = index * Block::ROWS + row - SIDE / 2;  // of the results at the window's first row
