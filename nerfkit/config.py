@@ -117,6 +117,7 @@ class EvalConfig:
     split: str = "test"  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
     comparisons: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as images; -1: all
+    lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
 
 
 @dataclass

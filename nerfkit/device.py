@@ -51,9 +51,20 @@ def free_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def available_memory(device: torch.device) -> int | None:
+    """Bytes that can still be allocated on `device`; on a GPU no more than this process is allowed to take."""
+    if device.type != "cuda":
+        return free_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch's own, to be reused
+    allowed = int(total * torch.cuda.get_per_process_memory_fraction(index)) - torch.cuda.memory_reserved(device)
+    return max(0, min(free, allowed) + unused)
+
+
 def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
     """Raise RunError, with both numbers, if `what` takes more memory than the device has free."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory()
+    free = available_memory(device)
     if free is not None and n_bytes > free:
         raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
 

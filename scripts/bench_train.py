@@ -22,22 +22,22 @@ from typing import Any, NamedTuple
 
 import torch
 import tyro
-from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config, ops  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
 from nerfkit.commands.options import TYRO  # noqa: E402
-from nerfkit.data.load import load_scene  # noqa: E402
+from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.pixels import background_color, blend  # noqa: E402
-from nerfkit.data.scene import Views  # noqa: E402
+from nerfkit.data.pool import ImagePool  # noqa: E402
+from nerfkit.data.scene import Views, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
-from nerfkit.metrics import psnr  # noqa: E402
 from nerfkit.model.base import Model  # noqa: E402
 from nerfkit.model.registry import build_model  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
+from nerfkit.training.evaluator import pixels_that_count, scores  # noqa: E402
 from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
@@ -73,10 +73,10 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def parse(arguments: list[str], description: str | None, prog: str) -> BenchOptions:
+def parse(arguments: list[str], description: str | None, prog: str, kind: type = BenchOptions) -> BenchOptions:
     base = config.load(_after(arguments, "--config"))
-    default = BenchOptions(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
-    return tyro.cli(BenchOptions, args=arguments, default=default, prog=prog, description=description, **TYRO)
+    default = kind(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
+    return tyro.cli(kind, args=arguments, default=default, prog=prog, description=description, **TYRO)
 
 
 @dataclass(frozen=True)
@@ -96,13 +96,13 @@ class Case:
 def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
     """Train each case with each seed, and write down how it went."""
     device = pick_device(options.device)
-    scene = load_scene(options.data.path, options.data.format, options.data.downscale)
-    train, test = scene.split("train"), scene.split(options.eval.split)
-    train, test = LoadedViews(train, train.load()), LoadedViews(test, test.load())
+    scene = find_scene(options)
+    train, test = (
+        LoadedViews(views, views.load()) for views in (scene.split("train"), scene.split(options.eval.split))
+    )
     for case in cases:
         for seed in options.seeds:
-            size = f"{test.views.cameras.width}x{test.views.cameras.height}"
-            result = {"scene": f"{scene.name} {size}", "views": len(test.pixels)}
+            result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": len(test.images)}
             result |= measure(options, case, seed, train, test, device)
             print(line_of(case, result), flush=True)
             if options.json:
@@ -110,10 +110,10 @@ def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
 
 
 class LoadedViews(NamedTuple):
-    """Views with their images [V, H, W, 3 or 4] uint8."""
+    """Views with their images."""
 
     views: Views
-    pixels: Tensor
+    images: ImagePool
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
@@ -134,16 +134,23 @@ def _after(arguments: list[str], name: str) -> list[str]:
 
 def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
     """The configuration with the changes of a variant."""
-    values = config.to_dict(options)
-    values["seed"] = seed
-    values["trainer"]["max_seconds"] = 0.0 if options.steps else options.seconds
+    settings = changed(options, variant)
+    settings.seed = seed
+    settings.trainer.max_seconds = 0.0 if options.steps else options.seconds
     if options.steps:
-        values["trainer"]["steps"] = options.steps
-    for change in filter(None, variant.split(",")):
+        settings.trainer.steps = options.steps
+    config.check(settings)
+    return settings
+
+
+def changed(options: config.Config, changes: str) -> config.Config:
+    """The configuration with changes, as of a variant."""
+    values = config.to_dict(options)
+    for change in filter(None, changes.split(",")):
         name, _, value = change.partition("=")
         group, _, key = name.partition(".")
         values[group][key] = json.loads(value)
-    return config.from_dict(values, variant or "options")
+    return config.from_dict(values, changes or "options")
 
 
 def measure(
@@ -154,11 +161,11 @@ def measure(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seed_everything(settings.seed)
-    trainer = Trainer(settings, train.views.cameras, train.pixels, model=case.model(settings), device=device)
-    n_views = options.views or len(test.pixels)
+    trainer = Trainer(settings, train.views.cameras, train.images, model=case.model(settings), device=device)
+    n_views = options.views or len(test.images)
 
     def score(views: LoadedViews = test) -> float:
-        return mean_psnr(trainer, views, n_views, device)
+        return mean_scores(trainer, views, n_views, device)["psnr"]
 
     curve: list[dict[str, float]] = []
     end = float("inf") if options.steps else options.seconds
@@ -191,6 +198,7 @@ def measure(
         "seconds": curve[-1]["seconds"],
         "steps": trainer.step,
         "psnr": curve[-1]["psnr"],
+        "ssim": round(mean_scores(trainer, test, n_views, device)["ssim"], 4),
         "train_psnr": round(score(train), 3),
         "ms_per_step": round(trainer.seconds / trainer.step * 1e3, 3),
         "samples_per_step": round(samples / trainer.step),
@@ -235,13 +243,21 @@ def short_name(kernel: str) -> str:
     return kernel[:90]
 
 
-def mean_psnr(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.device) -> float:
+def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.device) -> dict[str, float]:
+    """Means over the first views: PSNR [dB] and SSIM of the pixels that count."""
     background = background_color(trainer.config.data.background, device)
     image_of = ImageRenderer(trainer.model, background)
     cameras = of.views.cameras.to(device)
     views = range(len(cameras))[:n_views]
-    scores = [psnr(image_of(cameras, v)["rgb"], blend(of.pixels[v], background.cpu())) for v in views]
-    return sum(scores) / len(scores)
+    rows = [
+        scores(
+            image_of(cameras, view)["rgb"],
+            blend(of.images.image(view), background.cpu()),
+            pixels_that_count(of.images, of.views.cameras, view),
+        )
+        for view in views
+    ]
+    return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
 
 
 def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:

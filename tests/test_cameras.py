@@ -2,6 +2,8 @@
 import pytest
 import torch
 
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_scene
 from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.errors import SceneError
@@ -141,3 +143,44 @@ def test_paths_have_the_first_cameras_intrinsics(cameras, path: str):
     made = paths.interpolate(cameras, 5) if path == "interpolate" else getattr(paths, path)(cameras, target, up, 5)
     assert torch.equal(made.focal, cameras.focal[:1].expand(5, 2)) and len(made) == 5
     assert torch.equal(made.center, cameras.center[:1].expand(5, 2)) and (made.width, made.height) == (26, 22)
+
+
+BARREL = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
+FISHEYE = Lens("OPENCV_FISHEYE", (33.0, 33.0, 30.0, 30.5, 0.02, -0.005, 0.001, 0.0), 61, 60)
+NARROW = Lens("SIMPLE_RADIAL", (40.0, 0.5, 10.0, 0.1), 1, 20)
+
+
+@pytest.mark.parametrize(("most", "spacing", "off"), [(10**6, 1, 1e-4), (4000, 2, 0.06), (1300, 4, 0.25)])
+def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most: int, spacing: int, off: float):
+    """In a table that would be too large, every n-th pixel has a direction; projected back, few pixels are far off."""
+    monkeypatch.setattr("nerfkit.data.cameras.MOST_DIRECTIONS", most)
+    lenses = [BARREL, FISHEYE, NARROW, BARREL]
+    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(4, 3, 4), lenses)
+    assert cameras.table.spacing == spacing
+    for view, lens in enumerate(lenses):
+        rays = cameras.image_rays(view)
+        local = rays.directions.double() * torch.tensor([1.0, -1, -1])  # OpenCV's axes
+        pixel = torch.arange(lens.width * lens.height)
+        wanted = torch.stack([pixel % lens.width, pixel // lens.width], dim=-1) + 0.5
+        assert (lens.project(local) - wanted).norm(dim=-1).max() < off
+        assert cameras.known_image(view).all()
+    one, reordered = cameras[[1]], cameras[[3, 1]]
+    torch.testing.assert_close(one.image_rays(0).directions, cameras.image_rays(1).directions)
+    torch.testing.assert_close(reordered.image_rays(0).directions, cameras.image_rays(0).directions)
+
+
+def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
+    folding = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.078), 100, 100)  # corners lie beyond its fold
+    exact = Cameras.of_lenses(torch.eye(4)[None, :3], [folding]).known_image(0)
+    monkeypatch.setattr("nerfkit.data.cameras.MOST_DIRECTIONS", 6000)
+    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, BARREL])
+    known = cameras.known_image(0)
+    assert cameras.table.spacing == 2 and not exact.all()
+    assert not (known & ~exact).any(), "none is made up"
+    assert (exact & ~known).float().mean() < 0.02
+
+
+def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
+    monkeypatch.setattr("nerfkit.data.cameras.MOST_DIRECTIONS", 10)
+    with raises_naming(SceneError, "data.downscale", "2 lenses"):
+        Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [BARREL, FISHEYE])

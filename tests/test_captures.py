@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,13 +170,14 @@ def test_pixels_of_several_sizes_are_drawn_equally(tmp_path):
     images = views.load()
     assert set(images.sizes) == {SIZE, (52, 44)}
     training = TrainingViews(views.cameras, images, "white")
-    view, row, column, pixel = training._draw_pixels(200_000)
+    view, row, column, color, _ = training.source.draw(200_000)
+    pixel = images.first[view] + row * torch.tensor([width for width, _ in images.sizes])[view] + column
     for index, (width, height) in enumerate(images.sizes):
         share = (view == index).float().mean().item()
         assert share == pytest.approx(width * height / len(images.pixels), rel=0.08)
         drawn = view == index
         assert column[drawn].max() == width - 1 and row[drawn].max() == height - 1 and row.min() == column.min() == 0
-        assert torch.equal(images.pixels[pixel[drawn]], images.image(index)[row[drawn], column[drawn]])
+        assert torch.equal(color[drawn], images.image(index)[row[drawn], column[drawn]])
     counts = pixel.bincount(minlength=len(images.pixels))
     assert counts.float().var() / counts.float().mean() == pytest.approx(1, abs=0.1), "as of a Poisson process"
     batch = training.draw(300)
@@ -380,6 +382,37 @@ def test_an_orbit_of_a_capture_is_rendered(run_of_capture, tmp_path):
     call(render, run_of_capture, "--frames", 2, "--size", 20, 16, "--out", tmp_path / "orbit")
     frames = [np.asarray(Image.open(tmp_path / "orbit" / f"000{k}.png")) for k in range(2)]
     assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
+
+
+def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path):
+    """A path that is written is read again as the same cameras, and depths are in the units of the files."""
+    size = ("--size", 26, 22)
+    call(render, run_of_capture, "--path", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
+    written = json.loads((tmp_path / "a" / "path.json").read_text())["frames"]
+    got = np.array([frame["transform_matrix"] for frame in written])
+    np.testing.assert_allclose(got, np.stack(poses(20, 1.3))[[0, 8, 16]], atol=1e-5)
+    call(render, run_of_capture, "--path", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
+    for frame in ("0000.png", "0002.png"):
+        assert (tmp_path / "a" / frame).read_bytes() == (tmp_path / "b" / frame).read_bytes()
+    run = load_run(run_of_capture, "cpu")
+    assert run.frame is not None and run.frame.scale != 1
+    images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
+    depth, normal = (np.load(tmp_path / "a" / f"{name}_0001.npz")[name] for name in ("depth_z", "normal"))
+    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-5)
+    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-5)
+
+
+def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
+    call(render, run_of_capture, "--frames", 2, "--size", 8, 8)
+    assert (run_of_capture / "render" / "orbit" / "0001.png").exists(), "all around"
+    scene = json.loads((run_of_capture / "scene.json").read_text())
+    train = [frame for frame in scene["splits"]["train"]["frames"] if frame["transform_matrix"][0][3] > 0]
+    half = tmp_path / "half"
+    shutil.copytree(run_of_capture, half)
+    scene["splits"]["train"]["frames"] = train
+    (half / "scene.json").write_text(json.dumps(scene))
+    call(render, half, "--frames", 2, "--size", 8, 8)
+    assert (half / "render" / "interpolate" / "0001.png").exists(), "from one side"
 
 
 @pytest.mark.parametrize("box", [BOX, (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)], ids=["a box", "the default"])

@@ -464,6 +464,6 @@ def test_empty_tensors():
 
 def test_a_map_on_every_device(device: str):
     lens = PHONE.resized(54, 96)
-    directions, valid, _ = lens.direction_map(device)
+    directions, valid, _ = lens.direction_map(device=device)
     assert directions.device.type == valid.device.type == device
     torch.testing.assert_close(directions.cpu(), lens.direction_map().directions, rtol=0, atol=1e-6)

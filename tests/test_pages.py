@@ -14,7 +14,7 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import COMMANDS, eval, render
 from nerfkit.commands.options import TrainOptions
-from scripts import bench_ops, bench_train, benchmark_tables
+from scripts import bench_ops, bench_train, benchmark_tables, sweep
 from scripts.bench_ops import summary
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
@@ -77,6 +77,7 @@ OPTIONS = {
     "bench_ops": options_of(bench_ops.Options),
     "bench_train": options_of(bench_train.BenchOptions),
     "lltm_forms": options_of(bench_train.BenchOptions),
+    "sweep": options_of(sweep.SweepOptions),
 }
 
 

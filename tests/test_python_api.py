@@ -211,7 +211,7 @@ def test_a_trainer_leaves_the_process_alone(small_config, tmp_path, monkeypatch)
     trainer = make_trainer(small_config)
     torch.manual_seed(11)
     state, errors = torch.get_rng_state(), []
-    nerfkit.Trainer(small_config, trainer.cameras.to("cpu"), trainer.views.images, model=trainer.model)
+    nerfkit.Trainer(small_config, trainer.cameras.to("cpu"), trainer.views.source.pool, model=trainer.model)
     assert torch.equal(torch.get_rng_state(), state), "a trainer with a model draws nothing"
 
     def train() -> None:
@@ -361,7 +361,7 @@ def test_cameras_that_are_none_are_named(small_config):
     for broken in (2 * good.camera_to_world, good.camera_to_world * float("nan")):
         cameras = nerfkit.Cameras(broken, good.focal, good.center, 26, 22)
         with raises_naming(nerfkit.UserError, "camera_to_world"):
-            nerfkit.Trainer(small_config, cameras, trainer.views.images)
+            nerfkit.Trainer(small_config, cameras, trainer.views.source.pool)
 
 
 def test_a_run_saved_from_python_is_known_to_the_commands(small_config, tmp_path):

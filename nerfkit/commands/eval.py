@@ -21,7 +21,7 @@ from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
-from nerfkit.training.evaluator import evaluate, score_name, scores_file
+from nerfkit.training.evaluator import evaluate, in_one_line, score_name, scores_file
 from nerfkit.training.run import load_run
 from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
 
@@ -34,6 +34,7 @@ class EvalOptions:
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
     comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
+    lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; the run's own choice if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
     ops: OpsConfig = field(default_factory=OpsConfig)
@@ -50,6 +51,7 @@ def main(arguments: list[str]) -> int:
         if options.comparisons < -1:
             raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
         config.eval.comparisons = options.comparisons
+    config.eval.lpips = options.lpips or config.eval.lpips
     scene = find_scene(options.data, config, run_frame(folder.path))
     views = scene.split(config.eval.split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))
@@ -57,7 +59,7 @@ def main(arguments: list[str]) -> int:
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other)
-    print(f"{metrics['n_views']} {config.eval.split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+    print(f"{metrics['n_views']} {config.eval.split} views: {in_one_line(metrics)}")
     scores = scores_file(folder.path, config.eval.split, other)
     print(f"per view and protocol: {scores}; images: {folder.path / score_name(config.eval.split, other)}")
     return 0

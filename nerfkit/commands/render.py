@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import torch
 import tyro
 from torch import Tensor
@@ -17,6 +19,7 @@ from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.frame import Frame
 from nerfkit.data.readers.transforms import parse_cameras, read_json, to_json
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
@@ -28,7 +31,9 @@ from nerfkit.rendering.video import probe_video, video_bytes
 from nerfkit.training.run import Run, load_run
 from nerfkit.training.run_folder import RunFolder
 
-PATH_FILE = "path.json"
+PATH_FILE = "path.json"  # in the frame of the scene's files
+FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
+LARGEST_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
 BYTES_PER_PIXEL = {"rgb": 24, "depth": 40, "opacity": 24, "normal": 48}  # of values, previews and files in memory
 FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
 
@@ -38,11 +43,15 @@ class RenderOptions:
     """Render novel views of a run."""
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
-    path: str = "orbit"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json
-    frames: int | None = None  # frames of orbit, spiral and interpolate, at most 100000; 60 if left out
+    path: str = (
+        "auto"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json; auto: by the views
+    )
+    frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
-    outputs: str = "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, depth in scene units
+    outputs: str = (
+        "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
+    )
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already
@@ -57,6 +66,8 @@ def main(arguments: list[str]) -> int:
     run = load_run(options.run, options.device, options.module)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     run.model.resolved(run.device)
+    if options.path == "auto":
+        options.path = "orbit" if views_surround(run) else "interpolate"
     cameras = choose_cameras(options, run)
     if options.size != (0, 0):
         cameras = cameras.resized(*options.size)
@@ -64,14 +75,14 @@ def main(arguments: list[str]) -> int:
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     folder = open_folder(options)
-    prepare(folder, cameras, run.state["step"], outputs, options.resume)
+    prepare(folder, moved(cameras, run.frame, to_model=False), run.state["step"], outputs, options.resume)
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
     image_of = ImageRenderer(run.model, run.background)
     span = depth_range(run.cameras("train"), run.config)
-    frames = render_frames(image_of, cameras.to(run.device), outputs, folder, span, options.resume)
+    frames = render_frames(image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame)
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video:
         for name, files in frames.items():
@@ -101,28 +112,63 @@ def check_numbers(options: RenderOptions) -> None:
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     """Cameras of --path."""
-    like, n_frames = run.cameras("train"), options.frames or 60
+    like, n_frames = run.cameras("train"), options.frames or FRAMES
     if options.frames and (options.path.endswith(".json") or options.path in run.scene.splits):
         raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
     if options.path.endswith(".json"):
         file = Path(options.path)
         size = like.size(0) if options.size == (0, 0) else options.size
-        return parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file)
+        return moved(parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file), run.frame, to_model=True)
     if options.path in run.scene.splits:
         return run.cameras(options.path)
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
     if options.path == "orbit":
-        return paths.orbit(like, target, up, n_frames)
+        by_kind = run.frame is not None and run.frame.kind != "object"
+        elevation = mean_elevation(like, target, up) if by_kind else paths.ELEVATION
+        return paths.orbit(like, target, up, n_frames, elevation)
     if options.path == "spiral":
         return paths.spiral(like, target, up, n_frames)
     if options.path == "interpolate":
         through = run.cameras("test" if "test" in run.scene.splits else "train")
-        return paths.interpolate(through, n_frames)
+        return paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
     raise UserError(
         f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, "
         f"{', '.join(run.scene.splits)} or a FILE.json"
     )
+
+
+def views_surround(run: Run) -> bool:
+    """Whether the training cameras stand around the box, so that a circle stays near them."""
+    target = torch.tensor(run.config.data.box).view(2, 3).mean(0)
+    offset, up = run.cameras("train").positions - target, torch.tensor(run.scene.up)
+    across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
+    angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
+    gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])
+    return bool(gaps.max() < math.radians(LARGEST_GAP))
+
+
+def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
+    """Mean elevation of the cameras over `target` [3], in degrees."""
+    heights = torch.nn.functional.normalize(cameras.positions - target, dim=-1) @ up
+    return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
+
+
+def moved(cameras: Cameras, frame: Frame | None, to_model: bool) -> Cameras:
+    """Cameras of the scene's frame in the model's, or the other way round."""
+    if frame is None:
+        return cameras
+    poses = (frame.to_model if to_model else frame.to_input)(cameras.camera_to_world.double().numpy())
+    return replace(cameras, camera_to_world=torch.from_numpy(poses).to(cameras.camera_to_world.dtype))
+
+
+def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
+    """An output in the units and axes of the scene's files."""
+    if frame is not None and name.startswith("depth"):
+        return frame.distance_to_input(values)
+    if frame is not None and name == "normal":
+        return frame.directions_to_input(values).astype(values.dtype)
+    return values
 
 
 def open_folder(options: RenderOptions) -> OwnFolder:
@@ -186,6 +232,7 @@ def render_frames(
     folder: OwnFolder,
     span: tuple[float, float],
     resume: bool,
+    frame: Frame | None,
 ) -> dict[str, list[str]]:
     """Render and save every frame; the PNG files by output."""
     frames: dict[str, list[str]] = {name: [] for output in outputs for name in FILES[output]}
@@ -198,6 +245,7 @@ def render_frames(
         images: dict[str, Tensor] = image_of(cameras, view, outputs)
         for name, file in files.items():
             if name != "rgb":  # before the image, which marks the frame as done
-                folder.write(str(Path(file).with_suffix(".npz")), npz_bytes(**{name: images[name].numpy()}))
+                values = in_scene(name, images[name].numpy(), frame)
+                folder.write(str(Path(file).with_suffix(".npz")), npz_bytes(**{name: values}))
             folder.write(file, png_bytes(preview(name, images, span)))
     return frames

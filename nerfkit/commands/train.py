@@ -17,7 +17,7 @@ from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
 from nerfkit.model.registry import import_models, model_bytes
-from nerfkit.training.evaluator import check_scorable, evaluate
+from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
@@ -33,7 +33,8 @@ def main(arguments: list[str]) -> int:
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    scene = find_scene(options, box_given="--data.box" in arguments)
+    box_given = any(argument.partition("=")[0] == "--data.box" for argument in arguments)
+    scene = find_scene(options, box_given, options.resume)
     folder = open_folder(options, scene)
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
@@ -75,16 +76,16 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(options: TrainOptions, box_given: bool = False) -> Scene:
+def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Scene:
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
     A box that was given, be it the default one, is meant in the files' own coordinates.
     """
     data, sampling, default = options.data, options.sampling, Config()
     given = data.box if box_given or data.box != default.data.box else None
-    frame = run_frame(Path(options.resume)) if options.resume else None
+    frame = run_frame(Path(resume)) if resume else None
     scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame, data.sfm)
-    if scene.frame is not None and not options.resume:
+    if scene.frame is not None and not resume:
         data.box = tuple(scene.frame.box.flatten().tolist())
         if sampling.near == default.sampling.near:
             sampling.near = scene.frame.near
@@ -128,7 +129,7 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
         state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
         trainer.model.eval()
         metrics = evaluate(trainer.model, options, scene.split(split), state, folder, trainer.device)
-        print(f"{metrics['n_views']} {split} views: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}")
+        print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
 
 
 def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
@@ -146,6 +147,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"{config.data.background} background",
         *(f"note      {note}" for note in scene.notes),
         *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
+        f"images    {trainer.views.source.text}",
         f"box       {list(config.data.box[:3])} to {list(config.data.box[3:])}, step {config.sampling.step:g}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
         f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",

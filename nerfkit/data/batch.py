@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.pixel_source import pixel_source
 from nerfkit.data.pixels import BACKGROUNDS
 from nerfkit.data.pool import ImagePool, pool_of
 from nerfkit.errors import SceneError
@@ -52,48 +53,37 @@ class Background:
 
 
 class TrainingViews:
-    """Cameras and their images, on one device, of which batches are drawn.
+    """Cameras and their images, of which batches are drawn on one device.
 
     Args:
-        cameras: V of them.
-        images: an ImagePool, or images of one size, [V, H, W, 3 or 4] uint8.
+        cameras: V of them, on `device`.
+        images: an ImagePool, or images of one size, [V, H, W, 3 or 4] uint8; where not on `device`, they are moved
+            there, all or some at a time.
         background: as in data.background.
+        device: of the batches; that of the images if None.
     """
 
-    def __init__(self, cameras: Cameras, images: ImagePool | Tensor, background: str):
+    def __init__(
+        self, cameras: Cameras, images: ImagePool | Tensor, background: str, device: torch.device | None = None
+    ):
         if isinstance(images, Tensor):
             images = pool_of(images, cameras)
-        self.cameras, self.images = cameras, images
-        self.background = Background(background, images.pixels.shape[-1] == 4, images.pixels.device)
         if list(images.sizes) != cameras.sizes():
             raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
-        self.size = images.sizes[0] if len(set(images.sizes)) == 1 else None  # of every image; None if they differ
+        self.device = device = device or images.pixels.device
+        self.cameras = cameras
+        self.source = pixel_source(images, device)
+        self.background = Background(background, images.pixels.shape[-1] == 4, device)
 
     def draw(self, n_rays: int) -> Batch:
         """A batch of random pixels of random views; all pixels are equally likely."""
-        device = self.images.pixels.device
-        view, row, column, pixel = self._draw_pixels(n_rays)
+        drawn = self.source.draw(n_rays)
         background = self.background.draw(n_rays)
-        jitter = torch.rand(n_rays, device=device)
-        rays = self.cameras.rays(view, column, row)
-        weight = torch.ones(n_rays, device=device)
-        known = self.cameras.known(view, column, row)
+        jitter = torch.rand(n_rays, device=self.device)
+        rays, known = self.cameras.rays_of_pixels(drawn.view, drawn.column, drawn.row)
+        weight = torch.ones(n_rays, device=self.device)
         if known is not None:
             weight = weight * known
-        if self.images.ignored is not None:
-            weight = weight * ~self.images.ignored[pixel]
-        return Batch(rays, self.images.pixels[pixel], weight, background, jitter)
-
-    def _draw_pixels(self, n_rays: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """View, row, column and number in the pool [R] of random pixels."""
-        device, first = self.images.pixels.device, self.images.first
-        if self.size is not None:
-            width, height = self.size
-            sizes = (len(self.cameras), height, width)
-            view, row, column = (torch.randint(n, (n_rays,), device=device) for n in sizes)
-            return view, row, column, (view * height + row) * width + column
-        pixel = torch.randint(self.images.pixels.shape[0], (n_rays,), device=device)
-        view = torch.searchsorted(first, pixel, right=True) - 1
-        within, width = pixel - first[view], self.cameras.width_of(view)
-        row = within // width
-        return view, row, within - row * width, pixel
+        if drawn.ignored is not None:
+            weight = weight * ~drawn.ignored
+        return Batch(rays, drawn.color, weight, background, jitter)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lens: from directions of a camera to pixels and back.
 
-Unprojecting a distorted pixel means solving an equation, so that is done once for every pixel, in float64
-(`Lens.direction_map`).
+Unprojecting a distorted pixel means solving an equation, so that is done once, in float64: for every pixel, or where
+that takes too much memory, for every n-th one each way (`Lens.direction_map`).
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ CHUNK = 2**16  # pixels that are unprojected at once
 
 
 class DirectionMap(NamedTuple):
-    """Directions of all pixels of a lens, row by row."""
+    """Directions at N nodes over the image of a lens, row by row: all pixel centres, or evenly spaced points."""
 
-    directions: Tensor  # [H*W, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
-    valid: Tensor  # [H*W] bool; where False, no direction leads to the pixel, and `directions` holds the axis
+    directions: Tensor  # [N, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
+    valid: Tensor  # [N] bool; where False, no direction leads to the node, and `directions` holds the axis
     max_residual: float  # pixels, of the valid ones
 
 
@@ -145,18 +145,25 @@ class Lens:
         residual = torch.linalg.vector_norm(self.project(directions) - pixels, dim=-1).nan_to_num(nan=math.inf)
         return torch.where(residual.isinf()[:, None], math.nan, directions), residual
 
-    def direction_map(self, device: torch.device | str = "cpu") -> DirectionMap:
-        """Directions of all pixel centres; raises SceneError if more than 2 % of them have none."""
-        directions = torch.empty(self.width * self.height, 3, device=device)
-        valid = torch.empty(self.width * self.height, dtype=torch.bool, device=device)
+    def nodes(self, spacing: int) -> tuple[int, int]:
+        """Nodes across and down, at most `spacing` pixels apart, from the first pixel's centre to the last's."""
+        if spacing == 1:
+            return self.width, self.height
+        return tuple(1 + max(1, math.ceil((side - 1) / spacing)) for side in (self.width, self.height))
+
+    def direction_map(self, spacing: int = 1, device: torch.device | str = "cpu") -> DirectionMap:
+        """Directions at `nodes(spacing)`, 1 for all pixels; raises SceneError if more than 2 % of them have none."""
+        columns, rows = self.nodes(spacing)
+        directions = torch.empty(columns * rows, 3, device=device)
+        valid = torch.empty(columns * rows, dtype=torch.bool, device=device)
         max_residual, start = 0.0, 0
-        for pixels in self._pixel_chunks(device):
+        for pixels in self._node_chunks(columns, rows, device):
             found, residual = self.unproject(pixels)  # [N, 3], [N]
             part, good = slice(start, start + len(pixels)), residual <= TOLERANCE
             directions[part], valid[part] = _for_rays(found, good), good
             max_residual = max(max_residual, residual.where(good, 0).max().item())
             start += len(pixels)
-        self._check_share(valid)
+        self._check_share(valid, columns, rows)
         return DirectionMap(directions, valid, max_residual)
 
     @property
@@ -167,21 +174,20 @@ class Lens:
         """Parameters by name."""
         return dict(zip(MODELS[self.model][1], self.params, strict=True))
 
-    def _pixel_chunks(self, device: torch.device | str) -> Iterator[Tensor]:
-        """Pixel centres [N, 2] float64 of a few rows at a time."""
-        rows = max(1, CHUNK // self.width)
-        x = torch.arange(self.width, dtype=torch.float64, device=device) + 0.5
-        for first in range(0, self.height, rows):
-            y = torch.arange(first, min(first + rows, self.height), dtype=torch.float64, device=device) + 0.5
-            yield torch.cartesian_prod(y, x).flip(-1)
+    def _node_chunks(self, columns: int, rows: int, device: torch.device | str) -> Iterator[Tensor]:
+        """Nodes [N, 2] in pixels, float64, a few rows at a time."""
+        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64, device=device)
+        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64, device=device)
+        for part in y.split(max(1, CHUNK // columns)):
+            yield torch.cartesian_prod(part, x).flip(-1)
 
-    def _check_share(self, valid: Tensor) -> None:
-        """Refuse the lens if too many of its pixels [H*W] are not valid."""
+    def _check_share(self, valid: Tensor, columns: int, rows: int) -> None:
+        """Refuse the lens if too many of its nodes are not valid."""
         share = (~valid).sum().item() / len(valid)
         if share <= LARGEST_INVALID:
             return
         nearest, start = math.inf, 0
-        for pixels in self._pixel_chunks(valid.device):
+        for pixels in self._node_chunks(columns, rows, valid.device):
             bad = pixels[~valid[start : start + len(pixels)]] - pixels.new_tensor(self.center)
             nearest = min(nearest, torch.linalg.vector_norm(bad, dim=-1).min().item() if len(bad) else math.inf)
             start += len(pixels)

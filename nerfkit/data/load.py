@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown
+
+IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
 
 
 def load_scene(
@@ -73,6 +76,7 @@ def _has_photographs(folder: Path) -> bool:
 
 def _check_not_inside(folder: Path) -> None:
     """Raise SceneError if the photographs are those of a scene that has poses."""
-    if os.path.isdir(folder) and _is_known(folder.resolve().parent):
-        scene = shown(folder.resolve().parent)
+    folder = folder.resolve()
+    if os.path.isdir(folder) and IMAGE_FOLDER.fullmatch(folder.name) and _is_known(folder.parent):
+        scene = shown(folder.parent)
         raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")

@@ -31,11 +31,11 @@ class ImagePool:
 
     def image(self, view: int) -> Tensor:
         """One image, [H, W, 3 or 4] uint8."""
-        return self._rows(self.pixels, view)
+        return self._image(self.pixels, view)
 
     def mask(self, view: int) -> Tensor | None:
         """Pixels of one image that do not count, [H, W] bool; None if all count."""
-        return None if self.ignored is None else self._rows(self.ignored, view)
+        return None if self.ignored is None else self._image(self.ignored, view)
 
     def stack(self) -> Tensor:
         """All images, [V, H, W, 3 or 4] uint8; raises SceneError if their sizes differ."""
@@ -44,10 +44,18 @@ class ImagePool:
         width, height = self.sizes[0]
         return self.pixels.unflatten(0, (len(self), height, width))
 
-    def _rows(self, values: Tensor, view: int) -> Tensor:
+    def bytes(self) -> int:
+        """Memory of the pixels."""
+        return self.pixels.numel() + (0 if self.ignored is None else self.ignored.numel())
+
+    def rows(self, view: int) -> slice:
+        """Numbers of the pixels of one image."""
         width, height = self.sizes[view]
         start = int(self.first[view])
-        return values[start : start + width * height].unflatten(0, (height, width))
+        return slice(start, start + width * height)
+
+    def _image(self, values: Tensor, view: int) -> Tensor:
+        return values[self.rows(view)].unflatten(0, self.sizes[view][::-1])
 
 
 def pool_of(images: Tensor, cameras: Cameras) -> ImagePool:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from nerfkit.data.cameras import Cameras
 
+ELEVATION = 25.0  # degrees, of an orbit
+
 
 def look_at(eyes: Tensor, target: Tensor, up: Tensor) -> Tensor:
     """Poses [V, 3, 4], OpenGL axes, of cameras at `eyes` [V, 3] looking at `target` [3] with `up` [3] upwards."""
@@ -20,7 +22,7 @@ def look_at(eyes: Tensor, target: Tensor, up: Tensor) -> Tensor:
     return torch.stack([right, torch.linalg.cross(back, right), back, eyes], dim=-1)
 
 
-def orbit(like: Cameras, target: Tensor, up: Tensor, n_frames: int, elevation: float = 25.0) -> Cameras:
+def orbit(like: Cameras, target: Tensor, up: Tensor, n_frames: int, elevation: float = ELEVATION) -> Cameras:
     """A circle around `target` at the mean distance of the cameras `like`; `elevation` in degrees. Closed."""
     angles = torch.arange(n_frames) / n_frames * 2 * math.pi
     return _around(like, target, up, angles, torch.full_like(angles, math.radians(elevation)))

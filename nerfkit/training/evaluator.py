@@ -20,6 +20,7 @@ from nerfkit.data.scene import Views, in_words
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
+from nerfkit.lpips import LPIPS_DEFINITION, Lpips
 from nerfkit.metrics import MIN_SIDE, MOST_PSNR, SSIM_DEFINITION, psnr, ssim
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -44,6 +45,7 @@ def evaluate(
     earlier scores are then unchanged.
     """
     check_scorable(views)
+    lpips = Lpips(config.eval.lpips, device) if config.eval.lpips else None
     images = views.load(print)
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
@@ -56,12 +58,10 @@ def evaluate(
     for view in bar:
         truth = blend(images.image(view), background.cpu())  # [H, W, 3]
         render = image_of(cameras, view)["rgb"]
-        counts = _pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
+        counts = pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
         n_ignored += 0 if counts is None else int((~counts).sum())
         name = views.names[view]
-        compared = render if counts is None else torch.where(counts[..., None], render, truth)
-        scored = (render, truth) if counts is None else (render[counts], truth[counts])
-        rows.append({"psnr": psnr(*scored), "ssim": ssim(compared, truth), "view": name})
+        rows.append(scores(render, truth, counts, lpips) | {"view": name})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
@@ -69,6 +69,7 @@ def evaluate(
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
+        "lpips": _mean([row["lpips"] for row in rows]),
         "n_views": len(rows),
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
@@ -79,6 +80,23 @@ def evaluate(
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def scores(render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | None = None) -> dict[str, float | None]:
+    """PSNR, SSIM and LPIPS of an image [H, W, 3]; LPIPS is None without its network.
+
+    Pixels that do not count (`counts` [H, W] bool) are left out of PSNR; the others see the truth there.
+    """
+    compared = render if counts is None else torch.where(counts[..., None], render, truth)
+    counted = (render, truth) if counts is None else (render[counts], truth[counts])
+    distance = lpips(compared, truth) if lpips is not None else None
+    return {"psnr": psnr(*counted), "ssim": ssim(compared, truth), "lpips": distance}
+
+
+def in_one_line(metrics: dict[str, Any]) -> str:
+    """The scores of `evaluate` for people."""
+    lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
+    return f"PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
 
 
 def _file_name(name: str, view: int) -> str:
@@ -126,16 +144,21 @@ def _comparison_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFo
         return None
 
 
+def _mean(values: list[float | None]) -> float | None:
+    """Mean of the values that there are; None if one is missing."""
+    return None if None in values else sum(values) / len(values)
+
+
 def _check_score(row: dict[str, Any], split: str) -> None:
-    for name in ("psnr", "ssim"):
-        if not math.isfinite(row[name]):
+    for name in ("psnr", "ssim", "lpips"):
+        if row[name] is not None and not math.isfinite(row[name]):
             raise RunError(
                 f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
                 "No scores are written; is the checkpoint damaged, or did training diverge?"
             )
 
 
-def _pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
+def pixels_that_count(images: ImagePool, cameras: Cameras, view: int) -> Tensor | None:
     """Pixels [H, W] of one image that are scored, bool; None if all are."""
     known, ignored = cameras.known_image(view), images.mask(view)
     if known is None or ignored is None:
@@ -159,6 +182,7 @@ def protocol(
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
         "psnr": f"-10 log10(MSE) per view, at most {MOST_PSNR:g}, mean over views",
         "ssim": SSIM_DEFINITION,
+        "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),
         "device": device_name(device),
         "backend": {op: resolved.backend for op, resolved in model.resolved(device).items()},

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.frame import Frame
 from nerfkit.data.pixels import background_color
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
@@ -38,8 +39,13 @@ class Run:
         """Color [3] behind the scene; white where training used random ones."""
         return background_color(self.config.data.background, self.device)
 
+    @property
+    def frame(self) -> Frame | None:
+        """How the model's frame lies in that of the scene's files; None where they are one."""
+        return None if self.scene.frame is None else Frame.from_json(self.scene.frame, str(self.folder / SCENE))
+
     def cameras(self, split: str = "train") -> Cameras:
-        """Cameras of one split, on the CPU; raises RunError if the run knows none."""
+        """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none."""
         return self.scene.cameras(split, self.folder / SCENE)
 
     def render(self, cameras: Cameras, view: int = 0, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ class TrainingStep:
 
     def __init__(self, settings: TrainerConfig, model: Model, views: TrainingViews, optimizer, loss_fn: LossFn):
         self.settings, self.model, self.views, self.optimizer, self.loss_fn = settings, model, views, optimizer, loss_fn
-        self.device = device = views.images.pixels.device
+        self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
         self.n_rays = torch.tensor(first_n_rays(settings, self.longest_ray), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step

@@ -85,7 +85,7 @@ class Trainer:
         check_seen(self.model, self.cameras, config.data.box)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
-        self.views = TrainingViews(self.cameras, images.to(self.device), config.data.background)
+        self.views = TrainingViews(self.cameras, images, config.data.background, self.device)
         self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
@@ -156,6 +156,7 @@ class Trainer:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
+        self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
             self.model.update(self.step)

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Compare variants of a recipe: cases x scenes x seeds, each trained for the same seconds.
+
+    python scripts/sweep.py --json sweep.json --scenes lego=scenes/lego fox=scenes/fox,data.downscale=2 \\
+        --cases "" "small step:sampling.step=0.003" --seeds 0 1 2 --seconds 30
+    python scripts/sweep.py --json sweep.json            prints the table of what is there
+
+A scene is NAME=FOLDER, a case [NAME:]options with commas between; options of a scene follow its folder. What is in the
+JSON file is not trained again, so a sweep that was stopped goes on. The first case is what others are compared with.
+Options are those of bench_train.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from nerfkit import config  # noqa: E402
+from nerfkit.commands import status_of  # noqa: E402
+from nerfkit.commands.train import find_scene  # noqa: E402
+from nerfkit.data.scene import in_words  # noqa: E402
+from nerfkit.device import device_name, pick_device  # noqa: E402
+from nerfkit.errors import UserError  # noqa: E402
+from scripts import bench_train  # noqa: E402
+from scripts.bench_train import BenchOptions, Case, LoadedViews  # noqa: E402
+
+KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device")  # of a run
+
+
+@dataclass
+class SweepOptions(BenchOptions):
+    """See the top of scripts/sweep.py."""
+
+    scenes: tuple[str, ...] = ()  # NAME=FOLDER, options that are the scene's own after commas
+    cases: tuple[str, ...] = ("",)  # [NAME:]options with commas between
+    metric: str = "psnr"  # or ssim, what is compared
+
+
+class SweepScene(NamedTuple):
+    name: str
+    folder: str
+    changes: str  # options
+
+    @classmethod
+    def parsed(cls, text: str) -> SweepScene:
+        name, _, rest = text.partition("=")
+        folder, _, changes = rest.partition(",")
+        if not folder:
+            raise UserError(f"--scenes {text!r}: write NAME=FOLDER")
+        return cls(name, folder, changes)
+
+
+def parsed_case(text: str) -> Case:
+    name, colon, changes = text.rpartition(":")
+    return Case(changes if colon else text, name=name if colon else "")
+
+
+def main(arguments: list[str]) -> int:
+    options = bench_train.parse(arguments, __doc__, "scripts/sweep.py", SweepOptions)
+    if options.json is None:
+        raise UserError("--json FILE is where the results go, and where a stopped sweep goes on")
+    for text in options.scenes:
+        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases])
+    if not options.json.exists():
+        raise UserError(f"{options.json} is not there; --scenes NAME=FOLDER ... begins it")
+    print(table(json.loads(options.json.read_text())["runs"], options.metric))
+    return 0
+
+
+def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> None:
+    """Train every case on one scene with every seed, but for what the file has."""
+    device = pick_device(options.device)
+    done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
+    done = {tuple(run[key] for key in KEY) for run in done}
+    budget = {"seconds": 0.0 if options.steps else options.seconds, "steps_asked": options.steps}
+    wanted = [
+        (case, {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)})
+        for case in cases
+        for seed in options.seeds
+    ]
+    wanted = [(case, key) for case, key in wanted if tuple(key.values()) not in done]
+    if not wanted:
+        return
+    settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
+    found = find_scene(settings)
+    train, test = (
+        LoadedViews(views, views.load()) for views in (found.split("train"), found.split(options.eval.split))
+    )
+    for case, key in wanted:
+        run = bench_train.measure(settings, case, key["seed"], train, test, device)
+        run = {"size": in_words(test.images.sizes), "views": len(test.images)} | run | key
+        print(bench_train.line_of(case, run), flush=True)
+        bench_train.add_to(options.json, run, device)
+
+
+def with_changes(options: SweepOptions, changes: str) -> SweepOptions:
+    """The options with those of a scene."""
+    varied = bench_train.changed(options, changes)
+    return replace(options, **{name: getattr(varied, name) for name in config.Config.__dataclass_fields__})
+
+
+def table(runs: list[dict[str, Any]], metric: str = "psnr") -> str:
+    """Markdown: mean and spread of each case on each scene, and what the first case's rows say of the others."""
+    cases, scenes = (list(dict.fromkeys(run[key] for run in runs)) for key in ("case", "scene"))
+    values = {(case, scene): _of(runs, case, scene, lambda run: run[metric]) for case in cases for scene in scenes}
+    lines = [
+        f"| case | {' | '.join(scenes)} | ms a step | against the first |",
+        f"|---|{'---:|' * len(scenes)}---:|---|",
+    ]
+    for case in cases:
+        cells = [_with_spread(values[case, scene]) for scene in scenes]
+        steps = " ".join(f"{mean(_of(runs, case, scene, lambda r: r['ms_per_step']) or [0]):.2f}" for scene in scenes)
+        lines.append(f"| {case} | {' | '.join(cells)} | {steps} | {verdict(values, cases[0], case, scenes)} |")
+    return "\n".join(lines)
+
+
+def verdict(values: dict[tuple[str, str], list[float]], first: str, case: str, scenes: list[str]) -> str:
+    """Mean difference over the scenes, and whether it is more than the spread of the seeds explains."""
+    if case == first:
+        return ""
+    pairs = [(values[case, scene], values[first, scene]) for scene in scenes]
+    pairs = [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+    if not pairs:
+        return "no scene in common"
+    gains = [mean(ours) - mean(theirs) for ours, theirs in pairs]
+    if any(len(side) < 2 for pair in pairs for side in pair):
+        return f"{mean(gains):+.2f}; one seed says nothing of the spread"
+    errors = [2 * math.hypot(*(stdev(side) / math.sqrt(len(side)) for side in pair)) for pair in pairs]
+    error = math.hypot(*errors) / len(errors)
+    worse = sum(gain < -error for gain, error in zip(gains, errors, strict=True))
+    word = "better" if mean(gains) > error and not worse else "worse" if mean(gains) < -error else "no clear difference"
+    return f"{mean(gains):+.2f} ± {error:.2f}: {word}" + (f", worse on {worse} of {len(gains)} scenes" if worse else "")
+
+
+def _of(runs: list[dict[str, Any]], case: str, scene: str, value: Callable[[dict[str, Any]], float]) -> list[float]:
+    return [value(run) for run in runs if (run["case"], run["scene"]) == (case, scene)]
+
+
+def _with_spread(values: list[float]) -> str:
+    if not values:
+        return ""
+    return f"{mean(values):.2f}" + (f" ± {(max(values) - min(values)) / 2:.2f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    sys.exit(status_of(lambda: main(sys.argv[1:])))

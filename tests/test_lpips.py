@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LPIPS, with random weights in the file's place: its values are torchmetrics' where torchvision is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfkit.errors import UserError
+from nerfkit.lpips import CONVOLUTIONS, MIN_SIDE, Lpips
+from tests.naming import raises_naming
+from tests.trainers import make_trainer
+
+CHANNELS = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """A file as torchvision's, of random weights that keep features from dying out."""
+    torch.manual_seed(0)
+    state = {}
+    for n, n_in, n_out in zip(CONVOLUTIONS, CHANNELS[:-1], CHANNELS[1:], strict=True):
+        state[f"features.{n}.weight"] = torch.randn(n_out, n_in, 3, 3) * (2 / (9 * n_in)) ** 0.5
+        state[f"features.{n}.bias"] = 0.1 * torch.randn(n_out)
+    file = tmp_path_factory.mktemp("vgg") / "vgg16.pth"
+    torch.save(state, file)
+    return file
+
+
+def images(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(seed)
+    truth = torch.rand(40, 33, 3)
+    return truth, truth + 0.1 * torch.randn_like(truth)
+
+
+def test_equal_images_have_no_distance_and_more_noise_a_larger_one(weights):
+    lpips = Lpips(weights)
+    truth, noisy = images()
+    assert lpips(truth, truth) == 0
+    distances = [lpips(truth + share * (noisy - truth), truth) for share in (0.1, 0.3, 1.0, 3.0)]
+    assert distances == sorted(distances) and distances[0] > 0
+    assert lpips(noisy, truth) == pytest.approx(lpips(truth, noisy), rel=1e-5)
+    assert lpips(truth[: MIN_SIDE - 1], truth[: MIN_SIDE - 1]) is None
+
+
+def test_values_are_those_of_torchmetrics(weights):
+    try:
+        import torchvision  # noqa: F401
+    except (ImportError, RuntimeError) as error:
+        pytest.skip(f"torchmetrics' own needs torchvision: {error}")
+    from torchmetrics.functional.image.lpips import _LPIPS
+
+    theirs, state = _LPIPS(net="vgg", pnet_rand=True), torch.load(weights, weights_only=True)
+    own = {name: state[f"features.{name.split('.', 1)[1]}"] for name in theirs.net.state_dict()}
+    theirs.net.load_state_dict(own)
+    truth, noisy = (image.movedim(-1, 0)[None].clamp(0, 1) for image in images())
+    wanted = theirs(noisy, truth, normalize=True).item()
+    assert Lpips(weights)(*(image[0].movedim(0, -1) for image in (noisy, truth))) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_file_without_such_weights_is_refused(weights, tmp_path):
+    with raises_naming(UserError, "eval.lpips", tmp_path / "none.pth"):
+        Lpips(tmp_path / "none.pth")
+    (tmp_path / "text.pth").write_text("no weights")
+    with raises_naming(UserError, "eval.lpips", tmp_path / "text.pth"):
+        Lpips(tmp_path / "text.pth")
+    state = torch.load(weights, weights_only=True)
+    torch.save({name: value for name, value in state.items() if "21" not in name}, tmp_path / "part.pth")
+    with raises_naming(UserError, "eval.lpips", "features.21.weight"):
+        Lpips(tmp_path / "part.pth")
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_scores_hold_it_or_null(weights, small_config, tmp_path, given: bool):
+    from nerfkit.data.load import load_scene
+    from nerfkit.training.evaluator import evaluate, in_one_line
+
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path / "run")
+    small_config.eval.lpips = str(weights) if given else ""
+    views = load_scene(small_config.data.path).split("test")
+    state = {"seconds": 1.0, "step": 0}
+    metrics = evaluate(trainer.model, small_config, views, state, trainer.folder, torch.device("cpu"))
+    written = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert written["lpips"] == metrics["lpips"]
+    assert (metrics["lpips"] is not None) == given and (metrics["protocol"]["lpips"] is not None) == given
+    assert not given or metrics["lpips"] == pytest.approx(
+        sum(row["lpips"] for row in metrics["views"]) / len(views.files)
+    )
+    assert "LPIPS" in in_one_line(metrics) and ("eval.lpips" in in_one_line(metrics)) != given

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scripts/sweep.py: what was measured is not measured again, and a verdict needs more than the spread of the seeds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts import bench_train, sweep
+from tests.naming import assert_names
+
+
+def runs(scores: dict[str, dict[str, list[float]]]) -> list[dict]:
+    return [
+        {"case": case, "scene": scene, "seed": seed, "psnr": psnr, "ms_per_step": 1.0}
+        for case, by_scene in scores.items()
+        for scene, values in by_scene.items()
+        for seed, psnr in enumerate(values)
+    ]
+
+
+BASE = {"lego": [30.0, 30.2, 30.1], "fox": [25.0, 25.3, 24.9]}
+VERDICTS = {
+    "better": ({"lego": [31.0, 31.1, 31.2], "fox": [25.6, 25.9, 25.7]}, "better", ""),
+    "worse": ({"lego": [29.0, 29.1, 29.2], "fox": [24.1, 24.3, 24.2]}, "worse", "2 of 2"),
+    "the spread": ({"lego": [30.1, 30.3, 30.0], "fox": [25.2, 24.9, 25.2]}, "no clear difference", ""),
+    "one scene hurt": ({"lego": [32.0, 32.1, 32.2], "fox": [24.1, 24.0, 24.2]}, "no clear difference", "1 of 2"),
+    "one seed": ({"lego": [33.0], "fox": [26.0]}, "one seed", ""),
+    "nothing": ({}, "no scene", ""),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict_follows_from_differences_and_spreads(name: str):
+    scores, wanted, count = VERDICTS[name]
+    values = {(case, scene): list(v) for case, by in (("a", BASE), ("b", scores)) for scene, v in by.items()}
+    values |= {("b", scene): [] for scene in BASE if scene not in scores}
+    assert_names(sweep.verdict(values, "a", "b", list(BASE)), wanted, count)
+    assert sweep.verdict(values, "a", "a", list(BASE)) == ""
+
+
+def test_the_table_has_a_row_for_each_case_and_a_column_for_each_scene():
+    lines = sweep.table(runs({"default": BASE, "b": {"lego": [31.0, 31.4]}})).splitlines()
+    assert len(lines) == 4
+    assert_names(lines[0], "lego", "fox")
+    assert_names(lines[2], "default", "30.10 ± 0.10", "25.07 ± 0.20")
+    assert_names(lines[3], "b", "31.20 ± 0.20")
+
+
+def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, capsys):
+    asked = []
+
+    def measure(options, case, seed, train, test, device) -> dict:
+        settings = bench_train.varied(options, case.changes, seed)
+        asked.append((case.title, seed, settings.sampling.step, settings.model.state))
+        zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9}
+        return {"seed": seed, "seconds": 2.0, "psnr": 20.0 + seed, "ms_per_step": 1.0} | zeros
+
+    monkeypatch.setattr(bench_train, "measure", measure)
+    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.state=8", "--device", "cpu"]
+    assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step=0.02"]) == 0
+    default = bench_train.config.Config().sampling.step
+    first = [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]
+    assert asked == first
+    assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.state=4"]) == 0
+    assert asked[4:] == [("default", 2, default, 8), *(("model.state=4", seed, default, 4) for seed in range(3))]
+    assert sweep.main([*arguments, "--seeds", "0", "--cases", "", "--seconds", "7"]) == 0
+    assert len(asked) == 9, "another budget is another run"
+    assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
+    assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
