@@ -5,6 +5,7 @@
 # make docs   the pages and the API reference as a site, in site/; a link that leads nowhere is an error
 # make kernels compile the CUDA kernels, once for architectures that share code, and check what the compiler says (nvcc)
 # make wheel  an sdist, and a wheel tagged for the oldest Linux that it runs on, in dist/
+# The ops are compiled first, only what changed; pip, which shows no build, then finds them done.
 # All make .venv first: with the machine's own torch where python3 has torch >= 2.10, else with the one below.
 # A venv on top of another venv sees the machine's packages, not those of that venv: its torch does not count.
 
@@ -35,6 +36,7 @@ test-all: $(VENV)/ready
 
 lint: $(VENV)/ready
 	$(VENV)/bin/python -m ruff check .
+	$(VENV)/bin/clang-format --dry-run -Werror $(filter %.h %.cuh %.cpp %.cu,$(wildcard cuda/* cuda/*/*))
 
 docs: $(VENV)/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict -f docs/mkdocs/mkdocs.yml
@@ -53,7 +55,7 @@ wheel: $(VENV)/ready
 	cp build/wheel/*.tar.gz dist
 	$(VENV)/bin/python -m twine check --strict dist/*
 
-$(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
+$(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*.* cuda/*/*)
 	@set -e; \
 	if $(PYTHON) -c "import sys, torch; assert sys.prefix == sys.base_prefix; v = torch.__version__.split('.'); assert (int(v[0]), int(v[1])) >= (2, 10)" 2>/dev/null; then \
 	  echo "using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
@@ -61,6 +63,7 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*)
 	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \
 	fi; \
 	$(VENV)/bin/python -m pip install -q "setuptools>=77"; \
+	$(VENV)/bin/python setup.py build_ext --inplace; \
 	$(VENV)/bin/python -m pip install -q --no-build-isolation -e ".[test]"; \
 	touch $@
 

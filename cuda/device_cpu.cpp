@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "launch.h"
+#include "common/launch.h"
 
 namespace nerfkit {
 const char* status_text(Status) { return "error on the CPU"; }

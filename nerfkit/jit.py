@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile ops while writing them: only what changed is compiled again, and nothing is installed.
+"""Compile ops of one's own while writing them: only what changed is compiled again, and nothing is installed.
 
 `torch.utils.cpp_extension` does the work; it needs ninja (``pip install ninja``) and, for .cu files, nvcc and a CUDA
 torch. Nothing here runs at import of nerfkit.
@@ -8,11 +8,8 @@ torch. Nothing here runs at import of nerfkit.
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 from pathlib import Path
-
-import torch
 
 from nerfkit.errors import UserError
 from nerfkit.ops import native
@@ -20,7 +17,7 @@ from nerfkit.ops import native
 SOURCES = Path(__file__).resolve().parent.parent / "cuda"  # of a checkout
 INSTALLED_HEADERS = Path(__file__).resolve().parent / "include"  # setup.py puts them there
 TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000ULL"  # the oldest torch that setup.py builds for
-BEST_LIBRARY, MARCH = native.libraries_for_cpu()[0]
+MARCH = native.libraries_for_cpu()[0][1]  # for this CPU
 FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", "-fvisibility=hidden", TARGET]
 # cpp_extension turns off the conversions of half types, which setup.py's build has.
 HALF = ["HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS"]
@@ -38,7 +35,7 @@ def build_folder(name: str) -> Path:
 
 
 def headers() -> Path:
-    """Folder of the headers for ops of one's own (bind.h, cpu.h, gpu.cuh): a checkout's, or the installed ones."""
+    """Folder of the headers for ops of one's own, such as common/bind.h: a checkout's, or the installed ones."""
     return SOURCES if _in_checkout() else INSTALLED_HEADERS
 
 
@@ -84,55 +81,8 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
     return folder / f"{name}.so"
 
 
-def build_ops(cuda: bool | None = None, verbose: bool = False) -> list[Path]:
-    """Compile nerfkit's own ops from a checkout's cuda/ and put them beside the package, for the next start of Python.
-
-    Of the CPU libraries, only the one for this CPU.
-    `cuda` is whether to build the GPU's library too; by default, if this torch is a CUDA build.
-    """
-    if not _in_checkout():
-        raise BuildError(f"{SOURCES} is not there; nerfkit's own ops are built from a checkout of its repository")
-    if os.environ.get("NERFKIT_DISABLE_NATIVE") != "1":
-        raise BuildError("ops that are loaded cannot be replaced; set NERFKIT_DISABLE_NATIVE=1 for this one command")
-    (Path(__file__).parent / "built.txt").unlink(missing_ok=True)  # what setup.py built is no longer what is there
-    shared = sorted(SOURCES.glob("*_bind.cpp"))
-    best = BEST_LIBRARY.removesuffix(".so")
-    libraries = {best: [SOURCES / "schema.cpp", *shared, *sorted(SOURCES.glob("*_cpu.cpp"))]}
-    if torch.version.cuda if cuda is None else cuda:
-        libraries["_C_cuda"] = [*shared, *sorted(SOURCES.glob("*_cuda.cu"))]
-    built = []
-    for name, sources in libraries.items():
-        targets = _targets() if name == "_C_cuda" else MARCH or platform.machine()
-        library = load(name, [_build_info(name, targets), *sources], cuda=name == "_C_cuda", verbose=verbose)
-        target = Path(__file__).resolve().parent / f"{name}.so"
-        shutil.copy(library, target.with_suffix(".new"))
-        os.replace(target.with_suffix(".new"), target)
-        built.append(target)
-    return built
-
-
 def _in_checkout() -> bool:
     return (SOURCES / "schema.cpp").exists()  # an installed package may lie beside a cuda/ of someone else
-
-
-def _build_info(name: str, targets: str) -> Path:
-    """Source of what `python -m nerfkit doctor` prints of the library; written only if it changed."""
-    facts = {
-        "COMPILER": "compiled while developing", "TORCH": torch.__version__, "TARGETS": targets,
-        "SCHEMA": native.schema_hash(),
-    }  # fmt: skip
-    defines = "".join(f'#define BUILD_{key} "{value}"\n' for key, value in facts.items())
-    text = f'{defines}#include "{SOURCES / "build_info.cpp"}"\n'
-    path = build_folder(name) / "build_info.cpp"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-    return path
-
-
-def _targets() -> str:
-    capabilities = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
-    return os.environ.get("TORCH_CUDA_ARCH_LIST") or " ".join(f"{a}.{b}" for a, b in sorted(capabilities))
 
 
 def _has_ninja() -> bool:

@@ -5,7 +5,7 @@
     python scripts/benchmark_tables.py
 
 docs/benchmarks/gpu.md and cpu.md are written whole. In docs/benchmarks.md and docs/ray_context.md only the tables
-below a line `<!-- table: NAME -->` are replaced.
+below a line `<!-- table: NAME -->` are replaced, in cuda/*/NOTES.md only those below `<!-- times: OP -->`.
 """
 
 from __future__ import annotations
@@ -310,6 +310,13 @@ def forms() -> str:
     return lltm_forms.markdown(measured("lltm_forms_h200")["runs"])
 
 
+def times(op: str) -> str:
+    """Every case of an op on the GPU, for its notes."""
+    lines = ["| case | pass | ms | PyTorch, ms | limit, ms | ratio |", "|---|---|---:|---:|---:|---:|"]
+    lines += [f"| {r['case']} | {r['part']} | {_cells(r)} |" for r in measured("h200")["results"] if r["op"] == op]
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "overview": overview,
     "slower": slower,
@@ -321,18 +328,19 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 WHOLE = {"docs/benchmarks/gpu.md": gpu_page, "docs/benchmarks/cpu.md": cpu_page}
 WITH_TABLES = ("docs/benchmarks.md", "docs/ray_context.md")
-MARKED = re.compile(r"(<!-- table: (\w+) -->\n\n)(?:\|.*\n)*")
+MARKED = re.compile(r"(<!-- (table|times): (\w+) -->\n\n)(?:\|.*\n)*")
 
 
 def filled(page: str) -> str:
     """A page whose marked tables are those of the measurements."""
-    return MARKED.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n", page)
+    return MARKED.sub(lambda m: f"{m[1]}{TABLES[m[3]]() if m[2] == 'table' else times(m[3])}\n", page)
 
 
 def pages() -> dict[str, str]:
     """Every page with tables, as it should be."""
     generated = {name: page() for name, page in WHOLE.items()}
-    return generated | {name: filled((ROOT / name).read_text()) for name in WITH_TABLES}
+    notes = [str(file.relative_to(ROOT)) for file in sorted(ROOT.glob("cuda/*/NOTES.md"))]
+    return generated | {name: filled((ROOT / name).read_text()) for name in (*WITH_TABLES, *notes)}
 
 
 def main() -> None:

@@ -4,7 +4,8 @@
     python scripts/check_kernels.py         fails on a spill, a stack frame, an unknown symbol or a missing kernel
     python scripts/check_kernels.py --all   for every architecture, not only one of those that share their code
 
-Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed.
+Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed. Only what
+changed since the last build is compiled.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
+OBJECTS = ROOT / "build" / "temp" / "nerfkit._C_cuda"  # setup.py puts them there, each with a log of its compiler
+LIBRARIES = ROOT / "build" / "kernels"
 ARCHITECTURES = "7.5 8.0 8.6 8.9 9.0 10.0 12.0"
 DISTINCT = "7.5 8.0 9.0"  # the first of each that kernels tell apart (__CUDA_ARCH__ in cuda/)
 # Symbols that only a CUDA torch has; everything else must be in libtorch_cpu.
@@ -33,30 +36,24 @@ REPORT = re.compile(
 )
 
 
-def build(folder: Path, architectures: str) -> None:
+def build(architectures: str) -> None:
     environment = os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "1", "TORCH_CUDA_ARCH_LIST": architectures}
-    command = [
-        sys.executable,
-        "setup.py",
-        "build_ext",
-        "--build-lib",
-        str(folder),
-        "--build-temp",
-        str(folder / "temp"),
-    ]
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", str(LIBRARIES)]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
-def kernels(folder: Path) -> list[dict[str, str]]:
+def kernels() -> list[dict[str, str]]:
     """What ptxas said, a dictionary for each kernel and architecture."""
     found = []
-    for log in sorted((folder / "temp").rglob("*.cu.o.log")):
+    for source in sorted((ROOT / "cuda").rglob("*.cu")):
+        name = str(source.relative_to(ROOT / "cuda"))
+        log = OBJECTS / f"{name}.o.log"
         blocks = log.read_text().split("ptxas info    : Compiling entry function")[1:]
         for block in blocks:
             match = REPORT.search("Compiling entry function" + block)
             if match is None:
-                sys.exit(f"{log.name}: cannot read what ptxas says of a kernel")
-            found.append(match.groupdict() | {"file": log.name.removesuffix(".o.log")})
+                sys.exit(f"{log}: cannot read what ptxas says of a kernel")
+            found.append(match.groupdict() | {"file": name})
     return found
 
 
@@ -80,7 +77,7 @@ def undefined_symbols(library: Path) -> set[str]:
     return {name for name in re.findall(r"U (\w+)", lines) if name.startswith(("aoti_", "torch_"))}
 
 
-def load_through_stub(folder: Path) -> None:
+def load_through_stub() -> None:
     """Load both libraries in a process that has the CUDA symbols from a stub, and look every CUDA kernel up."""
     with tempfile.TemporaryDirectory() as scratch:
         stub = Path(scratch) / "stub.so"
@@ -99,23 +96,22 @@ def load_through_stub(folder: Path) -> None:
             "print(f'{len(names)} native ops have a CUDA kernel')\n"
         )
         environment = os.environ | {"LD_PRELOAD": str(stub)}
-        command = [sys.executable, "-c", program, str(folder / "nerfkit")]
+        command = [sys.executable, "-c", program, str(LIBRARIES / "nerfkit")]
         subprocess.run(command, cwd=ROOT, env=environment, check=True)
 
 
 def main() -> None:
-    folder = ROOT / "build" / "kernels"
     architectures = ARCHITECTURES if "--all" in sys.argv[1:] else DISTINCT
-    build(folder, architectures)
-    found = kernels(folder)
+    build(architectures)
+    found = kernels()
     wrong = spills(found)
-    symbols = undefined_symbols(folder / "nerfkit" / "_C_cuda.so")
+    symbols = undefined_symbols(LIBRARIES / "nerfkit" / "_C_cuda.so")
     libtorch = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
     known = set(
         subprocess.run(["nm", "-D", "--defined-only", str(libtorch)], capture_output=True, text=True).stdout.split()
     )
     wrong += [f"_C_cuda.so needs {name}, which no torch has" for name in symbols - known - CUDA_SYMBOLS]
-    load_through_stub(folder)
+    load_through_stub()
     most = max(int(kernel["registers"]) for kernel in found)
     print(f"{len(found)} kernels for {architectures}: at most {most} registers, {len(wrong)} faults")
     if wrong:

@@ -42,7 +42,7 @@ sanitize() { # tool, share of the tests
   local only=(--kernel-name kns=nerfkit) tests=$small
   case $1 in
     racecheck)
-      tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not narrow)"
+      tests="($small) and not (equals and float16 and (lltm or any_widths)) and not (opcheck and lltm and not state16)"
       tests="$tests and not (16_units or ((wide_state or 64_units) and not float32) or (wide_state and 3-300))"
       ;;
     initcheck) only=() tests="cuda-cuda and (layouts or (equals and not bfloat16 and not lltm and not any_widths and not (mlp-cuda and float32)))" ;;

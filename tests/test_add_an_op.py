@@ -47,23 +47,23 @@ def test_its_kernel_compiles_without_a_gpu(folder: Path):
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90", "-cubin", f"-I{ROOT / 'cuda'}"]
-    result = subprocess.run(
-        [*command, "three_x_cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True
-    )
+    result = subprocess.run([*command, "cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
 def test_ahead_of_time_it_builds_with_the_package(folder: Path, tmp_path: Path):
     shutil.copytree(ROOT / "cuda", tmp_path / "cuda")
     shutil.copy(ROOT / "setup.py", tmp_path)
-    for name in ("three_x.h", "three_x_bind.cpp", "three_x_cpu.cpp"):
+    op = tmp_path / "cuda" / "three_x"
+    op.mkdir()
+    for name in ("args.h", "bind.cpp", "cpu.cpp"):
         text = re.sub(r"^const char\* status_text.*\n", "", (folder / name).read_text(), flags=re.M)
-        (tmp_path / "cuda" / name).write_text(text.replace("LIBRARY_IMPL(three,", "LIBRARY_IMPL(nerfkit,"))
+        (op / name).write_text(text.replace("LIBRARY_IMPL(three,", "LIBRARY_IMPL(nerfkit,"))
     schema = (tmp_path / "cuda" / "schema.cpp").read_text()
-    line = re.search(r'm\.def\("_three_x.*?"\);', (folder / "three_x_schema.cpp").read_text())[0]
+    line = re.search(r'm\.def\("_three_x.*?"\);', (folder / "schema.cpp").read_text())[0]
     (tmp_path / "cuda" / "schema.cpp").write_text(schema.replace("  m.def(", f"  {line}\n  m.def(", 1))
-    for source in (tmp_path / "cuda").glob("*_*.cpp"):  # one neighbour is enough, and quicker
-        if not source.name.startswith(("three_x", "compact_samples", "device", "build_info")):
+    for source in (tmp_path / "cuda").glob("*/*.cpp"):  # one neighbour is enough, and quicker
+        if source.parent.name not in ("three_x", "compact_samples"):
             source.unlink()
     build = [sys.executable, "setup.py", "build_ext", "--build-lib", "out"]
     result = subprocess.run(
@@ -89,12 +89,6 @@ def test_a_lock_that_was_left_behind_is_named(tmp_path: Path, monkeypatch):
     (tmp_path / "three" / "lock").touch()
     with raises_naming(jit.BuildError, tmp_path / "three" / "lock"):
         jit.load("three", [])
-
-
-def test_loaded_ops_are_not_replaced(monkeypatch):
-    monkeypatch.delenv("NERFKIT_DISABLE_NATIVE", raising=False)
-    with raises_naming(jit.BuildError, "NERFKIT_DISABLE_NATIVE=1"):
-        jit.build_ops()
 
 
 def test_a_compiler_error_is_shown(tmp_path: Path, monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 TIERS = {
     "slow": (  # they start processes, compile, or train
+        "tests/package/test_build.py",
         "tests/package/test_compatibility.py",
         "tests/package/test_wheel.py",
         "tests/package/test_sdist.py",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit train|render|eval|summary|doctor|build-ops`, and the scripts of the same names."""
+"""`nerfkit train|render|eval|summary|doctor`, and the scripts of the same names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ COMMANDS = {
     "eval": "score a run on held-out views",
     "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",
-    "build-ops": "compile the fused ops of a checkout, only what changed (for op developers; needs ninja)",
 }
 USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n\n" + "\n".join(
     f"  {name:<10} {what}" for name, what in COMMANDS.items()
@@ -43,7 +42,7 @@ def run_command(name: str, arguments: list[str]) -> None:
     in_utf8()
 
     def command() -> int | None:
-        module = importlib.import_module(f"nerfkit.commands.{name.replace('-', '_')}")
+        module = importlib.import_module(f"nerfkit.commands.{name}")
         return module.main(arguments)
 
     sys.exit(status_of(command))

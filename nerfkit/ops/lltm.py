@@ -156,15 +156,9 @@ def _gradients(input, weight, h0, gates, h_steps, c_steps, counts, grad_h_steps,
 @implements("lltm", "cpp", "cuda")
 def _lltm_native(input, ray_offsets, weight, bias, h0, c0):
     if wants_gradient("lltm", input, weight, bias, h0, c0):
-        return _with_gradient(input, h0).apply(input, ray_offsets, weight, bias, h0, c0)
+        return _Lltm.apply(input, ray_offsets, weight, bias, h0, c0)
     order = _longest_first(input, ray_offsets)
     return torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, False)[:3]
-
-
-def _with_gradient(input: Tensor, h0: Tensor) -> type[torch.autograd.Function]:
-    if not input.is_cuda:
-        return _LltmOnCpu
-    return _NarrowLltmOnGpu if _is_narrow(input, h0) else _LltmOnGpu
 
 
 def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
@@ -176,131 +170,38 @@ def _longest_first(input: Tensor, ray_offsets: Tensor) -> Tensor | None:
     return lengths.sort(stable=True, descending=True).indices
 
 
-class _LltmOnCpu(torch.autograd.Function):
+class _Lltm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        h, h_n, c_n, activated, _, _ = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, None, True)
-        # A copy, as the caller may modify the state in place.
-        ctx.save_for_backward(input, ray_offsets, weight, h0.clone(), activated)
+        order = _longest_first(input, ray_offsets)
+        h, h_n, c_n, workspace = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
+        ctx.save_for_backward(input, ray_offsets, weight, workspace, order)
         return h, h_n, c_n
 
     @staticmethod
     def backward(ctx, *grads):
         saved = ctx.saved_tensors
+        to_input, _, to_weight = ctx.needs_input_grad[:3]
         with torch.no_grad():
-            gradients = torch.ops.nerfkit._lltm_cpu_bwd(*grads, *saved)
-        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved, *grads))
-        return input, None, weight, bias, h0, c0
-
-
-class _LltmOnGpu(torch.autograd.Function):
-    """Kernels run the recurrence; gradients of input and parameters are matrix products over all samples."""
-
-    @staticmethod
-    def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, gates, c, before = torch.ops.nerfkit._lltm(input, ray_offsets, weight, bias, h0, c0, order, True)
-        ctx.save_for_backward(input, ray_offsets, weight, before, gates, c, order)
-        return h, h_n, c_n
-
-    @staticmethod
-    def backward(ctx, grad_h, grad_h_n, grad_c_n):
-        saved = ctx.saved_tensors
-        with torch.no_grad():
-            to_input, _, to_weight = ctx.needs_input_grad[:3]
-            gradients = _gpu_gradients(*saved, grad_h, grad_h_n, grad_c_n, to_input, to_weight)
-        input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], grad_h, grad_h_n, grad_c_n))
-        return input, None, weight, bias, h0, c0
-
-
-def _gpu_gradients(
-    input, ray_offsets, weight, before, gates, c, order, grad_h, grad_h_n, grad_c_n, to_input, to_weight
-):
-    """Gradients of input and weight, where needed, bias, h0 and c0; `gates` [N, 3H] are after activation."""
-    grad_gates, grad_h0, grad_c0, grad_bias = torch.ops.nerfkit._lltm_bwd(
-        grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order
-    )
-    n_state = before.shape[1]
-    grad_input = grad_gates @ weight[:, n_state:] if to_input else None  # [N, I]
-    by_gate = grad_gates.t()
-    grad_weight = torch.cat([by_gate @ before, by_gate @ input], dim=1) if to_weight else None  # [3H, H+I]
-    return grad_input, grad_weight, grad_bias.sum(0).to(before.dtype), grad_h0, grad_c0
-
-
-NARROW_STATE, NARROW_INPUTS, NARROW_SLOPES = 16, (16, 32), 4  # of cuda/lltm.h
-
-
-def _is_narrow(input: Tensor, h0: Tensor) -> bool:
-    """Whether the kernels for a few rays per warp apply, whose backward is one kernel."""
-    return (
-        input.dtype in (torch.float16, torch.bfloat16)
-        and h0.shape[1] == NARROW_STATE
-        and input.shape[1] in NARROW_INPUTS
-        and _has_tensor_cores(input.device.index)
-    )
-
-
-@torch.compiler.assume_constant_result
-def _has_tensor_cores(gpu: int) -> bool:
-    return torch.cuda.get_device_properties(gpu).major >= native.TENSOR_CORES_MAJOR
-
-
-class _NarrowLltmOnGpu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, ray_offsets, weight, bias, h0, c0):
-        order = _longest_first(input, ray_offsets)
-        h, h_n, c_n, slopes, before = torch.ops.nerfkit._lltm_narrow(input, ray_offsets, weight, bias, h0, c0, order)
-        ctx.save_for_backward(input, ray_offsets, weight, slopes, before, order)
-        return h, h_n, c_n
-
-    @staticmethod
-    def backward(ctx, *grads):
-        saved = ctx.saved_tensors
-        with torch.no_grad():
-            gradients = torch.ops.nerfkit._lltm_narrow_bwd(*grads, *saved)
+            gradients = torch.ops.nerfkit._lltm_bwd(*grads, *saved, to_input, to_weight)
+        grad_input, grad_weight, *rest = gradients
+        gradients = grad_input if to_input else None, grad_weight if to_weight else None, *rest
         input, weight, bias, h0, c0 = no_second_derivative("lltm", gradients, (*saved[:-1], *grads))
         return input, None, weight, bias, h0, c0
 
 
-KEPT_ON_CPU = 4  # of cuda/lltm.h
+SAVED_ON_CPU, SAVED_ON_GPU = 4, 5  # rows of the workspace for each sample, of cuda/lltm/args.h
 
 
 @native.fake("_lltm")
 def _(input, ray_offsets, weight, bias, h0, c0, order, save):
     n, n_state = input.shape[0], h0.shape[1]
-    return (
-        input.new_empty(n, n_state),
-        h0.new_empty(h0.shape),
-        c0.new_empty(c0.shape),
-        input.new_empty((n, (KEPT_ON_CPU if input.is_cpu else 3) * n_state) if save else 0),
-        *(input.new_empty((n, n_state) if save and not input.is_cpu else 0) for _ in range(2)),
-    )
-
-
-BIAS_PARTS = 2048  # of cuda/lltm.h
+    rows = SAVED_ON_CPU * n + h0.shape[0] if input.is_cpu else SAVED_ON_GPU * n
+    shapes = (n, n_state), h0.shape, c0.shape, (rows if save else 0, n_state)
+    return tuple(input.new_empty(shape) for shape in shapes)
 
 
 @native.fake("_lltm_bwd")
-def _(grad_h, grad_h_n, grad_c_n, ray_offsets, weight, gates, c, order):
-    wide = torch.float64 if gates.dtype == torch.float64 else torch.float32
-    bias = gates.new_empty(BIAS_PARTS, gates.shape[1], dtype=wide)
-    return gates.new_empty(gates.shape), grad_h_n.new_empty(grad_h_n.shape), grad_c_n.new_empty(grad_c_n.shape), bias
-
-
-@native.fake("_lltm_narrow")
-def _(input, ray_offsets, weight, bias, h0, c0, order):
-    n, n_state = input.shape[0], h0.shape[1]
-    shapes = (n, n_state), h0.shape, c0.shape, (n, NARROW_SLOPES * n_state), (n, n_state)
-    return tuple(input.new_empty(shape) for shape in shapes)
-
-
-@native.fake("_lltm_narrow_bwd")
-def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, slopes, before, order):
-    shapes = input.shape, weight.shape, weight.shape[:1], grad_h_n.shape, grad_c_n.shape
-    return tuple(input.new_empty(shape) for shape in shapes)
-
-
-@native.fake("_lltm_cpu_bwd")
-def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, h0, activated):
-    shapes = input.shape, weight.shape, weight.shape[:1], h0.shape, h0.shape
-    return tuple(input.new_empty(shape) for shape in shapes)
+def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, workspace, order, to_input, to_weight):
+    shapes = input.shape if to_input else 0, weight.shape if to_weight else 0, weight.shape[:1]
+    return tuple(input.new_empty(shape) for shape in (*shapes, grad_h_n.shape, grad_c_n.shape))

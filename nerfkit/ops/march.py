@@ -16,8 +16,8 @@ from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
 BLOCK = 8  # intervals that one lookup in the coarse grid can skip
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
-COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of the kernels' coarse cells
-TILE_CUDA, KEPT_CUDA = 64, 32  # rays of a tile; chunks of a ray in the workspace, 8 bytes each
+COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
+TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
 MAX_BLOCKS = 2**17  # of a ray: more would not fit into memory, as with a step in the wrong unit
 
 
@@ -173,14 +173,14 @@ def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 @implements("march", "cpp", "cuda")
 def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity):
     rays = origins, directions, occupancy, box, step, near, far, jitter
-    counts, tile_offsets, kept = torch.ops.nerfkit._march_count(*rays)
+    counts, tile_offsets, workspace = torch.ops.nerfkit._march_count(*rays)
     n_rows = capacity
     if capacity is None or not origins.is_cuda:  # a capacity avoids the synchronization
         n_samples = int(tile_offsets[-1])
         if n_samples >= MAX_SAMPLES // max(1, origins.shape[0]):
             raise _too_small(step)
         n_rows = n_samples if capacity is None else capacity
-    return torch.ops.nerfkit._march_fill(*rays, counts, tile_offsets, kept, n_rows)
+    return torch.ops.nerfkit._march_fill(*rays, counts, tile_offsets, workspace, n_rows)
 
 
 @native.fake("_march_count")
@@ -188,20 +188,20 @@ def _(origins, directions, occupancy, box, step, near, far, jitter):
     rays = origins.shape[0]
     tiles = -(-rays // TILE_CUDA) if origins.is_cuda else 1
     longs = (origins.new_empty(n, dtype=torch.int64) for n in (rays, tiles + 1))
-    return *longs, origins.new_empty(_kept_bytes(origins, occupancy), dtype=torch.uint8)
+    return *longs, origins.new_empty(_workspace_bytes(origins, occupancy), dtype=torch.uint8)
 
 
-def _kept_bytes(origins: Tensor, occupancy: Tensor) -> int:
-    """`march_kept_bytes`, the kernels' workspace: a coarse grid and, on a GPU, data of each ray and a counter."""
+def _workspace_bytes(origins: Tensor, occupancy: Tensor) -> int:
+    """`march_workspace_bytes`, the kernels' workspace: a coarse grid and, on a GPU, data of each ray and a counter."""
     rays = origins.shape[0]
     if rays == 0 or occupancy.numel() == 0:
         return 0
     if not origins.is_cuda:
         return math.prod(-(-n // COARSE_CPU) for n in occupancy.shape)
     entries = math.prod(-(-n // COARSE_CUDA) + 1 for n in occupancy.shape)
-    return rays * (KEPT_CUDA * 8 + 2 * origins.element_size()) + 4 + entries
+    return rays * (STORED_CUDA * 8 + 2 * origins.element_size()) + 4 + entries
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, box, step, near, far, jitter, counts, tile_offsets, kept, n_rows):
+def _(origins, directions, occupancy, box, step, near, far, jitter, counts, tile_offsets, workspace, n_rows):
     return *(origins.new_empty(n_rows) for _ in range(2)), origins.new_empty(origins.shape[0] + 1, dtype=torch.int64)

@@ -184,7 +184,7 @@ def _(inputs, parameters, widths):
     return parameters.new_empty(inputs[0].shape[0], widths[-1])
 
 
-MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp.h
+MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp/args.h
 
 
 @native.fake("_mlp_bwd")

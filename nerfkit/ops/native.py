@@ -22,7 +22,7 @@ HOW_TO_BUILD = {
     "cpp": "To build it, with torch and g++ installed: NERFKIT_NATIVE=1 pip install --no-build-isolation {}",
     "cuda": "To build it, with a CUDA torch and nvcc installed: NERFKIT_CUDA=1 pip install --no-build-isolation {}",
 }
-TENSOR_CORES_MAJOR = 8  # compute capability from which on kernels use them, as in cuda/tensor_cores.cuh
+TENSOR_CORES_MAJOR = 8  # compute capability from which on kernels use them, as in cuda/common/mma.cuh
 _FOLDER = Path(__file__).resolve().parent.parent
 _SCHEMA = _FOLDER.parent / "cuda" / "schema.cpp"  # of a checkout
 

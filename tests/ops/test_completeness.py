@@ -41,12 +41,18 @@ def test_op_has_all_tests(op: str):
 
 @pytest.mark.parametrize("op", OPS)
 def test_op_has_every_native_layer(op: str):
-    for name in (f"{op}.h", f"{op}_bind.cpp", f"{op}_cpu.cpp", f"{op}_cuda.cu"):
-        assert (ROOT / "cuda" / name).exists()
+    for name in ("args.h", "bind.cpp", "cpu.cpp", "cuda.cu", "NOTES.md"):
+        assert (ROOT / "cuda" / op / name).exists(), name
     assert f'm.def("_{op}' in (ROOT / "cuda" / "schema.cpp").read_text()
     text = (ROOT / "nerfkit" / "ops" / f"{op}.py").read_text()
     assert f'@implements("{op}", "cpp", "cuda")' in text and "@native.fake(" in text
     assert f'"{op}": {op}_work' in (ROOT / "scripts" / "op_work.py").read_text()
+
+
+def test_a_folder_of_native_sources_is_an_op():
+    """One that no op has would be compiled, and never called."""
+    folders = {file.name for file in (ROOT / "cuda").iterdir() if file.is_dir()}
+    assert folders == {*OPS, "common"}
 
 
 def test_what_was_to_be_built_is_there():

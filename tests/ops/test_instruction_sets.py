@@ -34,6 +34,7 @@ def test_setup_builds_what_is_looked_for(monkeypatch):
     assert [extension.name for extension in names["modules"]] == [f"nerfkit.{name[:-3]}" for name in marches]
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert names["libraries_for_cpus"]() == ["_C"]
+    assert [extension.name for extension in names["extensions"]()] == ["nerfkit._C"]
 
 
 def test_an_old_compiler_builds_what_it_can(tmp_path: Path, monkeypatch, capsys):

@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-IGNORED = shutil.ignore_patterns(".*", "build", "dist", "runs", "scenes", "*.so", "*.egg-info", "__pycache__")
+IGNORED = shutil.ignore_patterns(
+    *(".git*", ".ci", ".venv", ".*cache*", ".hypothesis", "__pycache__"),  # not .clang-format, which is shipped
+    *("build", "dist", "runs", "scenes", "*.so", "*.egg-info"),
+)
 
 
 def run(*command: str | Path, folder: Path, **variables: str) -> str:

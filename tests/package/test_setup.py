@@ -101,9 +101,16 @@ def test_the_architectures_of_the_gpus_come_first(toolkit: str, tmp_path: Path, 
     assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["9.0"]
 
 
-def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, capsys, monkeypatch):
-    read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
-    assert_names(capsys.readouterr().err, f"CUDA_HOME={tmp_path}", "bin/nvcc")
+def test_only_a_build_runs_programs(toolkit: str, read_setup, monkeypatch):
+    """pip reads setup.py several times, and nvidia-smi can take seconds."""
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a program was run"))
+    names = read_setup(CUDA_HOME=toolkit, NERFKIT_CUDA="1")
+    assert "nerfkit._C_cuda" in [module.name for module in names["modules"]]
+
+
+def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, monkeypatch):
+    names = read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
+    assert_names(names["about_nvcc"](), f"CUDA_HOME={tmp_path}", "bin/nvcc")
     monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else name)
     monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
     with raises_naming(SystemExit, "NERFKIT_CUDA=1", f"CUDA_HOME={tmp_path}", "bin/nvcc"):

@@ -28,10 +28,11 @@ def pure(source: Path, tmp_path_factory) -> Path:
 def test_the_wheel_has_presets_types_headers_and_the_command(pure: Path):
     names = set(zipfile.ZipFile(pure).namelist())
     assert {"nerfkit/configs/lego.toml", "nerfkit/py.typed", "nerfkit/commands/train.py"} <= names
-    headers = {file.name for pattern in ("*.h", "*.cuh") for file in (ROOT / "cuda").glob(pattern)}
-    assert (
-        {"bind.h", "cpu.h", "gpu.cuh"} <= headers == {Path(n).name for n in names if n.startswith("nerfkit/include/")}
-    )
+    cuda = ROOT / "cuda"
+    headers = {str(file.relative_to(cuda)) for end in ("*.h", "*.cuh") for file in cuda.rglob(end)}
+    assert {"common/bind.h", "common/simd_cpu.h", "common/gpu.cuh", "trilinear/args.h"} <= headers
+    shipped = {name.removeprefix("nerfkit/include/") for name in names if name.startswith("nerfkit/include/")}
+    assert shipped == headers
     assert not [name for name in names if not name.startswith(("nerfkit/", "nerfkit-"))], "nothing but the package"
     entry = next(name for name in names if name.endswith("entry_points.txt"))
     assert "nerfkit = nerfkit.commands:main" in zipfile.ZipFile(pure).read(entry).decode()
