@@ -427,7 +427,7 @@ class BuildLibraries(build_ext):
                     took = "failed"
                     if not any(extension.optional for extension in self.extensions):
                         pool.shutdown(wait=False, cancel_futures=True)
-                        raise CompileError(f"{source} failed") from error
+                        raise CompileError(f"nerfkit.{library} failed") from error
                 say(f"{number} of {len(todo)}, {source.removeprefix('cuda/')} ({KINDS[library]}) {took}")
         super().build_extensions()
 

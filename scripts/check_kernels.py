@@ -88,7 +88,7 @@ def load_through_stub() -> None:
         program = (
             "import re, sys, torch\n"
             "torch.ops.load_library(sys.argv[1] + '/_C.so'); torch.ops.load_library(sys.argv[1] + '/_C_cuda.so')\n"
-            "names = re.findall(r'm.def\\(\"(_\\w+)', open('cuda/schema.cpp').read())\n"
+            "names = re.findall(r'm.def\\(\\s*\"(_\\w+)', open('cuda/schema.cpp').read())\n"
             "names = [n for n in names if '_cpu_' not in n]\n"
             "has = torch._C._dispatch_has_kernel_for_dispatch_key\n"
             "missing = [n for n in names if not has('nerfkit::' + n, 'CUDA')]\n"

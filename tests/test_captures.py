@@ -398,8 +398,8 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     assert run.frame is not None and run.frame.scale != 1
     images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_0001.npz")[name] for name in ("depth_z", "normal"))
-    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-5)
-    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-5)
+    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
+    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)
 
 
 def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
