@@ -505,6 +505,18 @@ def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys
     assert_names(capsys.readouterr().out, name, "poses")
 
 
+@pytest.mark.parametrize("below", ["", "images"])
+def test_a_folder_that_holds_images_of_other_kinds(tmp_path, solved, below: str):
+    """As a phone may give them: what is in the way is named, not the formats that the folder is not of."""
+    place = tmp_path / "photos" / below
+    place.mkdir(parents=True)
+    for name in ("a.HEIC", "b.heic", "c.tif"):
+        (place / name).touch()
+    with raises_naming(SceneError, "data.path", place, "2 .heic", "1 .tif", "JPEG"):
+        load_scene(str(tmp_path / "photos"))
+    assert not solved
+
+
 def test_poses_are_not_looked_for_where_they_are(tmp_path, solved):
     folder = colmap_in(tmp_path, [PINHOLE] * 20)
     load_scene(str(folder))
