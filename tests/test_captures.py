@@ -308,6 +308,24 @@ def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int, 
     assert torch.equal(shown, torch.from_numpy(np.asarray(other).copy())), "as they are stored"
 
 
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
+    """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    assert not any("EXIF" in note for note in load_scene(str(folder)).notes)
+    tags = Image.Exif()
+    tags[274] = orientation
+    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
+    for name in ("r_01.png", "r_02.png"):
+        image = Image.open(folder / "images" / name)
+        image.load()
+        image.transpose(turn).save(folder / "images" / name, exif=tags)
+    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note)
+    assert "2 of 5" in note and "r_01.png" in note
+    call(inspect, folder)
+    assert "EXIF orientation: 2" in capsys.readouterr().out
+
+
 def test_missing_images_are_left_out_with_a_count(tmp_path):
     folder = colmap_in(tmp_path, [PINHOLE] * 20)
     names = [f"r_{index:02d}.png" for index in range(20)]

@@ -127,6 +127,12 @@ def assemble(
             cameras, [image.file for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores,
         )  # fmt: skip
+    turned = [name for name, header in headers.items() if header.turn != 1]
+    if turned:
+        notes.append(
+            f"{len(turned)} of {len(images)} images are turned by their EXIF orientation (the first: "
+            f"{shown(turned[0])}), so that the poses have to be of the turned images"
+        )
     notes = (*capture.notes, *notes, f"splits {rule}")
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
