@@ -308,6 +308,21 @@ def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int, 
     assert torch.equal(shown, torch.from_numpy(np.asarray(other).copy())), "as they are stored"
 
 
+@pytest.mark.parametrize("aside", [0.0, 1.0, 4.0])
+def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
+    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
+    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
+    images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
+    write_synthetic(tmp_path, replace(capture, images=images))
+    warned = load_scene(str(tmp_path)).frame.warnings()
+    assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
+    call(inspect, tmp_path)
+    assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
+    box = (aside - 1, -1, -1, aside + 1, 1, 1)
+    assert not load_scene(str(tmp_path), box=box).frame.warnings()
+
+
 @pytest.mark.parametrize("orientation", [3, 6])
 def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
     """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
