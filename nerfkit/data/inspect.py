@@ -235,7 +235,10 @@ def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
         lines.append(f"{len(there) - len(shares)} of {len(there)} images have no mask; all of their pixels are used")
     if shares and np.mean(shares) > MASKED:
         color, opposite = ("white", "black") if capture.white_ignores else ("black", "white")
-        lines.append(f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant?")
+        lines.append(
+            f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored "
+            "may look like anything: if nothing else is to be seen, put the masks into the images' alpha instead"
+        )
     return lines
 
 
