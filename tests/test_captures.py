@@ -308,6 +308,39 @@ def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int, 
     assert torch.equal(shown, torch.from_numpy(np.asarray(other).copy())), "as they are stored"
 
 
+@pytest.mark.parametrize("aside", [0.0, 1.0, 4.0])
+def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
+    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
+    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
+    images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
+    write_synthetic(tmp_path, replace(capture, images=images))
+    warned = load_scene(str(tmp_path)).frame.warnings()
+    assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
+    call(inspect, tmp_path)
+    assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
+    box = (aside - 1, -1, -1, aside + 1, 1, 1)
+    assert not load_scene(str(tmp_path), box=box).frame.warnings()
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
+    """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    assert not any("EXIF" in note for note in load_scene(str(folder)).notes)
+    tags = Image.Exif()
+    tags[274] = orientation
+    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
+    for name in ("r_01.png", "r_02.png"):
+        image = Image.open(folder / "images" / name)
+        image.load()
+        image.transpose(turn).save(folder / "images" / name, exif=tags)
+    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note)
+    assert "2 of 5" in note and "r_01.png" in note
+    call(inspect, folder)
+    assert "EXIF orientation: 2" in capsys.readouterr().out
+
+
 def test_missing_images_are_left_out_with_a_count(tmp_path):
     folder = colmap_in(tmp_path, [PINHOLE] * 20)
     names = [f"r_{index:02d}.png" for index in range(20)]
@@ -503,6 +536,18 @@ def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys
     assert solved == [(source, tmp_path / "poses")] and scene.format == "colmap"
     assert len(scene.split("train").cameras) == 17
     assert_names(capsys.readouterr().out, name, "poses")
+
+
+@pytest.mark.parametrize("below", ["", "images"])
+def test_a_folder_that_holds_images_of_other_kinds(tmp_path, solved, below: str):
+    """As a phone may give them: what is in the way is named, not the formats that the folder is not of."""
+    place = tmp_path / "photos" / below
+    place.mkdir(parents=True)
+    for name in ("a.HEIC", "b.heic", "c.tif"):
+        (place / name).touch()
+    with raises_naming(SceneError, "data.path", place, "2 .heic", "1 .tif", "JPEG"):
+        load_scene(str(tmp_path / "photos"))
+    assert not solved
 
 
 def test_poses_are_not_looked_for_where_they_are(tmp_path, solved):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from nerfkit import config as config_module
+from nerfkit.commands import as_typed
 from nerfkit.files import MARKER
 from nerfkit.model import registry
 from nerfkit.training import checkpoint
@@ -261,6 +262,20 @@ def test_every_command_has_help():
     for command in ("train", "render", "eval", "summary", "inspect"):
         assert "usage" in call(command, "--help").lower()
     call_process("-m", "nerfkit", "paint", status=2)
+
+
+@pytest.mark.parametrize(
+    "started, typed",
+    [
+        ("scripts/train.py", "python scripts/render.py"),
+        ("/usr/bin/nerfkit", "nerfkit render"),
+        ("/site-packages/nerfkit/__main__.py", "python -m nerfkit render"),
+    ],
+)
+def test_what_to_type_next(monkeypatch, started: str, typed: str):
+    """In the form that the user has: with `python -m nerfkit` there may be no scripts."""
+    monkeypatch.setattr(sys, "argv", [started])
+    assert as_typed("render") == typed
 
 
 def test_frames_are_not_of_a_path_that_has_cameras(run):

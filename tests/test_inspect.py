@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nerfkit.data.cameras import MOST_DIRECTIONS
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.find_frame import find_frame, frame_of
 from nerfkit.data.frame import identity_frame
@@ -75,6 +76,19 @@ def test_every_lens_is_named_or_counted():
     assert "RADIAL4_TANGENTIAL" in page(capture_of(ring(20), (odd,)), [OnDisk(100, 80)] * 20)
 
 
+def test_memory_of_directions_is_that_of_their_table():
+    """Of one lens every pixel, of many together no more than a table may have, and of pinholes nothing."""
+    large = [OnDisk(4000, 3200)] * 60
+    lenses = tuple(replace(LENS, params=(100.0 + k, *LENS.params[1:])) for k in range(60))
+    images = 60 * 4000 * 3200 * 3
+    for these, directions in ((lenses[:1], 4000 * 3200), ((Lens("PINHOLE", LENS.params[:4], 100, 80),), 0)):
+        text = page(capture_of(ring(60), these), large)
+        assert f"{directions * 12 / 2**20:.0f} MB" in text.split("directions of 1 lens ")[1]
+        assert f"about {(images + directions * 12) / 2**30:.1f} GB" in text
+    text = page(capture_of(ring(60), lenses), large).split("directions of 60 lenses ")[1]
+    assert 0 < int(text.split(" MB")[0]) <= MOST_DIRECTIONS * 12 / 2**20
+
+
 def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
     capture = capture_of(ring(len(found)), **values)
     names = splits_of(capture)
@@ -92,7 +106,7 @@ def test_verdict():
         ([*fine[:-2], OnDisk(90, 80), OnDisk(100, 80)], ("shape", "images/0028.jpg")),
         ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
         ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
-        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white")),
+        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "alpha")),
         (fine[: FEW_IMAGES - 1], (f"{FEW_IMAGES - 1 - 2} training images",)),
     ):
         text = problems(broken)

@@ -159,6 +159,28 @@ def test_masks_by_path(tmp_path):
     check_refused(read, tmp_path, "mask_path", "dynamic_mask_1.png")
 
 
+def test_masks_that_are_reduced_like_their_images(tmp_path):
+    content = content_of()
+    for index in range(3):
+        frame_of(content, index, mask_path=f"masks/{index}.png")
+    picture(tmp_path / "masks_4/0.png")
+    picture(tmp_path / "masks_2/1.png")
+    picture(tmp_path / "masks_4/1.png")
+    picture(tmp_path / "masks/2.png")
+    picture(tmp_path / "masks_2/2.png")
+    capture = read(put(tmp_path, content))
+    masks = [tmp_path / name for name in ("masks_4/0.png", "masks_2/1.png", "masks/2.png")]
+    assert [image.mask for image in capture.images] == masks
+
+
+@pytest.mark.parametrize("folder", ["m", "masks"])
+def test_masks_none_of_which_is_there(tmp_path, folder: str):
+    content = content_of()
+    for index in range(3):
+        frame_of(content, index, mask_path=f"{folder}/{index}.png")
+    check_refused(read, put(tmp_path, content), MAIN, "mask_path", f"{folder}/0.png")
+
+
 def test_masks_beside_images(tmp_path):
     picture(tmp_path / "images/dynamic_mask_1.png")
     picture(tmp_path / "images/dynamic_mask_7.png")

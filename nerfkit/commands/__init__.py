@@ -50,7 +50,10 @@ def run_command(name: str, arguments: list[str]) -> None:
 
 def as_typed(command: str) -> str:
     """What to type for `command`, in the form that started this process."""
-    return f"python scripts/{command}.py" if sys.argv[0].endswith(".py") else f"nerfkit {command}"
+    started = os.path.basename(sys.argv[0])
+    if started == "__main__.py":
+        return f"python -m nerfkit {command}"
+    return f"python scripts/{command}.py" if started.endswith(".py") else f"nerfkit {command}"
 
 
 def in_utf8() -> None:

@@ -95,4 +95,4 @@ def look_at(image: PosedImage, downscale: float, white_ignores: bool) -> OnDisk 
         white = read_mask(image.mask, (header.width, header.height))  # [H, W]
         ignored = float(white.mean() if white_ignores else 1 - white.mean())
     width, height = (max(1, round(side / downscale)) for side in (header.width, header.height))
-    return OnDisk(width, height, header.has_alpha, ignored)
+    return OnDisk(width, height, header.has_alpha, ignored, header.turn != 1)

@@ -14,15 +14,17 @@ import torch
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.find_frame import frame_of
-from nerfkit.data.frame import Frame, identity_frame
+from nerfkit.data.frame import WARNING, Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import ImageHeader, image_header
+from nerfkit.data.rig import measure, vector_text
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
+FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 RESIZED_FOLDERS = (1, 2, 4, 8)  # images, images_2, ...
 SHOWN_NAMES = 3
@@ -128,16 +130,37 @@ def assemble(
             cameras, [image.file for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores,
         )  # fmt: skip
+    turned = [name for name, header in headers.items() if header.turn != 1]
+    if turned:
+        notes.append(
+            f"{len(turned)} of {len(images)} images are turned by their EXIF orientation (the first: "
+            f"{shown(turned[0])}), so that the poses have to be of the turned images"
+        )
     notes = (*capture.notes, *notes, f"splits {rule}")
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
 
 def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:
     """The frame that a capture is trained in; `training` are the names of images that may tell near and far."""
-    if box is not None or capture.format in KEEPS_FILES_FRAME:
-        corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
-        return identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-    return frame_of(capture, training, has_alpha)
+    if box is None and capture.format not in KEEPS_FILES_FRAME:
+        return frame_of(capture, training, has_alpha)
+    corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
+    frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
+    return frame if box is not None else replace(frame, text=(*frame.text, *_missed(capture, corners)))
+
+
+def _missed(capture: Capture, box: np.ndarray) -> list[str]:
+    """A warning if what the cameras look at lies outside of the `box` [2, 3] that was taken without asking."""
+    rig = measure(np.stack([image.camera_to_world for image in capture.images]))
+    if rig.focus is None or rig.in_front < FOCUSED or rig.miss > NEAR_AXES:
+        return []  # they look at no one point
+    if ((box[0] <= rig.focus) & (rig.focus <= box[1])).all():
+        return []
+    return [
+        f"{WARNING}the cameras look at {vector_text(rig.focus)}, outside of the default box of "
+        f"{capture.format} scenes, {vector_text(box[0])} to {vector_text(box[1])}; "
+        "give data.box around it, in the coordinates of the files"
+    ]
 
 
 def header_of(image: PosedImage) -> ImageHeader:

@@ -223,6 +223,14 @@ def _table(lenses: list[Lens]) -> DirectionTable:
     )
 
 
+def table_size(lenses: list[Lens]) -> int:
+    """How many directions cameras of distinct lenses keep; none of pinholes."""
+    if all(lens.is_pinhole for lens in lenses):
+        return 0
+    spacing = _spacing(lenses)
+    return sum(across * down for across, down in (lens.nodes(spacing) for lens in lenses))
+
+
 def _spacing(lenses: list[Lens]) -> int:
     """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
     if len(lenses) == 1:

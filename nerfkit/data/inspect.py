@@ -15,6 +15,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from nerfkit.data.assemble import has_shape
+from nerfkit.data.cameras import table_size
 from nerfkit.data.capture import Capture
 from nerfkit.data.find_frame import half_tangents
 from nerfkit.data.frame import WARNING, Frame
@@ -57,6 +58,7 @@ class OnDisk:
     height: int
     has_alpha: bool = False
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
+    is_turned: bool = False  # by its EXIF orientation
 
 
 def report(
@@ -148,6 +150,8 @@ def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
         text = ", ".join(f"{count} of {width}x{height}" for (width, height), count in sizes[:MAX_LENSES])
         lines.append(f"sizes: {text}" + _more(len(sizes) - MAX_LENSES, "sizes"))
     lines.append(f"with alpha: {sum(image.has_alpha for image in there)}, with mask: {sum(_has_mask(there))}")
+    if turned := sum(image.is_turned for image in there):
+        lines.append(f"turned by their EXIF orientation: {turned}, so that the poses have to be of the turned images")
     shares = [image.ignored for image in there if image.ignored is not None]
     if shares:
         color = "white" if capture.white_ignores else "black"
@@ -185,8 +189,8 @@ def _memory(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     channels = 4 if any(file.has_alpha for _, file in there) else 3
     pixels = sum(file.width * file.height for _, file in there)
     masked = pixels if any(file.ignored is not None for _, file in there) else 0
-    lenses = {(lens, file.width, file.height) for lens, file in there}
-    directions = DIRECTION_BYTES * sum(width * height for _, width, height in lenses)
+    lenses = {lens.resized(file.width, file.height) for lens, file in there}
+    directions = DIRECTION_BYTES * table_size(list(lenses))
     total = pixels * channels + masked + directions
     return [
         f"about {_megabytes(total)} in memory: images {_megabytes(pixels * channels)}, masks {_megabytes(masked)}, "
@@ -232,7 +236,10 @@ def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
         lines.append(f"{len(there) - len(shares)} of {len(there)} images have no mask; all of their pixels are used")
     if shares and np.mean(shares) > MASKED:
         color, opposite = ("white", "black") if capture.white_ignores else ("black", "white")
-        lines.append(f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant?")
+        lines.append(
+            f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored "
+            "may look like anything: if nothing else is to be seen, put the masks into the images' alpha instead"
+        )
     return lines
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from nerfkit.data.frame import Frame
 from nerfkit.data.readers import READERS, find_reader
 from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve, video_frames
-from nerfkit.data.sfm.photographs import SUFFIXES, image_folder
+from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
 from nerfkit.reading import native_name, shown
 
@@ -49,6 +50,8 @@ def load_capture(path: str, format: str = "auto", sfm: str = "", report: Callabl
         _check_not_inside(folder)
         report(f"{shown(folder)} has no camera poses; they are looked for")
         folder = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+    if format == "auto" and not _is_known(folder):
+        _check_no_other_photographs(folder)
     return find_reader(folder, format).read(folder)
 
 
@@ -71,6 +74,21 @@ def _has_photographs(folder: Path) -> bool:
             return any(entry.name.lower().endswith(SUFFIXES) for entry in entries)
     except OSError:
         return False
+
+
+def _check_no_other_photographs(folder: Path) -> None:
+    """Raise SceneError if all that is there are images of kinds that are not read, such as HEIC."""
+    place = image_folder(folder)
+    try:
+        with os.scandir(place) as entries:
+            endings = [os.path.splitext(entry.name)[1].lower() for entry in entries]
+    except OSError:
+        return
+    if kinds := Counter(ending for ending in endings if ending in OTHERS):
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise SceneError(
+            f"data.path: {shown(place)} holds images that are not read ({listed}); convert them to JPEG or PNG"
+        )
 
 
 def _check_not_inside(folder: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import reprlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nerfkit.reading import native_name, shown
 
 DYNAMIC = "dynamic_mask_"
 FOLDER = "masks"
+RESIZED = tuple(f"{FOLDER}_{factor}" for factor in (2, 4, 8))  # nerfstudio's reductions, beside images_2 and the like
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 Frame = tuple[dict[str, Any], str, Path]  # its values, where it is for messages, and its image
 
@@ -43,19 +45,39 @@ def find_masks(frames: list[Frame], folder: Path) -> Masks:
             "kinds; leave one of them"
         )
     if named:
-        return _masks(named, "of mask_path, black is ignored")
+        found = [_on_disk(file) for file in named]
+        if not any(found):
+            raise SceneError(
+                f"{frames[0][1]}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
+                "there; put the masks where the file names them, or remove the key to use all pixels"
+            )
+        return _masks(named, found, "of mask_path, black is ignored")
     if dynamic:
-        return _masks(dynamic, f"named {DYNAMIC}NAME.png, white is ignored", white_ignores=True)
+        return _masks(dynamic, dynamic, f"named {DYNAMIC}NAME.png, white is ignored", white_ignores=True)
     in_folder = _in_folder(frames, folder)
-    return _masks(in_folder, f"of the folder {FOLDER}, black is ignored") if in_folder else Masks([None] * len(frames))
+    if in_folder:
+        return _masks(in_folder, in_folder, f"of the folder {FOLDER}, black is ignored")
+    return Masks([None] * len(frames))
 
 
-def _masks(files: list[Path | None], kind: str, white_ignores: bool = False) -> Masks:
-    """The masks that exist, and a note on how many do."""
-    existing = [file if file is not None and file.is_file() else None for file in files]
-    note = f"{sum(file is not None for file in existing)} of {len(files)} images have masks {kind}"
-    missing = next((file for file, there in zip(files, existing, strict=True) if file is not None and not there), None)
-    return Masks(existing, white_ignores, (note + (f"; missing, first: {shown(missing)}" if missing else ""),))
+def _masks(wanted: Sequence[Path | None], found: list[Path | None], kind: str, white_ignores: bool = False) -> Masks:
+    """The masks that are there, and a note on how many are."""
+    note = f"{sum(file is not None for file in found)} of {len(found)} images have masks {kind}"
+    missing = next((file for file, there in zip(wanted, found, strict=True) if file is not None and not there), None)
+    return Masks(found, white_ignores, (note + (f"; missing, first: {shown(missing)}" if missing else ""),))
+
+
+def _on_disk(file: Path) -> Path | None:
+    """`file`, or the same mask in a folder of resized ones: masks_2 instead of masks."""
+    if os.path.isfile(file):
+        return file
+    parts = file.parts
+    for depth in reversed(range(len(parts) - 1)):
+        for folder in RESIZED if parts[depth] == FOLDER else ():
+            other = Path(*parts[:depth], folder, *parts[depth + 1 :])
+            if os.path.isfile(other):
+                return other
+    return None
 
 
 def _names_beside(frames: list[Frame]) -> dict[Path, set[str]]:
@@ -80,12 +102,12 @@ def _special_names(folder: Path) -> set[str]:
     return {name for name in names if name.startswith((DYNAMIC, "rays_")) or ".alpha." in name}
 
 
-def _named(frames: list[Frame], folder: Path) -> list[Path | None]:
+def _named(frames: list[Frame], folder: Path) -> list[Path]:
     """Files of `mask_path`, of all frames or none."""
     names = [own.get("mask_path") for own, _, _ in frames]
     if all(name is None for name in names):
         return []
-    files: list[Path | None] = []
+    files: list[Path] = []
     for name, (_, where, _) in zip(names, frames, strict=True):
         if name is None:
             raise SceneError(f"{where}: key 'mask_path' is missing, but other frames have one; give it to all or none")
