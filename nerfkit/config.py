@@ -36,6 +36,7 @@ MAX_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
 MAX_TEXT = 4096  # characters of an option; the longest path
 MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
 
+Background = Literal["auto", "white", "black", "random"]
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 OpBackend = Literal["same", "auto", "torch", "cpp", "cuda"]
 Box = ranged(tuple[float, float, float, float, float, float], -1e6, 1e6)
@@ -50,7 +51,10 @@ class DataConfig:
     sfm: str = ""  # folder of camera poses that are found for photographs or a video; beside them if empty
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
-    background: Literal["white", "black", "random"] = "white"  # behind transparent pixels; random: training only
+    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
+    background: Background = (
+        "auto"  # behind transparent pixels; random: training only; auto: that for a place, else white
+    )
     box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
 
 

@@ -106,7 +106,7 @@ def test_verdict():
         ([*fine[:-2], OnDisk(90, 80), OnDisk(100, 80)], ("shape", "images/0028.jpg")),
         ([*fine[:-1], OnDisk(100, 80, has_alpha=True)], ("1 images have alpha",)),
         ([*fine[:-3], *[OnDisk(100, 80, ignored=0.1)] * 3], ("27 of 30", "mask")),
-        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "alpha")),
+        ([OnDisk(100, 80, ignored=0.9)] * 30, ("90%", "black", "white", "--data.masks cutout")),
         (fine[: FEW_IMAGES - 1], (f"{FEW_IMAGES - 1 - 2} training images",)),
     ):
         text = problems(broken)

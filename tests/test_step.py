@@ -8,7 +8,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.data.load import load_scene
-from nerfkit.errors import SceneError, TrainingError
+from nerfkit.errors import TrainingError
 from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.losses import squared_error
@@ -85,15 +85,16 @@ def test_the_background_is_random_at_first(small_config, tmp_path, background: s
 
 
 def test_images_without_alpha_keep_their_background(small_config, tmp_path):
-    """What is behind them is in them: over anything else they would be learned as a solid box."""
+    """What is behind them is in them: over anything else they would be learned as a solid box, unless that is asked."""
     small_config.data.path = str(write_scene(tmp_path / "scene", size=(9, 7), extension="jpg"))
     small_config.data.background = "black"
     trainer = make_trainer(small_config)
     trainer.train_step()
     assert not trainer.views.draw(50).background.any()
     small_config.data.background = "random"
-    with raises_naming(SceneError, "data.background", "random", "alpha", "white", "black"):
-        make_trainer(small_config)
+    assert 0.2 < make_trainer(small_config).views.draw(500).background.std() < 0.4
+    small_config.data.background = "auto"
+    assert (make_trainer(small_config).views.draw(50).background == 1).all(), "white, where nothing is known"
 
 
 @pytest.fixture(params=["adam", "lazy_adam"])

@@ -70,4 +70,5 @@ def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
     if not data and not exists(config.data.path):
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
     sfm = "" if data else config.data.sfm
-    return load_scene(data or config.data.path, config.data.format, config.data.downscale, frame=frame, sfm=sfm)
+    path, of = data or config.data.path, config.data
+    return load_scene(path, of.format, of.downscale, frame=frame, sfm=sfm, cutout=of.masks == "cutout")

@@ -84,14 +84,19 @@ def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Sc
     data, sampling, default = options.data, options.sampling, Config()
     given = data.box if box_given or data.box != default.data.box else None
     frame = run_frame(Path(resume)) if resume else None
-    scene = load_scene(data.path, data.format, data.downscale, None if frame else given, frame, data.sfm)
+    given, cutout = None if frame else given, data.masks == "cutout"
+    scene = load_scene(data.path, data.format, data.downscale, given, frame, data.sfm, cutout)
     if scene.frame is not None and not resume:
         data.box = tuple(scene.frame.box.flatten().tolist())
         if sampling.near == default.sampling.near:
             sampling.near = scene.frame.near
         if sampling.far == default.sampling.far and scene.frame.far < sampling.far:
             sampling.far = scene.frame.far
+        if data.background == "auto" and scene.frame.kind != "object":
+            data.background = "random"  # every pixel is opaque: no color behind the scene is to be learned
         check(options)  # the step may be too long or too short for the box that was found
+    if data.background == "auto":
+        data.background = "white"
     return scene
 
 

@@ -100,7 +100,11 @@ def split_names(capture: Capture, images: list[PosedImage]) -> tuple[dict[str, l
 
 
 def assemble(
-    capture: Capture, downscale: float = 1.0, box: tuple[float, ...] | None = None, frame: Frame | None = None
+    capture: Capture,
+    downscale: float = 1.0,
+    box: tuple[float, ...] | None = None,
+    frame: Frame | None = None,
+    cutout: bool = False,
 ) -> Scene:
     """The scene of a capture.
 
@@ -109,6 +113,7 @@ def assemble(
         downscale: the images' sides are divided by this.
         box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
         frame: that of a run which goes on; found anew if None.
+        cutout: masked pixels are transparent, not ignored.
     """
     images, notes = present_images(capture)
     headers, lenses = {}, {}
@@ -120,7 +125,9 @@ def assemble(
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     if frame is None:
         training = [image.name for image in splits["train"]]
-        frame = scene_frame(capture, training, any(header.has_alpha for header in headers.values()), box)
+        has_alpha = any(header.has_alpha for header in headers.values())
+        is_object = has_alpha or (cutout and any(image.mask for image in images))
+        frame = scene_frame(capture, training, is_object, box)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -128,7 +135,7 @@ def assemble(
         masks = [image.mask for image in chosen]
         views[split] = Views(
             cameras, [image.file for image in chosen], [headers[image.name] for image in chosen],
-            masks if any(masks) else [], capture.white_ignores,
+            masks if any(masks) else [], capture.white_ignores, cutout,
         )  # fmt: skip
     turned = [name for name, header in headers.items() if header.turn != 1]
     if turned:

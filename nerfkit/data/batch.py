@@ -34,7 +34,7 @@ class Background:
     """Background of training: one color, or a random one for each ray."""
 
     def __init__(self, kind: str, has_alpha: bool, device: torch.device):
-        self.kind, self.has_alpha = kind, has_alpha
+        self.kind, self.has_alpha, self.color = kind, has_alpha, BACKGROUNDS.get(kind, 1.0)
         self.is_random = torch.tensor(False, device=device)  # a tensor, for a CUDA graph reads it
 
     def draw_at_random(self, at_random: bool) -> None:
@@ -44,7 +44,7 @@ class Background:
     def draw(self, n_rays: int) -> Tensor:
         """Background [R, 3] of a batch."""
         colors = torch.rand(n_rays, 3, device=self.is_random.device)
-        return colors if self.kind == "random" else torch.where(self.is_random, colors, BACKGROUNDS[self.kind])
+        return colors if self.kind == "random" else torch.where(self.is_random, colors, self.color)
 
 
 class TrainingViews:

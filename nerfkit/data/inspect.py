@@ -238,7 +238,7 @@ def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
         color, opposite = ("white", "black") if capture.white_ignores else ("black", "white")
         lines.append(
             f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored "
-            "may look like anything: if nothing else is to be seen, put the masks into the images' alpha instead"
+            "may look like anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
         )
     return lines
 

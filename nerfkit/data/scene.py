@@ -31,12 +31,13 @@ class Views:
     files: list[Path]
     headers: list[ImageHeader]  # of each file
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
-    white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
+    white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
+    cutout: bool = False  # masked pixels are transparent, not ignored
 
     @property
     def channels(self) -> int:
-        """4 where one of the images has alpha, else 3."""
-        return 4 if any(header.has_alpha for header in self.headers) else 3
+        """4 where one of the images has alpha or is cut out, else 3."""
+        return 4 if any(header.has_alpha for header in self.headers) or (self.cutout and any(self.masks)) else 3
 
     @property
     def names(self) -> list[str]:
@@ -52,7 +53,12 @@ class Views:
 
     def bytes(self) -> int:
         """Memory that the images take."""
-        return self.n_pixels() * (self.channels + any(self.masks))
+        return self.n_pixels() * (self.channels + self._ignores)
+
+    @property
+    def _ignores(self) -> bool:
+        """Whether some pixels may not count."""
+        return any(self.masks) and not self.cutout
 
     def load(self, report: Callable[[str], None] | None = None) -> ImagePool:
         """All images, resized to their cameras' sizes by area, and which of their pixels do not count.
@@ -66,16 +72,20 @@ class Views:
             f"and up to {decoding / 2**20:.0f} MB while {n_threads} at a time are decoded"
         )
         pixels = torch.empty(self.n_pixels(), self.channels, dtype=torch.uint8)
-        ignored = torch.zeros(len(pixels), dtype=torch.bool) if any(self.masks) else None
+        ignored = torch.zeros(len(pixels), dtype=torch.bool) if self._ignores else None
         ends = torch.tensor([width * height for width, height in sizes]).cumsum(0)
         first = ends - ends.new_tensor([width * height for width, height in sizes])
 
         def fill(view: int) -> None:
             (width, height), rows = sizes[view], slice(int(first[view]), int(ends[view]))
             read_image(self.files[view], self.headers[view], pixels[rows].unflatten(0, (height, width)).numpy())
-            if ignored is not None and self.masks[view] is not None:
+            if any(self.masks) and self.masks[view] is not None:
                 mask = read_mask(self.masks[view], (width, height))  # [H, W] bool, white
-                ignored[rows] = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
+                masked = torch.from_numpy(mask if self.white_ignores else ~mask).flatten()
+                if ignored is None:
+                    pixels[rows, 3] *= ~masked
+                else:
+                    ignored[rows] = masked
 
         with ThreadPoolExecutor(n_threads) as pool:
             done, total = pool.map(fill, range(len(self.files))), len(self.files)
