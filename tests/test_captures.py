@@ -570,6 +570,16 @@ def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys
     assert_names(capsys.readouterr().out, name, "poses")
 
 
+def test_photographs_may_lie_in_subfolders_but_not_in_those_of_several_scenes(tmp_path, solved):
+    for side in ("left", "right"):
+        shutil.move(capture_in(tmp_path / side, [PINHOLE] * 20).images[0].file.parent, tmp_path / "photos" / side)
+    assert load_scene(str(tmp_path / "photos"), sfm=str(tmp_path / "poses")).format == "colmap"
+    assert len(solved) == 1
+    colmap_in(tmp_path / "photos" / "scene", [PINHOLE] * 20)
+    with raises_naming(SceneError, "data.path", tmp_path / "photos", "colmap"):
+        load_scene(str(tmp_path / "photos"))
+
+
 @pytest.mark.parametrize("below", ["", "images"])
 def test_a_folder_that_holds_images_of_other_kinds(tmp_path, solved, below: str):
     """As a phone may give them: what is in the way is named, not the formats that the folder is not of."""

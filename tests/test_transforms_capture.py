@@ -12,6 +12,7 @@ from PIL import Image
 
 from nerfkit.data.readers.transforms_capture import read, read_synthetic, recognises
 from tests.captures import check_refused
+from tests.naming import assert_names
 from tests.test_bad_scenes import EYE
 from tests.toy_scene import look_at, write_scene
 
@@ -292,6 +293,27 @@ def test_other_arrangements_are_not_suspected(tmp_path):
         ring["frames"][index]["transform_matrix"] = outward.tolist()
     assert axes_note(tmp_path, forward) == ""
     assert "outwards" in axes_note(tmp_path, ring), "noted, but read"
+
+
+def test_inverted_and_transposed_poses_are_suspected(tmp_path):
+    """They are valid, but then the cameras do not look at what they photographed; right ones are not suspected."""
+    generator, content = np.random.default_rng(2), content_of(30)
+    right = []
+    for _ in range(30):
+        eye = np.array([*generator.normal(size=2), generator.uniform(0.1, 0.8)])
+        right.append(look_at(3 * eye / np.linalg.norm(eye) * generator.uniform(0.8, 1.2)))
+
+    def note(of) -> str:
+        for frame, pose in zip(content["frames"], right, strict=True):
+            frame["transform_matrix"] = of(pose).tolist()
+        return " ".join(note for note in read(put(tmp_path, content)).notes if "poses look" in note)
+
+    def transposed(pose: np.ndarray) -> np.ndarray:
+        return np.block([[pose[:3, :3].T, pose[:3, 3:]], [np.eye(4)[3:]]])
+
+    assert note(lambda pose: pose) == ""
+    assert_names(note(np.linalg.inv), "warning", "world-to-camera")
+    assert_names(note(transposed), "warning", "transposed")
 
 
 def test_many_frames(tmp_path):

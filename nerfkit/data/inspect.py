@@ -84,7 +84,8 @@ def report(
 
 def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]]) -> list[str]:
     """What to change before training, most important first; one line that says so if there is nothing."""
-    problems = [*_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
+    noted = [note.removeprefix(WARNING) for note in capture.notes if note.startswith(WARNING)]
+    problems = [*noted, *_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
     train, test = (len(splits.get(name, [])) for name in ("train", "test"))
     if train < FEW_IMAGES:
         problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")

@@ -70,12 +70,18 @@ def _is_known(folder: Path) -> bool:
 
 
 def _has_photographs(folder: Path) -> bool:
-    """Whether there are plain photographs in the folder, or in its sub-folder images."""
+    """Whether there are plain photographs in the folder, in its sub-folder images, or in others that are no scenes."""
     try:
         with os.scandir(image_folder(folder)) as entries:
-            return any(entry.name.lower().endswith(SUFFIXES) for entry in entries)
+            entries = list(entries)
     except OSError:
         return False
+    if any(entry.name.lower().endswith(SUFFIXES) for entry in entries):
+        return True
+    folders = [Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    if any(map(_is_known, folders)):  # a folder of scenes
+        return False
+    return any(name.lower().endswith(SUFFIXES) for inner in folders for name in os.listdir(inner))
 
 
 def _check_no_other_photographs(folder: Path) -> None:

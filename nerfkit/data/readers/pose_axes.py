@@ -2,7 +2,8 @@
 """Poses in other axes than they are meant to be: what gives away cameras whose y and z axes are turned round.
 
 Camera-to-world matrices in OpenCV's axes (y down, z forward) are valid in OpenGL's: the cameras then look away from
-what they photographed, with their heads down. Neither is proof alone: some captures look outwards.
+what they photographed, with their heads down. Neither is proof alone: some captures look outwards. World-to-camera
+matrices, and transposed rotations, are valid as well, but then the optical axes do not meet.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nerfkit.data.frame import WARNING
 from nerfkit.data.lens import Lens
+from nerfkit.data.rig import measure
 
 ADVICE = "if these are their axes, negate columns 1 and 2 of every transform_matrix"
 FEWEST = 8  # cameras, or points, of which anything is said
 SPREAD = 0.1  # smallest eigenvalue of mean(1 - d d^T) over viewing directions d: below, they are too parallel to meet
 NEAR_FOCUS = 0.3  # median distance of the axes from their common point, by that of the cameras
+IN_FRONT, NEAR_AXES, BETTER = 0.95, 0.1, 3.0  # of poses read otherwise: looking at a point, hitting it, so much better
 SAMPLED = 64, 2048  # cameras and points that are projected
 MORE = 4  # times as many points as are seen
 
@@ -43,6 +47,8 @@ def suspect(
             )
         if seen > turned:
             return None
+    if better := _meets_better(poses):
+        return Verdict(f"{WARNING}the poses look {better}; check what wrote them", False)
     behind = _behind_focus(poses)
     upside_down = up is not None and _uprightness(poses, up) < -0.5
     away = "the cameras look away from the point where their axes meet"
@@ -53,6 +59,25 @@ def suspect(
         return Verdict(f"the poses look like OpenCV axes, or the capture looks outwards: {away}; {ADVICE}", False)
     if behind is None and upside_down:
         return Verdict(f"the poses look like OpenCV axes: the cameras stand upside down; {ADVICE}", False)
+    return None
+
+
+def _meets_better(poses: np.ndarray) -> str | None:
+    """What the poses [V, 3, 4] look like if their optical axes meet far better when they are turned round."""
+    poses = poses[:: -(-len(poses) // SAMPLED[0])]
+    turned = poses[:, :, :3].transpose(0, 2, 1)
+    inverse = np.concatenate([turned, -turned @ poses[:, :, 3:]], axis=-1)
+    transposed = np.concatenate([turned, poses[:, :, 3:]], axis=-1)
+    here = measure(poses)
+    for others, words in ((inverse, "like world-to-camera matrices"), (transposed, "as if rotations were transposed")):
+        there = measure(others)
+        if there.focus is None or there.in_front < IN_FRONT or there.miss > NEAR_AXES:
+            continue
+        if here.focus is None or here.in_front < 0.5 or here.miss > BETTER * there.miss:
+            return (
+                f"{words}: read so, the cameras' axes miss their common point by {there.miss:.2f} of its distance and "
+                f"{there.in_front:.0%} have it in front, as they stand by {here.miss:.2f} and {here.in_front:.0%}"
+            )
     return None
 
 
