@@ -9,7 +9,7 @@ import pytest
 from nerfkit.data.readers.transforms_capture import read, read_synthetic
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.test_bad_scenes import EYE, TRANSPOSED
-from tests.test_transforms_capture import MAIN, PLY, content_of, frame_of, put
+from tests.test_transforms_capture import MAIN, PLY, content_of, frame_of, picture, put
 
 
 def edit(first: dict | None = None, **values):
@@ -122,6 +122,7 @@ def test_mutated(tmp_path, reader, name: str):
         if reader is read:
             frame_of(content, index, mask_path="m.png")
     (tmp_path / "p.ply").write_bytes(PLY)
+    picture(tmp_path / "m.png")
     text, generator, loaded = json.dumps(content).encode(), np.random.default_rng(0), set()
     assert is_read(reader, put(tmp_path, content, name))
     for trial in range(400):
