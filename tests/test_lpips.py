@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchmetrics.functional.image.lpips
+from torch import nn
 
 from nerfkit.errors import UserError
 from nerfkit.lpips import CONVOLUTIONS, MIN_SIDE, Lpips
@@ -44,6 +46,37 @@ def test_equal_images_have_no_distance_and_more_noise_a_larger_one(weights):
     assert distances == sorted(distances) and distances[0] > 0
     assert lpips(noisy, truth) == pytest.approx(lpips(truth, noisy), rel=1e-5)
     assert lpips(truth[: MIN_SIDE - 1], truth[: MIN_SIDE - 1]) is None
+
+
+def test_values_are_those_of_the_equation(weights):
+    """VGG-16 as its authors draw it, pixel by pixel over lengths and weights."""
+    state, layers, compared = torch.load(weights, weights_only=True), [], []
+    plan = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512]
+    n_in = 3
+    for width in plan:
+        if width == "pool":
+            compared.append(len(layers) - 1)
+            layers.append(nn.MaxPool2d(2))
+        else:
+            layers += [nn.Conv2d(n_in, width, 3, padding=1), nn.ReLU()]
+            n_in = width
+    features = nn.Sequential(*layers)
+    features.load_state_dict({name.removeprefix("features."): value for name, value in state.items()})
+    compared.append(len(layers) - 1)
+    linear = Path(torchmetrics.functional.image.lpips.__file__).parent / "lpips_models" / "vgg.pth"
+    fitted = torch.load(linear, map_location="cpu", weights_only=True)
+    mean, deviation = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
+    truth, noisy = images()
+    x, y = (((image * 2 - 1 - mean) / deviation).movedim(-1, 0)[None] for image in (truth, noisy))
+    wanted = 0.0
+    with torch.no_grad():
+        for index, layer in enumerate(features):
+            x, y = layer(x), layer(y)
+            if index in compared:
+                difference = x / x.norm(dim=1, keepdim=True) - y / y.norm(dim=1, keepdim=True)
+                weight = fitted[f"lin{compared.index(index)}.model.1.weight"]
+                wanted += (weight * difference.nan_to_num() ** 2).sum(1).mean().item()
+    assert Lpips(weights)(noisy, truth) == pytest.approx(wanted, rel=1e-4)
 
 
 def test_values_are_those_of_torchmetrics(weights):
