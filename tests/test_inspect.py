@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.data.cameras import MOST_DIRECTIONS
+from nerfkit.data.cameras import MAX_DIRECTIONS
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.find_frame import find_frame, frame_of
 from nerfkit.data.frame import identity_frame
@@ -86,7 +86,7 @@ def test_memory_of_directions_is_that_of_their_table():
         assert f"{directions * 12 / 2**20:.0f} MB" in text.split("directions of 1 lens ")[1]
         assert f"about {(images + directions * 12) / 2**30:.1f} GB" in text
     text = page(capture_of(ring(60), lenses), large).split("directions of 60 lenses ")[1]
-    assert 0 < int(text.split(" MB")[0]) <= MOST_DIRECTIONS * 12 / 2**20
+    assert 0 < int(text.split(" MB")[0]) <= MAX_DIRECTIONS * 12 / 2**20
 
 
 def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
