@@ -27,7 +27,7 @@ bool tile_goes_past_caches(const T* to, int64_t below, const ChannelView<T>& out
                            const Conv2dProblem& s) {
   const bool packs_follow = !s.lanes_are_channels() && period_of(s.unit()) == 1;
   const int64_t numbers = s.lanes_are_channels() ? out.column : int64_t(tile.columns) * s.unit();
-  return rows_go_past_caches(to, std::gcd(below, numbers), packs_follow ? PACKS_AT_ONCE<acc_t<T>, 8> : 1, s.bytes<T>());
+  return rows_go_past_caches(to, std::gcd(below, numbers), packs_follow ? PACKS_AT_ONCE<T, 8> : 1, s.bytes<T>());
 }
 
 // Outputs of a tile, from its row i on; its rows are `step` apart.
@@ -43,70 +43,69 @@ Outputs<T> outputs_of(const ChannelView<T>& out, const ChannelView<const T>& sou
   return {to, below, out.column, LANES, prefetches, ahead, soon_below, source.column, past_caches};
 }
 
-template <class T>
-void correlate_tile(const Inputs<acc_t<T>>& in, const AxisGeometry& y, const acc_t<T>* weight,
-                    const ChannelView<T>& out, const ChannelView<const T>& source, const Tile& tile, int step,
-                    const Conv2dProblem& s) {
+// `weight` as packs [period, taps + 1, LANES].
+template <class A>
+void correlate_tile(const Inputs<A>& in, const AxisGeometry& y, const A* weight, const ChannelView<A>& out,
+                    const ChannelView<const A>& source, const Tile& tile, int step, const Conv2dProblem& s) {
   const int unit = s.unit();
-  rows_by_group(y, tile.rows, [&](auto k, auto stride, auto r, int i, int groups) {
+  rows_by_group<A>(y, tile.rows, [&](auto k, auto stride, auto r, int i, int groups) {
     const auto to = outputs_of(out, source, tile, i, step, s);
-    correlate_columns<T, k, stride, r>(in.below(i), weight, to, tile.columns * unit, groups, period_of(unit));
+    correlate_columns<A, k, stride, r>(in.below(i), weight, to, tile.columns * unit, groups, period_of(unit));
   });
 }
 
-// Without a stride: with one, depthwise_conv2d_pixels_cpu.cpp has them.
-template <class T>
-void correlate_tile(const TileInPlace<T>& image, const T* weight, const ChannelView<T>& out,
-                    const ChannelView<const T>& source, const Tile& tile, const Conv2dProblem& s) {
+// Without a stride: with one, pixels_cpu.cpp has them.
+inline void correlate_tile(const TileInPlace<float>& image, const float* weight, const ChannelView<float>& out,
+                           const ChannelView<const float>& source, const Tile& tile, const Conv2dProblem& s) {
   const AxisGeometry& x = image.x;
   const auto [first, last] = x.interior(tile.column, tile.columns);
-  rows_by_group(
+  rows_by_group<float>(
       image.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
         for (int i = begin; i < begin + groups * r; i += r) {
           const auto in = image.inputs().below(i);
           const auto to = outputs_of(out, source, tile, i, image.y.step(), s);
           auto edge = [&](int j) {
             const int column = tile.column + j;
-            correlate<T, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
+            correlate<float, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
           };
           for (int j = 0; j < first; ++j) edge(j);
-          correlate_packs<T, k, stride, r>(in, weight, to, {first, last});
+          correlate_packs<float, k, stride, r>(in, weight, to, {first, last});
           for (int j = last; j < tile.columns; ++j) edge(j);
         }
       });
 }
 
-// Packs of channels, to where planes have them.
+// Packs of channels, to where an image has them.
 template <class T>
-void to_planes(const acc_t<T>* from, const ChannelView<T>& out, const Tile& tile, int step) {
-  T* to = out.values + tile.row * out.row + tile.column;
+void from_packs(const acc_t<T>* from, const ChannelView<T>& out, const Tile& tile, int step) {
+  T* to = out.values + tile.row * out.row + tile.column * out.column;
   for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
-    transpose_from_packs(from, to, out.channel, tile.columns);
+    if (out.channel == 1)
+      for (int j = 0; j < tile.columns; ++j) store(to + j * out.column, load(from + j * LANES));
+    else
+      transpose_from_packs(from, to, out.channel, tile.columns);
 }
 
 // Where a tile's outputs go.
-template <class T>
+template <class A>
 struct Target {
-  ChannelView<T> out;
-  ChannelView<const T> ahead;  // inputs to prefetch
+  ChannelView<A> out;
+  ChannelView<const A> ahead;  // inputs to prefetch
   Tile tile;
   int step;  // rows
 
   // Of a buffer.
-  Target(const ChannelView<T>& buffer, const Tile& from)
+  Target(const ChannelView<A>& buffer, const Tile& from)
       : out(buffer), ahead(buffer.values, buffer.row), tile{0, 0, 0, from.rows, 0, from.columns}, step(1) {}
-  Target(const ChannelView<T>& out, const ChannelView<const T>& ahead, const Tile& tile, int step)
+  Target(const ChannelView<A>& out, const ChannelView<const A>& ahead, const Tile& tile, int step)
       : out(out), ahead(ahead), tile(tile), step(step) {}
 };
 
-// The outputs of one phase of the columns.
-template <class T>
+// The outputs of one phase of the columns, from inputs of a PaddedTile.
+template <class A>
 struct Correlation {
-  using A = acc_t<T>;
   const AxisGeometry &y, &x;
-  const Tiles& tiles;
   const Conv2dProblem& s;
-  TileInPlace<A> image{y, x, tiles, s.channels};
   std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
   PackVector<A> packs;
 
@@ -118,16 +117,9 @@ struct Correlation {
     return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
   }
 
-  // For a tile and its unit's weights, [taps + 1, unit]. `padded` is null where the inputs are read in place.
-  template <class To>
-  void correlate(const ChannelView<const T>& source, const PaddedTile<A>* padded, const A* weight, const Tile& tile,
-                 const Target<To>& to) {
-    if constexpr (std::is_same_v<T, A>)
-      if (in_place<T>(s, x)) {
-        image.find(source, tile);
-        return correlate_tile(image, weight, to.out, source, tile, s);
-      }
-    const auto in = inputs_of(*padded);
+  // For a tile and its unit's weights, [taps + 1, unit].
+  void correlate(const PaddedTile<A>& padded, const A* weight, const Tile& tile, const Target<A>& to) {
+    const auto in = inputs_of(padded);
     if (s.rows) {
       const auto out = outputs_of(to.out, to.ahead, to.tile, 0, 1, s);
       return correlate_rows(in, weight, out, tile.rows, tile.columns);
@@ -139,14 +131,21 @@ struct Correlation {
   }
 };
 
-inline bool interleaved(const Conv2dProblem& s, const std::vector<Phase>& xs) {
-  return xs.size() > 1 && !s.lanes_are_channels();
+// Outputs go to a buffer first if they are of a half type, which is summed in float32, or lie otherwise in the image:
+// as packs of channels, or else phase by phase.
+template <class T>
+bool to_packs(const Conv2dProblem& s) {
+  return s.lanes_are_channels() && (!s.channels_last || !std::is_same_v<T, acc_t<T>>);
+}
+template <class T>
+bool to_phases(const Conv2dProblem& s, const std::vector<Phase>& xs) {
+  return !s.lanes_are_channels() && (xs.size() > 1 || !std::is_same_v<T, acc_t<T>>);
 }
 
 template <class T>
 Tiles tiles_of(const AxisGeometry& y, const std::vector<Phase>& xs, const Conv2dProblem& s) {
   const AxisGeometry& x = xs[0].axis;  // none is longer
-  Tiles tiles(y, x, s, in_place<T>(s, x) || (interleaved(s, xs) && x.out > 8 * LANES));
+  Tiles tiles(y, x, s, in_place<T>(s, x) || (to_phases<T>(s, xs) && x.out > 8 * LANES));
   tiles.down_first = in_place<T>(s, x);
   return tiles;
 }
@@ -161,17 +160,19 @@ struct Rows {
   const Conv2dProblem& s;
   const bool reads = in_place<T>(s, xs[0].axis);
   const std::vector<AxisGeometry> shared = reads ? std::vector<AxisGeometry>() : shared_geometry(xs);
-  std::vector<PaddedTile<A>> padded_tiles;  // one for all phases, or one for each
-  std::vector<Correlation<T>> columns;      // of the phases
-  PackVector<A> channels;                   // [rows, columns, LANES]
-  PackVector<T> apart;                      // [phases, rows, columns]
+  std::vector<TileInPlace<A>> images;       // of the phases, if their inputs are read in place
+  std::vector<PaddedTile<A>> padded_tiles;  // else one for all phases, or one for each
+  std::vector<Correlation<A>> columns;      // of the phases
+  PackVector<A> packs;                      // [rows, columns, LANES], if to_packs()
+  PackVector<A> apart;                      // [phases, rows, columns], if to_phases()
 
   Rows(const AxisGeometry& y, const std::vector<Phase>& xs, const Tiles& tiles, const Conv2dProblem& s)
       : y(y), xs(xs), tiles(tiles), s(s) {
     for (const AxisGeometry& x : shared) padded_tiles.emplace_back(y, x, tiles, s.unit());
     for (const Phase& x : xs) {
+      if (reads) images.emplace_back(y, x.axis, tiles, s.channels);
       if (!reads && shared.empty()) padded_tiles.emplace_back(y, x.axis, tiles, s.unit());
-      columns.push_back({y, x.axis, tiles, s});
+      columns.push_back({y, x.axis, s});
     }
   }
 
@@ -182,28 +183,32 @@ struct Rows {
     const Tile all{0, 0, tile.row, tile.rows, tile.column * n, pixels};
     const int64_t most = int64_t(std::min(tiles.width, xs[0].axis.out)) * s.unit();
     const int64_t row = most < LANES ? most : (most + LANES - 1) / LANES * LANES, phase = tiles.height * row;
-    channels.resize(transposed(s) ? int64_t(tiles.height) * pixels * LANES : 0);
-    apart.resize(interleaved(s, xs) ? n * phase : 0);
+    packs.resize(to_packs<T>(s) ? int64_t(tiles.height) * pixels * LANES : 0);
+    apart.resize(to_phases<T>(s, xs) ? n * phase : 0);
     for (int i = 0; i < n; ++i) {
       const AxisGeometry& x = xs[i].axis;
       Tile some = tile;
       some.columns = std::min(tile.columns, x.out - tile.column);
       if (some.columns <= 0) continue;
-      const int64_t n_weights = int64_t(y.kernel) * x.kernel + 1;
-      PaddedTile<A>* padded = reads ? nullptr : &padded_tiles[shared.empty() ? i : 0];
-      if (padded && (shared.empty() || i == 0)) padded->fill(source, some);
-      const A* weight = weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * n_weights;
-      const ChannelView<A> packed(channels.data(), pixels * LANES);
-      auto to = [&](const auto& target) { columns[i].correlate(source, padded, weight, some, target); };
-      if (transposed(s))
-        to(Target<A>(packed.columns(i, n), some));
-      else if (interleaved(s, xs))
-        to(Target<T>(ChannelView<T>(apart.data() + i * phase, row), some));
-      else
-        to(Target<T>(out.columns(i, n), source, some, y.step()));
+      const A* weight =
+          weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * (int64_t(y.kernel) * x.kernel + 1);
+      if constexpr (std::is_same_v<T, float>)
+        if (reads) {
+          images[i].find(source, some);
+          correlate_tile(images[i], weight, out.columns(i, n), source, some, s);
+          continue;
+        }
+      PaddedTile<A>& padded = padded_tiles[shared.empty() ? i : 0];
+      if (shared.empty() || i == 0) padded.fill(source, some);
+      if (to_packs<T>(s))
+        columns[i].correlate(padded, weight, some, {ChannelView<A>(packs.data(), pixels * LANES).columns(i, n), some});
+      else if (to_phases<T>(s, xs))
+        columns[i].correlate(padded, weight, some, {ChannelView<A>(apart.data() + i * phase, row), some});
+      else if constexpr (std::is_same_v<T, A>)
+        columns[i].correlate(padded, weight, some, {out.columns(i, n), source, some, y.step()});
     }
-    if (transposed(s)) to_planes(channels.data(), out, all, y.step());
-    if (!interleaved(s, xs)) return;
+    if (to_packs<T>(s)) from_packs(packs.data(), out, all, y.step());
+    if (!to_phases<T>(s, xs)) return;
     T* to = out.values + all.row * out.row + all.column * out.column;
     interleave(apart.data(), phase, row, to, y.step() * out.row, all.rows, pixels, n, s.unit());
   }
@@ -252,7 +257,8 @@ Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const vo
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Conv2dProblem p(s);
-    if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, x, weight, bias, out, s, false);
+    if (by_pixel<T>(p))
+      return depthwise_conv2d_pixels((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s, false);
     Correlations<T>{(const T*)x,         (const T*)weight,    (const T*)bias, (T*)out,     p,
                     forward_phases(p.y), forward_phases(p.x), p.y.out_size,   p.x.out_size}
         .run();
@@ -271,7 +277,8 @@ Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, co
   dispatch(dtype, [&](auto element) {
     using T = decltype(element);
     const Conv2dProblem p(s);
-    if (by_pixel<T>(p)) return depthwise_conv2d_pixels(dtype, grad_out, weight, nullptr, grad_x, s, true);
+    if (by_pixel<T>(p))
+      return depthwise_conv2d_pixels((const float*)grad_out, (const float*)weight, nullptr, (float*)grad_x, s, true);
     Correlations<T>{(const T*)grad_out,   (const T*)weight,     (const T*)nullptr, (T*)grad_x, p,
                     backward_phases(p.y), backward_phases(p.x), p.y.size,          p.x.size}
         .run();

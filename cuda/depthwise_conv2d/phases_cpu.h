@@ -95,29 +95,31 @@ struct PhaseWeights {
 
 // from [S, rows, width], columns of S phases, to those of an image, `below` elements from one row to the next.
 template <int S, class T>
-HD void interleave_phases(const T* from, int64_t phase, int64_t width, T* to, int64_t below, int rows, int columns) {
+HD void interleave_phases(const acc_t<T>* from, int64_t phase, int64_t width, T* to, int64_t below, int rows,
+                          int columns) {
   const int full = columns / S;
   for (int r = 0; r < rows; ++r, from += width, to += below) {
     T* __restrict row = to;
     for (int i = 0; i < full; ++i)
 #pragma GCC unroll 4
-      for (int k = 0; k < S; ++k) row[i * S + k] = from[k * phase + i];
-    for (int k = 0; k < columns % S; ++k) row[full * S + k] = from[k * phase + full];
+      for (int k = 0; k < S; ++k) row[i * S + k] = T(from[k * phase + i]);
+    for (int k = 0; k < columns % S; ++k) row[full * S + k] = T(from[k * phase + full]);
   }
 }
 
 // The same of any number of phases, of pixels of `unit` numbers.
 template <class T>
-void interleave(const T* from, int64_t phase, int64_t width, T* to, int64_t below, int rows, int columns, int phases,
-                int unit) {
+void interleave(const acc_t<T>* from, int64_t phase, int64_t width, T* to, int64_t below, int rows, int columns,
+                int phases, int unit) {
+  if (phases == 1) return interleave_phases<1>(from, phase, width, to, below, rows, columns * unit);
   if (unit == 1 && phases == 2) return interleave_phases<2>(from, phase, width, to, below, rows, columns);
   if (unit == 1 && phases == 3) return interleave_phases<3>(from, phase, width, to, below, rows, columns);
   if (unit == 1 && phases == 4) return interleave_phases<4>(from, phase, width, to, below, rows, columns);
   for (int r = 0; r < rows; ++r, from += width, to += below)
     for (int k = 0; k < phases; ++k) {
-      const T* next = from + k * phase;
+      const acc_t<T>* next = from + k * phase;
       for (int64_t j = k; j < columns; j += phases, next += unit)
-        for (int c = 0; c < unit; ++c) to[j * unit + c] = next[c];
+        for (int c = 0; c < unit; ++c) to[j * unit + c] = T(next[c]);
     }
 }
 

@@ -97,7 +97,7 @@ template <class T, int K, int S, int R, int P = PIXELS<T, K, S>>
 void correlate_span(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span, int64_t channels) {
   const int n = span.end - span.begin, full = n / P * P;
   const auto correlate_some = [&](const Span& some) {
-    if constexpr (K == 3 && R == TOGETHER && P > 1 && sizeof(T) == sizeof(float))
+    if constexpr (K == 3 && R == TOGETHER && P > 1)
       if (takes_3x3<T, S>(in)) return correlate_3x3<T, S, R, P>(in, weight, out, some, channels);
     correlate_pixels<T, K, S, R, P>(in, weight, out, some, channels);
   };
@@ -127,11 +127,14 @@ void correlate_tile(const TileInPlace<T>& image, const T* weight, const Outputs<
   for (int j = last; j < tile.columns; ++j) edge(j);
 }
 
-// Calls f(K, S, R) for the kernel's height, the stride and the rows that are summed at once.
+// Calls f(K, S, R) for the kernel's height if it is 3, the stride and the rows that are summed at once.
 template <class F>
 void with_rows(const AxisGeometry& y, int rows, const F& f) {
   if (rows < TOGETHER) return f(Int<0>(), Int<1>(), Int<1>());
-  with_sharing(y, [&](auto k, auto s) { f(k, s, Int<TOGETHER>()); });
+  const bool shares_2 = y.stride == 2 && y.dilation == 1;
+  if (y.kernel == 3 && y.shares_rows()) return f(Int<3>(), Int<1>(), Int<TOGETHER>());
+  if (y.kernel == 3 && shares_2) return f(Int<3>(), Int<2>(), Int<TOGETHER>());
+  f(Int<0>(), Int<1>(), Int<TOGETHER>());
 }
 
 template <class T>
@@ -152,7 +155,7 @@ struct InMemoryOrder {
     const AxisGeometry &y = ys[0].axis, &x = xs[0].axis;
     const bool one_part = ys.size() == 1 && xs.size() == 1, taps = y.kernel == 3 && x.kernel == 3;
     const bool near = y.stride == x.stride && y.stride <= 2 && y.dilation == 1 && x.dilation == 1;
-    return std::is_same_v<T, float> && one_part && taps && near && y.out >= TOGETHER;
+    return one_part && taps && near && y.out >= TOGETHER;
   }
 
   void run() const {
@@ -209,27 +212,15 @@ struct InMemoryOrder {
 
 }  // namespace
 
-void depthwise_conv2d_pixels(DType dtype, const void* from, const void* weight, const void* bias, void* to,
+void depthwise_conv2d_pixels(const float* from, const float* weight, const float* bias, float* to,
                              const Conv2dShape& shape, bool backward) {
-  dispatch(dtype, [&](auto element) {
-    using T = decltype(element);
-    if constexpr (std::is_same_v<T, acc_t<T>>) {
-      const Conv2dProblem s(shape);
-      const auto ys = backward ? backward_phases(s.y) : forward_phases(s.y);
-      const auto xs = backward ? backward_phases(s.x) : forward_phases(s.x);
-      if (ys.empty() || xs.empty()) return;
-      const PhaseWeights<T> weights((const T*)weight, (const T*)bias, s, ys, xs);
-      InMemoryOrder<T>{(const T*)from,
-                       (T*)to,
-                       s,
-                       ys,
-                       xs,
-                       weights,
-                       backward ? s.y.size : s.y.out_size,
-                       backward ? s.x.size : s.x.out_size}
-          .run();
-    }
-  });
+  const Conv2dProblem s(shape);
+  const auto ys = backward ? backward_phases(s.y) : forward_phases(s.y);
+  const auto xs = backward ? backward_phases(s.x) : forward_phases(s.x);
+  if (ys.empty() || xs.empty()) return;
+  const PhaseWeights<float> weights(weight, bias, s, ys, xs);
+  const int height = backward ? s.y.size : s.y.out_size, width = backward ? s.x.size : s.x.out_size;
+  InMemoryOrder<float>{from, to, s, ys, xs, weights, height, width}.run();
 }
 
 }  // namespace nerfkit

@@ -56,14 +56,13 @@ struct Span {
 // P packs of R rows: enough sums that none waits for itself. For K rows of taps and S of inputs from one output to the
 // next an input is loaded once for all of them. weight [kernel_y * kernel_x + 1, LANES]; the last row is the bias.
 template <class T, int K, int S, int R, int P>
-HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, const Span& span) {
-  using A = acc_t<T>;
+HD void correlate_group(const Inputs<T>& in, const T* weight, const Outputs<T>& out, const Span& span) {
   const int kernel_y = K ? K : in.kernel_y, kernel_x = in.kernel_x, first = in.first, last = in.last;
-  const A* const* rows = in.rows;
+  const T* const* rows = in.rows;
   const int64_t in_pack = in.pack, *offset = in.offset;
   for (int p = span.begin; p + P <= span.end; p += P) {
     if (out.prefetches) out.template prefetch<R, P>(p);
-    Pack<A> sum[R][P];
+    Pack<T> sum[R][P];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -71,7 +70,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
     const int64_t back = p + P == span.end ? span.back : 0;
     for (int v = first; v < last; ++v) {
       const int64_t at = in.shift + p * in_pack - back + offset[v];
-      Pack<A> w[K ? K : 1];
+      Pack<T> w[K ? K : 1];
 #pragma GCC unroll 9
       for (int u = 0; u < K; ++u) w[u] = load(weight + (u * kernel_x + v) * LANES);
 #pragma GCC unroll 24
@@ -80,7 +79,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         in_order();
 #pragma GCC unroll 8
         for (int i = 0; i < P; ++i) {
-          const Pack<A> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
+          const Pack<T> pack = load(rows[S == 1 ? y : first * K + y - first * S] + at + i * in_pack);
           if (R == 8 || P > 1) in_order();  // wide registers hold it: loaded once, and not again for each row
 #pragma GCC unroll 8
           for (int r = 0; r < R; ++r)
@@ -88,7 +87,7 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
         }
       }
       for (int u = 0; !K && u < kernel_y; ++u) {
-        const Pack<A> tap = load(weight + (u * kernel_x + v) * LANES);
+        const Pack<T> tap = load(weight + (u * kernel_x + v) * LANES);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -102,18 +101,13 @@ HD void correlate_group(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, cons
       for (int i = 0; i < P; ++i) {  // a part of a pack takes a call, over which no register would keep its sum
         const int lanes = P > 1 ? LANES : to.lanes;
         T* const position = to.values + r * to.row + (p + i) * to.pack;
-        if constexpr (std::is_same_v<T, A>)
-          if (to.past_caches) {
-            store_streaming(position, sum[r][i]);
-            continue;
-          }
-        store(position, sum[r][i], lanes);
+        to.past_caches ? store_streaming(position, sum[r][i]) : store(position, sum[r][i], lanes);
       }
   }
 }
 
 template <class T, int K, int S, int R, int P>
-void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, const Span& span) {
+void correlate(Inputs<T> in, const T* weight, Outputs<T> out, const Span& span) {
   for (int group = 0; group < span.groups; ++group) {
     correlate_group<T, K, S, R, P>(in, weight, out, span);
     in = in.below(R), out = out.below(R);
@@ -122,16 +116,15 @@ void correlate(Inputs<acc_t<T>> in, const acc_t<T>* weight, Outputs<T> out, cons
 
 // `columns` neighbours of rows that each have a kernel of their own, weight [rows, kernel_x + 1].
 template <class T>
-void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int rows, int columns) {
-  using A = acc_t<T>;
+void correlate_rows(const Inputs<T>& in, const T* weight, const Outputs<T>& out, int rows, int columns) {
   constexpr int P = 4;
   const int taps = in.kernel_x;
   for (int r = 0; r < rows; ++r, weight += taps + 1) {
-    const A* from = in.rows[r];
+    const T* from = in.rows[r];
     T* to = out.values + r * out.row;
     int at = 0;
     for (; at + P * LANES <= columns; at += P * LANES) {
-      Pack<A> sum[P];
+      Pack<T> sum[P];
 #pragma GCC unroll 4
       for (int i = 0; i < P; ++i) sum[i] = broadcast(weight[taps]);
       for (int v = 0; v < taps; ++v)
@@ -142,7 +135,7 @@ void correlate_rows(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Ou
     }
     for (; at < columns; at += LANES) {  // the last pack overlaps the one before, if there is one
       const int begin = std::max(0, std::min(at, columns - LANES));
-      Pack<A> sum = broadcast(weight[taps]);
+      Pack<T> sum = broadcast(weight[taps]);
       for (int v = 0; v < taps; ++v) sum += weight[v] * load(from + in.offset[v] + begin);
       store(to + begin, sum, std::min(LANES, columns));
     }
@@ -156,8 +149,8 @@ constexpr int PACKS_AT_ONCE = sizeof(A) > sizeof(float) ? 1
                                                         : 2;
 
 // The packs of a span, P at once as far as there are so many.
-template <class T, int K, int S, int R, int P = PACKS_AT_ONCE<acc_t<T>, R>>
-void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, Span span) {
+template <class T, int K, int S, int R, int P = PACKS_AT_ONCE<T, R>>
+void correlate_packs(const Inputs<T>& in, const T* weight, const Outputs<T>& out, Span span) {
   const int n = span.end - span.begin, full = n / P * P, left = n - full;
   if constexpr (P > 1) {
     if (n < P || (n == P && span.back)) return correlate_packs<T, K, S, R, P == 8 ? 4 : 1>(in, weight, out, span);
@@ -170,9 +163,8 @@ void correlate_packs(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const O
 
 // `columns` numbers of groups of R rows. The last packs overlap those before, if there are any.
 template <class T, int K, int S, int R>
-void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const Outputs<T>& out, int columns,
-                       int groups, int period) {
-  using A = acc_t<T>;
+void correlate_columns(const Inputs<T>& in, const T* weight, const Outputs<T>& out, int columns, int groups,
+                       int period) {
   auto to = out;
   to.lanes = std::min(LANES, columns);
   const int packs = (columns + LANES - 1) / LANES, over = packs > 1 ? packs * LANES - columns : 0;
@@ -182,44 +174,40 @@ void correlate_columns(const Inputs<acc_t<T>>& in, const acc_t<T>* weight, const
   for (int p = 0; p < std::min(period, full); ++p)
     correlate_packs<T, K, S, R>(in.every(period, p), weight + p * n_weights, out.every(period, p),
                                 {0, (full - p + period - 1) / period, groups});
-  const A* last_weight = weight + (full ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
+  const T* last_weight = weight + (full ? period - 1 : 0) * n_weights;  // a period's last pack ends with a pixel, too
   if (columns % LANES) correlate<T, K, S, R, 1>(in.moved(last), last_weight, to.moved(last), {0, 1, groups});
 }
 
 // Calls f(K, S) for the kernel's height and the stride, or for a height of 0, which is any.
-template <class F>
+template <class A, class F>
 void with_sharing(const AxisGeometry& y, const F& f) {
-  if (y.shares_rows()) return with_height(y.kernel, [&](auto k) { f(k, Int<1>()); });
-  const bool shared = y.stride == 2 && y.dilation == 1;
-  switch (shared ? y.kernel : 0) {
-    case 3:
-      return f(Int<3>(), Int<2>());
-    case 5:
-      return f(Int<5>(), Int<2>());
-    case 7:
-      return f(Int<7>(), Int<2>());
-    default:
-      return f(Int<0>(), Int<1>());
-  }
+  if (y.shares_rows()) return with_height<A>(y.kernel, [&](auto k) { f(k, Int<1>()); });
+  if constexpr (std::is_same_v<A, float>)
+    if (y.kernel == 3 && y.stride == 2 && y.dilation == 1) return f(Int<3>(), Int<2>());
+  f(Int<0>(), Int<1>());
 }
 
 // Calls f(R, i, groups) for groups of R rows from row i on, R as many as registers hold. The last group overlaps the
 // one before.
-template <class F>
+template <class A, class F>
 void by_group(int rows, const F& f) {
-  const bool wide = REGISTERS >= 32 && rows >= 8;
+  constexpr bool HOLDS_8 = MAX_PACKS<A> >= 32;
+  const bool wide = HOLDS_8 && rows >= 8;
   const int left = rows % (wide ? 8 : 4);
-  if (wide) f(Int<8>(), 0, rows / 8);
-  if (wide && left > 4) f(Int<8>(), rows - 8, 1);
+  if constexpr (HOLDS_8) {
+    if (wide) f(Int<8>(), 0, rows / 8);
+    if (wide && left > 4) f(Int<8>(), rows - 8, 1);
+  }
   if (!wide) f(Int<4>(), 0, rows / 4);
   if (left && (!wide || left <= 4)) f(Int<4>(), rows - 4, 1);
 }
 
 // Calls f(K, S, R, i, groups).
-template <class F>
+template <class A, class F>
 void rows_by_group(const AxisGeometry& y, int rows, const F& f) {
   if (rows < 4) return f(Int<0>(), Int<1>(), Int<1>(), 0, rows);
-  with_sharing(y, [&](auto k, auto s) { by_group(rows, [&](auto r, int i, int groups) { f(k, s, r, i, groups); }); });
+  with_sharing<A>(
+      y, [&](auto k, auto s) { by_group<A>(rows, [&](auto r, int i, int groups) { f(k, s, r, i, groups); }); });
 }
 
 }  // namespace

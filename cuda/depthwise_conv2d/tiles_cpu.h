@@ -94,19 +94,19 @@ struct Tile {
   int row, rows, column, columns;
 };
 
-// Whether the inputs are read where they are; of outputs, those that are not by_pixel(). Half types are not: each is
-// converted once, on its way into a padded.
+// Whether the inputs are read where they are; of outputs, those that are not by_pixel(). Only float32: half types are
+// converted once, on their way into a padded tile, and float64 takes the most general way.
 template <class T>
 bool in_place(const Conv2dProblem& s, const AxisGeometry& x) {
   const bool few_edges = x.out >= NARROW || s.x.stride > 1;
-  return s.channels_last && s.lanes_are_channels() && few_edges && std::is_same_v<T, acc_t<T>>;
+  return s.channels_last && s.lanes_are_channels() && few_edges && std::is_same_v<T, float>;
 }
 
 // Whether outputs are summed in the order in which they lie in memory (depthwise_conv2d_pixels_cpu.cpp).
 template <class T>
 bool by_pixel(const Conv2dProblem& s) {
   const bool few = s.y.stride > 1 || s.x.stride > 1 || (s.y.kernel <= 3 && s.x.kernel <= 3);
-  return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, acc_t<T>>;
+  return few && s.channels_last && s.lanes_are_channels() && std::is_same_v<T, float>;
 }
 
 // Whether results are written past the caches by a call that moves so many bytes: they are rows of full packs and
@@ -203,20 +203,17 @@ struct ChannelView {
 template <int N>
 using Int = std::integral_constant<int, N>;
 
-// Calls f(K): the kernel's height, or 0 for any.
-template <class F>
+// Calls f(K): the kernel's height, or 0 for any, of float64 always. K saves loads of rows that outputs share.
+template <class A, class F>
 void with_height(int kernel, const F& f) {
+  if constexpr (std::is_same_v<A, double>) return f(Int<0>());
   switch (kernel) {
-    case 1:
-      return f(Int<1>());
     case 3:
       return f(Int<3>());
     case 5:
       return f(Int<5>());
     case 7:
       return f(Int<7>());
-    case 9:
-      return f(Int<9>());
     default:
       return f(Int<0>());
   }
@@ -227,10 +224,10 @@ inline void in_order() { asm volatile("" ::: "memory"); }
 
 }  // namespace
 
-// Where by_pixel(). `backward`: the gradient of x, from the output's.
+// Where by_pixel(), of float32. `backward`: the gradient of x, from the output's.
 // from [B, H, W, C], weight [C, KH * KW], bias [C] or null -> to [B, H_out, W_out, C].
-void depthwise_conv2d_pixels(DType, const void* from, const void* weight, const void* bias, void* to,
-                             const Conv2dShape&, bool backward);
+void depthwise_conv2d_pixels(const float* from, const float* weight, const float* bias, float* to, const Conv2dShape&,
+                             bool backward);
 // Whether all gradients are found together, with a scratch of gradients_scratch() numbers.
 bool gradients_together(DType, const Conv2dShape&);
 int64_t gradients_scratch(const Conv2dShape&);

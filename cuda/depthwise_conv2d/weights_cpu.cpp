@@ -97,9 +97,9 @@ void correlate_weights(const Inputs<A>& in, const Inputs<A>& grad, A* sums, int 
 }
 
 // Calls f(K, R, i) for R rows from row i on; K is the kernel's height, or 0 for any with R = 1.
-template <class F>
+template <class A, class F>
 void row_by_row(const AxisGeometry& y, int rows, const F& f) {
-  with_height(y.kernel, [&](auto k) {
+  with_height<A>(y.kernel, [&](auto k) {
     int i = 0;
     if constexpr (REGISTERS >= 32 && k != 0 && k != 5)
       for (; y.shares_rows() && i + 8 <= rows; i += 8) f(k, Int<8>(), i);
@@ -117,7 +117,7 @@ void correlate_tile(const PaddedTile<A>& in, const PaddedTile<A>& grad, A* sums,
   for (int p = 0; p < period; ++p, sums += (taps + 1) * LANES) {
     const int packs = std::max(0, (full - p + period - 1) / period), lanes = full % period == p ? numbers % LANES : 0;
     const auto from = in.inputs().every(period, p), to = grad.inputs().every(period, p);
-    row_by_row(in.y, tile.rows, [&](auto k, auto r, int i) {
+    row_by_row<A>(in.y, tile.rows, [&](auto k, auto r, int i) {
       correlate_weights<A, k, r>(from.below(i), to.below(i), sums, 0, packs, lanes);
     });
     add_rows(to, sums + taps * LANES, tile.rows, 0, packs + (lanes > 0));
@@ -128,7 +128,7 @@ template <class A>
 void correlate_tile(const TileInPlace<A>& in, const TileInPlace<A>& grad, A* sums, const Tile& tile) {
   const AxisGeometry& x = in.x;
   const auto [first, last] = x.interior(tile.column, tile.columns);
-  row_by_row(in.y, tile.rows, [&, first = first, last = last](auto k, auto r, int i) {
+  row_by_row<A>(in.y, tile.rows, [&, first = first, last = last](auto k, auto r, int i) {
     const auto from = in.inputs().below(i), to = grad.inputs().below(i);
     auto edge = [&](int j) {
       const int column = tile.column + j;
@@ -188,7 +188,7 @@ struct WeightSums {
       if (tile.rows <= 0) return;
       const ChannelView<const T> source(all.from, all.s, all.y.source, all.x.source, tile);
       const ChannelView<const T> grads(all.grad_out, all.s, all.y.out, all.x.out, tile);
-      if constexpr (std::is_same_v<T, A>)
+      if constexpr (std::is_same_v<T, float>)
         if (in_place<T>(all.s, all.x)) {
           image.find(source, tile);
           grad_image.find(grads, tile);
