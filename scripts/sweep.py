@@ -13,6 +13,7 @@ Options are those of bench_train.py.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -33,7 +34,7 @@ from nerfkit.errors import UserError  # noqa: E402
 from scripts import bench_train  # noqa: E402
 from scripts.bench_train import BenchOptions, Case, LoadedViews  # noqa: E402
 
-KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device")  # of a run
+KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device", "options")  # of a run
 
 
 @dataclass
@@ -61,7 +62,12 @@ class SweepScene(NamedTuple):
 
 def parsed_case(text: str) -> Case:
     name, colon, changes = text.rpartition(":")
-    return Case(changes if colon else text, name=name if colon else "")
+    case = Case(changes if colon else text, name=name if colon else "")
+    for change in case.changes.split(","):
+        name = change.partition("=")[0]
+        if name.startswith("data.") and name != "data.background":
+            raise UserError(f"--cases {text!r}: the images are loaded once for all cases; put {name} into --scenes")
+    return case
 
 
 def main(arguments: list[str]) -> int:
@@ -80,17 +86,21 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> 
     """Train every case on one scene with every seed, but for what the file has."""
     device = pick_device(options.device)
     done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
-    done = {tuple(run[key] for key in KEY) for run in done}
+    done = {tuple(run.get(key) for key in KEY) for run in done}
+    settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
     budget = {"seconds": 0.0 if options.steps else options.seconds, "steps_asked": options.steps}
     wanted = [
-        (case, {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)})
+        (
+            case,
+            {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)}
+            | {"options": digest(bench_train.changed(settings, case.changes))},
+        )
         for case in cases
         for seed in options.seeds
     ]
     wanted = [(case, key) for case, key in wanted if tuple(key.values()) not in done]
     if not wanted:
         return
-    settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
     found = find_scene(settings)
     train, test = (
         LoadedViews(views, views.load()) for views in (found.split("train"), found.split(options.eval.split))
@@ -100,6 +110,12 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> 
         run = {"size": in_words(test.images.sizes), "views": len(test.images)} | run | key
         print(bench_train.line_of(case, run), flush=True)
         bench_train.add_to(options.json, run, device)
+
+
+def digest(settings: config.Config) -> str:
+    """What tells one recipe from another, whatever its seed."""
+    values = config.to_dict(settings) | {"seed": 0}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def with_changes(options: SweepOptions, changes: str) -> SweepOptions:

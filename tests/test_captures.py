@@ -259,6 +259,17 @@ def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
     assert (batch.weight == 1).all() and 0 < (batch.pixels[:, 3] == 0).float().mean() < 1
 
 
+def test_an_image_that_would_keep_its_background_is_refused(tmp_path):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 20)
+    for file in (scene / "images").iterdir():
+        Image.open(file).convert("RGB").save(file)
+    masks_in(scene, ~LEFT)
+    masks = sorted((scene / "masks").iterdir())
+    masks[3].unlink()
+    with raises_naming(SceneError, "data.masks", "1 of 20", "r_03"):
+        load_scene(str(scene), cutout=True)
+
+
 def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp_path):
     options = ["--config", "cpu", "--device", "cpu"]
     place = train_options([*options, "--data.path", str(colmap_in(tmp_path / "place", [PINHOLE] * 20))])
@@ -271,6 +282,12 @@ def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp
     boxed = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.box", *map(str, BOX)])
     find_scene(boxed, box_given=True)
     assert boxed.data.background == "white"
+    scene = load_scene(str(tmp_path / "place"))
+    views = scene.split("train")
+    config = config_module.load(["cpu"])
+    config.device, config.data.box = "cpu", tuple(scene.frame.box.flatten().tolist())
+    trainer = Trainer(config, views.cameras, views.load(), scene=scene)
+    assert trainer.config.data.background == "random", "from Python, too, so that the run can go on"
 
 
 def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
@@ -472,6 +489,15 @@ def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
     assert (run_of_capture / "render" / "orbit" / "0001.png").exists(), "all around"
     scene = json.loads((run_of_capture / "scene.json").read_text())
     train = [frame for frame in scene["splits"]["train"]["frames"] if frame["transform_matrix"][0][3] > 0]
+    outwards = tmp_path / "outwards"
+    shutil.copytree(run_of_capture, outwards)
+    turned = json.loads((run_of_capture / "scene.json").read_text())
+    for frame in turned["splits"]["train"]["frames"]:
+        for row in frame["transform_matrix"][:3]:
+            row[0], row[2] = -row[0], -row[2]
+    (outwards / "scene.json").write_text(json.dumps(turned))
+    call(render, outwards, "--frames", 2, "--size", 8, 8)
+    assert (outwards / "render" / "interpolate" / "0001.png").exists(), "all around, but looking outwards"
     half = tmp_path / "half"
     shutil.copytree(run_of_capture, half)
     scene["splits"]["train"]["frames"] = train

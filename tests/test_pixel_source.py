@@ -104,7 +104,7 @@ def test_a_device_too_small_for_a_few_images_is_refused():
 def test_training_on_a_window_resumes_to_the_bit(small_config, tmp_path, monkeypatch):
     made = []
 
-    def window(pool: ImagePool, device: torch.device) -> WindowOfPixels:
+    def window(pool: ImagePool, device: torch.device, n_steps: int) -> WindowOfPixels:
         made.append(WindowOfPixels(pool, device, 8 * pool.bytes() // len(pool)))
         return made[-1]
 
@@ -133,12 +133,12 @@ def test_images_beyond_half_of_the_memory_go_through_a_window():
         torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8), 2**20 * torch.arange(64), ((1024, 1024),) * 64
     )
     total = torch.cuda.mem_get_info(device)[1]
-    assert isinstance(pixel_source(pool, device), AllPixels)
+    assert isinstance(pixel_source(pool, device, 100_000), AllPixels)
     torch.cuda.empty_cache()
     allowed = torch.cuda.memory_reserved(device) + 2 * 100 * 2**20
     torch.cuda.set_per_process_memory_fraction(allowed / total, device)
     try:
-        source = pixel_source(pool, device)
+        source = pixel_source(pool, device, 100_000)
         assert isinstance(source, WindowOfPixels) and 20 <= source.n_slots <= 25
         for step in range(0, 40 * REFRESH_EVERY, 8):
             source.move_to(step)
@@ -147,3 +147,15 @@ def test_images_beyond_half_of_the_memory_go_through_a_window():
             assert torch.equal(drawn.color.cpu(), pool.pixels[number.cpu()])
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+@pytest.mark.parametrize(("n_steps", "every"), [(100_000, 16), (48, 3), (5, 1)])
+def test_every_image_is_seen_in_the_steps_that_there_are(n_steps: int, every: int):
+    source = WindowOfPixels(pool_of_numbers(SIZES["equal"], False), CPU, 8 * 3 * 35, n_steps)
+    assert source.every == every
+    assert ("TOO FEW" in source.text) == (n_steps == 5)
+    seen = set()
+    for step in range(min(n_steps, 400)):
+        source.move_to(step)
+        seen |= set(source.views)
+    assert (len(seen) == 20) == (n_steps > 5)

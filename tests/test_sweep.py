@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from nerfkit.errors import UserError
 from scripts import bench_train, sweep
-from tests.naming import assert_names
+from tests.naming import assert_names, raises_naming
 
 
 def runs(scores: dict[str, dict[str, list[float]]]) -> list[dict]:
@@ -67,5 +68,7 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     assert asked[4:] == [("default", 2, default, 8), *(("model.state=4", seed, default, 4) for seed in range(3))]
     assert sweep.main([*arguments, "--seeds", "0", "--cases", "", "--seconds", "7"]) == 0
     assert len(asked) == 9, "another budget is another run"
+    with raises_naming(UserError, "--cases", "data.downscale", "--scenes"):
+        sweep.main([*arguments, "--cases", "data.downscale=2"])
     assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9

@@ -34,7 +34,7 @@ class EvalOptions:
     split: str = ""  # views to evaluate on; the run's own choice if empty
     data: str = ""  # folder of the scene, if it has moved, or of another scene
     comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
-    lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; the run's own choice if empty
+    lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
     ops: OpsConfig = field(default_factory=OpsConfig)
@@ -51,7 +51,7 @@ def main(arguments: list[str]) -> int:
         if options.comparisons < -1:
             raise RunError(f"--comparisons must be -1 (all views) or more, got {options.comparisons}")
         config.eval.comparisons = options.comparisons
-    config.eval.lpips = options.lpips or config.eval.lpips
+    config.eval.lpips = config.eval.lpips if options.lpips is None else options.lpips
     scene = find_scene(options.data, config, run_frame(folder.path))
     views = scene.split(config.eval.split)
     differences = scene_differences(run.scene, describe(scene), (config.eval.split,))

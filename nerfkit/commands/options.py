@@ -33,7 +33,7 @@ class TrainOptions(Config):
 def train_options(arguments: list[str]) -> TrainOptions:
     """Options of `nerfkit train`: defaults < run resumed < files < command line."""
     known = _first_look(arguments)
-    config = config_module.merged(known.config, _config_of_run(known.resume) if known.resume else None)
+    config = config_module.merged(known.config or [], _config_of_run(known.resume) if known.resume else None)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
@@ -47,16 +47,16 @@ def train_options(arguments: list[str]) -> TrainOptions:
 def for_device(arguments: list[str]) -> list[str]:
     """The arguments, with the preset for a CPU where there is no GPU and nothing says what to train."""
     known = _first_look(arguments)
-    if known.config or known.resume or known.help or pick_device(known.device).type != "cpu":
+    if known.config is not None or known.resume or known.help or pick_device(known.device).type != "cpu":
         return arguments
-    print(f"no GPU is used, so the sizes are those of the preset {CPU_PRESET}; --config chooses others")
+    print(f"no GPU is used, so options are those of the preset {CPU_PRESET}; --config chooses others")
     return ["--config", CPU_PRESET, *arguments]
 
 
 def _first_look(arguments: list[str]) -> argparse.Namespace:
     """What decides the defaults of all other options."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    first.add_argument("--config", nargs="*", action="extend", default=[])
+    first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")
     first.add_argument("--device", default="auto")
     first.add_argument("-h", "--help", action="store_true")

@@ -139,9 +139,11 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
 
 
 def views_surround(run: Run) -> bool:
-    """Whether the training cameras stand around the box, so that a circle stays near them."""
-    target = torch.tensor(run.config.data.box).view(2, 3).mean(0)
-    offset, up = run.cameras("train").positions - target, torch.tensor(run.scene.up)
+    """Whether the training cameras stand around the box and look inwards, so that a circle stays near them."""
+    target, cameras = torch.tensor(run.config.data.box).view(2, 3).mean(0), run.cameras("train")
+    offset, up = cameras.positions - target, torch.tensor(run.scene.up)
+    if ((offset * cameras.camera_to_world[:, :, 2]).sum(-1) < 0).float().mean() > 0.5:
+        return False  # most look outwards
     across = torch.linalg.cross(torch.eye(3)[up.abs().argmin()], up)
     angles = torch.atan2(offset @ torch.linalg.cross(up, across), offset @ across).sort().values
     gaps = torch.cat([angles.diff(), angles[:1] + 2 * math.pi - angles[-1:]])

@@ -16,12 +16,13 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
+from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
-from nerfkit.training.trainer import Trainer
+from nerfkit.training.trainer import Trainer, resolved_background
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -39,6 +40,8 @@ def main(arguments: list[str]) -> int:
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
         check_scorable(scene.split(options.eval.split))
+    if options.eval.after_training and options.eval.lpips:
+        Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device)
@@ -92,11 +95,9 @@ def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Sc
             sampling.near = scene.frame.near
         if sampling.far == default.sampling.far and scene.frame.far < sampling.far:
             sampling.far = scene.frame.far
-        if data.background == "auto" and scene.frame.kind != "object":
-            data.background = "random"  # every pixel is opaque: no color behind the scene is to be learned
         check(options)  # the step may be too long or too short for the box that was found
-    if data.background == "auto":
-        data.background = "white"
+    if not resume:
+        data.background = resolved_background(data.background, scene)
     return scene
 
 

@@ -120,14 +120,15 @@ def assemble(
     for image in images:
         header = headers[image.name] = header_of(image)
         lenses[image.name] = fitted_lens(image, header, downscale)
+    if cutout:
+        _check_cut_out(images, headers)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
     if frame is None:
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
-        is_object = has_alpha or (cutout and any(image.mask for image in images))
-        frame = scene_frame(capture, training, is_object, box)
+        frame = scene_frame(capture, training, has_alpha or cutout, box)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -145,6 +146,16 @@ def assemble(
         )
     notes = (*capture.notes, *notes, f"splits {rule}")
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
+
+
+def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
+    """Raise SceneError if an image would keep its background."""
+    whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
+    if whole:
+        raise SceneError(
+            f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
+            f"{shown(whole[0].file)}; give masks of all, or take the images away"
+        )
 
 
 def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:

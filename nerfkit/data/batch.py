@@ -56,10 +56,16 @@ class TrainingViews:
             there, all or some at a time.
         background: as in data.background.
         device: of the batches; that of the images if None.
+        n_steps: of the training.
     """
 
     def __init__(
-        self, cameras: Cameras, images: ImagePool | Tensor, background: str, device: torch.device | None = None
+        self,
+        cameras: Cameras,
+        images: ImagePool | Tensor,
+        background: str,
+        device: torch.device | None = None,
+        n_steps: int = 10**9,
     ):
         if isinstance(images, Tensor):
             images = pool_of(images, cameras)
@@ -67,7 +73,7 @@ class TrainingViews:
             raise SceneError(f"the sizes of {len(images)} images are not those of {len(cameras)} cameras")
         self.device = device = device or images.pixels.device
         self.cameras = cameras
-        self.source = pixel_source(images, device)
+        self.source = pixel_source(images, device, n_steps)
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
 
     def draw(self, n_rays: int) -> Batch:

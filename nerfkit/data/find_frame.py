@@ -114,7 +114,7 @@ def find_frame(
 def _kind(evidence: Evidence, has_alpha: bool, has_box: bool) -> tuple[str, str]:
     """The kind, and the test that decided."""
     if has_alpha or has_box:
-        return "object", "the images have alpha" if has_alpha else "a box is given"
+        return "object", "the images have alpha, or are cut out" if has_alpha else "a box is given"
     rig, away = evidence.rig, evidence.rig.baselines_away
     if rig.focus is None and rig.baseline > 0 and evidence.middle is not None:
         away = evidence.middle[0] / rig.baseline

@@ -14,7 +14,7 @@ from nerfkit.device import available_memory
 from nerfkit.errors import SceneError
 
 SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
-REFRESH_EVERY = 16  # steps, after which a window takes another image in
+REFRESH_EVERY = 16  # steps, at most, after which a window takes another image in
 MIN_WINDOW = 8  # images
 
 
@@ -35,18 +35,22 @@ class PixelSource(Protocol):
     text: str  # where the pixels are, for people
 
     def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels; all of those on the device are equally likely."""
+        """Random pixels of what is on the device."""
 
     def move_to(self, step: int) -> None:
-        """Make ready for training step `step`; what is on the device depends on nothing else."""
+        """Make ready for training step `step`: a window has the images of that step, however it came there."""
 
 
-def pixel_source(pool: ImagePool, device: torch.device) -> PixelSource:
-    """All images on the device, where they fit into half of its free memory, else a window of them."""
+def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> PixelSource:
+    """All images on the device, where they fit into half of its free memory, else a window of them.
+
+    In `n_steps` of training every image comes into the window, if one step for each is enough.
+    """
     free = available_memory(device)
-    if pool.pixels.device == device or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
+    is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
+    if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
         return AllPixels(pool.to(device))
-    return WindowOfPixels(pool, device, int(SHARE_OF_IMAGES * free))
+    return WindowOfPixels(pool, device, int(SHARE_OF_IMAGES * free), n_steps)
 
 
 class AllPixels:
@@ -82,13 +86,13 @@ class AllPixels:
 
 
 class WindowOfPixels:
-    """K of the V images are on the device; every REFRESH_EVERY steps the oldest makes room for another.
+    """K of the V images are on the device; every few steps the oldest makes room for another.
 
-    Images come in the order of one random permutation after another, each of which shows every image once. They wait in
-    pinned memory, where a thread puts the next one while steps run.
+    Images come in the order of one random permutation after another, each of which shows every image once; where one
+    ends, an image may be there twice. A thread puts the next one into pinned memory while steps run.
     """
 
-    def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int):
+    def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int, n_steps: int = 10**9):
         self.pool, self.device = pool, device
         channels = pool.pixels.shape[1]
         self.slot_size = max(width * height for width, height in pool.sizes)  # pixels
@@ -99,9 +103,11 @@ class WindowOfPixels:
                 f"{MIN_WINDOW} of them; raise data.downscale"
             )
         self.n_slots = n_slots
+        self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
         self.text = (
-            f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {REFRESH_EVERY} steps: all take "
+            f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of what is free there"
+            + ("" if n_slots + (n_steps - 1) // self.every >= len(pool) else "; TOO FEW STEPS for all of them to be seen")
         )
         on_device = {"device": device}
         self.colors = torch.empty(n_slots * self.slot_size, channels, dtype=torch.uint8, **on_device)
@@ -131,7 +137,7 @@ class WindowOfPixels:
 
     def move_to(self, step: int) -> None:
         """Bring in the images of step `step`: one, mostly, or all after a jump."""
-        wanted = step // REFRESH_EVERY if self.n_slots < len(self.pool) else 0
+        wanted = step // self.every if self.n_slots < len(self.pool) else 0
         if wanted == self.refreshes:
             return
         missed = wanted - self.refreshes

@@ -61,6 +61,8 @@ def evaluate(
         counts = pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
         n_ignored += 0 if counts is None else int((~counts).sum())
         name = views.names[view]
+        if counts is not None and not counts.any():
+            raise RunError(f"{split} view {name}: its mask leaves no pixel to be scored; leave the image out")
         rows.append(scores(render, truth, counts, lpips) | {"view": name})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
@@ -175,6 +177,7 @@ def protocol(
         "background": background.tolist(),
         "size": in_words(views.cameras.sizes()),
         "lens": "as in the images" if views.cameras.lenses else "pinhole",
+        "masks": config.data.masks,
         "ignored_pixels": n_ignored,  # by masks and lenses: not in PSNR, and as the truth in SSIM
         "downscale": config.data.downscale,
         "downscale_filter": "area, colors weighted by alpha",

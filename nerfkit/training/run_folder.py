@@ -148,8 +148,10 @@ class RunFolder(OwnFolder):
 
 def _description(config: Config, scene: RunScene) -> dict[str, str]:
     """Content of config.toml and scene.json; raises ConfigError for a path that they cannot hold."""
-    path = str(Path(config.data.path).expanduser().resolve()) if config.data.path else ""
-    config = replace(config, data=replace(config.data, path=path))
+    path, lpips = (
+        str(Path(name).expanduser().resolve()) if name else "" for name in (config.data.path, config.eval.lpips)
+    )
+    config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
     scene_json = json.dumps(asdict(scene))
     return {CONFIG: config_module.dumps(config), SCENE: scene_json}

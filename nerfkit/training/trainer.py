@@ -78,6 +78,7 @@ class Trainer:
     ):
         from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         check(config)
+        config.data.background = resolved_background(config.data.background, scene)
         self.config, self.scene = config, scene
         self.device = pick_device(str(device or config.device))
         self.model = (build_model(config) if model is None else model).to(self.device)
@@ -85,7 +86,7 @@ class Trainer:
         check_seen(self.model, self.cameras, config.data.box)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
-        self.views = TrainingViews(self.cameras, images, config.data.background, self.device)
+        self.views = TrainingViews(self.cameras, images, config.data.background, self.device, config.trainer.steps)
         self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
@@ -317,6 +318,14 @@ class Trainer:
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
             f"--resume {path} {lower}"
         )
+
+
+def resolved_background(kind: str, scene: Scene | None) -> str:
+    """data.background; auto is random for a place, whose every pixel is opaque, and white where nothing is known."""
+    if kind != "auto":
+        return kind
+    is_place = scene is not None and scene.frame is not None and scene.frame.kind != "object"
+    return "random" if is_place else "white"
 
 
 def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
