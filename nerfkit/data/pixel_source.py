@@ -107,7 +107,11 @@ class WindowOfPixels:
         self.text = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of what is free there"
-            + ("" if n_slots + (n_steps - 1) // self.every >= len(pool) else "; TOO FEW STEPS for all of them to be seen")
+            + (
+                "; TOO FEW STEPS for all of them to be seen"
+                if n_slots + (n_steps - 1) // self.every < len(pool)
+                else ""
+            )
         )
         on_device = {"device": device}
         self.colors = torch.empty(n_slots * self.slot_size, channels, dtype=torch.uint8, **on_device)
