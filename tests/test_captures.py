@@ -476,7 +476,7 @@ def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tm
     for frame in ("0000.png", "0002.png"):
         one, other = (np.asarray(Image.open(tmp_path / name / frame)).astype(int) for name in "ab")
         assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
-    run = load_run(run_of_capture, "cpu")
+    run = load_run(run_of_capture)  # on the device that the command took
     assert run.frame is not None and run.frame.scale != 1
     images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
     depth, normal = (np.load(tmp_path / "a" / f"{name}_0001.npz")[name] for name in ("depth_z", "normal"))

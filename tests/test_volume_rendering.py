@@ -109,8 +109,9 @@ def test_the_background_shows_through_what_is_not_opaque(pair, counts, seed, log
     values = volume(counts, seed, log)
     out, over_black = (rendered(values, pair, background=values["background"] * on) for on in (1, 0))
     through = (1 - out["opacity"])[:, None] * values["background"]
-    torch.testing.assert_close(out["color"] - over_black["color"], through, rtol=0, atol=1e-14)
-    assert torch.equal(out["opacity"], over_black["opacity"]) and torch.equal(out["depth"], over_black["depth"])
+    torch.testing.assert_close(out["color"] - over_black["color"], through, rtol=0, atol=1e-13)
+    for name in ("opacity", "depth"):  # not to the bit: on a GPU the definition adds in an order of its own
+        torch.testing.assert_close(out[name], over_black[name], **EXACT)
 
 
 @volumes
