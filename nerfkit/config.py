@@ -138,6 +138,7 @@ class OpsConfig:
     compact_samples: OpBackend = "same"
     spherical_harmonics: OpBackend = "same"
     composite: OpBackend = "same"
+    distortion: OpBackend = "same"
     lazy_adam: OpBackend = "same"
 
     def overrides(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ from nerfkit.ops.count_visible import count_visible
 from nerfkit.ops.depthwise_conv1d import depthwise_conv1d
 from nerfkit.ops.depthwise_conv2d import depthwise_conv2d
 from nerfkit.ops.dispatch import BackendError, Resolved, available, backend, choices, resolve, resolved, set_backend
+from nerfkit.ops.distortion import distortion
 from nerfkit.ops.grid_encode import grid_encode
 from nerfkit.ops.lazy_adam import lazy_adam
 from nerfkit.ops.lltm import lltm
@@ -29,6 +30,7 @@ __all__ = [
     "composite",
     "depthwise_conv1d",
     "depthwise_conv2d",
+    "distortion",
     "grid_encode",
     "lazy_adam",
     "lltm",

@@ -4,7 +4,7 @@
 | ops | under autocast |
 |---|---|
 | depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
-| march, count_visible, compact_samples, composite | all floating inputs in float32: distances, sums of many samples |
+| march, count_visible, compact_samples, composite, distortion | all floating inputs in float32: distances, long sums |
 | spherical_harmonics | half directions in float32; the result in the requested dtype |
 | grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
 | trilinear | features unchanged; half points in float32 |

@@ -30,6 +30,7 @@ OPS = (
     "compact_samples",
     "spherical_harmonics",
     "composite",
+    "distortion",
     "lazy_adam",
 )
 BACKENDS = ("torch", "cpp", "cuda")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
@@ -18,6 +18,9 @@ BLOCK = 8  # intervals that one lookup in the coarse grid can skip
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
 TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
+MAX_LADDER = 2**16  # distances of a ladder
+FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
+LADDER_PART = 2**22  # intervals that the definition looks up at a time
 MAX_BLOCKS = 2**17  # of a ray: more would not fit into memory, as with a step in the wrong unit
 
 
@@ -26,11 +29,12 @@ def march(
     directions: Tensor,  # [R, 3]
     occupancy: Tensor,  # [X, Y, Z] bool
     box: Tensor,  # [2, 3]
-    step: float,
+    step: float | None,
     near: float = 0.0,
     far: float = math.inf,
     jitter: Tensor | None = None,  # [R]
     capacity: int | None = None,
+    ladder: Tensor | None = None,  # [L]
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Intervals of length `step` along each ray whose midpoint lies in an occupied cell.
 
@@ -41,13 +45,26 @@ def march(
 
     It is a sample if its midpoint is before :math:`t_{out}` and in a cell of `occupancy` that is set.
 
+    With a ladder T of L distances, the same for all rays, space is unbounded: `occupancy` covers the cube [-2, 2]^3 of
+    contracted positions (`nerfkit.contraction`), of which [-1, 1]^3 is the box. Interval k of ray r is
+
+    .. math::
+        [T_k + jitter_r (T_{k+1} - T_k),\; T_{k+1} + jitter_r (T_{k+2} - T_{k+1})], \qquad k = 0 .. L-3,
+
+    where the next one begins. It is a sample if the contracted position of its middle, c, is in a cell that is set:
+    :math:`\lfloor (c + 2) / 4 \cdot (X, Y, Z) \rfloor`. A ray of zero direction, or with a number in origin or
+    direction that is not finite, has no samples; nor has a middle that is more than 2^100 half sides away.
+
     Args:
         origins: [R, 3]; directions: [R, 3] of unit length.
-        occupancy: [X, Y, Z] bool, cells of the box, x the slowest axis.
+        occupancy: [X, Y, Z] bool, cells of the box (with a ladder: of the contracted cube), x the slowest axis.
         box: [2, 3] lowest and highest corner, scene units.
-        step: interval length; near, far: limits of the distance. All in scene units.
+        step: interval length; near, far: limits of the distance. All in scene units. With a ladder: None, 0, inf.
         jitter: [R] shift in steps, 0 to 1, or None for 0.
         capacity: rows of the result, which avoids the synchronization of reading N; None for N rows.
+        ladder: [L] distances in scene units, finite and strictly increasing, 3 <= L <= 2^16, such as
+            `nerfkit.contraction.exponential_ladder`, or None for intervals of length `step` in the box. That they
+            increase is checked on a CPU; on a GPU, where a check would synchronize, it is a precondition.
 
     Returns:
         t_starts [N], t_ends [N] and ray_offsets [R+1] int64: packed, by ray and near to far. With a capacity, t_starts
@@ -56,7 +73,8 @@ def march(
 
     dtype: float32 or float64, one for all. Nothing is differentiable.
     Raises ValueError for a shape, device or step, TypeError for a dtype that does not fit.
-    Source: occupancy-grid marching of instant-ngp (arXiv:2201.05989), appendix E.
+    Source: occupancy-grid marching of instant-ngp (arXiv:2201.05989), appendix E; contraction of mip-NeRF 360
+    (arXiv:2111.12077), equation 10, with the maximum norm.
 
     >>> box = torch.tensor([[0.0, 0, 0], [3, 1, 1]])
     >>> occupancy = torch.tensor([True, False, True]).reshape(3, 1, 1)
@@ -65,7 +83,7 @@ def march(
     >>> t_starts, t_ends, ray_offsets
     (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
     """
-    origins, directions, box, jitter = autocast.cast("march", origins, directions, box, jitter)
+    origins, directions, box, jitter, ladder = autocast.cast("march", origins, directions, box, jitter, ladder)
     check_shape("march", "origins", origins, ("R", 3))
     check_dtype("march", "origins", origins, POSITION_FLOATS)
     check_shape("march", "directions", directions, tuple(origins.shape))
@@ -75,14 +93,30 @@ def march(
     check_device("march", origins, occupancy=occupancy)
     if jitter is not None:
         check_shape("march", "jitter", jitter, (origins.shape[0],))
-    check_same("march", origins=origins, directions=directions, box=box, jitter=jitter)
-    if not (step > 0 and math.isfinite(step)):
-        raise ValueError(f"march: step must be positive and finite, got {step}")
+    check_same("march", origins=origins, directions=directions, box=box, jitter=jitter, ladder=ladder)
+    _check_distances(step, near, far, ladder)
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
     with torch.no_grad():
         run = implementation("march", origins)
-        return run(origins, directions, occupancy, box, step, near, far, jitter, capacity)
+        return run(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder)
+
+
+def _check_distances(step: float | None, near: float, far: float, ladder: Tensor | None) -> None:
+    """Require a valid step, or else a ladder that no step, near or far contradicts."""
+    if ladder is None:
+        if step is None or not (step > 0 and math.isfinite(step)):
+            raise ValueError(f"march: step must be positive and finite, got {step}; None goes with a ladder alone")
+        return
+    if step is not None or near != 0 or far != math.inf:
+        raise ValueError(
+            f"march: a ladder says where the intervals are; leave out step, near and far, got {step}, {near} and {far}"
+        )
+    check_shape("march", "ladder", ladder, ("L",))
+    if not 3 <= ladder.shape[0] <= MAX_LADDER:
+        raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
+    if can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):
+        raise ValueError("march: ladder must be finite and strictly increasing, in its dtype too")
 
 
 def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far: float) -> tuple[Tensor, Tensor]:
@@ -96,7 +130,10 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 
 @implements("march", "torch")
-def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity):
+def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
+    if ladder is not None:
+        t_starts, t_ends, ray_offsets = _march_ladder(origins, directions, occupancy, box, jitter, ladder)
+        return *_fit_to_capacity(t_starts, t_ends, ray_offsets, capacity), ray_offsets
     t, ray_offsets = _midpoints(origins, directions, occupancy, box, step, near, far, jitter)
     return *_fit_to_capacity(t - step / 2, t + step / 2, ray_offsets, capacity), ray_offsets
 
@@ -141,6 +178,46 @@ def _midpoints(origins, directions, occupancy, box, step, near, far, jitter) -> 
     return t, offsets_from_counts(counts)
 
 
+def _march_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[Tensor, Tensor, Tensor]:
+    """t_starts [N], t_ends [N] and ray_offsets [R+1] with a ladder: every interval of every ray is looked up.
+
+    Operations and their order are those of the kernels, each rounded for itself, so that all give the same bits.
+    """
+    half = (box[1] - box[0]) * 0.5  # [3]
+    o, d = (origins - (box[0] + box[1]) * 0.5) / half, directions / half  # [R, 3] the box at +-1
+    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # [R]
+    marches = moves & o.isfinite().all(-1) & d.isfinite().all(-1)  # [R]
+    if jitter is None:
+        jitter = origins.new_zeros(origins.shape[0])
+    parts, counts = [], []
+    for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, LADDER_PART // ladder.shape[0])):
+        ends = jitter[rays, None] * ladder.diff() + ladder[:-1]  # [M, L-1]
+        t_starts, t_ends = ends[:, :-1], ends[:, 1:]  # [M, L-2] each
+        occupied = _look_up_contracted(occupancy, o[rays], d[rays], (t_starts + t_ends) * 0.5)  # [M, L-2]
+        occupied &= marches[rays, None]
+        parts.append((t_starts[occupied], t_ends[occupied]))
+        counts.append(occupied.sum(-1))
+    if not parts:
+        return origins.new_zeros(0), origins.new_zeros(0), offsets_from_counts(origins.new_zeros(0, dtype=torch.int64))
+    return *(torch.cat(t) for t in zip(*parts, strict=True)), offsets_from_counts(torch.cat(counts))
+
+
+def _look_up_contracted(grid: Tensor, o: Tensor, d: Tensor, t: Tensor) -> Tensor:
+    """Value of `grid` [X, Y, Z] over the contracted cube at distances `t` [M, S] along M rays `o`, `d` [M, 3]."""
+    if grid.numel() == 0:
+        return torch.zeros_like(t, dtype=torch.bool)
+    u = [d[:, axis, None] * t + o[:, axis, None] for axis in range(3)]  # [M, S] each
+    largest = u[0].abs().maximum(u[1].abs()).maximum(u[2].abs())  # [M, S]
+    valid = largest <= FARTHEST  # not where a number is NaN
+    inverse = 1 / largest
+    scale = torch.where(largest <= 1, 1.0, (2 - inverse) * inverse)  # [M, S]
+    index = 0
+    for n, along in zip(grid.shape, u, strict=True):
+        cells = (torch.where(valid, along * scale, 0) + 2) * (n / 4)  # [M, S]
+        index = index * n + cells.to(torch.int32).clamp_(0, n - 1)
+    return grid.flatten().index_select(0, index.flatten()).view(t.shape) & valid
+
+
 def _too_small(step: float) -> ValueError:
     most = MAX_BLOCKS * BLOCK
     return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger step")
@@ -171,7 +248,9 @@ def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 
 
 @implements("march", "cpp", "cuda")
-def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity):
+def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
+    if ladder is not None:
+        return _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder)
     rays = origins, directions, occupancy, box, step, near, far, jitter
     counts, tile_offsets, workspace = torch.ops.nerfkit._march_count(*rays)
     n_rows = capacity

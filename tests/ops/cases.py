@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
+from nerfkit.contraction import exponential_ladder
 from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.mlp import n_parameters
@@ -172,6 +173,34 @@ def _march(
     return Case("march", name, make, differentiable=(), keep_wide=(0, 1, 3, 7))
 
 
+MARCH_BOX = torch.tensor([[-1.0, -0.75, -1.25], [1.0, 1.25, 0.5]], dtype=torch.float64)
+
+
+def ladder_inputs(
+    n: int, cells: tuple, filled: float, distance: float, cone: float = 1 / 32, far: float = 300.0, jitter: bool = True
+) -> tuple:
+    """Arguments of march without a capacity: `n` rays of all directions from `distance` half sides off the centre."""
+    directions, away = unit_vectors(n), unit_vectors(n)
+    around = torch.cat([torch.eye(3), -torch.eye(3), torch.tensor([[1.0, 1, 1], [1, -1, 0], [0, 0, 0]])]).double()
+    if n > len(around):  # along axes and diagonals, and one without direction
+        directions[: len(around)] = around
+        away[: len(around)] = around.flip(0).sign()  # on faces and edges for a distance of 1
+    origins = MARCH_BOX.mean(0) + away * distance * (MARCH_BOX[1] - MARCH_BOX[0]) / 2
+    shift = torch.rand(n).double() if jitter else None
+    ladder = exponential_ladder(0.05, far, 0.03, cone)
+    return origins, directions, torch.rand(cells) < filled, MARCH_BOX, None, 0.0, math.inf, shift, None, ladder
+
+
+def _march_ladder(
+    name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None, **options
+) -> Case:
+    def make() -> tuple:
+        *inputs, _, ladder = ladder_inputs(n, cells, filled, distance, **options)
+        return *inputs, capacity, ladder
+
+    return Case("march", f"ladder_{name}", make, differentiable=(), keep_wide=(0, 1, 3, 7, 9))
+
+
 def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
     def make() -> tuple:
         n, r = sum(counts), len(counts)
@@ -180,6 +209,15 @@ def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
         return torch.rand(n).double() * 8, torch.rand(n, 3).double(), t, t + 0.05, offsets(*counts), background
 
     return Case("composite", name, make, differentiable=(0, 1, 5))
+
+
+def _distortion(name: str, counts: tuple, linear: float) -> Case:
+    def make() -> tuple:
+        n = sum(counts)
+        t = torch.cat([(torch.rand(k).double() * 4).exp().sort().values for k in counts] or [torch.zeros(0).double()])
+        return torch.rand(n).double(), t, t * 1.01, offsets(*counts), 0.5, 100.0, linear
+
+    return Case("distortion", f"{name}_{linear:g}", make, differentiable=(0,))
 
 
 def visible_inputs(counts: tuple, behind: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -278,11 +316,21 @@ CASES: list[Case] = [
     _march("coarse", 17, (6, 9, 5), 0.7),
     _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
     _march("no_rays", 0, (4, 4, 4), 0.1),
+    _march_ladder("inside", 17, (16, 16, 16), 0.3, 0.4),
+    _march_ladder("faces", 17, (8, 12, 5), 0.5, 1.0, jitter=False),
+    _march_ladder("outside", 17, (13, 8, 9), 0.3, 1.7),
+    _march_ladder("far_away", 17, (8, 8, 32), 0.3, 40.0),
+    _march_ladder("few_cells", 30, (20, 17, 24), 0.002, 0.4),
+    _march_ladder("equal_steps", 5, (8, 8, 8), 0.3, 0.4, cone=0.0, far=20.0),
+    _march_ladder("capacity", 12, (8, 9, 8), 0.3, 0.6, capacity=200),
+    _march_ladder("empty", 4, (8, 8, 8), 0.0, 0.4),
+    _march_ladder("no_rays", 0, (4, 4, 4), 0.5, 0.4),
     *(_count_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(_compact_samples(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
     *(_spherical_harmonics(name, counts) for name, counts in RAYS.items()),
     Case("spherical_harmonics", "a_row_a_ray", lambda: (unit_vectors(9),), differentiable=(0,), keep_wide=(0,)),
     *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
+    *(_distortion(name, counts, linear) for name, counts in RAYS.items() for linear in (3.0, 1000.0)),
     _lazy_adam("rows", 40, 2, share=0.3),
     _lazy_adam("scaled", 7, 3, scale=1024.0, found_inf=0.0),
     _lazy_adam("overflow", 5, 4, scale=0.5, found_inf=1.0),

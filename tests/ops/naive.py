@@ -107,7 +107,34 @@ def mlp(parameters, widths, *inputs):
     return (x,)
 
 
-def march(origins, directions, occupancy, box, step, near, far, jitter):
+def contract(position, box):
+    u = (position - (box[0] + box[1]) / 2) / ((box[1] - box[0]) / 2)
+    m = np.abs(u).max()
+    return u if m <= 1 else (2 - 1 / m) * u / m
+
+
+def march_ladder(origins, directions, occupancy, box, jitter, capacity, ladder):
+    starts, ends, counts = [], [], []
+    for r, (o, d) in enumerate(zip(origins, directions, strict=True)):
+        counts.append(0)
+        j = 0 if jitter is None else jitter[r]
+        if not (np.isfinite(o).all() and np.isfinite(d).all() and d.any()):
+            continue
+        for k in range(len(ladder) - 2):
+            a, b = (ladder[i] + j * (ladder[i + 1] - ladder[i]) for i in (k, k + 1))
+            cell = np.floor((contract(o + d * (a + b) / 2, box) + 2) / 4 * occupancy.shape).astype(int)
+            if occupancy[tuple(np.clip(cell, 0, np.array(occupancy.shape) - 1))]:
+                starts.append(a), ends.append(b)
+                counts[-1] += 1
+    offsets = np.concatenate([[0], np.cumsum(counts, dtype=int)])
+    rows = len(starts) if capacity is None else capacity
+    used = offsets[offsets <= rows][-1]
+    return *(np.array(t[:used] + [0.0] * (rows - used), dtype=float) for t in (starts, ends)), offsets
+
+
+def march(origins, directions, occupancy, box, step, near, far, jitter, capacity=None, ladder=None):
+    if ladder is not None:
+        return march_ladder(origins, directions, occupancy, box, jitter, capacity, ladder)
     starts, counts = [], []
     for r, (o, d) in enumerate(zip(origins, directions, strict=True)):
         with np.errstate(divide="ignore"):
@@ -179,6 +206,24 @@ def composite(density, rgb, t_starts, t_ends, ray_offsets, background):
         color[r] += (1 - opacity[r]) * (background if background.ndim == 1 else background[r])
         depth[r] /= max(opacity[r], 1e-10)
     return color, opacity, depth, weights
+
+
+def distortion(weights, t_starts, t_ends, ray_offsets, near, far, linear):
+    def g(t):
+        return t / linear if t < linear else 1 + math.log(t / linear)
+
+    def s(t):
+        return (g(t) - g(near)) / (g(far) - g(near))
+
+    rays = rays_of(ray_offsets)
+    losses = np.zeros(len(rays))
+    for r, ray in enumerate(rays):
+        for i in ray:
+            losses[r] += weights[i] ** 2 * (s(t_ends[i]) - s(t_starts[i])) / 3
+            for j in ray:
+                apart = abs(s(t_starts[i]) + s(t_ends[i]) - s(t_starts[j]) - s(t_ends[j])) / 2
+                losses[r] += weights[i] * weights[j] * apart
+    return (losses,)
 
 
 def lazy_adam(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, grad_scale, found_inf):

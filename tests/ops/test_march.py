@@ -36,7 +36,7 @@ def test_equals_brute_force(cells, step, seed, filled, near, length, backend):
 
 
 @pytest.mark.parametrize("backend, device", backend_params("march"))
-@pytest.mark.parametrize("case", cases("march"), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [c for c in cases("march") if "ladder" not in c.name], ids=lambda case: case.name)
 def test_float32_differs_at_cell_borders_alone(case, backend: str, device: str):
     """In float32 a middle may fall into the next cell: few intervals differ, and all lie in the box."""
     with ops.backend(backend):

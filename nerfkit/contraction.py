@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unbounded space in a cube: the contraction of mip-NeRF 360 with the maximum norm, and ladders of distances.
+
+With u a position relative to a box, whose faces are at +-1, and m its largest coordinate:
+
+    c = u                  inside the box (m <= 1)
+    c = (2 - 1/m) u / m    outside: between the box and the cube [-2, 2]^3, whose faces are at infinity
+
+Letters: N positions, L distances of a ladder.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nerfkit.ops.checks import POSITION_FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops.march import FARTHEST, MAX_LADDER
+
+
+def contract(positions: Tensor, box: Tensor) -> Tensor:
+    """Contract `positions` [N, 3] in scene units to [N, 3] in [-2, 2]; `box` [2, 3] is what is not contracted.
+
+    float32 or float64; differentiable, with finite gradients everywhere, at infinity too.
+
+    >>> box = torch.tensor([[-1.0, -1, -1], [1, 1, 1]])
+    >>> contract(torch.tensor([[0.5, 0, -1], [4, 2, 0]]), box)
+    tensor([[ 0.5000,  0.0000, -1.0000],
+            [ 1.7500,  0.8750,  0.0000]])
+    """
+    _check("contract", "positions", positions, box)
+    centre, half = _centre_and_half(box)  # [3] each
+    u = ((positions - centre) / half).clamp(-FARTHEST, FARTHEST)  # [N, 3] finite at infinity too
+    largest = u.abs().amax(-1, keepdim=True).clamp(min=1)  # [N, 1]
+    return u / largest * (2 - 1 / largest)  # of order 1 throughout, so that gradients neither overflow nor vanish early
+
+
+def uncontract(contracted: Tensor, box: Tensor) -> Tensor:
+    """Positions [N, 3] in scene units of `contracted` [N, 3]: the inverse of `contract`.
+
+    A coordinate of +-2, at infinity, becomes 2 / eps half sides from the centre of the box, eps that of the dtype.
+
+    >>> box = torch.tensor([[-1.0, -1, -1], [1, 1, 1]])
+    >>> uncontract(torch.tensor([[0.5, 0, -1], [1.75, 0.875, 0]]), box)
+    tensor([[ 0.5000,  0.0000, -1.0000],
+            [ 4.0000,  2.0000,  0.0000]])
+    """
+    _check("uncontract", "contracted", contracted, box)
+    centre, half = _centre_and_half(box)  # [3] each
+    largest = contracted.abs().amax(-1, keepdim=True).clamp(min=1)  # [N, 1]
+    gap = (2 - largest).clamp(min=torch.finfo(contracted.dtype).eps / 2)  # [N, 1] to the faces at infinity
+    return contracted / largest / gap * half + centre
+
+
+def exponential_ladder(near: float, far: float, step: float, cone: float) -> Tensor:
+    """Distances [L] float64 in scene units for `nerfkit.ops.march`: equal steps at first, then in proportion to t.
+
+    T_0 = near and T_{k+1} = T_k + max(step, cone T_k), up to the first that is not below far, and one more: the
+    interval ends of a ray with jitter 1 begin at T_1. So all rays' intervals cover T_1 to far, those without jitter
+    near to far.
+
+    Args:
+        near, far: scene units, 0 <= near < far, finite.
+        step: shortest interval, scene units.
+        cone: length of an interval per distance; 0 for equal steps.
+
+    Raises ValueError for other values, and for more than MAX_LADDER distances.
+
+    >>> exponential_ladder(0.0, 8.0, step=1.0, cone=0.5)
+    tensor([ 0.0000,  1.0000,  2.0000,  3.0000,  4.5000,  6.7500, 10.1250, 15.1875],
+           dtype=torch.float64)
+    """
+    if not 0 <= near < far < math.inf:
+        raise ValueError(f"exponential_ladder: near and far must be finite with 0 <= near < far, got {near} and {far}")
+    if not (0 < step < math.inf and 0 <= cone < math.inf):
+        raise ValueError(
+            f"exponential_ladder: step must be positive and cone not negative, both finite, got {step} and {cone}"
+        )
+    ladder = [float(near)]
+    beyond = 0  # distances that are not below far
+    while beyond < 2:
+        before = ladder[-1]
+        ladder.append(before + max(step, cone * before))
+        beyond += ladder[-1] >= far
+        if len(ladder) > MAX_LADDER or ladder[-1] == before:
+            raise ValueError(
+                f"exponential_ladder: step {step:g} and cone {cone:g} make more than {MAX_LADDER} intervals from "
+                f"{near:g} to {far:g}; use a larger step or cone"
+            )
+    return torch.tensor(ladder, dtype=torch.float64)
+
+
+def _centre_and_half(box: Tensor) -> tuple[Tensor, Tensor]:
+    """Centre and half side of `box` [2, 3], [3] each."""
+    return (box[0] + box[1]) / 2, (box[1] - box[0]) / 2
+
+
+def _check(function: str, name: str, points: Tensor, box: Tensor) -> None:
+    check_shape(function, name, points, ("N", 3))
+    check_dtype(function, name, points, POSITION_FLOATS)
+    check_shape(function, "box", box, (2, 3))
+    check_same(function, **{name: points, "box": box})
