@@ -19,6 +19,7 @@ from typing import Any, Literal, get_type_hints
 import msgspec
 import tomli_w
 
+from nerfkit.contraction import exponential_ladder
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
 from nerfkit.ops.grid_encode import MAX_LEVELS, MAX_RESOLUTION
@@ -76,6 +77,7 @@ class ModelConfig:
     kernel: integer(1, 255) = 3  # taps of that convolution (odd)
     aggregator: Flag = True  # LLTM along the ray, a residual on color
     state: integer(1, 1024) = 16  # size of the LLTM's state
+    density_bias: number(-20, 20) = -1.0  # logarithm of the density where the network's output is 0, as at first
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
@@ -83,8 +85,9 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    kind: str = "box"  # registered sampler
-    step: number(1e-9, 1e6) = 0.005  # interval length [scene units]
+    kind: str = "auto"  # box: nothing is outside of data.box; contracted: unbounded space; auto: by the kind of scene
+    step: number(1e-9, 1e6) = 0.005  # interval length; contracted: of the shortest one [scene units]
+    cone: number(0, 1) = 0.00390625  # contracted: interval length per distance from the camera
     near: number(0, 1e10) = 0.0  # no samples nearer than this [scene units]
     far: number(0, 1e30) = 1e10  # no samples farther than this [scene units]
     occupancy_resolution: integer(1, 1024) = 128  # cells a side of the occupancy grid
@@ -107,6 +110,7 @@ class TrainerConfig:
     learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises
+    distortion: number(0, 100) = 0.0  # weight of the distortion loss, which makes a ray's samples one surface
     background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
@@ -379,6 +383,8 @@ def _check_sampling(config: Config) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
     if near >= far:
         raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+    if config.sampling.kind == "contracted":
+        return _check_ladder(config.sampling)
     longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
     if step > longest:
         raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
@@ -387,3 +393,11 @@ def _check_sampling(config: Config) -> None:
             f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
         )
+
+
+def _check_ladder(sampling: SamplingConfig) -> None:
+    """Of unbounded space; far may be as it is by default, where nothing has said how far the scene reaches."""
+    try:
+        exponential_ladder(sampling.near, sampling.far, sampling.step, sampling.cone)
+    except ValueError as error:
+        raise ConfigError(f"sampling.near, far, step, cone: {error}") from None

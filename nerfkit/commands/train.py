@@ -10,8 +10,9 @@ import torch
 from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, for_device, train_options
+from nerfkit.commands.scene_options import fit_to_scene
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import Config, check
+from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
@@ -22,7 +23,7 @@ from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
-from nerfkit.training.trainer import Trainer, resolved_background
+from nerfkit.training.trainer import Trainer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -36,6 +37,7 @@ def main(arguments: list[str]) -> int:
     check_sizes(options, device)
     box_given = any(argument.partition("=")[0] == "--data.box" for argument in arguments)
     scene = find_scene(options, box_given, options.resume)
+    check_sizes(options, device)  # again: a place takes more than an object
     folder = open_folder(options, scene)
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
@@ -84,20 +86,13 @@ def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Sc
 
     A box that was given, be it the default one, is meant in the files' own coordinates.
     """
-    data, sampling, default = options.data, options.sampling, Config()
+    data, default = options.data, Config()
     given = data.box if box_given or data.box != default.data.box else None
     frame = run_frame(Path(resume)) if resume else None
     given, cutout = None if frame else given, data.masks == "cutout"
     scene = load_scene(data.path, data.format, data.downscale, given, frame, data.sfm, cutout)
-    if scene.frame is not None and not resume:
-        data.box = tuple(scene.frame.box.flatten().tolist())
-        if sampling.near == default.sampling.near:
-            sampling.near = scene.frame.near
-        if sampling.far == default.sampling.far and scene.frame.far < sampling.far:
-            sampling.far = scene.frame.far
-        check(options)  # the step may be too long or too short for the box that was found
     if not resume:
-        data.background = resolved_background(data.background, scene)
+        fit_to_scene(options, scene)
     return scene
 
 
@@ -154,7 +149,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         *(f"note      {note}" for note in scene.notes),
         *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
         f"images    {trainer.views.source.text}",
-        f"box       {list(config.data.box[:3])} to {list(config.data.box[3:])}, step {config.sampling.step:g}",
+        f"{space_text(config)}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
         f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
@@ -163,6 +158,17 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"run       {folder}",
     ]
     return "\n".join(lines)
+
+
+def space_text(config: Config) -> str:
+    """Where samples are put, in a line."""
+    sampling, corners = config.sampling, f"{list(config.data.box[:3])} to {list(config.data.box[3:])}"
+    if sampling.kind != "contracted":
+        return f"box       {corners}, step {sampling.step:g}"
+    return (
+        f"space     unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, "
+        f"step {sampling.step:g} and at least {sampling.cone:.4g} of the distance"
+    )
 
 
 def not_scored(scene: Scene, config: Config) -> list[str]:

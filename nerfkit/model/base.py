@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
@@ -52,6 +52,11 @@ class Model(nn.Module):
             positions = positions.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(self.density(positions).sum(), positions)
         return -nn.functional.normalize(gradient, dim=-1)
+
+    def observe(self, cameras: Cameras) -> None:
+        """Called once, before a new training: the cameras that are trained."""
+        if sampler := self._sampler():
+            sampler.observe(cameras)
 
     def update(self, step: int) -> None:
         """Called before each training step: updates the sampler from the field."""

@@ -28,6 +28,7 @@ class Decoder(nn.Module):
         n_context = n_features * config.encoder + config.state * config.aggregator
         context = (n_features,) * config.encoder + (config.state,) * config.aggregator
         self.color_inputs = (config.embedding, N_HARMONICS, *context)  # widths
+        self.density_bias = config.density_bias
         self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
         self.color_net = MLP(n_base_inputs + n_context, config.hidden, 2, 3)
         with torch.no_grad():
@@ -49,7 +50,7 @@ class Decoder(nn.Module):
     def log_density(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Logarithm of the density [N], finite where that underflows or is clamped, and embedding [N, E]."""
         embedding = self.density_net(features)
-        return _at_least_float32(embedding[:, 0]) - 1, embedding
+        return _at_least_float32(embedding[:, 0]) + self.density_bias, embedding
 
     def color(self, embedding: Tensor, directions: Tensor, *context: Tensor) -> Tensor:
         """Color [N, 3] in [0, 1] from embedding [N, E], `spherical_harmonics` of the directions [N, 16] and

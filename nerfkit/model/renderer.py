@@ -24,7 +24,7 @@ from nerfkit.model.compositing import Rendering, composite_samples
 from nerfkit.model.decoder import Decoder
 from nerfkit.model.encoder import RayEncoder
 from nerfkit.model.grid import FeatureGrid
-from nerfkit.model.sampling import build_sampler
+from nerfkit.model.samplers import build_sampler
 from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
 
 
@@ -37,7 +37,7 @@ class Renderer(Model):
         model = config.model
         self.half_precision = model.precision == "float16"
         self.sampler = build_sampler(config.sampling, box)
-        self.grid = FeatureGrid(model, box)
+        self.grid = FeatureGrid(model, box, contracted=config.sampling.kind == "contracted")
         self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
         self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
         self.decoder = Decoder(model, self.grid.n_features)

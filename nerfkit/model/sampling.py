@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rays + occupancy grid -> packed samples."""
+"""Rays + occupancy grid -> packed samples, in a box; see `nerfkit.model.contracted` for unbounded space."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit.config import SamplingConfig
-from nerfkit.data.cameras import Rays
-from nerfkit.errors import ConfigError
+from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
@@ -55,6 +54,9 @@ class RaySampler(Protocol):
     ) -> Samples:
         """Samples of `rays`, whose positions are differentiable in the rays; see `BoxSampler.forward`."""
 
+    def observe(self, cameras: Cameras) -> None:
+        """The cameras that are trained; called once, before the first step."""
+
     def update(self, density_fn: DensityFn, step: int) -> None:
         """Update from the density field; called before each training step."""
 
@@ -65,10 +67,12 @@ class RaySampler(Protocol):
         """Values to log, by name."""
 
 
-class BoxSampler(nn.Module):
-    """Marches rays in equal steps through an occupancy grid of a box, which is updated from the density field."""
+class OccupancySampler(nn.Module):
+    """Marches rays through an occupancy grid, which is updated from the density field; what of space it covers, and in
+    which intervals, a sampler that derives from it says."""
 
     ops = ("march", "count_visible", "compact_samples")
+    drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__()
@@ -78,15 +82,20 @@ class BoxSampler(nn.Module):
         self.register_buffer("opacity", torch.zeros(side, side, side))  # of one interval, decaying maximum
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
 
-    @property
-    def max_samples_per_ray(self) -> float:
-        """Samples along the diagonal of the box, all of whose cells are occupied."""
-        return (self.box[1] - self.box[0]).norm().item() / self.config.step
+    def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Intervals in occupied cells, and ray_offsets, as of `nerfkit.ops.march`."""
+        raise NotImplementedError
 
-    def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] intersect the box, bool."""
-        enter, leave = box_span(rays.origins, rays.directions, self.box, self.config.near, self.config.far)
-        return enter < leave
+    def points_in(self, unit: Tensor) -> Tensor:
+        """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
+        raise NotImplementedError
+
+    def interval_at(self, points: Tensor) -> Tensor | float:
+        """Length [M] of an interval at world positions [M, 3]."""
+        raise NotImplementedError
+
+    def observe(self, cameras: Cameras) -> None:
+        """Told once, before training, what the cameras are that the scene is seen by."""
 
     def stats(self) -> dict[str, float]:
         """Share of the cells that are occupied."""
@@ -106,10 +115,7 @@ class BoxSampler(nn.Module):
         stops = config.min_transmittance > 0
         march_capacity = None if capacity is None else int(capacity * (config.candidates_per_sample if stops else 1))
         with torch.no_grad():
-            t_starts, t_ends, source_offsets = march(
-                rays.origins, rays.directions, self.occupancy, self.box,
-                config.step, config.near, config.far, jitter, march_capacity,
-            )  # fmt: skip
+            t_starts, t_ends, source_offsets = self.march(rays, jitter, march_capacity)
             n_rows = t_starts.shape[0]
             source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
@@ -174,9 +180,9 @@ class BoxSampler(nn.Module):
     def update(self, density_fn: DensityFn, step: int) -> None:
         """Update the occupancy grid from the density field, every `occupancy_every` training steps.
 
-        In the warm-up all cells are evaluated, later a random quarter of them and half as many occupied ones, at a
-        random point of each; a cell's opacity is the maximum of the new value and the old one, decayed by 10 %.
-        Nothing synchronizes with the GPU.
+        In the warm-up all cells are evaluated, later some of them and some occupied ones, at a random point of each; a
+        cell's opacity is the maximum of the new value and the old one, decayed by 10 %. Nothing synchronizes with the
+        GPU.
         """
         if step % self.config.occupancy_every:
             return
@@ -185,20 +191,24 @@ class BoxSampler(nn.Module):
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
             points = self._random_points(chunk)
-            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
+            evaluated = -torch.expm1(-density_fn(points) * self.interval_at(points))
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
-        threshold = opacity.mean().clamp(max=self.config.occupancy_threshold)
-        self.occupancy.copy_((opacity > threshold).view_as(self.occupancy))
+        self._set_occupancy()
+
+    def _set_occupancy(self) -> None:
+        threshold = self.opacity.flatten().mean().clamp(max=self.config.occupancy_threshold)
+        torch.gt(self.opacity, threshold, out=self.occupancy)
 
     def _all_cells(self) -> Tensor:
         return torch.arange(self.opacity.numel(), device=self.opacity.device)
 
     def _some_cells(self) -> Tensor:
-        """Random cells: a quarter of their number, and an eighth drawn from the occupied ones."""
+        """Random cells, and some drawn from the occupied ones."""
         device, n_cells = self.opacity.device, self.opacity.numel()
-        anywhere = torch.randint(n_cells, (n_cells // 4,), device=device)
+        anywhere = torch.randint(n_cells, (n_cells // self.drawn_anywhere,), device=device)
         up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] inclusive count of occupied cells
-        chosen = (torch.rand(n_cells // 8, device=device, dtype=torch.float64) * up_to[-1]).long()
+        n_drawn = n_cells // self.drawn_occupied
+        chosen = (torch.rand(n_drawn, device=device, dtype=torch.float64) * up_to[-1]).long()
         occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])
 
@@ -206,8 +216,34 @@ class BoxSampler(nn.Module):
         """A random world position [M, 3] in each of the `cells` [M]."""
         side = self.config.occupancy_resolution
         corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3]
-        unit = (corner + torch.rand(corner.shape, device=cells.device)) / side
+        return self.points_in((corner + torch.rand(corner.shape, device=cells.device)) / side)
+
+
+class BoxSampler(OccupancySampler):
+    """Equal steps through a box; nothing is outside of it."""
+
+    @property
+    def max_samples_per_ray(self) -> float:
+        """Samples along the diagonal of the box, all of whose cells are occupied."""
+        return (self.box[1] - self.box[0]).norm().item() / self.config.step
+
+    def sees(self, rays: Rays) -> Tensor:
+        """Which rays [R] intersect the box, bool."""
+        enter, leave = box_span(rays.origins, rays.directions, self.box, self.config.near, self.config.far)
+        return enter < leave
+
+    def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        return march(
+            rays.origins, rays.directions, self.occupancy, self.box,
+            config.step, config.near, config.far, jitter, capacity,
+        )  # fmt: skip
+
+    def points_in(self, unit: Tensor) -> Tensor:
         return self.box[0] + unit * (self.box[1] - self.box[0])
+
+    def interval_at(self, points: Tensor) -> float:
+        return self.config.step
 
 
 def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:
@@ -215,13 +251,3 @@ def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Ten
     middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
     moved = rays.origins[ray_index] + rays.directions[ray_index] * middle  # [N, 3]
     return positions + (moved - moved.detach())
-
-
-SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], RaySampler]] = {"box": BoxSampler}
-
-
-def build_sampler(config: SamplingConfig, box: Tensor) -> RaySampler:
-    """The sampler `config.kind` in `box` [2, 3]; raises ConfigError if there is none of that name."""
-    if config.kind not in SAMPLERS:
-        raise ConfigError(f"sampling.kind: no sampler {config.kind!r}; there are {', '.join(SAMPLERS)}")
-    return SAMPLERS[config.kind](config, box)

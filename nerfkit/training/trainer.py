@@ -26,7 +26,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
 from nerfkit.training import checkpoint
-from nerfkit.training.losses import LossFn, squared_error
+from nerfkit.training.losses import LossFn, default_loss
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
@@ -47,7 +47,8 @@ class Trainer:
         images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
             trained over data.background.
         model: what is trained; None builds config.model.kind.
-        loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added.
+        loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added; None: the squared
+            error and, with trainer.distortion, the distortion loss.
         device: cpu, cuda, ...; config.device if None.
         scene: of the cameras and images, for names, splits and up axis in the run folder.
 
@@ -72,7 +73,7 @@ class Trainer:
         images: Tensor | ImagePool,
         *,
         model: Model | None = None,
-        loss_fn: LossFn = squared_error,
+        loss_fn: LossFn | None = None,
         device: torch.device | str | None = None,
         scene: Scene | None = None,
     ):
@@ -84,9 +85,11 @@ class Trainer:
         self.model = (build_model(config) if model is None else model).to(self.device)
         self.cameras = cameras.to(self.device)
         check_seen(self.model, self.cameras, config.data.box)
+        self.model.observe(self.cameras)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, config.trainer.steps)
+        loss_fn = loss_fn or default_loss(config)
         self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
         self.step = 0
         self.seconds = 0.0  # training time, of earlier parts of the run too
