@@ -276,12 +276,17 @@ def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp
     for file in (tmp_path / "place" / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
     assert find_scene(place).frame.kind != "object" and place.data.background == "random"
+    assert (place.sampling.kind, place.data.box) == ("contracted", (-1.0, -1, -1, 1, 1, 1))
+    assert place.sampling.far < 1e4 and place.sampling.occupancy_resolution == 96, "the preset's, not that of a GPU"
     given = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.background", "black"])
     find_scene(given)
     assert given.data.background == "black"
     boxed = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.box", *map(str, BOX)])
     find_scene(boxed, box_given=True)
-    assert boxed.data.background == "white"
+    assert boxed.data.background == "white" and boxed.sampling.kind == "box"
+    in_box = train_options([*options, "--data.path", str(tmp_path / "place"), "--sampling.kind", "box"])
+    frame = find_scene(in_box).frame
+    assert in_box.sampling.kind == "box" and in_box.data.box == tuple(frame.box.flatten().tolist())
     scene = load_scene(str(tmp_path / "place"))
     views = scene.split("train")
     config = config_module.load(["cpu"])
