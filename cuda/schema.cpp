@@ -58,13 +58,13 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
   // -> counts [R], samples in front of each tile of rays [T + 1], of which the last is N, and a workspace for
   // filling.
   m.def(
-      "_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float "
-      "far, "
-      "Tensor? jitter) -> (Tensor, Tensor, Tensor)");
+      "_march_count(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, "
+      "float far, Tensor? jitter, Tensor? ladder) -> (Tensor, Tensor, Tensor)");
   // -> t_starts, t_ends, ray_offsets.
   m.def(
       "_march_fill(Tensor origins, Tensor directions, Tensor occupancy, Tensor box, float step, float near, float far, "
-      "Tensor? jitter, Tensor counts, Tensor tile_offsets, Tensor workspace, int n_rows) -> (Tensor, Tensor, Tensor)");
+      "Tensor? jitter, Tensor? ladder, Tensor counts, Tensor tile_offsets, Tensor workspace, int n_rows) -> (Tensor, "
+      "Tensor, Tensor)");
 
   // Rows behind the last ray's are not looked at.
   m.def(
@@ -85,6 +85,13 @@ STABLE_TORCH_LIBRARY(nerfkit, m) {
       "_composite_bwd(Tensor grad_color, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, "
       "Tensor density, Tensor rgb, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, Tensor background) "
       "-> (Tensor, Tensor, Tensor)");
+
+  m.def(
+      "_distortion(Tensor weights, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, float near, float far, "
+      "float linear) -> Tensor");
+  m.def(
+      "_distortion_bwd(Tensor grad_out, Tensor weights, Tensor t_starts, Tensor t_ends, Tensor ray_offsets, "
+      "float near, float far, float linear) -> Tensor");
 
   // In place; step, lr, grad_scale and found_inf are numbers on the device.
   m.def(

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "march/rays.cuh"
+#include "march/ladder.cuh"
 
 namespace nerfkit {
 namespace {
@@ -26,7 +26,7 @@ struct alignas(8) SampleMask {
 
 template <class P>
 struct alignas(2 * sizeof(P)) RayHead {
-  P start;     // distance of the middle of the first interval
+  P start;     // distance of the middle of the first interval; with a ladder: jitter
   int chunks;  // that have samples
 };
 
@@ -40,6 +40,26 @@ struct Workspace {
   unsigned* ticket;       // [1] tiles that are counted
   CoarseGrid coarse;
 };
+
+// The kernels take one of two kinds of rays: TileRay, or with a ladder LadderTileRay.
+template <template <class> class Ray, class P>
+constexpr bool HAS_LADDER = std::is_same_v<Ray<P>, LadderTileRay<P>>;
+
+template <template <class> class Ray, class P>
+__device__ __forceinline__ Ray<P> ray_of(const MarchArguments& in, int64_t index) {
+  if constexpr (HAS_LADDER<Ray, P>)
+    return ladder_tile_ray<P>(in, index);
+  else
+    return tile_ray<P>(in, index);
+}
+
+template <template <class> class Ray, class P>
+__device__ __forceinline__ auto spacing_of(const MarchArguments& in) {
+  if constexpr (HAS_LADDER<Ray, P>)
+    return Ladder<P>{(const P*)in.ladder, in.n_intervals};
+  else
+    return Steps<P>{P(in.limits.step), P(in.limits.step / 2)};
+}
 
 // Exclusive scan in place of tile_offsets [n_tiles], whose last + 1 becomes the total. One block; the other blocks'
 // sums are read from L2.
@@ -75,10 +95,10 @@ __device__ __forceinline__ void scan_tiles(int64_t* tile_offsets, int64_t n_tile
 }
 
 // Writes what a block has counted. Lane 0 returns whether this block is the last to do so. One warp calls it.
-template <class P>
+template <template <class> class Ray, class P>
 __device__ __forceinline__ bool store_tile(const MarchArguments& in, const Workspace<P>& found,
-                                           const TileRay<P>* rays,  // [n_rays]
-                                           const int2* counted,     // [n_rays] samples, chunks that have some
+                                           const Ray<P>* rays,   // [n_rays]
+                                           const int2* counted,  // [n_rays] samples, chunks that have some
                                            int n_rays) {
   const int lane = threadIdx.x % 32;
   const int64_t first = int64_t(blockIdx.x) * TILE;
@@ -86,7 +106,7 @@ __device__ __forceinline__ bool store_tile(const MarchArguments& in, const Works
   for (int r = lane; r < n_rays; r += 32) {
     const int64_t samples = rays[r].too_long ? in.too_many : counted[r].x;
     found.counts[first + r] = samples;
-    found.heads[first + r] = {rays[r].start, counted[r].y};
+    found.heads[first + r] = {rays[r].head(), counted[r].y};
     sum += samples;
   }
   sum = warp_sum(sum, 32);
@@ -99,23 +119,23 @@ __device__ __forceinline__ bool store_tile(const MarchArguments& in, const Works
   return last;
 }
 
-template <class P>
+template <template <class> class Ray, class P>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<P>) march_count_rays(MarchArguments in, Workspace<P> found) {
-  __shared__ TileRay<P> rays[TILE];
+  __shared__ Ray<P> rays[TILE];
   __shared__ int2 counted[TILE];  // samples, chunks that have some
   __shared__ unsigned next;       // ray that no warp has taken
   __shared__ bool last;           // whether this block is the last
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t first = int64_t(blockIdx.x) * TILE;
   const int n_rays = int(min(int64_t(TILE), in.n_rays - first));
-  if (threadIdx.x < n_rays) rays[threadIdx.x] = tile_ray<P>(in, first + threadIdx.x);
+  if (threadIdx.x < n_rays) rays[threadIdx.x] = ray_of<Ray, P>(in, first + threadIdx.x);
   if (threadIdx.x == 0) next = WARPS;
   __syncthreads();
-  const P step = P(in.limits.step);
+  const auto spacing = spacing_of<Ray, P>(in);
   SampleMask* masks = found.masks + first * STORED_CHUNKS;
   for (int r = warp; r < n_rays;) {
     int samples = 0, chunks = 0;
-    march_warp(TileRay<P>(rays[r]), in.grid, found.coarse, step, [&](int chunk, unsigned mask) {
+    march_warp(Ray<P>(rays[r]), in.grid, found.coarse, spacing, [&](int chunk, unsigned mask) {
       const unsigned some = __ballot_sync(FULL_MASK, mask != 0);
       const int index = chunks + __popc(some & ((1u << lane) - 1));  // of this chunk among those with samples
       if (mask && index < STORED_CHUNKS) masks[r * STORED_CHUNKS + index] = {mask, unsigned(chunk)};

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "common/simd_cpu.h"
+#include "march/ladder.h"
 
 namespace nerfkit {
 namespace {
@@ -95,6 +96,54 @@ bool march_one(const MarchArguments& in, const CoarseGrid& coarse, int64_t index
   }
 }
 
+constexpr int CHUNK = 16;  // intervals of a ladder that are tested at once for whether all are in empty blocks
+
+template <class P>
+bool may_have_samples(const Segment<P>& segment, const CoarseGrid& coarse) {
+  if (!(segment.reach <= P(COARSE))) return true;  // more than 3 blocks along an axis: testing the intervals is as fast
+  int low[3], high[3];
+  for (int axis = 0; axis < 3; ++axis) {
+    low[axis] = std::max(int((segment.at[axis] - segment.reach) * P(1. / COARSE)), 0);
+    high[axis] = std::min(int((segment.at[axis] + segment.reach) * P(1. / COARSE)), coarse.blocks[axis] - 1);
+    low[axis] = std::min(low[axis], high[axis]);
+  }
+  for (int x = low[0]; x <= high[0]; ++x)
+    for (int y = low[1]; y <= high[1]; ++y)
+      for (int z = low[2]; z <= high[2]; ++z) {
+        const int block[3] = {x, y, z};
+        if (coarse.any[flat_index(block, coarse.blocks)]) return true;
+      }
+  return false;
+}
+
+// Calls emit(start, end) for the intervals of the ladder whose middles are in occupied cells, near to far.
+template <class P, class F>
+void march_ladder(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
+  const Ladder<P> ladder{(const P*)in.ladder, in.n_intervals};
+  const LadderRay<P> ray = ladder_ray<P>(in, index);
+  if (!ray.marches) return;
+  for (int first = 0; first < ladder.n_intervals; first += CHUNK) {
+    const int stop = std::min(first + CHUNK, ladder.n_intervals);
+    const P a = ladder.middle(ray.jitter, first), b = ladder.middle(ray.jitter, stop - 1);
+    if (!may_have_samples(segment(ray, in.grid, a, b), coarse)) continue;
+    P start = ladder.end(ray.jitter, first);
+    for (int k = first; k < stop; ++k) {
+      const P end = ladder.end(ray.jitter, k + 1);
+      const LadderCell at = ladder_cell(ray, in.grid, (start + end) * P(0.5));
+      if (at.valid && in.grid.occupancy[at.index]) emit(start, end);
+      start = end;
+    }
+  }
+}
+
+// Calls emit(start, end) for the samples of a ray, near to far; false if the ray has too many intervals.
+template <class P, class F>
+bool march_ray(const MarchArguments& in, const CoarseGrid& coarse, int64_t index, const F& emit) {
+  if (in.ladder) return march_ladder<P>(in, coarse, index, emit), true;
+  const P half = P(in.limits.step / 2);
+  return march_one<P>(in, coarse, index, [&](P t) { emit(t - half, t + half); });
+}
+
 template <class F>
 void dispatch_positions(DType dtype, const F& f) {
   dtype == DType::f64 ? f(double()) : f(float());
@@ -114,7 +163,7 @@ Status march_count(DType dtype, const MarchArguments& in, const MarchCounts& fou
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end; ++ray) {
         int64_t count = 0;
-        const bool fits = march_one<P>(in, coarse, ray, [&](P) { ++count; });
+        const bool fits = march_ray<P>(in, coarse, ray, [&](P, P) { ++count; });
         found.counts[ray] = fits ? count : in.too_many;
       }
     });
@@ -133,16 +182,15 @@ Status march_fill(DType dtype, const MarchArguments& in, const MarchCounts& foun
       *(std::upper_bound(ray_offsets, ray_offsets + in.n_rays + 1, n_rows) - 1);  // rows of rays that fit
   dispatch_positions(dtype, [&](auto position) {
     using P = decltype(position);
-    const P half = P(in.limits.step / 2);
     P *starts = static_cast<P*>(t_starts), *ends = static_cast<P*>(t_ends);
     std::fill(starts + used, starts + n_rows, P(0));
     std::fill(ends + used, ends + n_rows, P(0));
     parallel(in.n_rays, GRAIN, [&](int64_t begin, int64_t end) {
       for (int64_t ray = begin; ray < end && ray_offsets[ray + 1] <= used; ++ray) {
         int64_t n = ray_offsets[ray];
-        march_one<P>(in, coarse, ray, [&](P t) {
-          starts[n] = t - half;
-          ends[n++] = t + half;
+        march_ray<P>(in, coarse, ray, [&](P start, P end) {
+          starts[n] = start;
+          ends[n++] = end;
         });
       }
     });

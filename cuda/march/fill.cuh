@@ -14,7 +14,14 @@ struct SampleRows {
   P* t_ends;    // [n_rows]
 
   __device__ SampleRows from(int64_t n) const { return {t_starts + n, t_ends + n}; }
-  __device__ void put(int n, P t, P half) const { t_starts[n] = t - half, t_ends[n] = t + half; }
+  // Interval k of a ray whose head is `start`.
+  __device__ void put(int n, const Steps<P>& steps, P start, int k) const {
+    const P t = start + P(k) * steps.step;
+    t_starts[n] = t - steps.half, t_ends[n] = t + steps.half;
+  }
+  __device__ void put(int n, const Ladder<P>& ladder, P jitter, int k) const {
+    t_starts[n] = ladder.end(jitter, k), t_ends[n] = ladder.end(jitter, k + 1);
+  }
   __device__ void clear(int64_t n) const { t_starts[n] = t_ends[n] = P(0); }
 };
 
@@ -44,33 +51,34 @@ __device__ __forceinline__ Span span_of_lane(const MarchArguments& in, const Wor
 }
 
 // Writes the samples of `chunks` chunks of a ray; `stored` is one of them per lane.
-template <class P>
-__device__ __forceinline__ void fill_chunks(SampleMask stored, int chunks, P start, P step, P half, SampleRows<P> to) {
+template <template <class> class Spacing, class P>
+__device__ __forceinline__ void fill_chunks(SampleMask stored, int chunks, P start, const Spacing<P>& spacing,
+                                            SampleRows<P> to) {
   const int lane = threadIdx.x % 32;
   for (int c = 0; c < chunks; ++c) {
     const unsigned mask = __shfl_sync(FULL_MASK, stored.mask, c);
     const int chunk = __shfl_sync(FULL_MASK, int(stored.chunk), c);
-    if (mask >> lane & 1) to.put(__popc(mask & ((1u << lane) - 1)), start + P(chunk * CHUNK + lane) * step, half);
+    if (mask >> lane & 1) to.put(__popc(mask & ((1u << lane) - 1)), spacing, start, chunk * CHUNK + lane);
     to = to.from(__popc(mask));
   }
 }
 
 // The same for a ray with more chunks than were stored: marches it again.
-template <class P>
+template <template <class> class Ray, template <class> class Spacing, class P>
 __device__ __forceinline__ void fill_by_marching(const MarchArguments& in, const CoarseGrid& coarse, int64_t index,
-                                                 P step, P half, SampleRows<P> to) {
-  const TileRay<P> ray = tile_ray<P>(in, index);
-  march_warp(ray, in.grid, coarse, step, [&](int chunk, unsigned mask) {
+                                                 const Spacing<P>& spacing, SampleRows<P> to) {
+  const Ray<P> ray = ray_of<Ray, P>(in, index);
+  march_warp(ray, in.grid, coarse, spacing, [&](int chunk, unsigned mask) {
     for (unsigned some = __ballot_sync(FULL_MASK, mask != 0); some; some &= some - 1) {
       const int next = __ffs(some) - 1;
-      fill_chunks({__shfl_sync(FULL_MASK, mask, next), unsigned(__shfl_sync(FULL_MASK, chunk, next))}, 1, ray.start,
-                  step, half, to);
+      fill_chunks({__shfl_sync(FULL_MASK, mask, next), unsigned(__shfl_sync(FULL_MASK, chunk, next))}, 1, ray.head(),
+                  spacing, to);
       to = to.from(__popc(__shfl_sync(FULL_MASK, mask, next)));
     }
   });
 }
 
-template <class P>
+template <template <class> class Ray, class P>
 __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<P>)
     march_fill_rays(MarchArguments in, Workspace<P> found, int64_t n_rows,
                     int64_t* __restrict__ ray_offsets,  // [R + 1]
@@ -78,7 +86,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<P>)
   const int lane = threadIdx.x % 32;
   const int64_t first = int64_t(blockIdx.x) * TILE + threadIdx.x / 32 * RAYS_PER_WARP,
                 n_samples = found.tile_offsets[gridDim.x];
-  const P step = P(in.limits.step), half = P(in.limits.step / 2);
+  const auto spacing = spacing_of<Ray, P>(in);
   RayHead<P> head{};  // of the ray of this lane
   if (lane < RAYS_PER_WARP && first + lane < in.n_rays) head = found.heads[first + lane];
   SampleMask stored[RAYS_PER_WARP];
@@ -92,12 +100,12 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM<P>)
   const int chunks = fits && head.chunks <= STORED_CHUNKS ? head.chunks : 0;
 #pragma unroll
   for (int i = 0; i < RAYS_PER_WARP; ++i)
-    fill_chunks(stored[i], __shfl_sync(FULL_MASK, chunks, i), __shfl_sync(FULL_MASK, head.start, i), step, half,
+    fill_chunks(stored[i], __shfl_sync(FULL_MASK, chunks, i), __shfl_sync(FULL_MASK, head.start, i), spacing,
                 rows.from(__shfl_sync(FULL_MASK, span.offset, i)));
 #pragma unroll 1
   for (unsigned again = __ballot_sync(FULL_MASK, fits && head.chunks > STORED_CHUNKS); again; again &= again - 1) {
     const int i = __ffs(again) - 1;
-    fill_by_marching(in, found.coarse, first + i, step, half, rows.from(__shfl_sync(FULL_MASK, span.offset, i)));
+    fill_by_marching<Ray>(in, found.coarse, first + i, spacing, rows.from(__shfl_sync(FULL_MASK, span.offset, i)));
   }
   // Rows from the first ray that does not fit on have no samples; nor have those behind all samples.
   if (const unsigned cut = __ballot_sync(FULL_MASK, some && !fits))

@@ -31,6 +31,14 @@ struct alignas(16) TileRay {
   int8_t probes;               // that cover all cells of a chunk; 0: more than MAX_PROBES
   bool inside;                 // no interval has to be clamped to the last cell along an axis
   bool too_long;
+
+  __device__ P head() const { return start; }
+};
+
+// Intervals of one length. Ladder of ladder.h is the other kind of spacing, LadderTileRay of ladder.cuh its ray.
+template <class P>
+struct Steps {
+  P step, half;
 };
 
 // Probes that a chunk needs if neighbouring middles are `reach` cells apart and a probe covers `radius` cells.
@@ -97,7 +105,8 @@ __device__ __forceinline__ bool probe(const TileRay<P>& ray, const CoarseGrid& c
 
 // Whether an interval of the chunk may be a sample.
 template <class P>
-__device__ __forceinline__ bool may_have_samples(const TileRay<P>& ray, const CoarseGrid& coarse, int chunk) {
+__device__ __forceinline__ bool may_have_samples(const TileRay<P>& ray, const MarchGrid&, const CoarseGrid& coarse,
+                                                 const Steps<P>&, int chunk) {
   if (ray.probes == 2) {
     const bool a = probe(ray, coarse, P(chunk) - P(0.25)), b = probe(ray, coarse, P(chunk) + P(0.25));
     return a | b;
@@ -116,8 +125,8 @@ struct Interval {
 };
 
 template <bool INSIDE, class P>
-__device__ __forceinline__ Interval interval(const TileRay<P>& ray, const MarchGrid& grid, P step, P k) {
-  const P t = ray.start + k * step;
+__device__ __forceinline__ Interval interval(const TileRay<P>& ray, const MarchGrid& grid, const Steps<P>& steps, P k) {
+  const P t = ray.start + k * steps.step;
   uint32_t at[3];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
@@ -130,9 +139,9 @@ __device__ __forceinline__ Interval interval(const TileRay<P>& ray, const MarchG
 
 // Mask of the intervals of chunk base + lane that are samples, for the chunks in the mask `left`; 0 for the others.
 // INSIDE: no middle has to be clamped to the last cell, so that loads need not be waited for one by one.
-template <bool INSIDE, class P>
-__device__ __forceinline__ unsigned test_intervals(const TileRay<P>& ray, const MarchGrid& grid, P step, int base,
-                                                   unsigned left) {
+template <bool INSIDE, template <class> class Ray, template <class> class Spacing, class P>
+__device__ __forceinline__ unsigned test_intervals(const Ray<P>& ray, const MarchGrid& grid, const Spacing<P>& spacing,
+                                                   int base, unsigned left) {
   constexpr int N = INSIDE ? IN_FLIGHT : 1;
   const int lane = threadIdx.x % 32;
   const P first = P(base * CHUNK + lane);
@@ -147,7 +156,7 @@ __device__ __forceinline__ unsigned test_intervals(const TileRay<P>& ray, const 
       const int highest = 31 - __clz(left);
       chunk[i] = i == 0 || highest >= 0 ? highest : chunk[i > 0 ? i - 1 : 0];  // none left: the previous one again
       left &= ~(1u << chunk[i]);
-      mid[i] = interval<INSIDE>(ray, grid, step, P(chunk[i]) * P(CHUNK) + first);
+      mid[i] = interval<INSIDE>(ray, grid, spacing, P(chunk[i]) * P(CHUNK) + first);
     }
 #pragma unroll
     for (int i = 0; i < N; ++i) occupied[i] = __ldg(occupancy + mid[i].cell);
@@ -161,16 +170,17 @@ __device__ __forceinline__ unsigned test_intervals(const TileRay<P>& ray, const 
 }
 
 // Calls emit(chunk, mask of its samples), one chunk per lane, near to far. All lanes of a warp call this with one ray.
-template <class P, class F>
-__device__ __forceinline__ void march_warp(const TileRay<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse,
-                                           P step, const F& emit) {
+template <template <class> class Ray, template <class> class Spacing, class P, class F>
+__device__ __forceinline__ void march_warp(const Ray<P>& ray, const MarchGrid& grid, const CoarseGrid& coarse,
+                                           const Spacing<P>& spacing, const F& emit) {
   const int lane = threadIdx.x % 32;
   for (int base = 0; base < ray.n_chunks; base += 32) {
     const int chunk = base + lane;
-    const unsigned near = __ballot_sync(FULL_MASK, chunk < ray.n_chunks && may_have_samples(ray, coarse, chunk));
+    const unsigned near =
+        __ballot_sync(FULL_MASK, chunk < ray.n_chunks && may_have_samples(ray, grid, coarse, spacing, chunk));
     if (near == 0) continue;
-    emit(chunk, ray.inside ? test_intervals<true>(ray, grid, step, base, near)
-                           : test_intervals<false>(ray, grid, step, base, near));
+    emit(chunk, ray.inside ? test_intervals<true>(ray, grid, spacing, base, near)
+                           : test_intervals<false>(ray, grid, spacing, base, near));
   }
 }
 

@@ -8,9 +8,10 @@ import math
 import torch
 from torch import Tensor
 
-from nerfkit.ops import autocast
+from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
+from nerfkit.ops.gradients import reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 
@@ -96,3 +97,35 @@ def _normalisation(near: float, far: float, linear: float) -> tuple[float, float
     """g(near) and 1 / (g(far) - g(near))."""
     first, last = (t / linear if t < linear else 1 + math.log(t / linear) for t in (near, far))
     return first, 1 / (last - first)
+
+
+@implements("distortion", "cpp", "cuda")
+def _distortion_native(weights, t_starts, t_ends, ray_offsets, near, far, linear):
+    if wants_gradient("distortion", weights):
+        return _Distortion.apply(weights, t_starts, t_ends, ray_offsets, near, far, linear)
+    return torch.ops.nerfkit._distortion(weights, t_starts, t_ends, ray_offsets, near, far, linear)
+
+
+class _Distortion(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        ctx.save_for_backward(*arguments[:4])
+        ctx.distances = arguments[4:]
+        return torch.ops.nerfkit._distortion(*arguments)
+
+    @staticmethod
+    def backward(ctx, grad_losses):
+        arguments = *ctx.saved_tensors, *ctx.distances
+        if wants_second_derivative():
+            return reference_backward(_distortion_torch, arguments, (True, *[False] * 6), (grad_losses,))
+        return torch.ops.nerfkit._distortion_bwd(grad_losses, *arguments), *[None] * 6
+
+
+@native.fake("_distortion")
+def _(weights, t_starts, t_ends, ray_offsets, near, far, linear):
+    return weights.new_empty(ray_offsets.shape[0] - 1)
+
+
+@native.fake("_distortion_bwd")
+def _(grad_losses, weights, t_starts, t_ends, ray_offsets, near, far, linear):
+    return weights.new_empty(weights.shape)

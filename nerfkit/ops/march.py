@@ -249,9 +249,7 @@ def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
 
 @implements("march", "cpp", "cuda")
 def _march_native(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
-    if ladder is not None:
-        return _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder)
-    rays = origins, directions, occupancy, box, step, near, far, jitter
+    rays = origins, directions, occupancy, box, 0.0 if step is None else step, near, far, jitter, ladder
     counts, tile_offsets, workspace = torch.ops.nerfkit._march_count(*rays)
     n_rows = capacity
     if capacity is None or not origins.is_cuda:  # a capacity avoids the synchronization
@@ -263,7 +261,7 @@ def _march_native(origins, directions, occupancy, box, step, near, far, jitter, 
 
 
 @native.fake("_march_count")
-def _(origins, directions, occupancy, box, step, near, far, jitter):
+def _(origins, directions, occupancy, box, step, near, far, jitter, ladder):
     rays = origins.shape[0]
     tiles = -(-rays // TILE_CUDA) if origins.is_cuda else 1
     longs = (origins.new_empty(n, dtype=torch.int64) for n in (rays, tiles + 1))
@@ -282,5 +280,5 @@ def _workspace_bytes(origins: Tensor, occupancy: Tensor) -> int:
 
 
 @native.fake("_march_fill")
-def _(origins, directions, occupancy, box, step, near, far, jitter, counts, tile_offsets, workspace, n_rows):
+def _(origins, directions, occupancy, box, step, near, far, jitter, ladder, counts, tile_offsets, workspace, n_rows):
     return *(origins.new_empty(n_rows) for _ in range(2)), origins.new_empty(origins.shape[0] + 1, dtype=torch.int64)

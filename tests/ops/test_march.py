@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nerfkit import ops
+from nerfkit.contraction import exponential_ladder
 from nerfkit.ops import march
 from nerfkit.ops.packed import truncate_offsets
 from tests.naming import raises_naming
 from tests.ops import naive
-from tests.ops.cases import cases
+from tests.ops.cases import cases, ladder_inputs
 from tests.ops.harness import backend_params, checks_of, drawn_backends, fused_params
 
 TestMarch = checks_of("march")
@@ -112,6 +115,86 @@ def test_rows_of_a_capacity_are_whole_rays_then_zeros(backend: str, device: str,
                 assert not rows[used:].any()
 
 
+def same_on_all_backends(inputs: tuple, capacity: int | None, ladder: torch.Tensor) -> torch.Tensor:
+    """Require the definition's bits of every backend that runs here, and return its ray_offsets."""
+    with ops.backend("torch"):
+        wanted = march(*inputs, capacity, ladder)
+    for backend, device in [p.values for p in fused_params("march")]:
+        if device == "cpu" or torch.cuda.is_available():
+            moved = (x.to(device) if isinstance(x, torch.Tensor) else x for x in inputs)
+            with ops.backend(backend):
+                got = march(*moved, capacity, ladder.to(device))
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(got, wanted, strict=True)), backend
+    return wanted[2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    cells=st.tuples(*[st.sampled_from((1, 3, 8, 31, 64, 100))] * 3), filled=st.floats(0, 0.1), seed=st.integers(0, 999),
+    distance=st.sampled_from((0.0, 0.3, 1.0, 1.5, 8.0, 3e4)), cone=st.sampled_from((0.0, 1 / 256, 1 / 64, 0.7)),
+    step=st.floats(0.005, 0.5), far=st.floats(2, 3000), dtype=st.sampled_from((torch.float32, torch.float64)),
+    jitter=st.booleans(), capacity=st.sampled_from((None, 300)),
+)  # fmt: skip
+def test_a_ladder_gives_the_same_bits_everywhere(
+    cells, filled, seed, distance, cone, step, far, dtype, jitter, capacity
+):
+    """No occupied cell is skipped, whatever rays, cells and intervals are."""
+    torch.manual_seed(seed)
+    far = min(far, 2000 * step) if cone < 1e-3 else far
+    *inputs, _, _ = ladder_inputs(40, cells, filled, distance, jitter=jitter)
+    inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
+    same_on_all_backends(tuple(inputs), capacity, exponential_ladder(0.02, far, step, cone).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ladder_of_many_intervals_and_single_cells(dtype: torch.dtype):
+    """Rays of more chunks with samples than are stored, and cells that one interval alone meets."""
+    torch.manual_seed(0)
+    box = torch.tensor([[-1.0, -2, -1], [1, 2, 3]], dtype=dtype)
+    directions = torch.nn.functional.normalize(torch.randn(300, 3, dtype=dtype), dim=-1)
+    origins, jitter = torch.randn(300, 3, dtype=dtype), torch.rand(300, dtype=dtype)
+    ladder = exponential_ladder(0.0, 400.0, 0.004, 1 / 256).to(dtype)
+    few, many = torch.rand(128, 120, 130) < 1e-3, torch.rand(16, 16, 16) < 0.6
+    for occupancy in (few, many):
+        inputs = origins, directions, occupancy, box, None, 0.0, math.inf, jitter
+        assert same_on_all_backends(inputs, None, ladder)[-1] > 300
+
+
+@pytest.mark.parametrize("backend, device", backend_params("march"))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rays_that_a_ladder_leaves_without_samples(backend: str, device: str, dtype: torch.dtype):
+    """Only the first has samples: no direction, numbers that are not finite, too far away."""
+    bad = [[0.0, 0, 0], [math.nan, 0, 1], [0, math.inf, 0]]
+    far = [[1e37 if dtype == torch.float32 else 1e300, 0, 0]]
+    directions = torch.tensor([[0.0, 0, 1], *bad, *[[0.0, 0, 1]] * 4], dtype=dtype, device=device)
+    origins = torch.tensor([[0.0, 0, 0]] * 4 + bad[1:] + [[0, -math.inf, 1]] + far, dtype=dtype, device=device)
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=dtype, device=device)
+    ladder = exponential_ladder(0.0, 50.0, 0.5, 0.1).to(device, dtype)
+    with ops.backend(backend):
+        got = march(origins, directions, torch.ones(4, 4, 4, device=device).bool(), box, None, ladder=ladder)
+        inner = torch.zeros(4, 4, 4, device=device).bool()
+        inner[1:3, 1:3, 1:3] = True
+        within = march(origins, directions, inner, box, None, ladder=ladder)
+    assert got[2].diff().tolist() == [len(ladder) - 2, *[0] * 7]
+    assert torch.equal(got[0], ladder[:-2]) and torch.equal(got[1], ladder[1:-1])
+    assert within[0].tolist() == [0.0, 0.5] and within[1].tolist() == [0.5, 1.0]  # the box, in cells of the middle
+
+
+@pytest.mark.parametrize("backend, device", fused_params("march"))
+def test_a_ladder_far_beyond_all_cells(backend: str, device: str):
+    """Distances up to where float32 ends, at which contracted positions no longer move."""
+    ladder = torch.tensor([0.0, 1e3, 1e10, 1e20, 1e29, 1e31, 1e38, 3e38], device=device)
+    directions = torch.nn.functional.normalize(torch.randn(9, 3, device=device), dim=-1)
+    inputs = directions * 0.1, directions, torch.ones(8, 8, 8, device=device).bool()
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    found = []
+    for name in ("torch", backend):
+        with ops.backend(name):
+            found.append(march(*inputs, box, None, ladder=ladder))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert (found[0][2].diff() >= 4).all()  # up to 2^100 half sides
+
+
 @pytest.mark.parametrize("backend, device", backend_params("march"))
 @pytest.mark.parametrize("n_rays, cells", [(0, (4, 4, 4)), (70, (4, 0, 4)), (0, (0, 4, 4))])
 @pytest.mark.parametrize("capacity", [None, 0, 9])
@@ -174,7 +257,7 @@ def test_a_step_far_too_small_is_an_error(backend: str, device: str):
 def test_counts_of_rays_too_long_add_up_without_wrapping_around(device: str, n_rays: int):
     origins, box = torch.zeros(n_rays, 3, device=device), torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupancy = torch.ones(4, 4, 4, device=device).bool()
-    inputs = origins, torch.ones_like(origins), occupancy, box, 1e-7, 0.0, 1e9, None
+    inputs = origins, torch.ones_like(origins), occupancy, box, 1e-7, 0.0, 1e9, None, None
     counts = torch.ops.nerfkit._march_count(*inputs)[0].tolist()
     assert min(counts) > 2**40 and sum(counts) <= 2**62
 
@@ -190,7 +273,17 @@ def test_counts_of_rays_too_long_add_up_without_wrapping_around(device: str, n_r
         ({"occupancy": torch.ones(4, 4).bool()}, ValueError, ("occupancy", "[X, Y, Z]", "[4, 4]")),
         ({"box": torch.ones(6)}, ValueError, ("box", "[2, 3]", "[6]")),
         ({"step": 0.0}, ValueError, ("step", "0.0")),
+        ({"step": None}, ValueError, ("step", "ladder")),
         ({"jitter": torch.rand(3)}, ValueError, ("jitter", "[2]", "[3]")),
+        ({"ladder": torch.rand(4)}, ValueError, ("ladder", "step", "0.1")),
+        ({"step": None, "ladder": torch.arange(4.0), "near": 0.5}, ValueError, ("ladder", "near", "0.5")),
+        ({"step": None, "ladder": torch.arange(4.0), "far": 9.0}, ValueError, ("ladder", "far", "9.0")),
+        ({"step": None, "ladder": torch.arange(2.0)}, ValueError, ("ladder", "3", "65536", "2")),
+        ({"step": None, "ladder": torch.arange(2.0**16 + 1)}, ValueError, ("ladder", "65536", "65537")),
+        ({"step": None, "ladder": torch.zeros(4)}, ValueError, ("ladder", "increasing")),
+        ({"step": None, "ladder": torch.tensor([0, 1, math.inf])}, ValueError, ("ladder", "finite")),
+        ({"step": None, "ladder": torch.zeros(2, 4)}, ValueError, ("ladder", "[L]", "[2, 4]")),
+        ({"step": None, "ladder": torch.arange(4.0).double()}, TypeError, ("ladder", "float32", "float64")),
     ],
 )
 def test_bad_input(change, error, named):

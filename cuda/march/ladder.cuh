@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a warp needs to march a ray with a ladder: the same functions as rays.cuh has for intervals of one length.
+
+#pragma once
+
+#include "march/ladder.h"
+#include "march/rays.cuh"
+
+namespace nerfkit {
+
+constexpr int MAX_LADDER_PROBES = 8;  // of the coarse grid, per chunk; each takes longer than one of rays.cuh
+
+// A ray in shared memory.
+template <class P>
+struct LadderTileRay : LadderRay<P> {
+  static constexpr bool inside = true;  // cells are clamped without a branch: chunks can be in flight together
+  static constexpr bool too_long = false;
+  int n_chunks;
+
+  __device__ P head() const { return this->jitter; }
+};
+
+template <class P>
+__device__ __forceinline__ LadderTileRay<P> ladder_tile_ray(const MarchArguments& in, int64_t index) {
+  LadderTileRay<P> ray{ladder_ray<P>(in, index), 0};
+  if (ray.marches) ray.n_chunks = (in.n_intervals + CHUNK - 1) / CHUNK;
+  return ray;
+}
+
+// Whether a cell near the middle of the segment, within BLOCK / 2 cells, may be occupied.
+template <class P>
+__device__ __forceinline__ bool probe(const Segment<P>& segment, const CoarseGrid& coarse) {
+  uint32_t at[3];
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis)
+    at[axis] = min(floor_saturated(segment.at[axis] * P(1. / BLOCK) + P(0.5)), uint32_t(coarse.blocks[axis]));
+  return coarse.any[(at[0] * (coarse.blocks[1] + 1) + at[1]) * (coarse.blocks[2] + 1) + at[2]];
+}
+
+// Whether an interval of the chunk may be a sample: as many probes, a power of two, as cover all of its middles.
+template <class P>
+__device__ __forceinline__ bool may_have_samples(const LadderTileRay<P>& ray, const MarchGrid& grid,
+                                                 const CoarseGrid& coarse, const Ladder<P>& ladder, int chunk) {
+  constexpr P RADIUS = P(BLOCK / 2 * 0.999);  // cells that a probe covers
+  const int begin = chunk * CHUNK, end = min(begin + CHUNK, ladder.n_intervals);
+  const P a = ladder.middle(ray.jitter, begin), b = ladder.middle(ray.jitter, end - 1);
+  const Segment<P> whole = segment(ray, grid, a, b);
+  if (whole.reach <= RADIUS) return probe(whole, coarse);
+  if (!(whole.reach <= RADIUS * MAX_LADDER_PROBES)) return true;
+  int probes = 2;
+  while (whole.reach > RADIUS * P(probes)) probes *= 2;
+  const int intervals = CHUNK / probes;  // of a probe
+  bool any = false;
+#pragma unroll 1
+  for (int first = begin; first < end && !any; first += intervals) {
+    const int last = min(first + intervals, end) - 1;
+    const Segment<P> part = segment(ray, grid, ladder.middle(ray.jitter, first), ladder.middle(ray.jitter, last));
+    any = !(part.reach <= RADIUS) || probe(part, coarse);
+  }
+  return any;
+}
+
+template <bool INSIDE, class P>
+__device__ __forceinline__ Interval interval(const LadderTileRay<P>& ray, const MarchGrid& grid,
+                                             const Ladder<P>& ladder, P k) {
+  if (!(k < P(ladder.n_intervals))) return {0, false};
+  const LadderCell at = ladder_cell(ray, grid, ladder.middle(ray.jitter, int(k)));
+  return {at.index, at.valid};
+}
+
+}  // namespace nerfkit

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nerfkit.contraction import MAX_LADDER, contract, exponential_ladder, uncontract
+from tests.naming import raises_naming
+
+BOX = torch.tensor([[-3.0, 0.5, -1], [5, 1, 2]], dtype=torch.float64)
+UNIT = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
+EPS = torch.finfo(torch.float64).eps
+coordinates = st.lists(st.floats(-1000, 1000), min_size=3, max_size=3)
+
+
+def magnitudes(x: torch.Tensor) -> torch.Tensor:
+    return x.abs().amax(-1)
+
+
+@given(u=coordinates)
+def test_uncontract_is_the_inverse(u):
+    u = torch.tensor([u], dtype=torch.float64)
+    positions = BOX.mean(0) + u * (BOX[1] - BOX[0]) / 2
+    contracted = contract(positions, BOX)
+    back = (uncontract(contracted, BOX) - BOX.mean(0)) / ((BOX[1] - BOX[0]) / 2)
+    assert (back - u).abs().max() <= 1e-12 * max(1.0, magnitudes(u).item())  # of the distance
+    assert (contract(uncontract(contracted, BOX), BOX) - contracted).abs().max() <= 1e-14
+
+
+@given(u=coordinates, share=st.floats(1, 3))
+def test_farther_along_a_line_from_the_centre_is_farther_in_the_cube(u, share):
+    u = torch.tensor([u], dtype=torch.float64)
+    near, far = contract(u, UNIT), contract(u * share, UNIT)
+    assert (magnitudes(far) >= magnitudes(near) - 4 * EPS).all() and magnitudes(far) <= 2
+    assert (magnitudes(near) <= 1) == (magnitudes(u) <= 1)
+
+
+@given(u=st.lists(st.floats(-1, 1), min_size=3, max_size=3), axis=st.integers(0, 2), side=st.sampled_from((-1.0, 1.0)))
+def test_continuous_across_faces(u, axis, side):
+    u[axis] = side
+    face = torch.tensor([u], dtype=torch.float64)
+    assert torch.equal(contract(face, UNIT), face)
+    for shift in (-1e-9, 1e-9):
+        assert (contract(face * (1 + shift), UNIT) - face).abs().max() < 3e-9
+
+
+@given(a=coordinates, b=coordinates, seed=st.integers(0, 99))
+def test_no_point_moves_faster_than_four_thirds(a, b, seed):
+    """What march's kernels rely on to skip cells."""
+    a, b = (torch.tensor([x], dtype=torch.float64) for x in (a, b))
+    b = a + (b - a) * 10.0 ** -(seed % 5)
+    assert magnitudes(contract(a, UNIT) - contract(b, UNIT)) <= 4 / 3 * magnitudes(a - b) * (1 + 1e-9) + 1e-14
+
+
+EXTREMES = [
+    [0.0, 0, 0], [1, 1, 1], [-1, 1, 0], [1, 0.5, 0], [1 + 1e-7, -1 - 1e-7, 1], [1e30, 0, 0], [-1e30, 1e30, 1],
+    [math.inf, 0, 0], [math.inf, -math.inf, 1], [1e38, 1e38, -1e38], [1e-40, 0, 0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("values", EXTREMES)
+def test_finite_at_the_centre_at_edges_and_at_infinity(values: list, dtype: torch.dtype):
+    positions = torch.tensor([values], dtype=dtype, requires_grad=True)
+    contracted = contract(positions, UNIT.to(dtype))
+    assert (contracted.abs() <= 2).all()
+    (gradient,) = torch.autograd.grad(contracted.sum(), positions)
+    assert gradient.isfinite().all() and gradient.abs().max() <= 3
+    there = contracted.detach().requires_grad_()
+    back = uncontract(there, UNIT.to(dtype))
+    assert back.isfinite().all()
+    assert torch.autograd.grad(back.sum(), there)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("scale", [0.3, 0.999, 1.001, 2.0, 30.0])
+def test_gradients(scale: float):
+    torch.manual_seed(0)
+    positions = (torch.rand(7, 3).double() - 0.5) * 2 * scale
+    assert torch.autograd.gradcheck(lambda x: contract(x, UNIT), positions.requires_grad_())
+    contracted = contract(positions.detach(), UNIT).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: uncontract(x, UNIT), contracted, atol=1e-3)
+
+
+def test_infinity_is_far_but_finite():
+    faces = torch.tensor([[2.0, 0, 0], [2, -2, 1]], dtype=torch.float64)
+    assert (magnitudes(uncontract(faces, UNIT)) > 1e15).all()
+
+
+@settings(max_examples=60)
+@given(
+    near=st.floats(0, 5), length=st.floats(0.1, 1000), step=st.floats(0.05, 3),
+    cone=st.one_of(st.just(0.0), st.floats(1e-3, 0.5)), jitter=st.floats(0, 1),
+)  # fmt: skip
+def test_a_ladder_covers_near_to_far(near, length, step, cone, jitter):
+    far = near + length
+    ladder = exponential_ladder(near, far, step, cone)
+    lengths = ladder.diff()
+    assert len(ladder) >= 3 and ladder.dtype == torch.float64
+    torch.testing.assert_close(lengths, (cone * ladder[:-1]).clamp(min=step), rtol=1e-9, atol=1e-9)
+    ends = ladder[:-1] + jitter * lengths  # of march: interval k is from ends[k] to ends[k + 1]
+    assert (ends.diff() > 0).all()
+    assert near <= ends[0] <= ladder[1] and ends[-1] >= far and ladder[-3] < far
+
+
+def test_no_cone_gives_equal_steps():
+    torch.testing.assert_close(
+        exponential_ladder(1.0, 2.0, 0.25, 0.0), torch.tensor([1, 1.25, 1.5, 1.75, 2, 2.25]).double()
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        ((0.0, 1e6, 1e-3, 0.0), ("step", "0.001", "cone", str(MAX_LADDER))),
+        ((1e20, 1e21, 1e-3, 0.0), ("step", "0.001", "cone")),
+        ((2.0, 1.0, 0.1, 0.0), ("near", "far", "2.0", "1.0")),
+        ((-1.0, 1.0, 0.1, 0.0), ("near", "-1.0")),
+        ((0.0, math.inf, 0.1, 0.0), ("far", "inf")),
+        ((0.0, 1.0, 0.0, 0.1), ("step", "0.0")),
+        ((0.0, 1.0, 0.1, -0.1), ("cone", "-0.1")),
+    ],
+)
+def test_bad_ladder(arguments: tuple, named: tuple):
+    with raises_naming(ValueError, *named):
+        exponential_ladder(*arguments)
+
+
+def test_bad_positions():
+    with raises_naming(ValueError, "contract", "positions", "[N, 3]", "[2, 2]"):
+        contract(torch.zeros(2, 2), UNIT.float())
+    with raises_naming(TypeError, "uncontract", "float64", "float32"):
+        uncontract(torch.zeros(2, 3), UNIT)
