@@ -23,6 +23,7 @@ from scripts.work_of_rays import (
     compact_samples_work,
     composite_work,
     count_visible_work,
+    distortion_work,
     march_work,
     spherical_harmonics_work,
 )
@@ -64,6 +65,7 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
     "lltm": lltm_work,
     "mlp": mlp_work,
     "composite": composite_work,
+    "distortion": distortion_work,
     "march": march_work,
     "count_visible": count_visible_work,
     "compact_samples": compact_samples_work,

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit import ops
+from nerfkit.contraction import exponential_ladder
 from nerfkit.ops.packed import offsets_from_counts, ray_indices
-from scripts.work import Work, rand, size_of, under, with_gradient
+from scripts.work import Inputs, Work, rand, size_of, under, with_gradient
 
 COMPOSITE = ("density", "rgb", "t_starts", "t_ends", "ray_offsets", "background")
 
@@ -43,6 +44,30 @@ def composite_work(device: str) -> Iterator[Work]:
     )
 
 
+def distortion_work(device: str) -> Iterator[Work]:
+    rays = 40000
+    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 0.5).clamp(0, 60).long().to(device)
+    offsets = offsets_from_counts(counts)
+    n = int(offsets[-1])
+    index = ray_indices(offsets, n)
+    t = (torch.arange(n, device=device) - offsets[index]) / 64 + 0.05
+    x = with_gradient(weights=torch.rand(n, device=device)) | {"t_starts": t, "t_ends": t + 1 / 64, "offsets": offsets}
+    call = lambda x: ops.distortion(*x.values(), near=0.05, far=100.0, linear=1.0)  # noqa: E731
+    moved = size_of(x["weights"], t, t, offsets) + rays * 4
+    yield Work(
+        "distortion",
+        f"{n} samples of {rays} rays",
+        x,
+        call,
+        under("torch", call),
+        "definition",
+        moved,
+        moved + n * 4,
+        ("weights",),
+        ("forward", "both"),
+    )
+
+
 def march_work(device: str) -> Iterator[Work]:
     rays = 50000
     side = torch.linspace(-1, 1, 128, device=device)
@@ -65,6 +90,27 @@ def march_work(device: str) -> Iterator[Work]:
             parts=("forward", "wall forward"),
             check=False,  # a middle within rounding of a border may fall on either side; the tests compare in float64
         )
+    yield from march_ladder_work(device)
+
+
+def march_ladder_work(device: str, rays: int = 20000) -> Iterator[Work]:
+    """Unbounded space: rays from inside the box through 256^3 contracted cells."""
+    side = torch.linspace(-2, 2, 256, device=device)
+    radius = torch.stack(torch.meshgrid(side, side, side, indexing="ij")).norm(dim=0)
+    occupancy = (radius - 1.3).abs() < 0.045  # a shell of 3 % of the cells, outside the box at its faces
+    x = {
+        "origins": torch.rand(rays, 3, device=device) - 0.5,
+        "directions": F.normalize(torch.randn(rays, 3, device=device), dim=-1),
+        "occupancy": occupancy,
+        "box": torch.tensor([[-1.0, -1, -1], [1, 1, 1]], device=device),
+        "ladder": exponential_ladder(0.05, 500.0, step=2 * 3**0.5 / 1024, cone=1 / 200).float().to(device),
+    }
+
+    def call(x: Inputs) -> Tensor:
+        return ops.march(*list(x.values())[:4], None, capacity=2**20, ladder=x["ladder"])[0]
+
+    name = f"{rays} rays, 256^3, a ladder of {len(x['ladder'])}, padded"
+    yield Work("march", name, x, call, under("torch", call), "definition", parts=("forward", "wall forward"))
 
 
 def marched_rays(device: str, rays: int = 50000) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,13 @@ def test_uncontract_is_the_inverse(u):
     assert (contract(uncontract(contracted, BOX), BOX) - contracted).abs().max() <= 1e-14
 
 
+def test_the_box_becomes_the_cube_of_half_the_side():
+    corners = torch.stack([BOX[0], BOX[1], BOX.mean(0)])
+    cube = torch.tensor([[-1.0] * 3, [1.0] * 3, [0.0] * 3]).double()
+    torch.testing.assert_close(contract(corners, BOX), cube)
+    torch.testing.assert_close(uncontract(cube, BOX), corners)
+
+
 @given(u=coordinates, share=st.floats(1, 3))
 def test_farther_along_a_line_from_the_centre_is_farther_in_the_cube(u, share):
     u = torch.tensor([u], dtype=torch.float64)
@@ -110,10 +117,15 @@ def test_no_cone_gives_equal_steps():
     )
 
 
+def test_the_longest_ladder():
+    assert len(exponential_ladder(0.0, MAX_LADDER - 2.0, 1.0, 0.0)) == MAX_LADDER
+
+
 @pytest.mark.parametrize(
     "arguments, named",
     [
         ((0.0, 1e6, 1e-3, 0.0), ("step", "0.001", "cone", str(MAX_LADDER))),
+        ((0.0, MAX_LADDER - 1.0, 1.0, 0.0), ("step", str(MAX_LADDER))),
         ((1e20, 1e21, 1e-3, 0.0), ("step", "0.001", "cone")),
         ((2.0, 1.0, 0.1, 0.0), ("near", "far", "2.0", "1.0")),
         ((-1.0, 1.0, 0.1, 0.0), ("near", "-1.0")),

@@ -100,7 +100,7 @@ BROKEN = {  # row pointers of rays with 6 samples
     "one_ray_past_the_end": [0, 7],
 }
 SHORT = {"before_the_end": [0, 2, 4, 5], "no_rays": [0]}  # count_visible and compact_samples take padding rows
-NEEDS_ALL = ("composite", "depthwise_conv1d", "lltm")
+NEEDS_ALL = ("composite", "depthwise_conv1d", "distortion", "lltm")
 OFFSETS = [(op, "ray_offsets", kind) for op in NEEDS_ALL for kind in (*BROKEN, *SHORT)]
 OFFSETS += [("count_visible", "ray_offsets", kind) for kind in BROKEN]
 OFFSETS += [("compact_samples", name, kind) for name in ("ray_offsets", "source_offsets") for kind in BROKEN]
@@ -113,6 +113,8 @@ def call_with_offsets(op: str, offsets: torch.Tensor, n: int, broken: str) -> ob
         return ops.composite(x[:, 0], x, x[:, 1], x[:, 2], offsets, torch.ones(3))
     if op == "count_visible":
         return ops.count_visible(x[:, 0], x[:, 1], x[:, 2], offsets, 0.1)
+    if op == "distortion":
+        return ops.distortion(x[:, 0], x[:, 1], x[:, 2], offsets, 0.0, 1.0, 1.0)
     if op == "depthwise_conv1d":
         return ops.depthwise_conv1d(x, torch.rand(3, 3), ray_offsets=offsets)
     if op == "lltm":
@@ -137,7 +139,7 @@ def test_broken_offsets_are_an_error_on_the_cpu(op: str, broken: str, kind: str,
             call_with_offsets(op, offsets, n, broken)
 
 
-@pytest.mark.parametrize("op", ["composite", "count_visible", "depthwise_conv1d", "lltm", "compact_samples"])
+@pytest.mark.parametrize("op", [*NEEDS_ALL, "count_visible", "compact_samples"])
 def test_offsets_that_fit_are_taken(op: str):
     """Whatever rays are empty, and where there are none; every backend gives the same."""
     for offsets, n in (([0, 0, 6, 6], 6), ([0, 6], 6), ([0, 0, 0], 0), ([0], 0)):
@@ -149,7 +151,7 @@ def test_offsets_that_fit_are_taken(op: str):
         for other in found[1:]:
             torch.testing.assert_close(other, found[0])
         rows = found[0][0] if isinstance(found[0], tuple) else found[0]
-        assert len(rows) == (len(offsets) - 1 if op in ("composite", "count_visible") else n)
+        assert len(rows) == (len(offsets) - 1 if op in ("composite", "count_visible", "distortion") else n)
 
 
 @pytest.mark.parametrize(

@@ -198,12 +198,17 @@ def test_a_ladder_far_beyond_all_cells(backend: str, device: str):
 @pytest.mark.parametrize("backend, device", backend_params("march"))
 @pytest.mark.parametrize("n_rays, cells", [(0, (4, 4, 4)), (70, (4, 0, 4)), (0, (0, 4, 4))])
 @pytest.mark.parametrize("capacity", [None, 0, 9])
-def test_no_rays_or_no_cells(backend: str, device: str, n_rays: int, cells: tuple, capacity: int | None):
+@pytest.mark.parametrize("step", [0.1, None])
+def test_no_rays_or_no_cells(
+    backend: str, device: str, n_rays: int, cells: tuple, capacity: int | None, step: float | None
+):
     rays, box = torch.rand(n_rays, 3, device=device), torch.tensor([[0.0] * 3, [1.0] * 3], device=device)
+    occupancy, ladder = (
+        torch.ones(cells, device=device).bool(),
+        torch.arange(5.0, device=device) if step is None else None,
+    )
     with ops.backend(backend):
-        t_starts, t_ends, ray_offsets = march(
-            rays, rays, torch.ones(cells, device=device).bool(), box, 0.1, capacity=capacity
-        )
+        t_starts, t_ends, ray_offsets = march(rays, rays, occupancy, box, step, capacity=capacity, ladder=ladder)
     assert t_starts.tolist() == t_ends.tolist() == [0.0] * (capacity or 0)
     assert ray_offsets.tolist() == [0] * (n_rays + 1)
 
@@ -226,21 +231,23 @@ def test_many_tiles_of_rays_and_cells_that_are_not_aligned(backend: str, device:
 
 
 @pytest.mark.cuda
-def test_a_graph_with_a_capacity():
+@pytest.mark.parametrize("step", [0.01, None])
+def test_a_graph_with_a_capacity(step: float | None):
     """A replay gives what a call with its inputs gives, whatever the one before has left in memory."""
     torch.manual_seed(0)
     directions = torch.nn.functional.normalize(torch.randn(3000, 3, device="cuda"), dim=-1)
     occupancy = torch.ones(20, 20, 20, device="cuda").bool()
-    inputs = -2 * directions, directions, occupancy, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"), 0.01
+    inputs = -2 * directions, directions, occupancy, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"), step
+    ladder = exponential_ladder(0.0, 9.0, 0.01, 0.01).float().cuda() if step is None else None
     with ops.backend("cuda"):
-        march(*inputs, capacity=20000)
+        march(*inputs, capacity=20000, ladder=ladder)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            got = march(*inputs, capacity=20000)
+            got = march(*inputs, capacity=20000, ladder=ladder)
         for filled in (0.3, 0.0, 0.01):
             occupancy.copy_(torch.rand(20, 20, 20, device="cuda") < filled)
             graph.replay()
-            wanted = march(*inputs, capacity=20000)
+            wanted = march(*inputs, capacity=20000, ladder=ladder)
             assert all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 

@@ -146,6 +146,18 @@ def composite(draw) -> Case:
     return Case("composite", "drawn", make, (0, 1, 5)), {}
 
 
+@st.composite
+def distortion(draw) -> Case:
+    counts = draw(st.lists(Int(0, 300), min_size=1, max_size=40))
+
+    def make() -> tuple:
+        n = sum(counts)
+        t = torch.cat([(torch.rand(k).double() * 8).sort().values for k in counts])
+        return torch.rand(n).double(), t, t + 1 / 64, offsets(*counts), 0.0, 8.0, 2.0
+
+    return Case("distortion", "drawn", make, (0,)), {}
+
+
 def few(*shape: int, share: float) -> Tensor:
     """-1, 0 or 1; about that share is not 0."""
     return torch.randint(0, 2, shape).double().mul(2).sub(1) * (torch.rand(*shape) < share)
@@ -213,6 +225,7 @@ def lazy_adam(draw) -> Case:
 DRAWN = {
     "trilinear": trilinear(), "grid_encode": grid_encode(), "depthwise_conv1d": conv1d(),
     "depthwise_conv2d": conv2d(), "lltm_cell": lltm_cell(), "lltm": lltm(), "composite": composite(),
+    "distortion": distortion(),
     "mlp": mlp(), "count_visible": count_visible(), "compact_samples": compact_samples(),
     "spherical_harmonics": spherical_harmonics(), "lazy_adam": lazy_adam(),
 }  # fmt: skip
