@@ -16,6 +16,8 @@ from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
 from nerfkit.ops import Resolved, choices, resolve
 
+MAX_RAYS_RENDERED = 2**20  # at a time, by default
+
 
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
@@ -79,6 +81,12 @@ class Model(nn.Module):
         """Upper bound of a ray's samples; None if unknown, and then a step is never a CUDA graph."""
         sampler = self._sampler()
         return sampler.max_samples_per_ray if sampler else None
+
+    @property
+    def max_rays_rendered(self) -> int:
+        """Rays of an image that are rendered at a time, at most."""
+        sampler = self._sampler()
+        return getattr(sampler, "max_rays_rendered", MAX_RAYS_RENDERED)
 
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         """The backend of each op that the model calls, and why; raises BackendError if one cannot run."""

@@ -3,7 +3,8 @@
 
 The cube `box` is sampled as it is; all that lies outside of it, however far, is contracted into a shell as thick as
 half the cube (`nerfkit.contraction`), and the grid's cells cover both. Cells that no training camera sees are never
-occupied: nothing could tell what is in them, and floaters would grow there.
+occupied: nothing could tell what is in them, and floaters would grow there. Nor are those that no training ray has
+reached for a while, such as all that lies behind a wall: it costs samples, and nobody sees it.
 """
 
 from __future__ import annotations
@@ -13,18 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.config import SamplingConfig
-from nerfkit.contraction import exponential_ladder, uncontract
+from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.model.sampling import OccupancySampler
-from nerfkit.ops import march
+from nerfkit.model.sampling import DensityFn, Marched, OccupancySampler, Samples
+from nerfkit.ops import compact_samples, march
+from nerfkit.ops.packed import offsets_from_counts
 
-BLOCK = 2  # cells a side of the blocks that are projected into the cameras
+BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
+REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
 MAX_POINTS = 2**22  # of blocks, projected at a time
 
 
 class ContractedSampler(OccupancySampler):
     """Marches rays in steps of max(step, cone * distance) from near to far."""
 
+    max_rays_rendered = 2**16  # at a time: the first of them pass hundreds of samples each
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
 
     def __init__(self, config: SamplingConfig, box: Tensor):
@@ -34,6 +38,9 @@ class ContractedSampler(OccupancySampler):
         self.register_buffer("center", self.box.mean(0))  # [3] of the training cameras
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
+        self.register_buffer("threshold", torch.zeros(()))  # opacity of an interval, below which it is not rendered
+        blocks = (-(-side // BLOCK),) * 3
+        self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
 
     @property
     def max_samples_per_ray(self) -> float:
@@ -45,14 +52,53 @@ class ContractedSampler(OccupancySampler):
         return torch.ones_like(rays.origins[:, 0], dtype=torch.bool)
 
     def stats(self) -> dict[str, float]:
-        """Shares of the cells that are occupied, and that a training camera sees."""
-        return super().stats() | {"seen": round(self.seen.float().mean().item(), 4)}
+        """Shares of the cells that are occupied, and that a training camera sees; of blocks that rays reach."""
+        reached = (self.unreached < REACHED_UPDATES).float().mean()
+        return super().stats() | {
+            "seen": round(self.seen.float().mean().item(), 4),
+            "reached": round(reached.item(), 4),
+        }
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         return march(
             rays.origins, rays.directions, self.occupancy, self.box, None,
             jitter=jitter, capacity=capacity, ladder=self.ladder,
         )  # fmt: skip
+
+    def chosen(self, marched: Marched, density: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Visible samples but for those of hardly any opacity: rays through unbounded space pass many of them."""
+        rays, t_starts, t_ends, ray_offsets = marched
+        n_rows = len(t_starts)
+        *_, ray_index = compact_samples(*rays[:2], t_starts, t_ends, ray_offsets, ray_offsets, n_rows)  # [M]
+        rows = torch.arange(n_rows, device=ray_index.device)
+        visible = rows < (ray_offsets[:-1] + counts)[ray_index]  # [M]
+        kept = visible & (-torch.expm1(-density * (t_ends - t_starts)) >= self.threshold)
+        up_to = offsets_from_counts(kept)  # [M+1] kept before each row
+        target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
+        t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
+        ray_offsets = up_to[ray_offsets]
+        return t_starts, t_ends, ray_offsets, ray_offsets.diff()
+
+    def forward(
+        self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
+    ) -> Samples:
+        samples = super().forward(rays, density_fn, jitter, capacity)
+        if self.training and torch.is_grad_enabled():  # not where a view is scored
+            self._note_reached(samples.positions.detach())
+        return samples
+
+    def _note_reached(self, positions: Tensor) -> None:
+        """Note the blocks of samples at world positions [N, 3]."""
+        side = self.unreached.shape[0]
+        block = ((contract(positions, self.box) + 2) * (side / 4)).long().clamp_(0, side - 1)  # [N, 3]
+        index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
+        self.unreached.view(-1).index_fill_(0, index, 0)
+
+    @torch.no_grad()
+    def update(self, density_fn: DensityFn, step: int) -> None:
+        if step % self.config.occupancy_every == 0 and step >= self.config.occupancy_warmup:
+            torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
+        super().update(density_fn, step)
 
     def points_in(self, unit: Tensor) -> Tensor:
         return uncontract(4 * unit - 2, self.box)
@@ -72,20 +118,26 @@ class ContractedSampler(OccupancySampler):
     def _set_occupancy(self) -> None:
         # Cells that are never occupied do not count in the mean, either.
         mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
-        threshold = mean.clamp(max=self.config.occupancy_threshold)
-        torch.gt(self.opacity, threshold, out=self.occupancy)
+        self.threshold.copy_(mean.clamp(max=self.config.occupancy_threshold))
+        torch.gt(self.opacity, self.threshold, out=self.occupancy)
         self.occupancy &= self.seen
+        self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
+
+    def _near_blocks(self, blocks: Tensor) -> Tensor:
+        """Cells [N, N, N] bool in or beside one of the `blocks` [B, B, B] bool."""
+        side = self.config.occupancy_resolution
+        grown = F.max_pool3d(blocks[None, None].to(torch.float32), 3, stride=1, padding=1)[0, 0] > 0
+        for axis in range(3):
+            grown = grown.repeat_interleave(BLOCK, dim=axis)
+        return grown[:side, :side, :side]
 
     def _seen_cells(self, cameras: Cameras) -> Tensor:
         """Cells [N, N, N] bool in or beside a block whose middle some camera sees."""
-        side = self.config.occupancy_resolution
-        n_blocks = -(-side // BLOCK)
-        middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) / n_blocks
+        n_blocks = self.unreached.shape[0]
+        middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) * BLOCK / self.config.occupancy_resolution
         unit = torch.cartesian_prod(middles, middles, middles)  # [n_blocks^3, 3]
         seen = torch.cat([self._seen(self.points_in(part), cameras) for part in unit.split(MAX_POINTS)])
-        blocks = seen.view(1, 1, n_blocks, n_blocks, n_blocks).float()
-        grown = F.max_pool3d(blocks, 3, stride=1, padding=1)
-        return F.interpolate(grown, size=(side, side, side), mode="nearest")[0, 0] > 0
+        return self._near_blocks(seen.view(n_blocks, n_blocks, n_blocks))
 
     def _seen(self, points: Tensor, cameras: Cameras) -> Tensor:
         """Which points [P, 3] lie in an image of the cameras, and not nearer than `near`, bool [P]."""

@@ -72,6 +72,7 @@ class OccupancySampler(nn.Module):
     which intervals, a sampler that derives from it says."""
 
     ops = ("march", "count_visible", "compact_samples")
+    max_rays_rendered = 2**20  # at a time
     drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
@@ -123,7 +124,9 @@ class OccupancySampler(nn.Module):
             if stops:
                 in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
                 density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
-                ray_offsets = offsets_from_counts(self._count_visible(marched, density))
+                counts = self._count_visible(marched, density)
+                t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts)
+                ray_offsets = offsets_from_counts(counts)
                 n_rows = int(ray_offsets[-1]) if capacity is None else capacity
                 ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
                 ray_complete = ray_complete & fits
@@ -136,6 +139,11 @@ class OccupancySampler(nn.Module):
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
+
+    def chosen(self, marched: Marched, density: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render:
+        t_starts and t_ends in rows, the rays' row pointers [R+1], and how many of each ray [R]."""
+        return marched.t_starts, marched.t_ends, marched.ray_offsets, counts
 
     def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
         """Visible samples [R] of each ray, from the density [M] of all."""

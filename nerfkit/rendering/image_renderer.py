@@ -28,7 +28,7 @@ class ImageRenderer:
     def __init__(self, model: Model, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.model = model
         self.background = background  # [3]
-        self.chunk = chunk or default_chunk(background.device)  # rays
+        self.chunk = chunk or min(default_chunk(background.device), model.max_rays_rendered)  # rays
         self.stays_on_device = stays_on_device
 
     @torch.no_grad()
