@@ -504,13 +504,6 @@ FAULTS = [
         "torch.ones_like(inside)",
         "contracted",
     ),
-    Fault(
-        "opacity_of_a_far_cell_of_a_short_interval",
-        "model/contracted.py",
-        "(distance * self.config.cone).clamp(min=self.config.step)",
-        "(distance * 0).clamp(min=self.config.step)",
-        "contracted",
-    ),
     Fault("features_of_a_box_outside_of_it", "model/grid.py", "if self.contracted:", "if False:", "contracted"),
     Fault("density_bias_ignored", "model/decoder.py", "+ self.density_bias", "- 1", "contracted"),
     Fault(

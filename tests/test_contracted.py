@@ -81,7 +81,6 @@ def test_cells_that_no_camera_sees_are_never_occupied():
         assert sampler.occupancy[cell_of(sampler, ahead)]
         assert not sampler.occupancy[cell_of(sampler, behind)] and not sampler.occupancy[cell_of(sampler, beside)]
     assert 0.1 < sampler.stats()["seen"] < 0.5
-    torch.testing.assert_close(sampler.center, torch.zeros(3))
 
 
 def test_what_is_nearer_than_near_is_not_seen():
@@ -107,16 +106,6 @@ def test_seen_cells_are_saved_with_the_model():
     sampler.observe(forward_cameras())
     other.load_state_dict(sampler.state_dict())
     assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
-
-
-def test_a_cells_opacity_is_that_of_an_interval_as_long_as_there():
-    sampler = sampler_of(occupancy_threshold=0.01)
-    near, far = torch.tensor([[0.5, 0, 0]]), torch.tensor([[50.0, 0, 0]])
-    assert sampler.interval_at(near).item() == pytest.approx(0.05)
-    assert sampler.interval_at(far).item() == pytest.approx(2.5)
-    sampler.update(lambda points: torch.full(points.shape[:1], 0.05), 0)  # opacity .0025 near, .12 at 50
-    far_cell, near_cell = cell_of(sampler, (50.0, 0, 0)), cell_of(sampler, (0.5, 0, 0))
-    assert sampler.occupancy[far_cell] and not sampler.occupancy[near_cell]
 
 
 def small_config(**trainer) -> Config:

@@ -35,7 +35,6 @@ class ContractedSampler(OccupancySampler):
         super().__init__(config, box)
         ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
         self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
-        self.register_buffer("center", self.box.mean(0))  # [3] of the training cameras
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
         self.register_buffer("threshold", torch.zeros(()))  # opacity of an interval, below which it is not rendered
@@ -103,15 +102,9 @@ class ContractedSampler(OccupancySampler):
     def points_in(self, unit: Tensor) -> Tensor:
         return uncontract(4 * unit - 2, self.box)
 
-    def interval_at(self, points: Tensor) -> Tensor:
-        """Length [M] of the intervals of a camera in the middle of all."""
-        distance = torch.linalg.vector_norm(points - self.center, dim=-1)  # [M]
-        return (distance * self.config.cone).clamp(min=self.config.step)
-
     @torch.no_grad()
     def observe(self, cameras: Cameras) -> None:
         """Note which cells a camera sees at least `near` away; all others stay empty."""
-        self.center.copy_(cameras.positions.mean(0))
         self.seen.copy_(self._seen_cells(cameras))
         self.occupancy &= self.seen
 

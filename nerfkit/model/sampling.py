@@ -80,7 +80,9 @@ class OccupancySampler(nn.Module):
         self.config = config
         side = config.occupancy_resolution
         self.register_buffer("box", box.clone())  # [2, 3]
-        self.register_buffer("opacity", torch.zeros(side, side, side))  # of one interval, decaying maximum
+        self.register_buffer(
+            "opacity", torch.zeros(side, side, side)
+        )  # of an interval as long as step, decaying maximum
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,10 +91,6 @@ class OccupancySampler(nn.Module):
 
     def points_in(self, unit: Tensor) -> Tensor:
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
-        raise NotImplementedError
-
-    def interval_at(self, points: Tensor) -> Tensor | float:
-        """Length [M] of an interval at world positions [M, 3]."""
         raise NotImplementedError
 
     def observe(self, cameras: Cameras) -> None:
@@ -199,7 +197,7 @@ class OccupancySampler(nn.Module):
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
             points = self._random_points(chunk)
-            evaluated = -torch.expm1(-density_fn(points) * self.interval_at(points))
+            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
         self._set_occupancy()
 
@@ -249,9 +247,6 @@ class BoxSampler(OccupancySampler):
 
     def points_in(self, unit: Tensor) -> Tensor:
         return self.box[0] + unit * (self.box[1] - self.box[0])
-
-    def interval_at(self, points: Tensor) -> float:
-        return self.config.step
 
 
 def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:
