@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from nerfkit import config, ops  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
 from nerfkit.commands.options import TYRO  # noqa: E402
+from nerfkit.commands.scene_options import given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.pool import ImagePool  # noqa: E402
@@ -69,7 +70,7 @@ def main(arguments: list[str]) -> int:
         if options.draw:
             draw(report["runs"], options.draw)
         return 0
-    bench(options, [Case(variant) for variant in options.variants])
+    bench(options, [Case(variant) for variant in options.variants], given_options(arguments))
     return 0
 
 
@@ -93,10 +94,10 @@ class Case:
         return self.name or self.changes or "default"
 
 
-def bench(options: BenchOptions, cases: Sequence[Case]) -> None:
-    """Train each case with each seed, and write down how it went."""
+def bench(options: BenchOptions, cases: Sequence[Case], given: Collection[str] = ()) -> None:
+    """Train each case with each seed, and write down how it went; options that were `given` are not the scene's."""
     device = pick_device(options.device)
-    scene = find_scene(options)
+    scene = find_scene(options, given)
     train, test = (
         LoadedViews(views, views.load()) for views in (scene.split("train"), scene.split(options.eval.split))
     )

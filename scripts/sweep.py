@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
+from nerfkit.commands.scene_options import given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.scene import in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
@@ -75,15 +76,16 @@ def main(arguments: list[str]) -> int:
     if options.json is None:
         raise UserError("--json FILE is where the results go, and where a stopped sweep goes on")
     for text in options.scenes:
-        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases])
+        given = given_options(arguments)
+        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases], given)
     if not options.json.exists():
         raise UserError(f"{options.json} is not there; --scenes NAME=FOLDER ... begins it")
     print(table(json.loads(options.json.read_text())["runs"], options.metric))
     return 0
 
 
-def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> None:
-    """Train every case on one scene with every seed, but for what the file has."""
+def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], given: set[str]) -> None:
+    """Train every case on one scene with every seed, but for what the file has; `given` are names of options."""
     device = pick_device(options.device)
     done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
     done = {tuple(run.get(key) for key in KEY) for run in done}
@@ -101,7 +103,7 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> 
     wanted = [(case, key) for case, key in wanted if tuple(key.values()) not in done]
     if not wanted:
         return
-    found = find_scene(settings)
+    found = find_scene(settings, given | {change.partition("=")[0] for change in scene.changes.split(",")})
     train, test = (
         LoadedViews(views, views.load()) for views in (found.split("train"), found.split(options.eval.split))
     )

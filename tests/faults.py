@@ -307,15 +307,15 @@ FAULTS = [
     Fault(
         "a_given_default_box_ignored",
         "commands/train.py",
-        "find_scene(options, box_given, options.resume)",
-        "find_scene(options, False, options.resume)",
+        '"data.box" in given or ',
+        "",
         "captures",
     ),
     Fault(
         "near_of_the_frame_ignored",
         "commands/scene_options.py",
-        '_set_default(options, "sampling.near", scene.frame.near)',
-        "pass",
+        '"sampling.near": scene.frame.near, ',
+        "",
         "captures",
     ),
     Fault(
@@ -328,8 +328,8 @@ FAULTS = [
     Fault(
         "sizes_of_the_preset_replaced",
         "commands/scene_options.py",
-        "if getattr(getattr(options, group), key) ==",
-        "if True or getattr(getattr(options, group), key) ==",
+        " and getattr(target, key) == getattr(default, key)",
+        "",
         "captures",
     ),
     Fault(
@@ -378,7 +378,7 @@ FAULTS = [
     Fault(
         "no_bias_of_density",
         "model/decoder.py",
-        "_at_least_float32(embedding[:, 0]) - 1",
+        "_at_least_float32(embedding[:, 0]) + self.density_bias",
         "_at_least_float32(embedding[:, 0])",
         "golden_image",
     ),
@@ -493,8 +493,8 @@ FAULTS = [
     Fault(
         "what_no_camera_sees_is_occupied",
         "model/contracted.py",
-        "        self.occupancy &= self.seen\n\n    def _seen_cells",
-        "\n    def _seen_cells",
+        "        self.occupancy &= self.seen\n        self.occupancy &= self._near",
+        "        self.occupancy &= self._near",
         "contracted",
     ),
     Fault(
@@ -504,6 +504,28 @@ FAULTS = [
         "torch.ones_like(inside)",
         "contracted",
     ),
+    Fault(
+        "what_no_ray_reaches_stays_occupied",
+        "model/contracted.py",
+        "self._near_blocks(self.unreached < REACHED_UPDATES)",
+        "self.seen",
+        "contracted",
+    ),
+    Fault(
+        "scored_views_reach_blocks",
+        "model/contracted.py",
+        "if self.training and torch.is_grad_enabled():",
+        "if True:",
+        "contracted",
+    ),
+    Fault(
+        "transparent_samples_rendered",
+        "model/contracted.py",
+        ">= self.threshold)",
+        ">= 0 * self.threshold)",
+        "contracted",
+    ),
+    Fault("invisible_samples_rendered", "model/contracted.py", "kept = visible & (", "kept = (", "contracted"),
     Fault("features_of_a_box_outside_of_it", "model/grid.py", "if self.contracted:", "if False:", "contracted"),
     Fault("density_bias_ignored", "model/decoder.py", "+ self.density_bias", "- 1", "contracted"),
     Fault(
@@ -1029,8 +1051,8 @@ FAULTS = [
     Fault(
         "train_downscale_ignored",
         "commands/train.py",
-        "data.format, data.downscale, given",
-        "data.format, 1.0, given",
+        "data.format, data.downscale, box",
+        "data.format, 1.0, box",
         "command_results",
     ),
     Fault(

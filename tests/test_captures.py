@@ -282,8 +282,11 @@ def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp
     find_scene(given)
     assert given.data.background == "black"
     boxed = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.box", *map(str, BOX)])
-    find_scene(boxed, box_given=True)
+    find_scene(boxed, {"data.box"})
     assert boxed.data.background == "white" and boxed.sampling.kind == "box"
+    chosen = train_options([*options, "--data.path", str(tmp_path / "place")])
+    find_scene(chosen, {"trainer.distortion", "sampling.near"})
+    assert chosen.trainer.distortion == 0 and chosen.sampling.near == 0, "given as the defaults are"
     in_box = train_options([*options, "--data.path", str(tmp_path / "place"), "--sampling.kind", "box"])
     frame = find_scene(in_box).frame
     assert in_box.sampling.kind == "box" and in_box.data.box == tuple(frame.box.flatten().tolist())

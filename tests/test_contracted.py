@@ -10,7 +10,7 @@ from nerfkit.contraction import contract
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.lens import Lens
 from nerfkit.errors import ConfigError
-from nerfkit.model.contracted import ContractedSampler
+from nerfkit.model.contracted import REACHED_UPDATES, ContractedSampler
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.losses import default_loss, spacing
 from nerfkit.training.trainer import Trainer
@@ -106,6 +106,54 @@ def test_seen_cells_are_saved_with_the_model():
     sampler.observe(forward_cameras())
     other.load_state_dict(sampler.state_dict())
     assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
+
+
+def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does():
+    sampler = sampler_of(occupancy_warmup=0, occupancy_every=1)
+    sampler.train()
+    reached, behind = (3.0, 0.0, 0.0), (0.0, 0.0, 60.0)
+
+    def wall(points: Tensor) -> Tensor:
+        return torch.full(points.shape[:1], 1e4)
+
+    for step in range(REACHED_UPDATES + 1):
+        sampler.opacity.fill_(1.0)
+        sampler.update(wall, step)
+        sampler(ray((2.5, 0, 0), (1.0, 0, 0)), wall)
+        with torch.no_grad():
+            sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 500 * thin(points))  # as of a view that is scored
+    assert sampler.occupancy[cell_of(sampler, reached)] and not sampler.occupancy[cell_of(sampler, behind)]
+    assert sampler.stats()["reached"] < 0.1
+    sampler.occupancy.fill_(True)
+    sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 500 * thin(points))
+    sampler.update(wall, REACHED_UPDATES + 1)
+    assert sampler.occupancy[cell_of(sampler, behind)]
+
+
+@pytest.mark.parametrize("capacity", [None, 40, 4000])
+def test_samples_of_hardly_any_opacity_are_not_rendered(capacity):
+    """Those that are, are the visible ones above the threshold, near to far, of each ray that fits."""
+    sampler = sampler_of()
+    sampler.threshold.fill_(0.05)
+    rays = Rays(torch.zeros(3, 3), torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 0]])))
+
+    def density_fn(points: Tensor) -> Tensor:
+        return torch.where((10 * points.norm(dim=-1)).sin() > 0, 4.0, 1e-3)
+
+    samples = sampler(rays, density_fn, None, capacity)
+    starts = sampler.ladder[:-2]
+    lengths = sampler.ladder[1:-1] - starts
+    for r in range(3):
+        middles = rays.directions[r] * (starts + lengths / 2)[:, None]
+        thickness = density_fn(middles) * lengths
+        visible = (thickness.cumsum(0) - thickness).neg().exp() > sampler.config.min_transmittance
+        expected = starts[visible & (-torch.expm1(-thickness) >= 0.05)]
+        found = samples.t_starts[samples.ray_offsets[r] : samples.ray_offsets[r + 1]]
+        if samples.ray_complete[r]:
+            torch.testing.assert_close(found, expected)
+        else:
+            assert len(found) == 0 and capacity == 40
+    assert capacity is None or len(samples.t_starts) == capacity
 
 
 def small_config(**trainer) -> Config:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from nerfkit.config import Config, check
@@ -13,20 +14,24 @@ from nerfkit.training.trainer import resolved_background
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 
-# Options of unbounded space where the user and the presets leave the default: space is four radii wide instead of a
-# box, most of it far away and empty at first.
+# Options of unbounded space where neither the user nor a preset says anything: space is four radii wide instead of a
+# box, most of it far away and empty.
 UNBOUNDED = {
     "model.max_resolution": 8192,
-    "model.density_bias": -4.6,  # a hundredth per radius: a ray passes hundreds of radii of what is not learned yet
     "sampling.occupancy_resolution": 256,
     "sampling.candidates_per_sample": 4.0,
-    "trainer.samples": 2**19,
-    "trainer.distortion": 0.002,
+    "trainer.distortion": 0.02,
 }
 
 
-def fit_to_scene(options: Config, scene: Scene) -> None:
-    """Set what the scene decides, in place; raises ConfigError if options contradict each other then."""
+def given_options(arguments: Sequence[str]) -> set[str]:
+    """Names, such as trainer.samples, of the options that the command line sets."""
+    return {argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--")}
+
+
+def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> None:
+    """Set what the scene decides, in place, but for options that were `given` or differ from the default; raises
+    ConfigError if options contradict each other then."""
     data, sampling = options.data, options.sampling
     data.background = resolved_background(data.background, scene)
     if sampling.kind == "auto":
@@ -34,24 +39,25 @@ def fit_to_scene(options: Config, scene: Scene) -> None:
         sampling.kind = "contracted" if is_place else "box"
     if scene.frame is not None:
         data.box = tuple(scene.frame.box.flatten().tolist())
-        _set_default(options, "sampling.near", scene.frame.near)
-        _set_default(options, "sampling.far", min(scene.frame.far, sampling.far))
+        found = {"sampling.near": scene.frame.near, "sampling.far": min(scene.frame.far, sampling.far)}
+        _set_unless(given, options, found)
     if sampling.kind == "contracted":
-        _fit_unbounded(options, scene)
+        _fit_unbounded(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
 
-def _fit_unbounded(options: Config, scene: Scene) -> None:
+def _fit_unbounded(options: Config, scene: Scene, given: Collection[str]) -> None:
     data = options.data
     if scene.frame is not None and scene.frame.kind != "object":
         data.box = CUBE
-    _set_default(options, "sampling.far", FAR_RADII / 2 * math.dist(data.box[:3], data.box[3:]) / math.sqrt(3))
-    for name, value in UNBOUNDED.items():
-        _set_default(options, name, value)
+    radius = math.dist(data.box[:3], data.box[3:]) / math.sqrt(12)
+    _set_unless(given, options, {"sampling.far": FAR_RADII * radius} | UNBOUNDED)
 
 
-def _set_default(options: Config, name: str, value: Any) -> None:
-    """Set an option that has its default value."""
-    group, _, key = name.partition(".")
-    if getattr(getattr(options, group), key) == getattr(getattr(Config(), group), key):
-        setattr(getattr(options, group), key, value)
+def _set_unless(given: Collection[str], options: Config, values: dict[str, Any]) -> None:
+    """Set those of the options that were not given and have their default values."""
+    for name, value in values.items():
+        group, _, key = name.partition(".")
+        target, default = getattr(options, group), getattr(Config(), group)
+        if name not in given and getattr(target, key) == getattr(default, key):
+            setattr(target, key, value)

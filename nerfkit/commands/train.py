@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, for_device, train_options
-from nerfkit.commands.scene_options import fit_to_scene
+from nerfkit.commands.scene_options import fit_to_scene, given_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
 from nerfkit.data.load import load_scene
@@ -35,8 +36,7 @@ def main(arguments: list[str]) -> int:
     device = pick_device(options.device)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    box_given = any(argument.partition("=")[0] == "--data.box" for argument in arguments)
-    scene = find_scene(options, box_given, options.resume)
+    scene = find_scene(options, given_options(arguments), options.resume)
     check_sizes(options, device)  # again: a place takes more than an object
     folder = open_folder(options, scene)
     views = scene.split("train")
@@ -81,18 +81,19 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Scene:
+def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -> Scene:
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
-    A box that was given, be it the default one, is meant in the files' own coordinates.
+    Options that were `given` stay as they are, be it the default. A box that was given is meant in the files' own
+    coordinates.
     """
     data, default = options.data, Config()
-    given = data.box if box_given or data.box != default.data.box else None
+    box = data.box if "data.box" in given or data.box != default.data.box else None
     frame = run_frame(Path(resume)) if resume else None
-    given, cutout = None if frame else given, data.masks == "cutout"
-    scene = load_scene(data.path, data.format, data.downscale, given, frame, data.sfm, cutout)
+    box, cutout = None if frame else box, data.masks == "cutout"
+    scene = load_scene(data.path, data.format, data.downscale, box, frame, data.sfm, cutout)
     if not resume:
-        fit_to_scene(options, scene)
+        fit_to_scene(options, scene, given)
     return scene
 
 
