@@ -175,12 +175,8 @@ class Several(Processes):
 
 def start() -> Processes:
     """The processes that torchrun started, of which this is one; just this one without torchrun."""
-    return Several() if is_one_of_several() else ALONE
-
-
-def is_one_of_several() -> bool:
-    """Whether torchrun started this process and others."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+    is_one_of_several = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
+    return Several() if is_one_of_several else ALONE
 
 
 def _end_some_time_after_a_signal() -> None:

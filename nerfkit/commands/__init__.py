@@ -53,16 +53,18 @@ def run_command(name: str, arguments: list[str]) -> None:
             raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
         return module.main(arguments, *processes)
 
-    sys.exit(status_of(command) if "TORCHELASTIC_RUN_ID" not in os.environ else status_among_processes(command))
+    sys.exit(status_among_processes(command))
 
 
 def status_among_processes(command: Callable[..., int | None]) -> int:
     """Exit status of a command in the processes that torchrun started, of which the first alone prints results."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # before torch is imported
+        return status_of(command)
     from nerfkit import parallel
 
-    if not parallel.is_one_of_several():
-        return status_of(command)
     processes = parallel.start()
+    if processes.size == 1:
+        return status_of(command)
 
     def failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
         messages.update(processes.tell(message))

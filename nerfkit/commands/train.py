@@ -43,7 +43,7 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
         check_scorable(scene.split(options.eval.split))
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
-    images = views.load(print)
+    images = views.load(print if processes.is_first else None)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
     with StopSignals() as signals:
