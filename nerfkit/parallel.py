@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +28,7 @@ LONGEST_STEP = timedelta(
     minutes=5
 )  # that others are waited for while training; a process that ended is noticed at once
 LONGEST_WAIT = timedelta(hours=2)  # elsewhere: images are read, shares of views are rendered
-SAME_ERROR = 3.0  # seconds in which an error that all processes find is told by the first
+SAME_ERROR = 1.0  # seconds in which an error that all processes find is told by the first
 GRACE = 25.0  # seconds from a signal to the end, even if a GPU waits for a lost process; torchrun kills after 30
 
 T = TypeVar("T")
@@ -146,6 +148,7 @@ class Several(Processes):
     def end(self, status: int) -> int:
         """Leave with an exit status; the others are waited for if it is 0."""
         if status:
+            sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)  # a GPU may wait for a lost process for ever: nothing is torn down
         self.wait()
         if self.dist.is_initialized():
@@ -167,7 +170,8 @@ class Several(Processes):
         try:
             return exchange()
         except RuntimeError as error:
-            reason = " ".join(str(error).split())[:150]
+            known = re.search(r"Connection \w+( by peer)?|Broken pipe|[Tt]imed out", str(error))
+            reason = known[0] if known else " ".join(str(error).split())[:100]
             raise RunError(
                 f"another process of the run has ended, or cannot be reached ({reason}); what it printed says why"
             ) from None
