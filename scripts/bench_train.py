@@ -266,6 +266,7 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
                 step()
             synchronize(trainer.device)
             times.append((time.perf_counter() - began) / steps * 1e3)
+        step.release_graph()  # NCCL cannot end while a graph holds its calls
         ms[name] = round(processes.most(torch.tensor(statistics.median(times))).item(), 4)
     return {
         "processes": processes.size,

@@ -121,11 +121,11 @@ def test_a_batch_without_weight_does_not_count():
 def test_models_that_differ_are_an_error(config, tmp_path):
     def train(processes):
         trainer = trained(config, processes, steps=1)
-        trainer.check_equal()
+        trainer.together.compare(trainer.model, 1, now=True)
         if processes.rank == 1:
             trainer.model.decoder.density_net.packed.data[0] += 1e-6
         with pytest.raises(TrainingError, match=r"step 1 .*decoder\.density_net\.packed"):
-            trainer.check_equal()
+            trainer.together.compare(trainer.model, 1, now=True)
         first = make_trainer(config, processes=processes)
         if processes.rank == 1:
             first.model.sampler.occupancy[0] = False

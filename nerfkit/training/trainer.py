@@ -30,16 +30,15 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.losses import LossFn, squared_error
 from nerfkit.training.optim import adam
-from nerfkit.training.randomness import random_states, restore_random_states, seed_step
+from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
 from nerfkit.training.step import TrainingStep
+from nerfkit.training.together import AGREED_EVERY, Together
 from nerfkit.version import versions
 
 CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
 CHECKED_SIDE = 17  # rays of such a view, each way
-COMPARED_EVERY = 1000  # steps after which several processes compare the bits of their models
-AGREED_EVERY = 16  # CUDA graphs after which they agree on time and stopping; steps that are none take longer
 
 
 class Trainer:
@@ -92,7 +91,7 @@ class Trainer:
         check_seen(self.model, self.cameras, config.data.box)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
-        self.processes = processes
+        self.processes, self.together = processes, Together(processes, config.seed, self.device)
         self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
         self.step = 0
         self._resumed_at = 0, 0.0  # step, and place in the schedule
@@ -104,7 +103,6 @@ class Trainer:
         self.folder: RunFolder | None = None  # last saved to or restored from
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
-        self._agreed_seconds, self._agreed_stop, self._compare_at = 0.0, False, 0  # of several processes
         self._should_stop: Callable[[], bool] = lambda: False
 
     @property
@@ -122,7 +120,7 @@ class Trainer:
     def progress(self) -> float:
         """Share of the schedule that is done, 0 to 1."""
         limit = self.config.trainer.max_seconds
-        seconds = self.seconds if self.processes.size == 1 else self._agreed_seconds
+        seconds = self.seconds if self.processes.size == 1 else self.together.seconds
         return max(self.scheduled / self.config.trainer.steps, seconds / limit if limit else 0.0)
 
     def steps(self) -> Iterator[int]:
@@ -185,36 +183,27 @@ class Trainer:
 
     def agree(self) -> None:
         """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""
-        if self.processes.size == 1:
-            return
-        mine = [self.seconds if self.processes.is_first else 0.0, float(self._should_stop())]
-        self.seconds, stop = self.processes.most(torch.tensor(mine, dtype=torch.float64)).tolist()
-        self._agreed_seconds, self._agreed_stop = self.seconds, stop > 0
+        if self.processes.size > 1:
+            self.seconds = self.together.agree(self.seconds, self._should_stop())
 
     def _stops(self) -> bool:
-        return self._should_stop() if self.processes.size == 1 else self._agreed_stop
+        return self._should_stop() if self.processes.size == 1 else self.together.stop
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
-        if self.processes.size > 1 and self.step >= self._compare_at:
-            self.check_equal()
+        self.together.compare(self.model, self.step)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
-            self._seed("update")  # so that occupancy grids are equal
+            self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange
             self.model.update(self.step)
-            self._seed(f"rays of {self.processes.rank}")
+            self.together.seed_own(self.step)
             self.training_step()
         if not self.training_step.static_shapes:
             self._check_finite()
         self.step += 1
-
-    def _seed(self, stream: str) -> None:
-        """Of several processes: random numbers in common, or some of their own, that follow from the step."""
-        if self.processes.size > 1:
-            seed_step(self.config.seed, self.step, stream, self.device)
 
     def learning_rate(self) -> float:
         """Rises in the warm-up, then falls exponentially to its final value."""
@@ -308,7 +297,7 @@ class Trainer:
         self.step, self.seconds = state["step"], state["seconds"]
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
         self._resumed_at = self.step, shared.get("scheduled", self.step)
-        self._agreed_seconds, self._compare_at = self.seconds, self.step
+        self.together.resume(self.step, self.seconds)
 
     def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
         """Moments and steps from tensors called `<index of the parameter>.<name>`."""
@@ -363,20 +352,6 @@ class Trainer:
             self._stop_not_finite("a parameter is not finite", {})
         self._check_finite()
 
-    def check_equal(self) -> None:
-        """Of several processes: raise TrainingError if the bits of their models differ."""
-        state = self.model.state_dict()
-        sums = torch.stack([_sum_of_bits(x) for x in state.values()]).cpu()
-        most, least = self.processes.most(sums.clone()), -self.processes.most(-sums)
-        differ = [name for name, one, other in zip(state, most, least, strict=True) if one != other]
-        if differ:
-            raise TrainingError(
-                f"at step {self.step} the processes' models differ, first in {differ[0]}; they would train apart. Are "
-                "their GPUs and their software the same, and does a model of your own draw no random numbers in its "
-                "constructor or update that depend on the process?"
-            )
-        self._compare_at = self.step + COMPARED_EVERY
-
     def _check_finite(self) -> None:
         if self.training_step.failed:
             self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
@@ -403,12 +378,6 @@ class Trainer:
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
             f"--resume {path} {lower}"
         )
-
-
-def _sum_of_bits(x: Tensor) -> Tensor:
-    """The sum of a tensor's words as integers, int64 [], which is the same in any order."""
-    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.detach().contiguous().flatten().view(words).sum(dtype=torch.int64)
 
 
 def resolved_background(kind: str, scene: Scene | None) -> str:
