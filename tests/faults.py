@@ -1032,6 +1032,49 @@ FAULTS = [
         "None",
         "config",
     ),
+    # several processes
+    Fault(
+        "sums_divided_by_the_processes",
+        "training/gradients.py",
+        "self.gradients.mul_(self.reference / weight)",
+        "self.gradients.mul_(1 / self.processes.size)",
+        "parallel",
+    ),
+    Fault(
+        "all_processes_draw_the_same", "training/together.py", 'f"rays of {self.processes.rank}"', '"rays"', "parallel"
+    ),
+    Fault(
+        "grids_of_processes_drift_apart",
+        "training/together.py",
+        'seed_step(self.seed, step, "update", self.device)',
+        'seed_step(self.seed, step, f"{self.processes.rank}", self.device)',
+        "parallel",
+    ),
+    Fault("models_are_not_compared", "training/together.py", "if differ:", "if False:", "parallel"),
+    Fault(
+        "one_process_stops_by_itself",
+        "training/together.py",
+        "self.stop = any_stop > 0",
+        "self.stop = stop",
+        "parallel",
+    ),
+    Fault(
+        "place_in_the_schedule_forgotten",
+        "training/trainer.py",
+        'shared.get("scheduled", self.step)',
+        "self.step",
+        "parallel",
+    ),
+    Fault(
+        "parameters_without_gradient_keep_the_last",
+        "training/gradients.py",
+        "torch._foreach_zero_(missing)",
+        "pass",
+        "parallel",
+    ),
+    Fault("halves_are_not_divided", "training/gradients.py", "1 / self.processes.size, out", "1, out", "parallel"),
+    Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
+    Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),
 ]
 
 

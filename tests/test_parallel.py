@@ -19,7 +19,7 @@ from nerfkit.training.gradients import SharedGradients
 from nerfkit.training.randomness import seed_step
 from nerfkit.training.run_folder import read_log
 from nerfkit.training.trainer import Trainer
-from tests.torchrun import command, forked, in_processes
+from tests.torchrun import command, forked, in_processes, torchrun
 from tests.trainers import make_trainer
 
 STEPS = 6
@@ -99,23 +99,31 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     assert shares[0][2]["loss"] == shares[1][2]["loss"]
 
 
-def test_a_batch_without_weight_does_not_count():
+@pytest.mark.parametrize("half", [False, True])
+def test_a_batch_without_weight_does_not_count(half: bool):
     """The division is by the weights of all, and a parameter without a gradient counts as zero."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    sent = []
 
     class Other:
+        """Adds d(weight * loss) of another process, whose weight is 2.5."""
+
         size = 2
 
-        def add(self, flat):
-            flat[:3] += 5.0  # d(weight * loss) of the other process, whose weight is 2.5
-            flat[64] += 2.5
+        def add(self, values):
+            sent.append(values.dtype)
+            if len(values) > 4:
+                values[:3] += 2.5 if half else 5.0  # halves do not overflow: each is divided by the number of them
+            if values.dtype == torch.float32:
+                values[-4] += 2.5
 
-    gradients = SharedGradients([x, y], Other(), half=False, n_rays=1)
+    gradients = SharedGradients([x, y], Other(), half=half, n_rays=1)
     gradients.weighted((2 * x).sum(), torch.zeros(7)).backward()
     gradients.collect(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
     gradients.add()
     gradients.result()
     assert x.grad.tolist() == [2.0] * 3 and y.grad.tolist() == [0.0] * 2
+    assert sent == ([torch.float16, torch.float32] if half else [torch.float32])
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):
@@ -301,3 +309,11 @@ def test_one_process_of_torchrun_is_as_without(options, tmp_path):
     for name, x in states[0].model.state_dict().items():
         assert torch.equal(x, states[1].model.state_dict()[name]), name
     assert "parallel" not in states[0].state
+
+
+def test_torchrun_itself(options, tmp_path):
+    run = tmp_path / "run"
+    printed = torchrun("scripts/train.py", "--config", options, "--out", run)
+    assert printed.count("trained 4 steps") == 1
+    printed = torchrun("-m", "nerfkit", "train", "--config", options, "--out", run, status=1)
+    assert printed.count(f"{run} holds a run already") == 1

@@ -2,9 +2,6 @@
 """Two processes with a GPU each, over NCCL, started by torchrun."""
 
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,27 +12,15 @@ from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.model.registry import build_model
 from tests import test_parallel
-
-ROOT = Path(__file__).resolve().parent.parent
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node")
+from tests.torchrun import torchrun
 
 pytestmark = pytest.mark.two_gpus
-
-
-def torchrun(*command: object, n: int = 2, status: int = 0, seconds: float = 280) -> str:
-    """What the processes print. NVLink multicast is off, for it is not allowed where a host is shared."""
-    environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*TORCHRUN, str(n), *map(str, command)], capture_output=True, text=True, cwd=ROOT, env=environment,
-        timeout=seconds,
-    )  # fmt: skip
-    assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
-    return done.stdout + done.stderr
 
 
 @pytest.fixture
 def config(small_config, tmp_path):
     small_config.device, small_config.trainer.deterministic = "cuda", True
+    small_config.model.levels = 8
     small_config.parallel.steps_scale, small_config.trainer.steps = 1.0, 1000
     small_config.sampling.occupancy_every, small_config.trainer.warmup = 4, 10
     return small_config

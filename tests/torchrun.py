@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes as torchrun starts them, forked from this one: none of them imports torch again, which takes seconds."""
+"""Processes that torchrun starts, or as it starts them: forked from this one, none imports torch again, for seconds."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 import traceback
@@ -16,6 +17,18 @@ import torch.distributed
 
 from nerfkit import commands, parallel
 from nerfkit.commands import eval, render, train  # noqa: F401 - imported once, for all processes
+from tests.processes import ROOT
+
+
+def torchrun(*command: object, n: int = 2, status: int = 0, seconds: float = 280) -> str:
+    """What a script and its arguments print in n processes; without NVLink multicast, which shared hosts may not allow."""
+    environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "PYTHONPATH": str(ROOT)}
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n)
+    done = subprocess.run(
+        [*map(str, (*launcher, *command))], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=seconds
+    )
+    assert (done.returncode != 0) == (status != 0), done.stdout[-3000:] + done.stderr[-6000:]
+    return done.stdout + done.stderr
 
 
 class Ended(list):
