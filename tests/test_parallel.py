@@ -100,30 +100,33 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_a_batch_without_weight_does_not_count(half: bool):
-    """The division is by the weights of all, and a parameter without a gradient counts as zero."""
+def test_gradients_are_divided_by_the_weights_of_all(half: bool):
+    """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
     x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
     sent = []
 
-    class Other:
-        """Adds d(weight * loss) of another process, whose weight is 2.5."""
+    class Two:
+        """With another process, whose weight is 2.5 and whose loss is (2 * x).sum()."""
 
         size = 2
 
         def add(self, values):
             sent.append(values.dtype)
             if len(values) > 4:
-                values[:3] += 2.5 if half else 5.0  # halves do not overflow: each is divided by the number of them
+                values[:3] += 2.5 * 2 / gradients.reference / (2 if half else 1)  # halves are divided by their number
             if values.dtype == torch.float32:
                 values[-4] += 2.5
 
-    gradients = SharedGradients([x, y], Other(), half=half, n_rays=1)
-    gradients.weighted((2 * x).sum(), torch.zeros(7)).backward()
-    gradients.collect(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
-    gradients.add()
-    gradients.result()
-    assert x.grad.tolist() == [2.0] * 3 and y.grad.tolist() == [0.0] * 2
-    assert sent == ([torch.float16, torch.float32] if half else [torch.float32])
+    gradients = SharedGradients([x, y], Two(), half=half, n_rays=1)
+    for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
+        x.grad = y.grad = None
+        gradients.weighted(loss(), torch.full((1,), weight)).backward()
+        gradients.collect(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
+        gradients.add()
+        gradients.result()
+        assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
+        assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
+    assert sent == ([torch.float16, torch.float32] if half else [torch.float32]) * 2
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):

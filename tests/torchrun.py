@@ -21,7 +21,7 @@ from tests.processes import ROOT
 
 
 def torchrun(*command: object, n: int = 2, status: int = 0, seconds: float = 280) -> str:
-    """What a script and its arguments print in n processes; without NVLink multicast, which shared hosts may not allow."""
+    """What a script prints in n processes; without NVLink multicast, which shared hosts may not allow."""
     environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "PYTHONPATH": str(ROOT)}
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n)
     done = subprocess.run(
