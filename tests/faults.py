@@ -643,7 +643,7 @@ FAULTS = [
     Fault(
         "a_step_too_many", "training/trainer.py", "while self.progress < 1:", "while self.progress <= 1:", "training"
     ),
-    Fault("max_seconds_ignored", "training/trainer.py", "self.seconds / limit if limit else 0.0", "0.0", "training"),
+    Fault("max_seconds_ignored", "training/trainer.py", "seconds / limit if limit else 0.0", "0.0", "training"),
     Fault("log_every_ignored", "training/trainer.py", "if step % settings.log_every == 0:", "if True:", "training"),
     Fault(
         "save_every_ignored",
@@ -721,7 +721,11 @@ FAULTS = [
         "batch",
     ),
     Fault(
-        "rays_cut_off_count", "training/step.py", "weight=batch.weight * ray_complete", "weight=batch.weight", "step"
+        "rays_cut_off_count",
+        "training/step.py",
+        "weight = batch.weight * ray_complete",
+        "weight = batch.weight",
+        "step",
     ),
     Fault(
         "half_of_the_samples",
@@ -731,7 +735,13 @@ FAULTS = [
         "training",
     ),
     Fault("scale_of_the_loss_stays", "training/step.py", "self.scaler.update()", "pass", "step"),
-    Fault("gradients_add_up", "training/step.py", "return\n        self.optimizer.zero_grad()", "return", "training"),
+    Fault(
+        "gradients_add_up",
+        "training/step.py",
+        "(terms.values()))\n        self.optimizer.zero_grad()",
+        "(terms.values()))",
+        "training",
+    ),
     Fault("psnr_of_range_2", "metrics.py", "truth, data_range=1.0).clamp", "truth, data_range=2.0).clamp", "image"),
     Fault("ssim_on_clamped_values", "metrics.py", "k2=0.03, data_range=1.0", "k2=0.03, data_range=(0.2, 0.8)", "image"),
     Fault("ssim_of_another_window", "metrics.py", "sigma=1.5, kernel_size=11", "sigma=0.5, kernel_size=11", "image"),
@@ -801,7 +811,7 @@ FAULTS = [
     Fault(
         "stop_ignored",
         "training/trainer.py",
-        "                stopped = should_stop()\n                if stopped:",
+        "                stopped = self._stops()\n                if stopped:",
         "                if stopped:",
         "training",
     ),
@@ -841,8 +851,8 @@ FAULTS = [
     Fault(
         "errors_with_status_0",
         "commands/__init__.py",
-        "return _failed(str(error))",
-        "return _failed(str(error), 0)",
+        "return failed(str(error))",
+        "return failed(str(error), 0)",
         "command_results",
     ),
     Fault("out_of_render_ignored", "commands/render.py", "if options.out:", "if False:", "command_results"),
@@ -881,8 +891,8 @@ FAULTS = [
     Fault(
         "render_device_ignored",
         "commands/render.py",
-        "load_run(options.run, options.device, options.module)",
-        'load_run(options.run, "cpu", options.module)',
+        "processes.join(options.device)",
+        '"cpu"',
         "command_results",
     ),
     Fault(
@@ -940,8 +950,8 @@ FAULTS = [
     Fault(
         "train_device_ignored",
         "commands/train.py",
-        "device = pick_device(options.device)",
-        'device = pick_device("auto")',
+        "pick_device(processes.join(options.device))",
+        'pick_device("auto")',
         "command_results",
     ),
     Fault(
@@ -965,8 +975,8 @@ FAULTS = [
     Fault(
         "eval_device_ignored",
         "commands/eval.py",
-        "load_run(options.run, options.device, options.module)",
-        'load_run(options.run, "cpu", options.module)',
+        "processes.join(options.device)",
+        '"cpu"',
         "command_results",
     ),
     Fault(
@@ -1000,8 +1010,8 @@ FAULTS = [
     Fault(
         "overwrite_ignored",
         "commands/train.py",
-        'Path("runs") / scene.name, options.overwrite)',
-        'Path("runs") / scene.name, False)',
+        "for_new_run(path, options.overwrite)",
+        "for_new_run(path, False)",
         "command_results",
     ),
     Fault(

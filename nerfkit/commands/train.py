@@ -111,11 +111,12 @@ def find_scene(options: Config, box_given: bool = False, resume: str = "") -> Sc
 
 def open_folder(options: TrainOptions, scene: Scene, processes: Processes = ALONE) -> RunFolder:
     """The run folder, locked by the first process; raises RunError if it is not this run's."""
+    path = options.resume or options.out or Path("runs") / scene.name
     if not processes.is_first:
-        return RunFolder(options.resume or options.out or Path("runs") / scene.name)
+        return RunFolder(path)
     if not options.resume:
-        return RunFolder.for_new_run(options.out or Path("runs") / scene.name, options.overwrite)
-    folder = RunFolder.existing(options.resume)
+        return RunFolder.for_new_run(path, options.overwrite)
+    folder = RunFolder.existing(path)
     folder.lock()
     folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(options, describe(scene))
