@@ -16,6 +16,7 @@ from nerfkit.version import __version__
 if TYPE_CHECKING:
     from nerfkit import nn as nn
     from nerfkit import ops as ops
+    from nerfkit import parallel as parallel
     from nerfkit.config import Config as Config
     from nerfkit.data.batch import Batch as Batch
     from nerfkit.data.cameras import Cameras as Cameras
@@ -68,7 +69,7 @@ _HOME = {
     "load_run": "nerfkit.training.run",
     "Trainer": "nerfkit.training.trainer",
 }
-_SUBPACKAGES = ("nn", "ops")
+_SUBPACKAGES = ("nn", "ops", "parallel")
 
 __all__ = ["__version__", *_SUBPACKAGES, *_HOME]
 

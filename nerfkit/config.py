@@ -129,6 +129,15 @@ class EvalConfig:
 
 
 @dataclass
+class ParallelConfig:
+    """Training on several GPUs, with a process each that torchrun starts; one process heeds none of it."""
+
+    steps_scale: number(0, 1) = 0.0  # share of trainer.steps that are trained; 0: 1 / processes, as many rays in all
+    graph: Literal["auto", "true", "false"] = "auto"  # add gradients inside the CUDA graph of a step, or beside it
+    precision: Literal["float32", "float16"] = "float32"  # in which gradients are added
+
+
+@dataclass
 class OpsConfig:
     """Which implementation of each op runs. By name it never falls back; auto takes the fused one where built."""
 
@@ -163,6 +172,7 @@ class Config:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
 
 
@@ -293,7 +303,7 @@ def dump(config: Config, path: Path) -> None:
 FREE_ON_RESUME = (
     "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
     "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture",
-    "trainer.deterministic", "eval.", "ops.",
+    "trainer.deterministic", "eval.", "parallel.", "ops.",
 )  # fmt: skip
 
 

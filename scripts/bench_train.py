@@ -4,15 +4,18 @@
 
     python scripts/bench_train.py --config configs/lego.toml --data.path scenes/lego --seconds 60 --seeds 0 1 2
     python scripts/bench_train.py --config configs/lego.toml --variants "" "model.aggregator=false" --json ablation.json
+    torchrun --nproc_per_node 2 scripts/bench_train.py --config configs/lego.toml --reach 36.5 --json several_gpus.json
     python scripts/bench_train.py --show docs/benchmarks/train_h200.json --draw docs/benchmarks/lego.png
 
 The clock starts before the first step and stands still while views are scored. With --steps, every variant trains that
-many steps, however long they take.
+many steps, however long they take. Of several processes each has a GPU, and the times with and without the addition of
+their gradients are measured, too.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -26,7 +29,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config, ops  # noqa: E402
-from nerfkit.commands import status_of  # noqa: E402
+from nerfkit.commands import status_among_processes  # noqa: E402
 from nerfkit.commands.options import TYRO  # noqa: E402
 from nerfkit.commands.scene_options import given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
@@ -37,8 +40,10 @@ from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
 from nerfkit.model.base import Model  # noqa: E402
 from nerfkit.model.registry import build_model  # noqa: E402
+from nerfkit.parallel import ALONE, Processes  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
-from nerfkit.training.evaluator import pixels_that_count, scores  # noqa: E402
+from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
+from nerfkit.training.gradients import SharedGradients  # noqa: E402
 from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
@@ -55,6 +60,7 @@ class BenchOptions(config.Config):
     seeds: tuple[int, ...] = (0,)
     variants: tuple[str, ...] = ("",)  # each: options with commas between, as in "model.encoder=false,model.state=16"
     views: int = 0  # score on that many views; 0: all
+    reach: tuple[float, ...] = ()  # PSNR [dB] of which the seconds are told, between two scores
     frames: int = 50  # rendered to measure frames per second
     profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
@@ -62,7 +68,7 @@ class BenchOptions(config.Config):
     draw: Path | None = None  # and draw its curves to this image
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     if options.show:
         report = json.loads(options.show.read_text())
@@ -70,7 +76,8 @@ def main(arguments: list[str]) -> int:
         if options.draw:
             draw(report["runs"], options.draw)
         return 0
-    bench(options, [Case(variant) for variant in options.variants], given_options(arguments))
+    cases = [Case(variant) for variant in options.variants]
+    bench(options, cases, given_options(arguments), processes)
     return 0
 
 
@@ -94,9 +101,11 @@ class Case:
         return self.name or self.changes or "default"
 
 
-def bench(options: BenchOptions, cases: Sequence[Case], given: Collection[str] = ()) -> None:
+def bench(
+    options: BenchOptions, cases: Sequence[Case], given: Collection[str] = (), processes: Processes = ALONE
+) -> None:
     """Train each case with each seed, and write down how it went; options that were `given` are not the scene's."""
-    device = pick_device(options.device)
+    device = pick_device(processes.join(options.device))
     scene = find_scene(options, given)
     train, test = (
         LoadedViews(views, views.load()) for views in (scene.split("train"), scene.split(options.eval.split))
@@ -104,9 +113,9 @@ def bench(options: BenchOptions, cases: Sequence[Case], given: Collection[str] =
     for case in cases:
         for seed in options.seeds:
             result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": len(test.images)}
-            result |= measure(options, case, seed, train, test, device)
+            result |= measure(options, case, seed, train, test, device, processes)
             print(line_of(case, result), flush=True)
-            if options.json:
+            if options.json and processes.is_first:
                 add_to(options.json, result, device)
 
 
@@ -155,14 +164,22 @@ def changed(options: config.Config, changes: str) -> config.Config:
 
 
 def measure(
-    options: BenchOptions, case: Case, seed: int, train: LoadedViews, test: LoadedViews, device: torch.device
+    options: BenchOptions,
+    case: Case,
+    seed: int,
+    train: LoadedViews,
+    test: LoadedViews,
+    device: torch.device,
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     settings = varied(options, case.changes, seed)
     ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     seed_everything(settings.seed)
-    trainer = Trainer(settings, train.views.cameras, train.images, model=case.model(settings), device=device)
+    trainer = Trainer(
+        settings, train.views.cameras, train.images, model=case.model(settings), device=device, processes=processes
+    )
     n_views = options.views or len(test.images)
 
     def score(views: LoadedViews = test) -> float:
@@ -183,10 +200,12 @@ def measure(
             samples, rays = samples + sums.samples, rays + sums.rays
             trainer.seconds += time.perf_counter() - began
             began = time.perf_counter()
+            trainer.agree()
         reached = round(score(), 3)
         if not curve or curve[-1]["steps"] < trainer.step:
             curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": reached})
         print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)
+        processes.wait()
         began = time.perf_counter()
     result = {
         "name": case.title,
@@ -208,7 +227,64 @@ def measure(
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     }
     result |= case.probe(trainer, score)
+    if options.reach:
+        result["seconds_to"] = {f"{psnr:g}": seconds_to(psnr, curve) for psnr in options.reach}
+    if processes.size > 1:
+        result["parallel"] = times_of_processes(trainer)
     return result | ({"profile": step_profile(trainer)} if options.profile else {})
+
+
+def seconds_to(psnr: float, curve: list[dict[str, float]]) -> float | None:
+    """Training time after which a score was reached, on a line between two points of the curve; None if it was not."""
+    before = {"seconds": 0.0, "psnr": 0.0}
+    for point in curve:
+        if point["psnr"] >= psnr:
+            share = (psnr - before["psnr"]) / (point["psnr"] - before["psnr"])
+            return round(before["seconds"] + share * (point["seconds"] - before["seconds"]), 2)
+        before = point
+    return None
+
+
+def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
+    """A step with the gradients added inside its CUDA graph, beside it, and not at all [ms]; the trainer is done then.
+
+    The slowest process counts. Without the addition the models train apart, and no process waits for another.
+    """
+    step, processes = trainer.training_step, trainer.processes
+    shared, kinds = step.gradients, {"added": (True, processes), "alone": (True, ALONE)}
+    if step.static_shapes:
+        kinds["beside"] = (False, processes)
+    ms = {}
+    for name in sorted(kinds, key="added beside alone".split().index):
+        shared.in_graph, adding = kinds[name]
+        step.release_graph()
+        shared.add = SharedGradients.add.__get__(shared) if adding is processes else lambda: None
+        times = []
+        for _ in range(5):
+            for _ in range(shared.warm_up_steps + 2):
+                step()
+            synchronize(trainer.device)
+            processes.wait()
+            began = time.perf_counter()
+            for _ in range(steps):
+                step()
+            synchronize(trainer.device)
+            times.append((time.perf_counter() - began) / steps * 1e3)
+        step.release_graph()  # NCCL cannot end while a graph holds its calls
+        ms[name] = round(processes.most(torch.tensor(statistics.median(times))).item(), 4)
+    return {
+        "processes": processes.size,
+        "text": processes.text,
+        "precision": trainer.config.parallel.precision,
+        "bytes_added": shared.flat.numel() * (2 if shared.half else shared.flat.element_size()),
+        "ms": ms,
+        "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),
+    }
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def step_profile(trainer: Trainer, steps: int = 64) -> dict[str, Any]:
@@ -249,15 +325,15 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
     background = background_color(trainer.config.data.background, device)
     image_of = ImageRenderer(trainer.model, background)
     cameras = of.views.cameras.to(device)
-    views = range(len(cameras))[:n_views]
     rows = [
         scores(
             image_of(cameras, view)["rgb"],
             blend(of.images.image(view), background.cpu()),
             pixels_that_count(of.images, of.views.cameras, view),
         )
-        for view in views
+        for view in trainer.processes.share(min(n_views, len(cameras)))
     ]
+    rows = in_order(trainer.processes.gathered(rows))
     return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
 
 
@@ -358,4 +434,4 @@ def line_of(case: Case, result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(status_of(lambda: main(sys.argv[1:])))
+    sys.exit(status_among_processes(lambda *processes: main(sys.argv[1:], *processes)))

@@ -708,7 +708,7 @@ FAULTS = [
     Fault(
         "a_step_too_many", "training/trainer.py", "while self.progress < 1:", "while self.progress <= 1:", "training"
     ),
-    Fault("max_seconds_ignored", "training/trainer.py", "self.seconds / limit if limit else 0.0", "0.0", "training"),
+    Fault("max_seconds_ignored", "training/trainer.py", "seconds / limit if limit else 0.0", "0.0", "training"),
     Fault("log_every_ignored", "training/trainer.py", "if step % settings.log_every == 0:", "if True:", "training"),
     Fault(
         "save_every_ignored",
@@ -786,7 +786,11 @@ FAULTS = [
         "batch",
     ),
     Fault(
-        "rays_cut_off_count", "training/step.py", "weight=batch.weight * ray_complete", "weight=batch.weight", "step"
+        "rays_cut_off_count",
+        "training/step.py",
+        "weight = batch.weight * ray_complete",
+        "weight = batch.weight",
+        "step",
     ),
     Fault(
         "half_of_the_samples",
@@ -796,7 +800,13 @@ FAULTS = [
         "training",
     ),
     Fault("scale_of_the_loss_stays", "training/step.py", "self.scaler.update()", "pass", "step"),
-    Fault("gradients_add_up", "training/step.py", "return\n        self.optimizer.zero_grad()", "return", "training"),
+    Fault(
+        "gradients_add_up",
+        "training/step.py",
+        "(terms.values()))\n        self.optimizer.zero_grad()",
+        "(terms.values()))",
+        "training",
+    ),
     Fault("psnr_of_range_2", "metrics.py", "truth, data_range=1.0).clamp", "truth, data_range=2.0).clamp", "image"),
     Fault("ssim_on_clamped_values", "metrics.py", "k2=0.03, data_range=1.0", "k2=0.03, data_range=(0.2, 0.8)", "image"),
     Fault("ssim_of_another_window", "metrics.py", "sigma=1.5, kernel_size=11", "sigma=0.5, kernel_size=11", "image"),
@@ -866,7 +876,7 @@ FAULTS = [
     Fault(
         "stop_ignored",
         "training/trainer.py",
-        "                stopped = should_stop()\n                if stopped:",
+        "                stopped = self._stops()\n                if stopped:",
         "                if stopped:",
         "training",
     ),
@@ -906,8 +916,8 @@ FAULTS = [
     Fault(
         "errors_with_status_0",
         "commands/__init__.py",
-        "return _failed(str(error))",
-        "return _failed(str(error), 0)",
+        "return failed(str(error))",
+        "return failed(str(error), 0)",
         "command_results",
     ),
     Fault("out_of_render_ignored", "commands/render.py", "if options.out:", "if False:", "command_results"),
@@ -946,8 +956,8 @@ FAULTS = [
     Fault(
         "render_device_ignored",
         "commands/render.py",
-        "load_run(options.run, options.device, options.module)",
-        'load_run(options.run, "cpu", options.module)',
+        "processes.join(options.device)",
+        '"cpu"',
         "command_results",
     ),
     Fault(
@@ -1005,8 +1015,8 @@ FAULTS = [
     Fault(
         "train_device_ignored",
         "commands/train.py",
-        "device = pick_device(options.device)",
-        'device = pick_device("auto")',
+        "pick_device(processes.join(options.device))",
+        'pick_device("auto")',
         "command_results",
     ),
     Fault(
@@ -1030,8 +1040,8 @@ FAULTS = [
     Fault(
         "eval_device_ignored",
         "commands/eval.py",
-        "load_run(options.run, options.device, options.module)",
-        'load_run(options.run, "cpu", options.module)',
+        "processes.join(options.device)",
+        '"cpu"',
         "command_results",
     ),
     Fault(
@@ -1065,8 +1075,8 @@ FAULTS = [
     Fault(
         "overwrite_ignored",
         "commands/train.py",
-        'Path("runs") / scene.name, options.overwrite)',
-        'Path("runs") / scene.name, False)',
+        "for_new_run(path, options.overwrite)",
+        "for_new_run(path, False)",
         "command_results",
     ),
     Fault(
@@ -1147,6 +1157,49 @@ FAULTS = [
         "if len(ladder) > 10 * MAX_LADDER:",
         "contraction",
     ),
+    # several processes
+    Fault(
+        "sums_divided_by_the_processes",
+        "training/gradients.py",
+        "self.gradients.mul_(self.reference / weight)",
+        "self.gradients.mul_(1 / self.processes.size)",
+        "parallel",
+    ),
+    Fault(
+        "all_processes_draw_the_same", "training/together.py", 'f"rays of {self.processes.rank}"', '"rays"', "parallel"
+    ),
+    Fault(
+        "grids_of_processes_drift_apart",
+        "training/together.py",
+        'seed_step(self.seed, step, "update", self.device)',
+        'seed_step(self.seed, step, f"{self.processes.rank}", self.device)',
+        "parallel",
+    ),
+    Fault("models_are_not_compared", "training/together.py", "if differ:", "if False:", "parallel"),
+    Fault(
+        "one_process_stops_by_itself",
+        "training/together.py",
+        "self.stop = any_stop > 0",
+        "self.stop = stop",
+        "parallel",
+    ),
+    Fault(
+        "place_in_the_schedule_forgotten",
+        "training/trainer.py",
+        'shared.get("scheduled", self.step)',
+        "self.step",
+        "parallel",
+    ),
+    Fault(
+        "parameters_without_gradient_keep_the_last",
+        "training/gradients.py",
+        "torch._foreach_zero_(missing)",
+        "pass",
+        "parallel",
+    ),
+    Fault("halves_are_not_divided", "training/gradients.py", "1 / self.processes.size, out", "1, out", "parallel"),
+    Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
+    Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),
 ]
 
 

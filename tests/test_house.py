@@ -7,7 +7,7 @@ from pathlib import Path
 PACKAGE = Path("nerfkit")
 # From below to above: a room may import those before it.
 FLOORS = ("ground", "ops", "contraction", "nn", "config", "data", "model", "rendering", "training", "jit", "commands")
-GROUND = ("errors", "version", "reading", "files", "option_types", "device", "metrics", "lpips")
+GROUND = ("errors", "version", "reading", "files", "option_types", "device", "metrics", "lpips", "parallel")
 OUTSIDE = ("__init__", "__main__")  # the front door
 
 

@@ -16,6 +16,8 @@ TIERS = {
         "tests/test_command_results.py",
         "tests/test_commands.py",
         "tests/test_docs_site.py",
+        "tests/test_parallel.py",
+        "tests/test_parallel_gpus.py",
         "tests/test_scripts.py",
         "tests/test_training.py",
         "tests/ops/test_forward_mode.py",
@@ -43,6 +45,7 @@ TIERS = {
         "test_ahead_of_time_it_builds_with_the_package",
         "test_kernels_for_other_cpus",
         "test_images_that_no_cache_keeps",
+        "test_torchrun_itself",
     ),
 }
 

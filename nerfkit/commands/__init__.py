@@ -6,11 +6,16 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from nerfkit.errors import UserError
 from nerfkit.reading import shown
+
+if TYPE_CHECKING:
+    from nerfkit.parallel import Processes
 
 COMMANDS = {
     "inspect": "print what is found in a folder, without training: images, lenses, frame, what to mend",
@@ -20,6 +25,7 @@ COMMANDS = {
     "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",
 }
+SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n\n" + "\n".join(
     f"  {name:<10} {what}" for name, what in COMMANDS.items()
 )
@@ -41,11 +47,43 @@ def run_command(name: str, arguments: list[str]) -> None:
     """Run one command; ends the process with its exit status."""
     in_utf8()
 
-    def command() -> int | None:
+    def command(*processes: Processes) -> int | None:
         module = importlib.import_module(f"nerfkit.commands.{name}")
-        return module.main(arguments)
+        if processes and name not in SHARED:
+            raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
+        return module.main(arguments, *processes)
 
-    sys.exit(status_of(command))
+    sys.exit(status_among_processes(command))
+
+
+def status_among_processes(command: Callable[..., int | None]) -> int:
+    """Exit status of a command in the processes that torchrun started, of which the first alone prints results."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:  # before torch is imported
+        return status_of(command)
+    from nerfkit import parallel
+
+    processes = parallel.start()
+    if processes.size == 1:
+        return status_of(command)
+
+    def failed(message: str, status: int = 1, prefix: str = "error: ") -> int:
+        messages.update(processes.tell(message))
+        if messages.get(0) != message or processes.is_first:  # what all have to say is said once
+            _failed(message, status, f"{prefix}process {processes.rank} of {processes.size}: ")
+        return status
+
+    def one_of_several() -> int | None:
+        if not processes.is_first:
+            warnings.showwarning = lambda *warning: None
+            sys.stdout = open(os.devnull, "w")
+        return command(processes)
+
+    messages: dict[int, str] = {}
+    try:
+        status = status_of(one_of_several, failed)
+    except Exception:
+        status = failed(traceback.format_exc(), prefix="")
+    return processes.end(status)
 
 
 def as_typed(command: str) -> str:
@@ -62,8 +100,9 @@ def in_utf8() -> None:
         os.execve(sys.executable, sys.orig_argv, os.environ | {"PYTHONUTF8": "1"})
 
 
-def status_of(command: Callable[[], int | None]) -> int:
+def status_of(command: Callable[[], int | None], failed: Callable[..., int] | None = None) -> int:
     """Exit status of a command: an error that a user can fix is one line, without a traceback."""
+    failed = failed or _failed
     warnings.showwarning = lambda message, *where: print(f"warning: {message}", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):  # names of files are printed as they are
         if hasattr(stream, "reconfigure"):
@@ -73,23 +112,23 @@ def status_of(command: Callable[[], int | None]) -> int:
         sys.stdout.flush()
         return status or 0
     except UserError as error:
-        return _failed(str(error))
+        return failed(str(error))
     except KeyboardInterrupt:
-        return _failed("stopped", 130, prefix="")
+        return failed("stopped", 130, prefix="")
     except BrokenPipeError:  # the reader of the output has ended, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
         if error.filename is None and error.errno is not None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else flushing would fail again at exit
-        return _failed(f"{shown(error.filename or 'standard output')}: {error.strerror or error}")
+        return failed(f"{shown(error.filename or 'standard output')}: {error.strerror or error}")
     except (MemoryError, RuntimeError) as error:
         from nerfkit.device import out_of_memory
 
         if not isinstance(error, MemoryError) and not out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:300]
-        return _failed(f"memory ran out ({reason}); lower trainer.samples or model.log2_table, raise data.downscale")
+        return failed(f"memory ran out ({reason}); lower trainer.samples or model.log2_table, raise data.downscale")
 
 
 def _failed(message: str, status: int = 1, prefix: str = "error: ") -> int:

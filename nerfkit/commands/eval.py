@@ -21,6 +21,7 @@ from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
+from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import evaluate, in_one_line, score_name, scores_file
 from nerfkit.training.run import load_run
 from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
@@ -40,10 +41,11 @@ class EvalOptions:
     ops: OpsConfig = field(default_factory=OpsConfig)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = tyro.cli(EvalOptions, args=arguments, prog="nerfkit eval", **TYRO)
-    folder = RunFolder.existing(options.run)
-    run = load_run(options.run, options.device, options.module)
+    device = processes.join(options.device)
+    folder = processes.in_turn(lambda: RunFolder.existing(options.run))
+    run = load_run(options.run, device, options.module)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     config = run.config
     config.eval.split = options.split or config.eval.split
@@ -58,7 +60,7 @@ def main(arguments: list[str]) -> int:
     other = scene.name if differences else ""
     if other:
         print(f"{scene.name} is not the scene that the run was trained on ({differences[0]})")
-    metrics = evaluate(run.model, config, views, run.state, folder, run.device, other)
+    metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
     print(f"{metrics['n_views']} {config.eval.split} views: {in_one_line(metrics)}")
     scores = scores_file(folder.path, config.eval.split, other)
     print(f"per view and protocol: {scores}; images: {folder.path / score_name(config.eval.split, other)}")

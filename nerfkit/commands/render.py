@@ -24,6 +24,7 @@ from nerfkit.data.readers.transforms import parse_cameras, read_json, to_json
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import OwnFolder
+from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import npz_bytes, png_bytes, preview
@@ -59,11 +60,11 @@ class RenderOptions:
     ops: OpsConfig = field(default_factory=OpsConfig)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = tyro.cli(RenderOptions, args=arguments, prog="nerfkit render", **TYRO)
     outputs = choose_outputs(options.outputs)
     check_numbers(options)
-    run = load_run(options.run, options.device, options.module)
+    run = load_run(options.run, processes.join(options.device), options.module)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     run.model.resolved(run.device)
     if options.path == "auto":
@@ -74,17 +75,20 @@ def main(arguments: list[str]) -> int:
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
-    folder = open_folder(options)
-    prepare(folder, moved(cameras, run.frame, to_model=False), run.state["step"], outputs, options.resume)
+    shown = moved(cameras, run.frame, to_model=False)
+    folder = processes.in_turn(lambda: open_folder(options, shown, run.state["step"], outputs, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
     image_of = ImageRenderer(run.model, run.background)
     span = depth_range(run.cameras("train"), run.config)
-    frames = render_frames(image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame)
+    frames = render_frames(
+        image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame, processes
+    )
+    processes.wait()
     print(f"{len(cameras)} frames: {folder.path}")
-    if not no_video:
+    if not no_video and processes.is_first:
         for name, files in frames.items():
             folder.write(f"{name}.mp4", video_bytes([folder.path / file for file in files], options.fps))
             print(f"video: {folder.path / name}.mp4")
@@ -173,14 +177,23 @@ def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
     return values
 
 
-def open_folder(options: RenderOptions) -> OwnFolder:
-    """The folder of the frames; raises RunError if it holds files that nerfkit did not write."""
+def open_folder(
+    options: RenderOptions, cameras: Cameras, step: int, outputs: tuple[str, ...], processes: Processes
+) -> OwnFolder:
+    """The folder of the frames; raises RunError if it holds files that nerfkit did not write.
+
+    The first of several processes prepares it, and lists all frames as nerfkit's for the others.
+    """
     if options.out:
         folder = OwnFolder(Path(options.out), "rendering")
         folder.claim()
     else:
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
-    folder.lock()
+    if processes.is_first:
+        folder.lock()
+        prepare(folder, cameras, step, outputs, options.resume)
+        for name in sorted(frame_names(range(len(cameras)), outputs)) if processes.size > 1 else ():
+            folder.note(name)
     return folder
 
 
@@ -235,13 +248,14 @@ def render_frames(
     span: tuple[float, float],
     resume: bool,
     frame: Frame | None,
+    processes: Processes = ALONE,
 ) -> dict[str, list[str]]:
-    """Render and save every frame; the PNG files by output."""
-    frames: dict[str, list[str]] = {name: [] for output in outputs for name in FILES[output]}
-    for view in tqdm(range(len(cameras)), desc="rendering", unit="frame", dynamic_ncols=True):
-        files = frame_files(view, outputs)
-        for name, file in files.items():
-            frames[name].append(file)
+    """Render and save every frame, or this process's share; the PNG files of all by output."""
+    all_files = [frame_files(view, outputs) for view in range(len(cameras))]
+    frames = {name: [files[name] for files in all_files] for output in outputs for name in FILES[output]}
+    views, hidden = processes.share(len(cameras)), not processes.is_first
+    for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
+        files = all_files[view]
         if resume and all(folder.owns(file) for file in files.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)

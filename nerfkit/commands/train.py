@@ -20,6 +20,7 @@ from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
 from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes
+from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
@@ -30,50 +31,57 @@ from nerfkit.training.trainer import Trainer
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = train_options(for_device(arguments))
     import_models(options.model.module)
-    device = pick_device(options.device)
+    device = pick_device(processes.join(options.device))
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
     scene = find_scene(options, given_options(arguments), options.resume)
     check_sizes(options, device)  # again: a place takes more than an object
-    folder = open_folder(options, scene)
+    folder = processes.in_turn(lambda: open_folder(options, scene, processes))
     views = scene.split("train")
     if options.eval.after_training and options.eval.split in scene.views:
         check_scorable(scene.split(options.eval.split))
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
-    images = views.load(print)
+    images = views.load(print if processes.is_first else None)
     seed_everything(options.seed)
-    trainer = Trainer(options, views.cameras, images, device=device)
+    trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
     with StopSignals() as signals:
         if options.resume:
             trainer.restore(folder)
-            if options.trainer.steps < trainer.step:
+            if options.trainer.steps < trainer.scheduled:
                 raise RunError(
-                    f"the run is at step {trainer.step} already; --trainer.steps {options.trainer.steps} is less"
+                    f"the run is at step {trainer.scheduled:g} already; --trainer.steps {options.trainer.steps} is less"
                 )
-            folder.save_description(options, describe(scene))
+            if processes.is_first:
+                folder.save_description(options, describe(scene))
             print(summary(scene, trainer, folder.path))
         else:
             print(summary(scene, trainer, folder.path))
             trainer.timed_step()  # fails, if it does, before an earlier run is replaced
             trainer.check_finite()
-            if signals.arrived():
+            number = processes.most(torch.tensor(signals.number or 0)).item()
+            if number:
                 print("\nstopped before the first checkpoint; nothing was written")
-                return 128 + signals.number
-            folder.start(options, describe(scene))
+                processes.wait()  # torchrun ends all as soon as one has
+                return 128 + number
+            if processes.is_first:
+                folder.start(options, describe(scene))
             trainer.save(folder)
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
-    plot_training(folder)
-    if not finished:
-        module = f" --model.module {options.model.module}" if options.model.module else ""
-        print(
-            f"\nstopped at step {trainer.step}, saved. "
-            f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}"
-        )
-        return 128 + signals.number
+        if processes.is_first:
+            plot_training(folder)
+        if not finished:
+            module = f" --model.module {options.model.module}" if options.model.module else ""
+            print(
+                f"\nstopped at step {trainer.step}, saved. "
+                f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}"
+            )
+            number = processes.most(torch.tensor(signals.number or 0)).item()
+            processes.wait()
+            return 128 + number
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
     score(options, scene, trainer, folder)
     module = f" --module {options.model.module}" if options.model.module else ""
@@ -97,11 +105,14 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     return scene
 
 
-def open_folder(options: TrainOptions, scene: Scene) -> RunFolder:
-    """The run folder, locked; raises RunError if it is not this run's."""
+def open_folder(options: TrainOptions, scene: Scene, processes: Processes = ALONE) -> RunFolder:
+    """The run folder, locked by the first process; raises RunError if it is not this run's."""
+    path = options.resume or options.out or Path("runs") / scene.name
+    if not processes.is_first:
+        return RunFolder(path)
     if not options.resume:
-        return RunFolder.for_new_run(options.out or Path("runs") / scene.name, options.overwrite)
-    folder = RunFolder.existing(options.resume)
+        return RunFolder.for_new_run(path, options.overwrite)
+    folder = RunFolder.existing(path)
     folder.lock()
     folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(options, describe(scene))
@@ -130,7 +141,9 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
     elif options.eval.after_training:
         state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
         trainer.model.eval()
-        metrics = evaluate(trainer.model, options, scene.split(split), state, folder, trainer.device)
+        metrics = evaluate(
+            trainer.model, options, scene.split(split), state, folder, trainer.device, "", trainer.processes
+        )
         print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
 
 
@@ -152,7 +165,8 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"images    {trainer.views.source.text}",
         f"{space_text(config)}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
-        f"training  steps {trainer.step} to {config.trainer.steps}{limit}, {config.trainer.samples} samples a step",
+        f"training  steps {trainer.step} to {trainer.last_step}{limit}, {config.trainer.samples} samples a step",
+        *in_parallel(trainer),
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
         f"device    {trainer.device}; {how_it_runs(trainer)}",
         *not_scored(scene, config),
@@ -170,6 +184,19 @@ def space_text(config: Config) -> str:
         f"space     unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, "
         f"step {sampling.step:g} and at least {sampling.cone:.4g} of the distance"
     )
+
+
+def in_parallel(trainer: Trainer) -> list[str]:
+    """A line where several processes train."""
+    processes, steps = trainer.processes, trainer.config.trainer.steps
+    if processes.size == 1:
+        return []
+    is_graph, inside = trainer.training_step.static_shapes, trainer.training_step.gradients.in_graph
+    where = f", {'inside' if inside else 'beside'} the CUDA graph" if is_graph else ""
+    return [
+        f"parallel  {processes.text}{where}; each draws {trainer.config.trainer.samples} samples a step, "
+        f"and a step counts as {trainer.steps_at_once:g} of trainer.steps {steps}"
+    ]
 
 
 def not_scored(scene: Scene, config: Config) -> list[str]:

@@ -23,6 +23,7 @@ from nerfkit.files import OwnFolder
 from nerfkit.lpips import LPIPS_DEFINITION, Lpips
 from nerfkit.metrics import MAX_PSNR, MIN_SIDE, SSIM_DEFINITION, psnr, ssim
 from nerfkit.model.base import Model
+from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, png_bytes
 from nerfkit.training.run_folder import METRICS, RunFolder
@@ -37,8 +38,11 @@ def evaluate(
     folder: RunFolder,
     device: torch.device,
     other_scene: str = "",
+    processes: Processes = ALONE,
 ) -> dict[str, Any]:
     """Render every view of a split, compare it with the truth, and write scores and comparison images.
+
+    Several processes share the views out; all return the scores, the first writes them.
 
     They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
     `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is not finite;
@@ -46,15 +50,19 @@ def evaluate(
     """
     check_scorable(views)
     lpips = Lpips(config.eval.lpips, device) if config.eval.lpips else None
-    images = views.load(print)
+    images = views.load(print if processes.is_first else None)
     background = background_color(config.data.background, device)
     image_of = ImageRenderer(model, background)
     cameras = views.cameras.to(device)
     split = config.eval.split
-    comparisons = _comparison_folder(folder, split, other_scene)
     n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
+    compared = [_file_name(name, view) for view, name in enumerate(views.names[:n_comparisons])]
+    comparisons = processes.in_turn(lambda: _comparison_folder(folder, split, other_scene, compared))
     rows, n_ignored = [], 0
-    bar = tqdm(range(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True)
+    bar = tqdm(
+        processes.share(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True,
+        disable=not processes.is_first,
+    )  # fmt: skip
     for view in bar:
         truth = blend(images.image(view), background.cpu())  # [H, W, 3]
         render = image_of(cameras, view)["rgb"]
@@ -67,7 +75,9 @@ def evaluate(
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
-            comparisons.write(_file_name(name, view), png_bytes(comparison_image(truth, render)))
+            comparisons.write(compared[view], png_bytes(comparison_image(truth, render)))
+    shares = processes.gathered([rows, n_ignored])
+    rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
@@ -79,9 +89,16 @@ def evaluate(
         "protocol": protocol(model, config, views, background, device, n_ignored),
         "views": rows,
     }
+    if not processes.is_first:
+        return metrics
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def in_order(shares: list[list[Any]]) -> list[Any]:
+    """Items that were dealt out to processes in turn, in their order before."""
+    return [shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))]
 
 
 def scores(render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | None = None) -> dict[str, float | None]:
@@ -135,10 +152,13 @@ def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
     return folder.child(name, "scores")
 
 
-def _comparison_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder | None:
+def _comparison_folder(folder: RunFolder, split: str, other_scene: str, files: list[str]) -> OwnFolder | None:
     """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
     try:
-        return _score_folder(folder, split, other_scene)
+        found = _score_folder(folder, split, other_scene)
+        for file in files:  # which several processes are about to write
+            found.note(file)
+        return found
     except RunError as error:
         if split != "test" or other_scene:
             raise  # the scores would go there, too

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -16,6 +17,19 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
+
+
+def seed_step(seed: int, step: int, stream: str, device: torch.device) -> None:
+    """Seed all sources of randomness for one step, differently for each `stream`; a recorded CUDA graph heeds it."""
+    digest = hashlib.blake2b(f"{seed} {step} {stream}".encode(), digest_size=8).digest()
+    number = int.from_bytes(digest, "little") >> 1
+    random.seed(number)
+    np.random.seed(number % 2**32)
+    torch.default_generator.manual_seed(number)
+    if device.type == "cuda":
+        torch.cuda.default_generators[
+            torch.cuda.current_device() if device.index is None else device.index
+        ].manual_seed(number)
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:

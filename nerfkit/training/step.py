@@ -2,22 +2,27 @@
 """One step of training: random rays, their rendering, loss, gradients, Adam.
 
 On a GPU where all ops of the model are fused, a step has static shapes, does not synchronize, and is recorded once as
-a CUDA graph; all that changes from step to step is in tensors. Elsewhere it runs eagerly, by the same code.
+a CUDA graph; all that changes from step to step is in tensors. Elsewhere it runs eagerly, by the same code. Of several
+processes each draws rays of its own, and their gradients are added: `nerfkit.training.gradients`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.config import TrainerConfig
+from nerfkit.config import ParallelConfig, TrainerConfig
 from nerfkit.data.batch import Batch, TrainingViews
 from nerfkit.data.cameras import Rays
+from nerfkit.errors import RunError
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering
+from nerfkit.parallel import ALONE, Processes
+from nerfkit.training.gradients import OwnGradients, SharedGradients
 from nerfkit.training.losses import LossFn
 
 MIN_RAYS = 64
@@ -25,7 +30,6 @@ TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted t
 LOSS_SCALE = 1024.0  # initial; keeps gradients in half precision from underflowing
 MAX_NONFINITE_STEPS = 10  # in a row, after which training in half precision has failed
 STATIC_DEFINITIONS = ("mlp",)  # ops whose PyTorch definition has static shapes and does not synchronize, too
-EAGER_STEPS = 3  # before capture: libraries and allocator initialise themselves in them
 
 
 class StepStats(NamedTuple):
@@ -38,10 +42,26 @@ class StepStats(NamedTuple):
     terms: dict[str, float]  # of the loss
 
 
+class Drawn(NamedTuple):
+    """Of the rays of one process, what is needed when its gradients have been added to the others'."""
+
+    n_complete: Tensor  # [] rays in the mean
+    n_samples: Tensor | None  # []
+
+
 class TrainingStep:
     """Each call is one optimiser step of `model`."""
 
-    def __init__(self, settings: TrainerConfig, model: Model, views: TrainingViews, optimizer, loss_fn: LossFn):
+    def __init__(
+        self,
+        settings: TrainerConfig,
+        model: Model,
+        views: TrainingViews,
+        optimizer,
+        loss_fn: LossFn,
+        processes: Processes = ALONE,
+        parallel: ParallelConfig | None = None,
+    ):
         self.settings, self.model, self.views, self.optimizer, self.loss_fn = settings, model, views, optimizer, loss_fn
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
@@ -57,8 +77,9 @@ class TrainingStep:
         # Skips a step whose gradients are not finite, and lowers the loss scale.
         is_half = model.half_precision and device.type == "cuda"
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
+        self.gradients = self._shared(processes, parallel or ParallelConfig())
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.graph: torch.cuda.CUDAGraph | InParts | None = None
         self.eager_steps = 0
 
     def __call__(self) -> None:
@@ -69,7 +90,7 @@ class TrainingStep:
         if not self.static_shapes:
             return self._run()
         with torch.cuda.device(self.device):
-            if self.eager_steps < EAGER_STEPS:
+            if self.eager_steps < self.gradients.warm_up_steps:
                 self.eager_steps += 1
                 return self._run_on_capture_stream()
             if self.graph is None:
@@ -108,6 +129,8 @@ class TrainingStep:
         self.n_rays.fill_(state["n_rays"])
         if self.scaler.is_enabled() and state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
+        shared = state.get("parallel", {})
+        self.gradients.load_state_dict({"reference": shared.get("reference", state["n_rays"])})
         self.reset_graph()
 
     def _reset_stats(self) -> None:
@@ -115,22 +138,35 @@ class TrainingStep:
         self.steps = 0
 
     def _run(self) -> None:
-        terms, ray_complete, n_samples = self._forward()
+        self._find_gradients()
+        self.gradients.add()
+        self._apply_gradients()
+
+    def _find_gradients(self) -> None:
+        """Draw rays, render them, and find the gradients of the loss."""
+        terms, ray_complete, n_samples, weight = self._forward()
         loss = _added(list(terms.values()))
-        self.loss = loss.detach()
+        self.optimizer.zero_grad()
+        self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
+        n_complete = ray_complete.sum()
+        samples = n_complete.new_zeros(()) if n_samples is None else n_samples
+        counts = torch.stack([n_complete.double(), samples.double()])
+        self.gradients.collect(counts, self._parts(loss, terms))
+        self.drawn = Drawn(n_complete, n_samples)
+
+    def _apply_gradients(self) -> None:
+        """The step of the optimiser, unless the loss is not finite."""
+        counts, means = self.gradients.result()
+        self.loss = means[0]
         is_finite = self.loss.isfinite()
         self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))
         if not self.static_shapes and self.failed:
             return
-        self.optimizer.zero_grad()
-        self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        n_complete = ray_complete.sum()
-        samples = n_complete.new_zeros(()) if n_samples is None else n_samples
-        self._add_up(n_complete, samples, torch.where(is_finite, self._parts(loss, terms), 0))
-        if n_samples is not None:
-            self._adapt_ray_count(n_complete, n_samples)
+        self._add_up(torch.cat([counts, torch.where(is_finite, means, 0)]))
+        if self.drawn.n_samples is not None:
+            self._adapt_ray_count(*self.drawn)
 
     def _parts(self, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """The loss and, where there are several, its terms [1 or 1+T], float64."""
@@ -138,14 +174,13 @@ class TrainingStep:
         parts = [loss] if len(terms) == 1 else [loss, *terms.values()]
         return torch.stack([part.detach().double() for part in parts])
 
-    def _add_up(self, n_complete: Tensor, n_samples: Tensor, parts: Tensor) -> None:
-        values = torch.cat([torch.stack([n_complete.double(), n_samples.double()]), parts])
+    def _add_up(self, values: Tensor) -> None:
         if len(values) != len(self.sums):  # in the first step, which is eager
             self.sums = torch.zeros_like(values)
         self.sums += values
 
-    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor | None]:
-        """Terms of the loss, mask [R] of the rays in its mean, and their number of samples, if any."""
+    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor | None, Tensor]:
+        """Terms of the loss, mask [R] of the rays in its mean, their number of samples, if any, and weights [R]."""
         n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
@@ -157,8 +192,9 @@ class TrainingStep:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         self.last_batch = _detached(rays, rendering)
-        terms = self._terms(rendering, batch._replace(rays=rays, weight=batch.weight * ray_complete))
-        return terms, ray_complete, n_samples
+        weight = batch.weight * ray_complete  # [R]
+        terms = self._terms(rendering, batch._replace(rays=rays, weight=weight))
+        return terms, ray_complete, n_samples, weight
 
     def _terms(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.loss_fn(rendering, batch)
@@ -185,11 +221,36 @@ class TrainingStep:
 
     def _record(self) -> None:
         self.optimizer.zero_grad()
+        self.gradients.meet()
+        if self.gradients.in_graph:
+            self.graph = self._recorded(self._run)
+        else:
+            before, after = self._recorded(self._find_gradients), self._recorded(self._apply_gradients)
+            self.graph = InParts(before, self.gradients.add, after)
+        self.gradients.meet()
+
+    def _recorded(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            self._run()
-        self.graph = graph
+            part()
+        return graph
+
+    def _shared(self, processes: Processes, parallel: ParallelConfig) -> OwnGradients:
+        """The gradients, added over the processes if there are several."""
+        if processes.size == 1:
+            return OwnGradients()
+        if parallel.graph == "true" and not self.static_shapes:
+            raise RunError("parallel.graph true: a step of this run is no CUDA graph on this device; set it to auto")
+        if parallel.precision == "float16" and not self.scaler.is_enabled():
+            raise RunError(
+                "parallel.precision float16 needs a loss that is scaled, as model.precision float16 on a GPU has it; "
+                "set it to float32"
+            )
+        return SharedGradients(
+            self.model.parameters(), processes, parallel.precision == "float16", float(self.n_rays),
+            in_graph=parallel.graph != "false",
+        )  # fmt: skip
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
@@ -200,6 +261,19 @@ class TrainingStep:
             resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), self.backends["lazy_adam"])}
         recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in resolved.items())
         return all(recordable) and self.longest_ray <= self.settings.samples
+
+
+class InParts(NamedTuple):
+    """A step as two CUDA graphs, with the addition of gradients between."""
+
+    before: torch.cuda.CUDAGraph
+    add: Callable[[], None]
+    after: torch.cuda.CUDAGraph
+
+    def replay(self) -> None:
+        self.before.replay()
+        self.add()
+        self.after.replay()
 
 
 def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
+from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.losses import LossFn, default_loss
 from nerfkit.training.optim import adam
@@ -32,6 +34,7 @@ from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
 from nerfkit.training.step import TrainingStep
+from nerfkit.training.together import AGREED_EVERY, Together
 from nerfkit.version import versions
 
 CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
@@ -51,6 +54,7 @@ class Trainer:
             error and, with trainer.distortion, the distortion loss.
         device: cpu, cuda, ...; config.device if None.
         scene: of the cameras and images, for names, splits and up axis in the run folder.
+        processes: of which this is one; each calls the same methods at the same steps, the first writes.
 
     Which implementation of an op runs is the process's choice, `nerfkit.ops.set_backend`; config.ops is only what
     the commands set it to.
@@ -76,6 +80,7 @@ class Trainer:
         loss_fn: LossFn | None = None,
         device: torch.device | str | None = None,
         scene: Scene | None = None,
+        processes: Processes = ALONE,
     ):
         from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         check(config)
@@ -88,20 +93,43 @@ class Trainer:
         self.model.observe(self.cameras)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
-        self.views = TrainingViews(self.cameras, images, config.data.background, self.device, config.trainer.steps)
-        loss_fn = loss_fn or default_loss(config)
-        self.training_step = TrainingStep(config.trainer, self.model, self.views, self.optimizer, loss_fn)
+        self.processes, self.together = processes, Together(processes, config.seed, self.device)
+        self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
         self.step = 0
+        self._resumed_at = 0, 0.0  # step, and place in the schedule
+        self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        self.training_step = TrainingStep(
+            config.trainer,
+            self.model,
+            self.views,
+            self.optimizer,
+            loss_fn or default_loss(config),
+            processes,
+            config.parallel,
+        )
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self.folder: RunFolder | None = None  # last saved to or restored from
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
+        self._should_stop: Callable[[], bool] = lambda: False
+
+    @property
+    def scheduled(self) -> float:
+        """Steps of the schedule that are done, of trainer.steps; a step of several processes counts as several."""
+        step, scheduled = self._resumed_at
+        return scheduled + (self.step - step) * self.steps_at_once
+
+    @property
+    def last_step(self) -> int:
+        """The step at which the schedule ends, unless its time ends before."""
+        return self.step + max(0, math.ceil((self.config.trainer.steps - self.scheduled) / self.steps_at_once))
 
     @property
     def progress(self) -> float:
         """Share of the schedule that is done, 0 to 1."""
         limit = self.config.trainer.max_seconds
-        return max(self.step / self.config.trainer.steps, self.seconds / limit if limit else 0.0)
+        seconds = self.seconds if self.processes.size == 1 else self.together.seconds
+        return max(self.scheduled / self.config.trainer.steps, seconds / limit if limit else 0.0)
 
     def steps(self) -> Iterator[int]:
         """Train to the end of the schedule; yields the number of steps done, after each."""
@@ -125,14 +153,17 @@ class Trainer:
         settings = self.config.trainer
         if folder is not None:
             folder = self._own(folder)
-            folder.lock()
-            self._drop_later_log_lines(folder)
-            if not checkpoint.exists(folder.path):
+            if self.processes.is_first:
+                folder.lock()
+                self._drop_later_log_lines(folder)
+            if not self.processes.gathered(checkpoint.exists(folder.path))[0]:
                 self.save(folder)  # so that there is a checkpoint from the start
-        stopped = should_stop()
+        self._should_stop = should_stop
+        self.agree()
+        stopped = self._stops()
         bar = tqdm(
-            total=settings.steps, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
-            disable=not progress_bar,
+            total=self.last_step, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
+            disable=not (progress_bar and self.processes.is_first),
         )  # fmt: skip
         with bar:
             for step in self.steps() if not stopped else ():
@@ -141,7 +172,7 @@ class Trainer:
                     self._log(bar, folder)
                 if folder is not None and settings.save_every and step % settings.save_every == 0:
                     self.save(folder)
-                stopped = should_stop()
+                stopped = self._stops()
                 if stopped:
                     break
         if folder is not None:
@@ -155,15 +186,28 @@ class Trainer:
         began = time.perf_counter()
         self.train_step()
         self.seconds += time.perf_counter() - began
+        if self.step % (AGREED_EVERY if self.training_step.static_shapes else 1) == 0:
+            self.agree()
+
+    def agree(self) -> None:
+        """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""
+        if self.processes.size > 1:
+            self.seconds = self.together.agree(self.seconds, self._should_stop())
+
+    def _stops(self) -> bool:
+        return self._should_stop() if self.processes.size == 1 else self.together.stop
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
+        self.together.compare(self.model, self.step)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
+            self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange
             self.model.update(self.step)
+            self.together.seed_own(self.step)
             self.training_step()
         if not self.training_step.static_shapes:
             self._check_finite()
@@ -203,6 +247,10 @@ class Trainer:
         """
         self.check_finite()
         folder = self._own(folder)
+        parallel = self._parallel_state()
+        self._saved_step = self.step
+        if not self.processes.is_first:
+            return
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
@@ -211,12 +259,21 @@ class Trainer:
             "step": self.step,
             "seconds": self.seconds,
             **self.training_step.state_dict(),
+            **parallel,
             "random": random_state,
             "backend": self.backends(),
             "versions": versions(),
         }
         checkpoint.save(folder, tensors | random_tensors, state)
-        self._saved_step = self.step
+
+    def _parallel_state(self) -> dict[str, Any]:
+        """What a run of several processes needs besides, and later parts of it: nothing that one by itself has."""
+        if self.scheduled == self.step and self.processes.size == 1:
+            return {}
+        n_rays = self.processes.gathered(int(self.training_step.n_rays))
+        return {
+            "parallel": {"scheduled": self.scheduled, "n_rays": n_rays, **self.training_step.gradients.state_dict()}
+        }
 
     def backends(self) -> dict[str, str]:
         """What each op of model and optimiser runs on now."""
@@ -237,6 +294,9 @@ class Trainer:
         load_model(self.model, tensors, folder.path)
         try:
             self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
+            shared = state.get("parallel", {})
+            if len(shared.get("n_rays", [])) == self.processes.size:
+                state["n_rays"] = shared["n_rays"][self.processes.rank]
             self.training_step.load_state_dict(state)
             restore_random_states(checkpoint.part(tensors, "random"), state["random"])
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
@@ -244,6 +304,8 @@ class Trainer:
             raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
         self.step, self.seconds = state["step"], state["seconds"]
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
+        self._resumed_at = self.step, shared.get("scheduled", self.step)
+        self.together.resume(self.step, self.seconds)
 
     def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
         """Moments and steps from tensors called `<index of the parameter>.<name>`."""
@@ -261,6 +323,8 @@ class Trainer:
         """`folder` as a run folder of this training, created with a description of the scene if it is a path."""
         if isinstance(folder, RunFolder):
             self.folder = folder
+        elif not self.processes.is_first:
+            self.folder = RunFolder(folder)
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
             new = RunFolder.for_new_run(folder)
             new.start(self.config, describe(self.scene) if self.scene else self._own_scene(Path(folder).resolve().name))
@@ -280,7 +344,7 @@ class Trainer:
         bar.set_postfix_str(f"{psnr}, {line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray")
         if self.config.trainer.max_seconds and self.progress > 0:
             bar.total = max(self.step, round(self.step / self.progress))  # estimated from the time limit, for the ETA
-        if folder is not None:
+        if folder is not None and self.processes.is_first:
             folder.append(LOG, json.dumps(line))
 
     def _drop_later_log_lines(self, folder: RunFolder) -> None:
@@ -314,7 +378,8 @@ class Trainer:
             "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (last_batch | parameters).items()},
             "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
         }
-        self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
+        if self.processes.is_first:
+            self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
         path = self.folder.path
         raise TrainingError(
             f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {path}, "

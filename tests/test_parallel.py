@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several processes that train one run, over gloo."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+import torch
+
+from nerfkit import config as config_module
+from nerfkit import load_run
+from nerfkit.errors import TrainingError
+from nerfkit.model.registry import build_model
+from nerfkit.model.renderer import Renderer
+from nerfkit.parallel import ALONE
+from nerfkit.training.gradients import SharedGradients
+from nerfkit.training.randomness import seed_step
+from nerfkit.training.run_folder import read_log
+from nerfkit.training.trainer import Trainer
+from tests.torchrun import command, forked, in_processes, torchrun
+from tests.trainers import make_trainer
+
+STEPS = 6
+
+
+class DoubleRenderer(Renderer):
+    """Everything in float64."""
+
+    def forward(self, rays, background, jitter=None, capacity=None):
+        rays = rays._replace(origins=rays.origins.double(), directions=rays.directions.double())
+        return super().forward(rays, background.double(), jitter.double(), capacity)
+
+
+def double(config):
+    return DoubleRenderer(config).double()
+
+
+def bits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in trainer.model.state_dict().items()}
+
+
+def trained(config, processes=ALONE, steps: int = STEPS, model=build_model) -> Trainer:
+    trainer = make_trainer(config, model, processes=processes)
+    for _ in range(steps):
+        trainer.timed_step()
+    return trainer
+
+
+def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
+    """As n processes would, each batch after the other; the definition of what they do."""
+    trainer = make_trainer(config, model)
+    step, device = trainer.training_step, trainer.device
+    n_rays = [int(step.n_rays)] * n
+    for number in range(STEPS):
+        trainer.optimizer.param_groups[0]["lr"].fill_(trainer.learning_rate())
+        trainer.views.background.draw_at_random(number < config.trainer.background_warmup)
+        seed_step(config.seed, number, "update", device)
+        trainer.model.update(number)
+        total, weights = 0.0, 0.0
+        for rank in range(n):
+            seed_step(config.seed, number, f"rays of {rank}", device)
+            step.n_rays.fill_(n_rays[rank])
+            terms, complete, n_samples, weight = step._forward()
+            total, weights = total + sum(terms.values()) * weight.sum(), weights + weight.sum()
+            step._adapt_ray_count(complete.sum(), n_samples)
+            n_rays[rank] = int(step.n_rays)
+        trainer.optimizer.zero_grad()
+        (total / weights).backward()
+        trainer.optimizer.step()
+        trainer.step += 1
+    return trainer, n_rays
+
+
+@pytest.fixture
+def config(small_config):
+    small_config.sampling.occupancy_every = 2
+    small_config.parallel.steps_scale = 1.0  # the same learning rates
+    return small_config
+
+
+@pytest.mark.parametrize("n, lazy", [(2, True), (3, False)])
+def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy: bool):
+    config.trainer.optimizer = "lazy_adam" if lazy else "adam"
+
+    def train(processes):
+        trainer = trained(config, processes, model=double)
+        return bits_of(trainer), int(trainer.training_step.n_rays), trainer.pop_stats()
+
+    shares = in_processes(n, tmp_path, train)
+    one, n_rays = trained_by_one(config, n, double)
+    assert [share[1] for share in shares] == n_rays and len(set(n_rays)) > 1
+    for name, wanted in one.model.state_dict().items():
+        torch.testing.assert_close(
+            shares[0][0][name], wanted, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+        assert all(torch.equal(share[0][name], shares[0][0][name]) for share in shares)
+    assert shares[0][2]["loss"] == shares[1][2]["loss"]
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_gradients_are_divided_by_the_weights_of_all(half: bool):
+    """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
+    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
+    sent = []
+
+    class Two:
+        """With another process, whose weight is 2.5 and whose loss is (2 * x).sum()."""
+
+        size = 2
+
+        def add(self, values):
+            sent.append(values.dtype)
+            if len(values) > 4:
+                values[:3] += 2.5 * 2 / gradients.reference / (2 if half else 1)  # halves are divided by their number
+            if values.dtype == torch.float32:
+                values[-4] += 2.5
+
+    gradients = SharedGradients([x, y], Two(), half=half, n_rays=1)
+    for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
+        x.grad = y.grad = None
+        gradients.weighted(loss(), torch.full((1,), weight)).backward()
+        gradients.collect(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
+        gradients.add()
+        gradients.result()
+        assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
+        assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
+    assert sent == ([torch.float16, torch.float32] if half else [torch.float32]) * 2
+
+
+def test_models_that_differ_are_an_error(config, tmp_path):
+    def train(processes):
+        trainer = trained(config, processes, steps=1)
+        trainer.together.compare(trainer.model, 1, now=True)
+        if processes.rank == 1:
+            trainer.model.decoder.density_net.packed.data[0] += 1e-6
+        with pytest.raises(TrainingError, match=r"step 1 .*decoder\.density_net\.packed"):
+            trainer.together.compare(trainer.model, 1, now=True)
+        first = make_trainer(config, processes=processes)
+        if processes.rank == 1:
+            first.model.sampler.occupancy[0] = False
+        with pytest.raises(TrainingError, match=r"step 0 .*sampler\.occupancy"):
+            first.train_step()
+
+    in_processes(2, tmp_path, train)
+
+
+def test_going_on_with_any_number_of_processes(config, tmp_path):
+    config.parallel.steps_scale, config.trainer.deterministic = 0.0, True
+    config.trainer.steps, run = 24, tmp_path / "run"
+
+    def whole(processes):
+        return bits_of(trained(config, processes, steps=6))
+
+    def first(processes):
+        trained(config, processes, steps=4).save(run)
+
+    def second(processes):
+        trainer = make_trainer(config, processes=processes)
+        trainer.restore(run)
+        assert (trainer.step, trainer.scheduled, trainer.last_step) == (4, 8, 12)
+        for _ in range(2):
+            trainer.timed_step()
+        trainer.save(run)
+        return bits_of(trainer)
+
+    wanted = in_processes(2, tmp_path, whole)[0]
+    in_processes(2, tmp_path, first)
+    for share in in_processes(2, tmp_path, second):
+        assert all(torch.equal(share[name], x) for name, x in wanted.items())
+    alone = make_trainer(config)
+    alone.restore(run)
+    assert (alone.step, alone.scheduled, alone.last_step) == (6, 12, 18)
+    alone.timed_step()
+    alone.save(run)
+
+    def third(processes):
+        trainer = make_trainer(config, processes=processes)
+        trainer.restore(run)
+        assert (trainer.step, trainer.scheduled, trainer.last_step) == (7, 13, 11)
+        assert trainer.train(run)
+        return trainer.step
+
+    assert in_processes(3, tmp_path, third) == [11] * 3
+    assert load_run(run, "cpu").state["step"] == 11
+
+
+def test_the_clock_of_the_first_is_that_of_all(config, tmp_path):
+    config.trainer.max_seconds = 0.4
+
+    def train(processes):
+        trainer = make_trainer(config, processes=processes)
+        rates = []
+        for _ in trainer.steps():
+            rates.append(trainer.learning_rate())
+            time.sleep(0.01 * processes.rank)
+        return rates
+
+    first, second = in_processes(2, tmp_path, train)
+    assert first == second
+
+
+def test_a_loss_that_is_not_finite_in_one_stops_all(config, tmp_path):
+    def train(processes):
+        trainer = make_trainer(config, processes=processes)
+        assert trainer.train_step() is None
+        trainer.save(tmp_path / "run")
+        if processes.rank == 1:
+            loss_fn = trainer.training_step.loss_fn
+            trainer.training_step.loss_fn = lambda *a: {"mse": loss_fn(*a)["mse"] * float("nan")}
+        before = bits_of(trainer)
+        with pytest.raises(TrainingError, match="nan at step 1"):
+            trainer.train(tmp_path / "run")
+        occupancy = ("sampler.opacity", "sampler.occupancy")
+        assert all(torch.equal(before[name], x) for name, x in bits_of(trainer).items() if name not in occupancy)
+
+    in_processes(2, tmp_path, train)
+    assert load_run(tmp_path / "run", "cpu").state["step"] == 1
+
+
+@pytest.fixture
+def options(config, tmp_path):
+    config.parallel.steps_scale, config.trainer.steps, config.data.downscale = 0.0, 8, 2.0
+    config.model.aggregator = config.model.encoder = False
+    config_module.dump(config, tmp_path / "options.toml")
+    return tmp_path / "options.toml"
+
+
+def test_commands_share_the_work(options, tmp_path):
+    run = tmp_path / "run"
+    ended = forked(2, tmp_path, command("train", "--config", options, "--out", run))
+    assert ended == [0, 0], ended.printed
+    assert "2 processes" in ended.printed[0] and ended.printed[1] == ""
+    assert [line["step"] for line in read_log(run)] == [] and load_run(run, "cpu").state["step"] == 4
+    shared = json.loads((run / "metrics.json").read_text())
+    path = ("--path", "test", "--outputs", "rgb,depth")
+    ended = forked(2, tmp_path, command("render", run, *path, "--out", tmp_path / "shared", "--device", "cpu"))
+    assert ended == [0, 0] and ended.printed[1] == "", ended.printed
+    assert forked(1, tmp_path, command("eval", run, "--device", "cpu")) == [0]
+    alone = json.loads((run / "metrics.json").read_text())
+    assert shared["views"] == alone["views"] and shared["psnr"] == alone["psnr"] and len(shared["views"]) > 1
+    assert forked(1, tmp_path, command("render", run, *path, "--out", tmp_path / "alone", "--device", "cpu")) == [0]
+    names = sorted(file.name for file in (tmp_path / "alone").iterdir() if file.suffix in (".png", ".npz"))
+    assert len(names) == 5 * len(shared["views"])
+    for name in names:
+        assert (tmp_path / "shared" / name).read_bytes() == (tmp_path / "alone" / name).read_bytes(), name
+    (tmp_path / "shared" / names[0]).unlink()
+    kept = (tmp_path / "shared" / "0001.png").stat().st_mtime_ns
+    again = command("render", run, *path, "--out", tmp_path / "shared", "--device", "cpu", "--resume")
+    assert forked(2, tmp_path, again) == [0, 0]
+    assert (tmp_path / "shared" / names[0]).exists()
+    assert (tmp_path / "shared" / "0001.png").stat().st_mtime_ns == kept
+
+
+def test_what_all_find_wrong_is_said_once(options, tmp_path):
+    ended = forked(2, tmp_path, command("train", "--config", options, "--data.path", "nowhere"))
+    assert ended == [1, 1] and "nowhere" in ended.printed[0] and ended.printed[1] == ""
+
+
+def in_a_step(monkeypatch, step: int, rank: int, call) -> None:
+    """Call something in the process `rank` before a step."""
+    train_step = Trainer.train_step
+
+    def with_call(trainer):
+        if trainer.step == step and trainer.processes.rank == rank:
+            call()
+        train_step(trainer)
+
+    monkeypatch.setattr(Trainer, "train_step", with_call)
+
+
+@pytest.mark.parametrize("number, rank", [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
+def test_a_signal_to_one_stops_all_at_one_step(options, tmp_path, monkeypatch, number, rank: int):
+    in_a_step(monkeypatch, 2, rank, lambda: os.kill(os.getpid(), number))
+    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
+    assert ended == [128 + number] * 2, ended.printed
+    assert "stopped at step 3" in ended.printed[0] and ended.printed[1] == ""
+    assert load_run(tmp_path / "run", "cpu").state["step"] == 3
+
+
+def test_a_process_that_dies_ends_the_others(options, tmp_path, monkeypatch):
+    in_a_step(monkeypatch, 2, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    began = time.monotonic()
+    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
+    assert ended == [1, -signal.SIGKILL] and time.monotonic() - began < 30
+    assert "process 0 of 2" in ended.printed[0] and "Traceback" not in ended.printed[0]
+    assert load_run(tmp_path / "run", "cpu").state["step"] == 1
+
+
+def test_an_error_of_one_is_told_with_its_number(options, tmp_path, monkeypatch):
+    def fail():
+        raise ValueError("of this process alone")
+
+    in_a_step(monkeypatch, 2, 1, fail)
+    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
+    assert ended == [1, 1]
+    assert "process 1 of 2" in ended.printed[1] and "of this process alone" in ended.printed[1]
+    assert "process 0 of 2: another process" in ended.printed[0]
+
+
+def test_one_process_of_torchrun_is_as_without(options, tmp_path):
+    for out, run in (("torchrun", forked), ("plain", lambda n, folder, call: [call(0)])):
+        arguments = ("train", "--config", options, "--out", tmp_path / out, "--eval.after_training", "false")
+        if out == "plain":
+            with pytest.raises(SystemExit) as ended:
+                run(1, tmp_path, command(*arguments))
+            assert ended.value.code == 0
+        else:
+            assert run(1, tmp_path, command(*arguments)) == [0]
+    states = [load_run(tmp_path / out, "cpu") for out in ("torchrun", "plain")]
+    for name, x in states[0].model.state_dict().items():
+        assert torch.equal(x, states[1].model.state_dict()[name]), name
+    assert "parallel" not in states[0].state
+
+
+def test_torchrun_itself(options, tmp_path):
+    run = tmp_path / "run"
+    printed = torchrun("scripts/train.py", "--config", options, "--out", run)
+    assert printed.count("trained 4 steps") == 1
+    printed = torchrun("-m", "nerfkit", "train", "--config", options, "--out", run, status=1)
+    assert printed.count(f"{run} holds a run already") == 1

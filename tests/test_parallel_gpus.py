@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two processes with a GPU each, over NCCL, started by torchrun."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nerfkit import config as config_module
+from nerfkit import load_run
+from nerfkit.model.registry import build_model
+from tests import test_parallel
+from tests.torchrun import torchrun
+
+pytestmark = pytest.mark.two_gpus
+
+
+@pytest.fixture
+def config(small_config, tmp_path):
+    small_config.device, small_config.trainer.deterministic = "cuda", True
+    small_config.model.levels = 8
+    small_config.parallel.steps_scale, small_config.trainer.steps = 1.0, 1000
+    small_config.sampling.occupancy_every, small_config.trainer.warmup = 4, 10
+    return small_config
+
+
+def run_case(name: str, config, folder: Path) -> dict:
+    config_module.dump(config, folder / "options.toml")
+    torchrun("tests/two_gpus_training.py", name, folder)
+    return torch.load(folder / f"{name}.pt")
+
+
+def differing(a: dict, b: dict) -> list[str]:
+    return [name for name, x in a.items() if name != "loss" and not torch.equal(x, b[name])]
+
+
+def test_they_train_as_one_with_all_their_batches(config, tmp_path):
+    config.model.precision = "float32"
+    shared = run_case("equal", config, tmp_path)["shared"]
+    config.trainer.capture, config.device = False, "cuda:0"
+    one, _ = test_parallel.trained_by_one(config, 2, build_model)
+    for name, x in one.model.state_dict().items():  # Adam moves by the sign of what is nearly zero, too
+        close = torch.isclose(shared[name].double(), x.cpu().double(), rtol=2e-3, atol=2e-4)
+        assert close.double().mean() > 0.99, name
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lazy_adam"])
+def test_graphs_with_and_beside_the_addition(config, tmp_path, optimizer: str):
+    config.trainer.optimizer = optimizer
+    states = run_case("graphs", config, tmp_path)
+    assert differing(states["inside"], states["beside"]) == []
+    assert differing(states["inside"], states["eager"]) == []
+    assert "grid.table" in differing(states["half"], states["inside"])
+    torch.testing.assert_close(states["half"]["loss"], states["inside"]["loss"], rtol=0.05, atol=0)
+
+
+def test_going_on_gives_the_same_bits(config, tmp_path):
+    states = run_case("resumed", config, tmp_path)
+    assert differing(states["whole"], states["parts"]) == []
+
+
+def test_a_process_that_dies_ends_the_other(config, tmp_path):
+    config_module.dump(config, tmp_path / "options.toml")
+    began = time.monotonic()
+    torchrun("tests/two_gpus_training.py", "dies", tmp_path, status=1)
+    assert time.monotonic() - began < 90  # thirty seconds, and Python and CUDA twice
+    assert load_run(tmp_path / "run", "cpu").state["step"] == 0
+
+
+def test_commands(config, tmp_path):
+    """Trained, scored and rendered by two; gone on with by one."""
+    run = tmp_path / "run"
+    config.trainer.steps, config.parallel.steps_scale = 200, 0.0
+    config_module.dump(config, tmp_path / "options.toml")
+    printed = torchrun("scripts/train.py", "--config", tmp_path / "options.toml", "--out", run)
+    assert "inside the CUDA graph" in printed and printed.count("trained 100 steps") == 1
+    shared = json.loads((run / "metrics.json").read_text())
+    torchrun("scripts/eval.py", run, n=1)
+    alone = json.loads((run / "metrics.json").read_text())
+    assert shared["views"] == alone["views"]
+    torchrun("scripts/render.py", run, "--path", "test")
+    torchrun("-m", "nerfkit", "train", "--resume", run, "--trainer.steps", 300, n=1)
+    assert load_run(run, "cpu").state["step"] == 200
+
+
+def test_the_benchmark(config, tmp_path):
+    config_module.dump(config, tmp_path / "options.toml")
+    file = tmp_path / "bench.json"
+    torchrun(
+        "scripts/bench_train.py", "--config", tmp_path / "options.toml", "--steps", 200, "--frames", 2, "--json", file
+    )
+    times = json.loads(file.read_text())["runs"][0]["parallel"]["ms"]
+    assert set(times) == {"added", "beside", "alone"} and all(ms > 0 for ms in times.values())
