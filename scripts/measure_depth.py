@@ -80,7 +80,8 @@ def true_ranges(data: Path, views: Views) -> list[Tensor]:
         except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
             raise SceneError(f"{file} is no NPZ file with 'depth_ray': {error}") from None
         if ranges.shape != (height, width) or not (ranges > 0).all():  # nor NaN
-            raise SceneError(f"{file}: 'depth_ray' must be {height}x{width} distances above 0, got {ranges.shape}")
+            wanted = f"{height} rows of {width} distances above 0"
+            raise SceneError(f"{file}: 'depth_ray' must be {wanted}, got {list(ranges.shape)}")
         found.append(torch.from_numpy(ranges))
     return found
 

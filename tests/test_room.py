@@ -4,6 +4,7 @@ needed, but for making a view again."""
 
 import json
 import sys
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,13 +85,14 @@ def first_hits(origin: np.ndarray, directions: np.ndarray) -> np.ndarray:
 
 def distance_to(origin, direction, corner, side, other) -> float:
     """Distance along a ray to the nearest of triangles [F, 3]; infinite if it meets none."""
-    normal = np.cross(side, other)
-    facing = normal @ direction
+    across = np.cross(direction, other)
+    facing = (side * across).sum(-1)
+    offset = origin - corner
+    turned = np.cross(offset, side)
     with np.errstate(divide="ignore", invalid="ignore"):
-        distance = ((corner - origin) * normal).sum(-1) / facing
-        away = np.cross(origin - corner, direction)
-        u, v = (other * away).sum(-1) / facing, -(side * away).sum(-1) / facing
-    hit = (facing != 0) & (distance > 1e-6) & (u >= 0) & (v >= 0) & (u + v <= 1)
+        u, v = (offset * across).sum(-1) / facing, turned @ direction / facing
+        distance = (other * turned).sum(-1) / facing
+        hit = (distance > 1e-6) & (u >= 0) & (v >= 0) & (u + v <= 1)  # never where it is NaN
     return float(distance[hit].min(initial=np.inf))
 
 
@@ -186,12 +188,13 @@ def test_sparse_points_lie_on_what_the_views_see():
         column, row = pixels.nan_to_num(-1).floor().long().unbind(-1)
         seen = (depth > 0) & (column >= 0) & (column < room_views.WIDTH) & (row >= 0) & (row < room_views.HEIGHT)
         distance = (points - cameras.positions[view]).norm(dim=-1)[seen]
-        true = torch.from_numpy(ranges(view))[row[seen], column[seen]] * scale
-        ratios.append(distance / true)
-    ratio = torch.cat(ratios)
+        true = torch.from_numpy(ranges(view))[None] * scale
+        true = torch.stack([true, -torch.nn.functional.max_pool2d(-true, 3, 1, 1)])[:, 0, row[seen], column[seen]]
+        ratios.append(distance / true)  # [2, K]: to what the pixel sees, to the nearest of what is around it
+    ratio, to_nearest = torch.cat(ratios, dim=1)
     on_surface = (ratio - 1).abs() < 0.02
-    assert on_surface.float().mean() > 0.6, "the others are hidden"
-    assert (ratio < 0.95).float().mean() < 0.06, "none floats in the air, but beside an edge"
+    assert on_surface.float().mean() > 0.5, "the others are hidden"
+    assert (to_nearest < 0.95).float().mean() < 0.02, "none floats in the air"
     assert (ratio[on_surface] - 1).abs().median() > 1e-4, "they are noisy, as those of structure from motion"
 
 
@@ -199,7 +202,7 @@ def test_inside_and_outside_of_the_inner_cube():
     """Some cameras are in the unit cube of the model's frame, some are not; the land is far beyond."""
     cameras = scene().split("train").cameras
     reach = cameras.positions.abs().max(-1).values
-    assert (reach < 0.8).sum() > 5 and (reach > 1).sum() > 5
+    assert (reach < 0.7).sum() > 5 and (reach > 1).sum() >= 3
     finite = np.concatenate([ranges(view).ravel() for view in range(9)])
     finite = finite[np.isfinite(finite)] * scene().frame.scale
     assert finite.max() > 80 and (finite > 10).mean() > 0.02 and finite.min() < 0.5
@@ -227,7 +230,7 @@ def a_run(factor: float, frame: Frame) -> SimpleNamespace:
 
 
 def test_depth_errors_are_relative_and_in_the_files_units():
-    views, frame = test_views(), scene().frame
+    views, frame = test_views(), replace(scene().frame, scale=20.0)
     height, width = room_views.HEIGHT, room_views.WIDTH
     truth = [torch.full((height, width), 1 / frame.scale) for _ in range(9)]
     truth[0][:10] = torch.inf

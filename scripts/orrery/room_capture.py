@@ -130,7 +130,7 @@ def _tracks(positions: np.ndarray, rays: np.ndarray, lens: Lens, shots: list[Sho
         distance = np.linalg.norm(offset, axis=1)
         camera = offset @ shot.view.camera_to_world[:3, :3] * np.array([1.0, -1, -1])  # OpenCV's axes
         pixels = lens.project(torch.from_numpy(camera)).numpy()
-        column, row = (np.nan_to_num(np.floor(side), nan=-1).astype(int) for side in pixels.T)
+        column, row = (np.nan_to_num(np.floor(side), nan=-1).clip(-1, 2**20).astype(int) for side in pixels.T)
         inside = (column >= 0) & (column < lens.width) & (row >= 0) & (row < lens.height)
         true = shot.ranges[np.where(inside, row, 0), np.where(inside, column, 0)]
         seen = inside & (np.abs(true - distance) < 0.02 * distance)

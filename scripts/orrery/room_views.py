@@ -79,7 +79,9 @@ def _poses() -> list[np.ndarray]:
         height = 0.75 + 0.6 * math.sin(3 * turn)
         poses.append(_hand_held(rng, turn, 1.95, height, aim=0.3))
     for i in range(WALL):
-        poses.append(_hand_held(rng, math.tau * (i + 0.35) / WALL, 3.85, 0.5 + 0.9 * (i % 3 - 1), aim=0.9))
+        turn = math.tau * (i + 0.35) / WALL
+        radius = min(4.3 / abs(math.cos(turn)), 3.2 / abs(math.sin(turn)), 5.0)  # along the walls, into the corners
+        poses.append(_hand_held(rng, turn, radius, 0.8 + 0.6 * (i % 3 - 1), aim=0.9))
     return poses
 
 
