@@ -126,7 +126,7 @@ def test_the_split_is_the_one_that_nerfkit_makes():
 def test_inspect_knows_an_unbounded_place(capsys):
     assert inspect.main([str(DATA)]) == 0
     said = capsys.readouterr().out
-    assert_names(said, "nerfstudio", "OPENCV", "63 train", "9 test", "ready to train")
+    assert_names(said, "nerfstudio", "OPENCV", "train: 63", "test: 9", "ready to train")
     frame = scene().frame
     assert frame.kind == "inward" and not frame.warnings() and "warning" not in said
     assert any("near" in line and "quantile of depths" in line for line in frame.text), "near is from the points"
