@@ -5,7 +5,7 @@
 pip install "nerfkit[orrery]"
 python scripts/make_orrery.py --out scenes/orrery                    # all views: 25 minutes on two cores
 python scripts/make_orrery.py --out scenes/look --only test/0 test/5 # two of them, the same bits
-python scripts/make_orrery.py --scene room --out scenes/room         # the capture data/room: 20 minutes on two idle cores
+python scripts/make_orrery.py --scene room --out scenes/room         # the capture data/room: 20 minutes
 """
 
 from __future__ import annotations
