@@ -182,8 +182,13 @@ def measure(
     )
     n_views = options.views or len(test.images)
 
+    of_views: dict[str, float] = {}  # the last scores of the test views
+
     def score(views: LoadedViews = test) -> float:
-        return mean_scores(trainer, views, n_views, device)["psnr"]
+        found = mean_scores(trainer, views, n_views, device)
+        if views is test:
+            of_views.update(found)
+        return found["psnr"]
 
     curve: list[dict[str, float]] = []
     end = float("inf") if options.steps else options.seconds
@@ -218,7 +223,7 @@ def measure(
         "seconds": curve[-1]["seconds"],
         "steps": trainer.step,
         "psnr": curve[-1]["psnr"],
-        "ssim": round(mean_scores(trainer, test, n_views, device)["ssim"], 4),
+        "ssim": round(of_views["ssim"], 4),
         "train_psnr": round(score(train), 3),
         "ms_per_step": round(trainer.seconds / trainer.step * 1e3, 3),
         "samples_per_step": round(samples / trainer.step),

@@ -1200,6 +1200,50 @@ FAULTS = [
     Fault("halves_are_not_divided", "training/gradients.py", "1 / self.processes.size, out", "1, out", "parallel"),
     Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
     Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),
+    # the shipped capture, and the error of a depth
+    Fault(
+        "tangential_terms_swapped",
+        "data/lens_models.py",
+        "distorted_x = factor * x + 2 * p1 * x * y + p2 * (r2 + 2 * x * x)",
+        "distorted_x = factor * x + 2 * p2 * x * y + p1 * (r2 + 2 * x * x)",
+        "room",
+    ),
+    Fault(
+        "test_views_one_later",
+        "data/assemble.py",
+        "test = ordered[::TEST_EVERY]",
+        "test = ordered[1::TEST_EVERY]",
+        "room",
+    ),
+    Fault(
+        "depth_error_in_model_units",
+        "../scripts/measure_depth.py",
+        'run.frame.distance_to_input(images["depth_ray"])',
+        'images["depth_ray"]',
+        "room",
+    ),
+    Fault("depth_error_absolute", "../scripts/measure_depth.py", ".abs() / true)[surface]", ".abs())[surface]", "room"),
+    Fault(
+        "depth_error_of_the_sky",
+        "../scripts/measure_depth.py",
+        "surface = true.isfinite()",
+        "surface = torch.ones_like(true, dtype=torch.bool)",
+        "room",
+    ),
+    Fault(
+        "depth_box_in_the_files_units",
+        "../scripts/measure_depth.py",
+        "(true.flatten() * scale)[:, None]",
+        "true.flatten()[:, None]",
+        "room",
+    ),
+    Fault(
+        "depth_of_another_size_taken",
+        "../scripts/measure_depth.py",
+        "ranges.shape != (height, width) or not",
+        "not",
+        "room",
+    ),
 ]
 
 

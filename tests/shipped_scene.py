@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scene that a checkout holds, and an sdist not."""
+"""The scene and the capture that a checkout holds, and an sdist not."""
 
 from pathlib import Path
 
@@ -11,5 +11,9 @@ SCENE = ROOT / "data" / "orrery"
 
 def needs_images() -> None:
     """An sdist, which has no .git, holds no images of the scene; a checkout without them is broken."""
-    if not (SCENE / "train").exists() and not (ROOT / ".git").exists():
-        pytest.skip("the scene's images, 18 MB, are not in the sdist")
+    needs_images_of(SCENE / "train")
+
+
+def needs_images_of(folder: Path) -> None:
+    if not folder.exists() and not (ROOT / ".git").exists():
+        pytest.skip(f"the images in {folder}, megabytes, are not in the sdist")

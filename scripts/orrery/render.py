@@ -58,32 +58,45 @@ def load_mitsuba(variant: str) -> ModuleType:
 
 def load_scene(mi: ModuleType, parts: list[Part]):
     """Mitsuba scene of the parts in the light of the studio."""
-    scene = {
-        "type": "scene",
-        "integrator": {"type": "path", "max_depth": MAX_DEPTH, "rr_depth": 6, "hide_emitters": True},
-        "light": {
-            "type": "envmap",
-            "bitmap": mi.Bitmap(np.ascontiguousarray(textures.studio(), dtype=np.float32)),
-            "scale": EXPOSURE,
-            "to_world": mi.ScalarTransform4f().rotate([1, 0, 0], 90),  # the map has y up, the world z
-        },
+    studio = {
+        "type": "envmap",
+        "bitmap": mi.Bitmap(np.ascontiguousarray(textures.studio(), dtype=np.float32)),
+        "scale": EXPOSURE,
+        "to_world": mi.ScalarTransform4f().rotate([1, 0, 0], 90),  # the map has y up, the world z
     }
-    for name, bsdf in materials(mi).items():
+    return mitsuba_scene(mi, parts, {"light": studio}, materials(mi), MAX_DEPTH, hide_emitters=True)
+
+
+def mitsuba_scene(
+    mi: ModuleType,
+    parts: list[Part],
+    emitters: dict[str, dict],
+    bsdfs: dict[str, dict],
+    max_depth: int,
+    hide_emitters: bool = False,
+    lit: list[tuple[Mesh, dict]] | None = None,
+):
+    """Mitsuba scene of parts and emitters; `lit` are meshes with the emitters that they are."""
+    integrator = {"type": "path", "max_depth": max_depth, "rr_depth": 6, "hide_emitters": hide_emitters}
+    scene = {"type": "scene", "integrator": integrator, **emitters}
+    for name, bsdf in bsdfs.items():
         scene[f"material_{name}"] = {**bsdf, "id": f"material_{name}"}
     groups: dict[tuple[str, bool], list[Mesh]] = {}
     for part in parts:
         groups.setdefault((part.material, part.mesh.normals is None), []).append(part.mesh)
     with tempfile.TemporaryDirectory() as folder:
         for k, ((material, flat), meshes) in enumerate(groups.items()):
-            file = Path(folder) / f"{k}.ply"
-            write_ply(file, merge(meshes))
-            scene[f"shape{k}"] = {
-                "type": "ply",
-                "filename": str(file),
-                "face_normals": flat,
-                "bsdf": {"type": "ref", "id": f"material_{material}"},
-            }
+            more = {"bsdf": {"type": "ref", "id": f"material_{material}"}}
+            scene[f"shape{k}"] = _shape(Path(folder) / f"{k}.ply", merge(meshes), flat) | more
+        for k, (mesh, more) in enumerate(lit or []):
+            scene[f"lit{k}"] = _shape(Path(folder) / f"lit{k}.ply", mesh, True) | more
         return mi.load_dict(scene, parallel=False)
+
+
+def _shape(file: Path, mesh: Mesh, flat: bool) -> dict:
+    """A mesh as Mitsuba's, read from `file`, which is written."""
+    write_ply(file, mesh)
+    return {"type": "ply", "filename": str(file), "face_normals": flat}
 
 
 def materials(mi: ModuleType) -> dict[str, dict]:
