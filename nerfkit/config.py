@@ -87,7 +87,7 @@ class SamplingConfig:
 
     kind: str = "auto"  # box: nothing is outside of data.box; contracted: unbounded space; auto: by the kind of scene
     step: number(1e-9, 1e6) = 0.005  # interval length; contracted: of the shortest one [scene units]
-    cone: number(0, 1) = 0.00390625  # contracted: interval length per distance from the camera
+    cone: number(0, 1) = 0.0078125  # contracted: interval length per distance from the camera
     near: number(0, 1e10) = 0.0  # no samples nearer than this [scene units]
     far: number(0, 1e30) = 1e10  # no samples farther than this [scene units]
     occupancy_resolution: integer(1, 1024) = 128  # cells a side of the occupancy grid

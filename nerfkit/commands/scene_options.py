@@ -20,7 +20,7 @@ UNBOUNDED = {
     "model.max_resolution": 8192,
     "sampling.occupancy_resolution": 256,
     "sampling.candidates_per_sample": 4.0,
-    "trainer.distortion": 0.02,
+    "trainer.distortion": 0.003,
 }
 
 

@@ -43,10 +43,15 @@ def default_loss(config: Config) -> LossFn:
 
 
 def spacing(config: Config) -> tuple[float, float, float]:
-    """near, far and linear of `nerfkit.ops.distortion`: how distances count, as the intervals are long."""
+    """near, far and linear of `nerfkit.ops.distortion`: how distances count, as the intervals are long.
+
+    In unbounded space the unit is the distance up to which intervals have one length, wherever near and far are: so a
+    weight means the same in a scene of a narrow range.
+    """
     sampling, box = config.sampling, config.data.box
     if sampling.kind == "contracted":
-        return sampling.near, sampling.far, sampling.step / sampling.cone if sampling.cone else sampling.far
+        linear = sampling.step / sampling.cone if sampling.cone else sampling.far
+        return 0.0, linear, linear
     diagonal = math.dist(box[:3], box[3:])
     return 0.0, diagonal, diagonal
 
