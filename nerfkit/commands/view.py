@@ -16,7 +16,7 @@ from nerfkit.commands.options import TYRO
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import OpsConfig
 from nerfkit.training.run import load_run
-from nerfkit.viewer.page import ViewerOptions, check_options, import_viser
+from nerfkit.viewer.page import Page, ViewerOptions, check_options, import_viser
 
 
 @dataclass
@@ -44,16 +44,17 @@ def main(arguments: list[str]) -> int:
     from nerfkit.viewer.subject import of_run
     from nerfkit.viewer.viewer import Viewer
 
-    viewer = Viewer(of_run(run), options.viewer)
+    page = Page(options.viewer, f"nerfkit: {run.scene.name}")
     try:
+        viewer = Viewer(of_run(run), page)
         with StopSignals() as signals:
             print(f"run       {options.run}, step {run.state['step']}, on {run.device}")
             for note in viewer.subject.notes:
                 print(f"note      {note}")
-            print(f"{viewer.page.how_to_reach()}\nCtrl-C ends it", flush=True)
+            print(f"{page.how_to_reach()}\nCtrl-C ends it", flush=True)
             viewer.serve(signals.arrived)
     finally:
-        viewer.stop()
+        page.stop()
     return 0
 
 

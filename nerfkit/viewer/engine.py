@@ -47,6 +47,14 @@ class Picture(Protocol):
         """The picture, after all rays."""
 
 
+class Due(NamedTuple):
+    """The next picture."""
+
+    stage: int
+    again: bool  # whether it only shows what has changed since
+    seconds: float  # that it will take; 0 if unknown
+
+
 class Drawn(NamedTuple):
     """A finished picture."""
 
@@ -63,6 +71,7 @@ class _Client:
     request: Request
     changed_at: float
     stage: int = MOVING  # of the next picture
+    again: bool = False  # whether the full picture has been drawn since the request
     drawn_at: float = 0.0
     picture: Picture | None = None
     of: Request | None = None  # what the picture shows
@@ -106,6 +115,7 @@ class Engine:
         self.settings = Settings()
         self.clients: dict[int, _Client] = {}
         self.jobs: list[Job] = []
+        self.job_rests = True  # whether the job has come to a good moment to train on
         self.resolutions: dict[Any, Resolution] = {}
         self.chunk = FIRST_CHUNK  # rays
         self._changed = threading.Event()
@@ -121,7 +131,7 @@ class Engine:
             elif known.request == request:
                 return
             else:
-                known.request, known.changed_at, known.stage = request, self.clock(), MOVING
+                known.request, known.changed_at, known.stage, known.again = request, self.clock(), MOVING, False
         self._changed.set()
 
     def forget(self, client: int) -> None:
@@ -148,18 +158,19 @@ class Engine:
 
     def refresh(self) -> None:
         """What is drawn has changed: pictures of cameras that stand still are drawn again."""
-        for client in self._all():
-            if client.stage > FULL:
-                client.stage = FULL
+        with self._lock:
+            for client in self.clients.values():
+                if client.stage > FULL:
+                    client.stage, client.again = FULL, True
 
-    def next(self) -> tuple[int, float] | None:
-        """Stage of the next picture and its expected seconds; None if nothing is due."""
+    def next(self) -> Due | None:
+        """The next picture; None if none is due."""
         client = self._choose()
         if client is None:
             return None
         request, stage = client.request, client.stage
         width, height, _ = self._size(request, stage)
-        return stage, self._resolution(request).seconds(width * height)
+        return Due(stage, client.again, self._resolution(request).seconds(width * height))
 
     def step(self) -> bool:
         """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_pictures`."""
@@ -190,7 +201,7 @@ class Engine:
             return False
         job = self.jobs[0]
         try:
-            next(job)
+            self.job_rests = next(job)
         except StopIteration:
             self.jobs.remove(job)
         except Exception as error:

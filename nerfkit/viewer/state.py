@@ -11,7 +11,9 @@ from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.subject import Subject
 
 if TYPE_CHECKING:
+    from nerfkit.training.trainer import Trainer
     from nerfkit.viewer.session import Session
+    from nerfkit.viewer.sharing import Sharing
 
 
 class State:
@@ -26,6 +28,10 @@ class State:
     ):
         self.subject, self.engine, self.later, self.sessions = subject, engine, later, sessions
         self.crop: Crop | None = None  # that is on
+        self.history = subject.history  # lines of the log
+        self.training: Trainer | None = None  # that goes on
+        self.sharing: Sharing | None = None
+        self.paused = False
         self.initial_camera: Any = None  # of the page
         self.max_side = 1280  # of a picture [pixels]
 

@@ -11,10 +11,10 @@ import queue
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nerfkit.viewer.engine import FINE, MOVING, Drawn, Engine
-from nerfkit.viewer.page import Page, ViewerOptions
+from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.picture import ModelPictures, shrunk
 from nerfkit.viewer.session import Session
@@ -31,15 +31,14 @@ QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it r
 class Viewer:
     """Shows a subject in browsers until `stop`."""
 
-    def __init__(self, subject: Subject, options: ViewerOptions, settings: dict[str, Any] | None = None):
-        self.subject = subject
+    def __init__(self, subject: Subject, page: Page):
+        self.subject, self.page = subject, page
         self.pictures = ModelPictures(subject.model, subject.background, subject.photos)
         self.engine = Engine(self.pictures, self._deliver, self._failed)
         self.sessions: dict[int, Session] = {}
         self.awake = False  # whether a client is here, or work is left
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
-        self.page = Page(options, f"nerfkit: {subject.name}")
         self.state = State(subject, self.engine, self.later, self.sessions)
         self.panels = Panels(self.page.server, self.state)
         self.page.server.on_client_connect(self._connected)

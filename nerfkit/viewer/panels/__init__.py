@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nerfkit.viewer.panels.cameras import CamerasPanel
 from nerfkit.viewer.panels.look import LookPanel
+from nerfkit.viewer.panels.run import RunPanel
 
 if TYPE_CHECKING:
     import viser
@@ -24,7 +25,16 @@ class Panels:
         tabs = server.gui.add_tab_group()
         self.look = LookPanel(tabs.add_tab("View"), state)
         self.cameras = CamerasPanel(server, tabs.add_tab("Scene"), state)
-        self.clocked = [self.cameras]
+        self.run = RunPanel(server, tabs.add_tab("Run"), state)
+        self.clocked = [self.run]
+
+    def training_began(self) -> None:
+        """A training is looked at."""
+        self.run.training_began()
+
+    def training_ended(self) -> None:
+        """It has ended."""
+        self.run.training_ended()
 
     def greet(self, session: Session) -> None:
         """A client has come."""

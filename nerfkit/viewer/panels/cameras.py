@@ -38,9 +38,6 @@ class CamerasPanel:
         if state.subject.photos is not None:
             state.engine.add_job(self._thumbnails())
 
-    def tick(self, now: float) -> None:
-        """Nothing changes by itself."""
-
     def _start_camera(self) -> None:
         """Where a browser's camera is at first: at the first training view, looking at the middle of the box."""
         subject, initial = self.state.subject, self.server.initial_camera
