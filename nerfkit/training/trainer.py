@@ -158,7 +158,7 @@ class Trainer:
         self.seconds += time.perf_counter() - began
 
     def settle(self) -> None:
-        """Wait until the device has done all steps, as part of the training time: what follows then takes none of it."""
+        """Wait until the device has done all steps, as part of the training time; what follows then takes none."""
         if self.device.type == "cuda":
             began = time.perf_counter()
             torch.cuda.synchronize(self.device)

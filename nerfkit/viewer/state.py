@@ -12,7 +12,6 @@ from nerfkit.viewer.subject import Subject
 
 if TYPE_CHECKING:
     from nerfkit.training.trainer import Trainer
-    from nerfkit.viewer.session import Session
     from nerfkit.viewer.sharing import Sharing
 
 
@@ -24,7 +23,7 @@ class State:
         subject: Subject,
         engine: Engine,
         later: Callable[[Callable[[], None]], None],
-        sessions: dict[int, Session],
+        sessions: dict[int, Any],  # of clients
     ):
         self.subject, self.engine, self.later, self.sessions = subject, engine, later, sessions
         self.crop: Crop | None = None  # that is on

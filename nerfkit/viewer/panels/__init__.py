@@ -6,7 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nerfkit.viewer.panels.cameras import CamerasPanel
+from nerfkit.viewer.panels.crop import CropPanel
 from nerfkit.viewer.panels.look import LookPanel
+from nerfkit.viewer.panels.path import PathPanel
 from nerfkit.viewer.panels.run import RunPanel
 
 if TYPE_CHECKING:
@@ -25,8 +27,10 @@ class Panels:
         tabs = server.gui.add_tab_group()
         self.look = LookPanel(tabs.add_tab("View"), state)
         self.cameras = CamerasPanel(server, tabs.add_tab("Scene"), state)
+        self.crop = CropPanel(server, tabs.add_tab("Crop"), state)
+        self.path = PathPanel(server, tabs.add_tab("Path"), state)
         self.run = RunPanel(server, tabs.add_tab("Run"), state)
-        self.clocked = [self.run]
+        self.clocked = [self.crop, self.path, self.run]
 
     def training_began(self) -> None:
         """A training is looked at."""
