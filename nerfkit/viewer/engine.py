@@ -19,7 +19,7 @@ from nerfkit.viewer.resolution import Resolution
 
 CHUNK_SECONDS = 0.008  # at most, of rays that are rendered at once
 CHUNK_AIM = 0.75  # of that, so that it holds although times vary
-FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 512, 64, 2**20  # rays
+FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 512, 256, 2**20  # rays
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
 

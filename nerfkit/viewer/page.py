@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http
 import socket
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,6 +96,7 @@ def import_viser() -> Any:
         import viser
     except ImportError:
         raise UserError(f"the viewer needs the package viser; {INSTALL}") from None
+    warnings.filterwarnings("ignore", "Queued a .* on a closed connection")  # of a client that has just left
     major, minor = (int(part) for part in viser.__version__.split(".")[:2])
     if not (1, 1) <= (major, minor) < (2, 0):
         raise UserError(f"the viewer needs viser >= 1.1, < 2, but {viser.__version__} is installed; {INSTALL}")

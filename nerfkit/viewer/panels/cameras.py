@@ -53,7 +53,7 @@ class CamerasPanel:
 
     def _draw(self, server: viser.ViserServer) -> None:
         gui, subject = server.gui, self.state.subject
-        root = server.scene.add_frame("/cameras", show_axes=False, visible=False)
+        self.root = root = server.scene.add_frame("/cameras", show_axes=False, visible=False)
         box = server.scene.add_box(
             "/box", (255, 190, 40), tuple(subject.box[1] - subject.box[0]), wireframe=True,
             position=subject.box.mean(0), visible=False,
@@ -98,7 +98,7 @@ class CamerasPanel:
             width, height = cameras.size(view)
             frustum = server.scene.add_camera_frustum(
                 f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=FRUSTUM_SIZE * self.size,
-                color=COLOR, wxyz=wxyz, position=position, cast_shadow=False, receive_shadow=False,
+                color=COLOR, thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position, cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
             frustum.on_click(self._clicked(view))
             self.frusta[view] = frustum

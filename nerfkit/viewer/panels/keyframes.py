@@ -44,6 +44,7 @@ class KeyframesInScene:
         wxyz, position = in_browser(key.pose)
         frustum = self.scene.add_camera_frustum(
             f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.size,
+            thickness=2.0, thickness_units="screen",
             color=CHOSEN if is_chosen else COLOR, wxyz=wxyz, position=position, cast_shadow=False,
             receive_shadow=False,
         )  # fmt: skip
