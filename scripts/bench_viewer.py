@@ -63,15 +63,21 @@ class FakeBrowser:
 
     def send(self, position: Any, target: Any = (0.0, 0.0, 0.0), up: Any = (0.0, 0.0, 1.0)) -> None:
         """Move its camera to `position`, looking at `target`."""
+        position, target, up = (list(map(float, vector)) for vector in (position, target, up))
+        message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": self.fov}
+        message |= {"position": position, "look_at": target, "up_direction": up}
+        message |= {"near": 0.01, "far": 1000.0, "image_width": self.size[0], "image_height": self.size[1]}
+        self.tell(message)
+
+    def click(self, name: str) -> None:
+        """Click on something in the scene."""
+        ray = {"ray_origin": [0.0, 0.0, 0.0], "ray_direction": [0.0, 0.0, 1.0], "screen_pos": [0.5, 0.5]}
+        self.tell({"type": "SceneNodeClickMessage", "name": name, "instance_index": None, "modifier": None, **ray})
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Send one of viser's messages."""
         import msgspec
 
-        message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": self.fov}
-        message |= {
-            "position": list(map(float, position)),
-            "look_at": list(map(float, target)),
-            "up_direction": list(map(float, up)),
-        }
-        message |= {"near": 0.01, "far": 1000.0, "image_width": self.size[0], "image_height": self.size[1]}
         self.connection.send(msgspec.msgpack.encode(message))
 
     def picture(self, timeout: float = 60.0) -> tuple[float, np.ndarray]:

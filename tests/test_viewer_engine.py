@@ -129,7 +129,7 @@ def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
 
 
 def test_small_pictures_do_not_make_pictures_smaller():
-    """What small pictures take is mostly what each costs anyway; were it believed to be the rays', they would shrink."""
+    """What small pictures take is mostly what each costs anyway; it says little of the rays."""
     resolution = Resolution()
     resolution.add(640 * 480, 640 * 480 * 5e-7, 0.004, is_full=True)
     first = resolution.scale(640 * 480, 1 / 15)

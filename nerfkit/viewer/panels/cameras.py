@@ -98,7 +98,8 @@ class CamerasPanel:
             width, height = cameras.size(view)
             frustum = server.scene.add_camera_frustum(
                 f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=FRUSTUM_SIZE * self.size,
-                color=COLOR, thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position, cast_shadow=False, receive_shadow=False,
+                color=COLOR, thickness=1.5,
+                thickness_units="screen", wxyz=wxyz, position=position, cast_shadow=False, receive_shadow=False,
             )  # fmt: skip
             frustum.on_click(self._clicked(view))
             self.frusta[view] = frustum
