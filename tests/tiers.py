@@ -18,6 +18,8 @@ TIERS = {
         "tests/test_docs_site.py",
         "tests/test_scripts.py",
         "tests/test_training.py",
+        "tests/test_viewer.py",
+        "tests/test_viewer_browser.py",
         "tests/ops/test_forward_mode.py",
         "tests/ops/test_large.py",
         "tests/ops/test_native.py",

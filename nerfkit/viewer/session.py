@@ -106,8 +106,8 @@ class Session:
         view, distance, angle = self.nearest or (0, 0.0, 0.0)
         name = self.state.subject.names[view] if self.state.subject.names else str(view)
         return (
-            f"{width}x{height}, {len(self._times)} pictures in the last second, {drawn.seconds * 1000:.0f} ms  \n"
-            f"nearest training view: {view} ({name}), {distance:.3g} away, {angle:.1f} degrees"
+            f"{width}x{height}, {len(self._times)} pictures in the last second  \n"
+            f"nearest training view: {view} ({name}), {distance:.3f} away, {angle:.1f} degrees"
         )
 
     def _scene_size(self) -> float:

@@ -78,10 +78,12 @@ class CropPanel:
         self.text = gui.add_markdown(self.note)
 
         async def switched(event: Any) -> None:
-            self._set(self._corners() if not event.client else np.array([self.low.value, self.high.value]))
+            if event.client is not None:  # else it was set by the panel itself
+                self._set(np.array([self.low.value, self.high.value]))
 
         async def typed(event: Any) -> None:
-            self._set(np.array([self.low.value, self.high.value]))
+            if event.client is not None:
+                self._set(np.array([self.low.value, self.high.value]))
 
         async def shown(event: Any) -> None:
             self._show()

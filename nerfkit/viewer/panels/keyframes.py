@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +26,25 @@ class KeyframesInScene:
     def __init__(self, scene: viser.SceneApi, size: float, on_click: Callable[[int], None]):
         self.scene, self.size, self.on_click = scene, size, on_click
         self.drawn: list[Any] = []
+        self._lock = threading.Lock()  # clicks come in another thread than files
         self.root = scene.add_frame("/path", show_axes=False)
 
     def draw(self, path: CameraPath, chosen: int | None) -> None:
         """Replace what is drawn."""
-        for handle in self.drawn:
-            handle.remove()
-        self.drawn = [self._keyframe(path, index, index == chosen) for index in range(len(path.keyframes))]
+        with self._lock:
+            for handle in self.drawn:
+                handle.remove()
+            self.drawn = self._draw(path, chosen)
+
+    def _draw(self, path: CameraPath, chosen: int | None) -> list[Any]:
+        drawn = [self._keyframe(path, index, index == chosen) for index in range(len(path.keyframes))]
         if len(path.keyframes) > 1:
             positions = path.at(np.linspace(0, path.seconds, CURVE_POINTS))[0][:, :, 3]  # [P, 3]
             points = np.stack([positions[:-1], positions[1:]], axis=1).astype(np.float32)
-            self.drawn.append(
+            drawn.append(
                 self.scene.add_line_segments("/path/curve", points, COLOR, thickness=3.0, thickness_units="screen")
             )
+        return drawn
 
     def _keyframe(self, path: CameraPath, index: int, is_chosen: bool) -> Any:
         key = path.keyframes[index]

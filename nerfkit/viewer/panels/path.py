@@ -30,7 +30,6 @@ class PathPanel:
         self.state, self.path, self.chosen = state, CameraPath(), None
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
         self._shown_at = -1e9
-        self._is_filling = False  # whether fields change for another reason than typing
         size = float(np.linalg.norm(state.subject.box[1] - state.subject.box[0])) / 2
         self.in_scene = KeyframesInScene(server.scene, size, self.choose)
         with tab:
@@ -67,7 +66,6 @@ class PathPanel:
 
     def fill(self) -> None:
         """Show the path in the fields and in the scene."""
-        self._is_filling = True
         keys, chosen = self.path.keyframes, self.chosen
         self.which.options = tuple(str(i) for i in range(len(keys))) or (NONE,)
         self.which.value = NONE if chosen is None else str(chosen)
@@ -79,7 +77,6 @@ class PathPanel:
         self.loop.value, self.fps.value = self.path.loop, self.path.fps
         self.width.value, self.height.value = self.path.size
         self.text.content = f"{len(keys)} keyframes, {self.path.seconds:.1f} s, {self.path.n_frames} frames"
-        self._is_filling = False
         self.in_scene.draw(self.path, chosen)
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
@@ -103,11 +100,11 @@ class PathPanel:
                 self._act(self.actions.value, session)
 
         async def chose(event: Any) -> None:
-            if not self._is_filling and self.which.value != NONE:
+            if event.client is not None and self.which.value != NONE:  # else it was set by `fill`
                 self.choose(int(self.which.value))
 
         async def typed(event: Any) -> None:
-            if not self._is_filling and self.chosen is not None:
+            if event.client is not None and self.chosen is not None:
                 key = self.path.keyframes[self.chosen]
                 key.fov, key.seconds = math.radians(self.fov.value), float(self.seconds.value)
                 self.fill()
@@ -142,7 +139,7 @@ class PathPanel:
         play = gui.add_button_group("Preview", ("Play", "Stop"))
 
         async def typed(event: Any) -> None:
-            if not self._is_filling:
+            if event.client is not None:
                 self.path.loop, self.path.fps = bool(self.loop.value), int(self.fps.value)
                 self.path.size = int(self.width.value), int(self.height.value)
                 self.fill()
