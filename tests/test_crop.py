@@ -87,6 +87,21 @@ def test_nothing_outside_is_rendered_and_what_is_behind_it_is_seen(scene):
     torch.testing.assert_close(part.samples.positions, samples.positions[inside])
 
 
+def test_what_is_cut_away_hides_nothing(small_config, toy_scene):
+    """Also where a ray ends once it sees no farther."""
+    model, cameras = Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
+    crop = Crop((-0.3, -0.3, -0.3), (0.3, 0.3, 0.3))  # in the middle of fog that is denser than a ray gets through
+
+    def fog(positions):
+        return torch.full(positions.shape[:1], 300.0)
+
+    rays = cameras.image_rays(0)
+    assert not crop.inside(model.sampler(rays, fog).positions).any()
+    with cropped(model, crop):
+        samples = model.sampler(rays, fog)
+    assert len(samples.positions) and crop.inside(samples.positions).all()
+
+
 def test_a_crop_ends_with_its_block_also_by_an_error(scene):
     model, cameras = scene
     sampler, keys = model.sampler, set(model.state_dict())

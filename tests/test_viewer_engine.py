@@ -232,6 +232,17 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
     assert all(client.stage == FINE for client in world.engine.clients.values()) and DONE > FINE
 
 
+def test_a_full_picture_may_be_limited():
+    world = World()
+    world.ask()
+    world.run(2)
+    world.engine.settings.full_seconds = 0.1
+    world.ask(camera="b")
+    world.run(2)
+    full = world.drawn[-2]
+    assert full.stage == FULL and full.image[1] == (365, 274)  # a side of sqrt(0.1 s / 0.307 s)
+
+
 def test_a_request_ends_a_wait():
     engine = Engine(lambda *a: None, lambda drawn: None)
     thread = threading.Timer(0.05, lambda: engine.request(0, Request("a", (4, 4))))

@@ -29,6 +29,7 @@ TIERS = {
         "test_lines_that_no_cache_keeps",
         "test_no_backend_of_matplotlib_is_forced",
         "test_no_value_on_the_command_line_ends_in_a_traceback",
+        "test_the_package_is_not_imported_without_a_viewer",
         "test_one_module_costs_no_more_than_itself",
         "test_results_that_no_cache_keeps",
         "test_sizes_that_kernels_branch_on",

@@ -9,6 +9,7 @@ thread; everything else belongs to the one thread that renders.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -89,6 +90,7 @@ class Settings:
     """What a user may change while it runs."""
 
     picture_seconds: float = 1 / 15  # of a picture while the camera moves, where that suffices for the smallest
+    full_seconds: float = math.inf  # of a full picture, which is smaller where it would take longer
     share: float = 1.0  # of wall time that drawing gets while a camera moves
     still_after: float = STILL_AFTER
     fine: bool = True  # whether the last picture has four rays a pixel
@@ -250,7 +252,9 @@ class Engine:
         """Width, height and scale of a picture."""
         width, height = request.size
         if stage == FULL:
-            return width, height, 1.0
+            expected = self._resolution(request).seconds(width * height)
+            scale = min(1.0, math.sqrt(self.settings.full_seconds / max(expected, 1e-9)))
+            return max(round(width * scale), 1), max(round(height * scale), 1), scale
         if stage == FINE:
             return 2 * width, 2 * height, 2.0
         seconds = self.settings.picture_seconds * self.settings.share
@@ -291,4 +295,5 @@ class Engine:
             self._resolution(request).add(picture.n_rays, client.render_seconds, overhead, client.scale == 1.0)
         with self._lock:
             if client.request is request:
-                client.stage = DONE if stage == FINE else FINE if client.scale == 1.0 else FULL
+                is_full = stage == FULL or client.scale == 1.0
+                client.stage = DONE if stage == FINE else FINE if is_full else FULL

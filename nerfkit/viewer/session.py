@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nerfkit.viewer.engine import Drawn, Request
+from nerfkit.viewer.engine import Request
 from nerfkit.viewer.geometry import in_browser, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.picture import Look, Viewpoint
 
@@ -88,20 +88,20 @@ class Session:
             camera.look_at = initial.look_at
             camera.fov = initial.fov
 
-    def show(self, image: np.ndarray, quality: int, drawn: Drawn) -> None:
+    def show(self, image: np.ndarray, quality: int) -> None:
         """Show a picture [H, W, 3] uint8."""
         self.client.scene.set_background_image(image, format="jpeg", jpeg_quality=quality)
         now = time.perf_counter()
         self._times = [t for t in self._times if now - t < 1] + [now]
         if self.on_status is not None and now - self._status_at >= STATUS_SECONDS:
             self._status_at = now
-            self.on_status(self._status(image, drawn))
+            self.on_status(self._status(image))
 
     def tell(self, title: str, text: str) -> None:
         """Show a notification."""
         self.client.add_notification(title, text, auto_close_seconds=10.0)
 
-    def _status(self, image: np.ndarray, drawn: Drawn) -> str:
+    def _status(self, image: np.ndarray) -> str:
         height, width = image.shape[:2]
         view, distance, angle = self.nearest or (0, 0.0, 0.0)
         name = self.state.subject.names[view] if self.state.subject.names else str(view)

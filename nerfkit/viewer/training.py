@@ -7,6 +7,7 @@ parameters of two steps.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from nerfkit.viewer.sharing import Sharing
 from nerfkit.viewer.subject import Subject
 from nerfkit.viewer.viewer import Viewer
 
+LONGEST_PICTURE = 0.5  # seconds for which training stands still at most, about
 MOVING_SHARE = 0.5  # of wall time for drawing, while a camera moves
 
 
@@ -35,7 +37,7 @@ class TrainingViewer(Viewer):
         """Draw what `trainer` trains, between its steps."""
         self.state.training = trainer
         self.state.sharing = self.sharing
-        self.engine.settings.share, self.engine.settings.fine = MOVING_SHARE, False
+        self._set_limits(True)
         trainer.on_step.append(self.after_step)
         trainer.on_log.append(self.state.history.append)
         self.panels.training_began()
@@ -45,7 +47,7 @@ class TrainingViewer(Viewer):
         trainer.on_step.remove(self.after_step)
         trainer.on_log.remove(self.state.history.append)
         self.state.training = None
-        self.engine.settings.share, self.engine.settings.fine = 1.0, True
+        self._set_limits(False)
         self.engine.refresh()
         self.panels.training_ended()
 
@@ -92,9 +94,14 @@ class TrainingViewer(Viewer):
     def _pause(self, trainer: Trainer) -> None:
         """Draw as if the training had ended, until it is to go on."""
         trainer.settle()
-        settings = self.engine.settings
-        settings.share, settings.fine = 1.0, True
+        self._set_limits(False)
         self.engine.refresh()
         while self.state.paused and self.sessions and not self.should_stop():
             self.work_or_wait()
-        settings.share, settings.fine = MOVING_SHARE, False
+        self._set_limits(True)
+
+    def _set_limits(self, trains: bool) -> None:
+        """What pictures may cost, beside a training or alone."""
+        settings = self.engine.settings
+        settings.share, settings.fine = (MOVING_SHARE, False) if trains else (1.0, True)
+        settings.full_seconds = LONGEST_PICTURE if trains else math.inf

@@ -93,7 +93,7 @@ class Viewer:
         if session is None:
             return
         image = shrunk(drawn.image) if drawn.stage == FINE else drawn.image
-        session.show(image, QUALITY[drawn.stage == MOVING], drawn)
+        session.show(image, QUALITY[drawn.stage == MOVING])
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
