@@ -184,6 +184,13 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, folder):
     assert np.allclose(session.client.camera.position, (0.5, 2.5, 1.0), atol=0.2)
 
 
+def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, capfd):
+    at(browser)
+    viewer.panels.crop.tick = lambda now: 1 / 0
+    assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
+    assert capfd.readouterr().err.count("division by zero") == 1
+
+
 def test_foreign_pages_are_refused(viewer):
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect

@@ -27,7 +27,7 @@ class Session:
 
     def __init__(self, client: viser.ClientHandle, state: State):
         self.client, self.state = client, state
-        self.look = Look()
+        self.look, self.max_side = Look(), state.max_side  # of a picture [pixels]
         self.on_status: Callable[[str], None] | None = None  # gets a line about the pictures
         self.nearest: tuple[int, float, float] | None = None  # view, distance, angle
         self.at_view: int | None = None  # training view that it was sent to last
@@ -45,7 +45,7 @@ class Session:
     def size(self) -> tuple[int, int]:
         """Width and height of its window, no side above the limit."""
         width, height = max(self.client.camera.image_width, 1), max(self.client.camera.image_height, 1)
-        scale = min(1.0, self.state.max_side / max(width, height))
+        scale = min(1.0, self.max_side / max(width, height))
         return max(round(width * scale), 1), max(round(height * scale), 1)
 
     def ask(self) -> None:

@@ -71,7 +71,7 @@ class TrainingViewer(Viewer):
         self.do_calls()
         due = self.engine.next()
         self.sharing.trained(now - self._left_at, due.seconds if due else 0.0)
-        self.panels.tick(now)
+        self.tick()
         if self.state.paused:
             self._pause(trainer)
         elif due is not None and self.sharing.affords(due.stage, not due.again, due.seconds):

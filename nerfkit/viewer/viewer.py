@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
+PICTURE_SECONDS = {"cuda": 1 / 20, "cpu": 1 / 9}  # of a picture while the camera moves
 QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it rests
 
 
@@ -35,10 +36,12 @@ class Viewer:
         self.subject, self.page = subject, page
         self.pictures = ModelPictures(subject.model, subject.background, subject.photos)
         self.engine = Engine(self.pictures, self._deliver, self._failed)
+        self.engine.settings.picture_seconds = PICTURE_SECONDS[subject.background.device.type]
         self.sessions: dict[int, Session] = {}
         self.awake = False  # whether a client is here, or work is left
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
+        page.server.gui.set_panel_label(f"nerfkit: {subject.name}")
         self.state = State(subject, self.engine, self.later, self.sessions)
         self.panels = Panels(self.page.server, self.state)
         self.page.server.on_client_connect(self._connected)
@@ -62,9 +65,16 @@ class Viewer:
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
         self.do_calls()
-        self.panels.tick(time.perf_counter())
+        self.tick()
         if not self.engine.step():
             self.engine.wait(IDLE_SECONDS)
+
+    def tick(self) -> None:
+        """Let the panels do what is due."""
+        try:
+            self.panels.tick(time.perf_counter())
+        except Exception as error:  # such as a run folder that cannot be written
+            self._failed(-1, error)
 
     def do_calls(self) -> None:
         """Do what was left to this thread."""

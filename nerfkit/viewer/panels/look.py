@@ -53,7 +53,12 @@ class LookPanel:
         )  # fmt: skip
         at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5, disabled=True)
 
+        side = gui.add_slider(
+            "Largest side", 64, 2048, 32, min(session.max_side, 2048), hint="Of pictures, in pixels; less is faster"
+        )
+
         async def changed(event: Any) -> None:
+            session.max_side = int(side.value)
             depths.disabled, at.disabled = auto.value, not split.value
             session.change(
                 output=output.value,
@@ -62,7 +67,7 @@ class LookPanel:
                 split=at.value if split.value else None,
             )
 
-        for handle in (output, colormap, auto, depths, split, at):
+        for handle in (output, colormap, auto, depths, split, at, side):
             handle.on_update(changed)
 
     def _views(self, gui: viser.GuiApi, session: Session) -> None:
