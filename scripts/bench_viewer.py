@@ -54,7 +54,12 @@ class FakeBrowser:
         url = address.replace("http://", "ws://")
         self.size, self.fov = size, fov
         self.connection = connect(
-            url, subprotocols=[f"viser-v{viser.__version__}"], origin=address, max_size=2**26, compression=None
+            url,
+            subprotocols=[f"viser-v{viser.__version__}"],
+            origin=address,
+            max_size=2**26,
+            compression=None,
+            ping_interval=None,
         )
         self.pictures: queue.Queue[tuple[float, bytes]] = queue.Queue()  # when it came, JPEG
         self.messages: list[dict[str, Any]] = []  # all others
