@@ -149,6 +149,19 @@ def test_a_click_on_a_training_camera_goes_there(viewer, browser):
     assert "SetCameraPositionMessage" in names and "SetCameraLookAtMessage" in names
 
 
+def test_next_goes_on_from_where_the_camera_is(viewer, browser):
+    at(browser)
+    session = session_of(viewer)
+    positions = viewer.subject.cameras.positions.numpy()
+    session.go_to(3)
+    browser.send(positions[3] + 1e-6)  # as a browser says where it is
+    wait_for(lambda: session.nearest[1] < 1e-3)
+    assert session.current_view() == 3
+    browser.send(positions[7] + 1e-2)
+    wait_for(lambda: session.nearest[0] == 7)
+    assert session.current_view() == 7
+
+
 def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
     whole = at(browser)
     panel = viewer.panels.crop

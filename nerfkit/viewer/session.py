@@ -65,6 +65,15 @@ class Session:
         self.look = replace(self.look, **look)
         self.ask()
 
+    def current_view(self) -> int:
+        """The training view that it was sent to, if it is still there, or else the nearest one."""
+        view, distance, _ = self.nearest or (0, 0.0, 0.0)
+        if self.at_view is not None:
+            there = self.state.subject.cameras.positions[self.at_view].numpy()
+            if np.linalg.norm(self.client.camera.position - there) <= distance + 1e-3 * self._scene_size():
+                return self.at_view
+        return view
+
     def go_to(self, view: int) -> None:
         """Move its camera to that of a training view."""
         cameras = self.state.subject.cameras
@@ -87,6 +96,10 @@ class Session:
             camera.position = initial.position
             camera.look_at = initial.look_at
             camera.fov = initial.fov
+
+    def level(self) -> None:
+        """Turn its camera upright."""
+        self.client.camera.up_direction = np.array(self.state.subject.up)
 
     def show(self, image: np.ndarray, quality: int) -> None:
         """Show a picture [H, W, 3] uint8."""

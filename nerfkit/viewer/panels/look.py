@@ -72,19 +72,20 @@ class LookPanel:
 
     def _views(self, gui: viser.GuiApi, session: Session) -> None:
         steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
-        reset = gui.add_button("Reset camera", hint="Back to where the viewer started")
+        camera = gui.add_button_group(
+            "Camera", ("Reset", "Level"), hint="Back to where it started; or upright again, where it is"
+        )
 
         async def step(event: Any) -> None:
             n_views = len(self.state.subject.cameras)
             by = {"Previous": -1, "Nearest": 0, "Next": 1}[steps.value]
-            at = session.at_view if session.at_view is not None else (session.nearest or (0,))[0]
-            session.go_to((at + by) % n_views if by else (session.nearest or (0,))[0])
+            session.go_to((session.current_view() + by) % n_views)
 
-        async def start_again(event: Any) -> None:
-            session.reset()
+        async def put(event: Any) -> None:
+            (session.reset if camera.value == "Reset" else session.level)()
 
         steps.on_click(step)
-        reset.on_click(start_again)
+        camera.on_click(put)
 
     def _far(self) -> float:
         """A depth behind everything."""
