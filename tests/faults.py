@@ -640,8 +640,8 @@ FAULTS = [
     Fault(
         "views_in_another_order",
         "rendering/paths.py",
-        "index, t = u.long() % n,",
-        "index, t = -u.long() % n,",
+        "index = u.long() if closed",
+        "index = -u.long() if closed",
         "cameras",
     ),
     Fault(
@@ -1027,9 +1027,9 @@ FAULTS = [
     ),
     Fault(
         "size_of_a_path_file_ignored",
-        "commands/render.py",
-        '{"w": size[0], "h": size[1], **read_json(file)}',
-        '{**read_json(file), "w": like.width, "h": like.height}',
+        "rendering/path_files.py",
+        '{"w": given[0], "h": given[1], **read_json(file)}',
+        '{**read_json(file), "w": given[0], "h": given[1]}',
         "command_results",
     ),
     Fault(
