@@ -47,6 +47,55 @@ class Fault(NamedTuple):
 
 
 FAULTS = [
+    # viewer
+    Fault(
+        "full_pictures_are_not_given_up",
+        "viewer/engine.py",
+        "client.of_stage != MOVING and",
+        "False and",
+        "viewer_engine",
+    ),
+    Fault(
+        "small_pictures_are_measured",
+        "viewer/resolution.py",
+        "trusted = is_full or n_rays >= TRUSTED_RAYS",
+        "trusted = True",
+        "viewer_engine",
+    ),
+    Fault("chunks_grow_without_bound", "viewer/engine.py", "CHUNK_AIM * CHUNK_SECONDS /", "1.0 /", "viewer_engine"),
+    Fault(
+        "an_onlooker_takes_half", "viewer/sharing.py", "return self.credit >= seconds", "return True", "viewer_engine"
+    ),
+    Fault("foreign_names_are_answered", "viewer/guard.py", "found[1].lower() not in names", "False", "viewer_guard"),
+    Fault(
+        "foreign_pages_are_answered",
+        "viewer/guard.py",
+        "authority.lower() != hosts[0].lower()",
+        "not authority",
+        "viewer_guard",
+    ),
+    Fault(
+        "a_crop_hides_what_is_behind",
+        "model/cropping.py",
+        "self.crop.inside(positions), values",
+        "self.crop.inside(positions) | True, values",
+        "crop",
+    ),
+    Fault("a_crop_counts_lengths_as_low", "crop.py", "& (positions <= high)", "& (positions <= high + 1)", "crop"),
+    Fault(
+        "a_path_in_degrees_of_the_width",
+        "rendering/path_files.py",
+        "focals.append(height / 2",
+        "focals.append(width / 2",
+        "camera_paths",
+    ),
+    Fault(
+        "a_path_is_saved_in_the_models_frame",
+        "viewer/path.py",
+        "to_json(moved(cameras, frame, to_model=False)",
+        "to_json(moved(cameras, None, to_model=False)",
+        "camera_paths",
+    ),
     # data: pixels, scenes, cameras, batches
     Fault(
         "alpha_ignored",
@@ -656,8 +705,8 @@ FAULTS = [
     Fault(
         "views_in_another_order",
         "rendering/paths.py",
-        "index, t = u.long() % n,",
-        "index, t = -u.long() % n,",
+        "index = u.long() if closed",
+        "index = -u.long() if closed",
         "cameras",
     ),
     Fault(
@@ -1053,9 +1102,9 @@ FAULTS = [
     ),
     Fault(
         "size_of_a_path_file_ignored",
-        "commands/render.py",
-        '{"w": size[0], "h": size[1], **read_json(file)}',
-        '{**read_json(file), "w": like.width, "h": like.height}',
+        "rendering/path_files.py",
+        '{"w": given[0], "h": given[1], **read_json(file)}',
+        '{**read_json(file), "w": given[0], "h": given[1]}',
         "command_results",
     ),
     Fault(

@@ -44,7 +44,7 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
     wanted = ImageRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
     sizes = []
     image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain = image_of._chunk
+    plain = image_of.rays
 
     def hungry(cameras, view, start, end, outputs):
         sizes.append(end - start)
@@ -52,7 +52,7 @@ def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(cameras, view, start, end, outputs)
 
-    monkeypatch.setattr(image_of, "_chunk", hungry)
+    monkeypatch.setattr(image_of, "rays", hungry)
     torch.testing.assert_close(image_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
     assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
 
@@ -63,7 +63,7 @@ def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: st
     renderer, cameras = setting
     rays, t, none = torch.zeros(1, 3, device=device), torch.zeros(0, device=device), torch.zeros(2, device=device)
     image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain, sizes = image_of._chunk, []
+    plain, sizes = image_of.rays, []
 
     def hungry(cameras, view, start, end, outputs):
         sizes.append(end - start)
@@ -72,7 +72,7 @@ def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: st
                 ops.compact_samples(rays, rays, t, t, none.long(), none.long(), 2**44)
         return plain(cameras, view, start, end, outputs)
 
-    monkeypatch.setattr(image_of, "_chunk", hungry)
+    monkeypatch.setattr(image_of, "rays", hungry)
     image_of(cameras, 0)
     assert sizes[:2] == [512, 256]
 
@@ -80,7 +80,7 @@ def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: st
 def test_other_errors_are_not_swallowed(setting, monkeypatch):
     renderer, cameras = setting
     image_of = ImageRenderer(renderer, torch.ones(3))
-    monkeypatch.setattr(image_of, "_chunk", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
+    monkeypatch.setattr(image_of, "rays", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         image_of(cameras, 0)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from nerfkit import config
-from nerfkit.commands import COMMANDS, eval, render
+from nerfkit.commands import COMMANDS, eval, render, view
 from nerfkit.commands.options import TrainOptions
-from scripts import bench_ops, bench_train, benchmark_tables, sweep
+from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, sweep
 from scripts.bench_ops import summary
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
@@ -71,11 +71,13 @@ def options_of(kind: type, prefix: str = "") -> set[str]:
 
 
 OPTIONS = {
-    "train": options_of(TrainOptions),
+    "train": options_of(TrainOptions) | {"viewer"},  # alone it is viewer.on
+    "view": options_of(view.ViewOptions),
     "render": options_of(render.RenderOptions),
     "eval": options_of(eval.EvalOptions),
     "bench_ops": options_of(bench_ops.Options),
     "bench_train": options_of(bench_train.BenchOptions),
+    "bench_viewer": options_of(bench_viewer.BenchOptions),
     "lltm_forms": options_of(bench_train.BenchOptions),
     "sweep": options_of(sweep.SweepOptions),
 }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit train|render|eval|summary|doctor`, and the scripts of the same names."""
+"""`nerfkit train|render|view|eval|summary|doctor`, and the scripts of the same names."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ COMMANDS = {
     "inspect": "print what is found in a folder, without training: images, lenses, frame, what to mend",
     "train": "train a scene, or resume a run",
     "render": "render novel views of a run: images, depth, video",
+    "view": "look at a run in a browser",
     "eval": "score a run on held-out views",
     "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 import tyro
@@ -16,6 +16,7 @@ from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
 from nerfkit.option_types import Switch
 from nerfkit.training.run_folder import read_config
+from nerfkit.viewer.page import ViewerOptions
 
 CPU_PRESET = "cpu"
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
@@ -28,6 +29,7 @@ class TrainOptions(Config):
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
+    viewer: ViewerOptions = field(default_factory=ViewerOptions)
 
 
 def train_options(arguments: list[str]) -> TrainOptions:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -18,16 +18,19 @@ from tqdm import tqdm
 from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
+from nerfkit.crop import CROP, active_crop
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
-from nerfkit.data.readers.transforms import parse_cameras, read_json, to_json
+from nerfkit.data.readers.transforms import to_json
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import OwnFolder
+from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import npz_bytes, png_bytes, preview
+from nerfkit.rendering.path_files import moved, read_path
 from nerfkit.rendering.video import probe_video, video_bytes
 from nerfkit.training.run import Run, load_run
 from nerfkit.training.run_folder import RunFolder
@@ -45,7 +48,7 @@ class RenderOptions:
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     path: str = (
-        "auto"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json; auto: by the views
+        "auto"  # orbit, spiral, interpolate, a split (test, train), or a FILE.json of cameras; auto: by the views
     )
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
@@ -54,6 +57,7 @@ class RenderOptions:
         "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
     )
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
+    crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already
     module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
@@ -75,17 +79,22 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
-    shown = moved(cameras, run.frame, to_model=False)
-    folder = processes.in_turn(lambda: open_folder(options, shown, run.state["step"], outputs, processes))
+    crop = active_crop(options.run, run.frame) if options.crop == "run" else None
+    in_files = moved(cameras, run.frame, to_model=False)
+    cropping = "" if crop is None else crop.to_json()
+    folder = processes.in_turn(lambda: open_folder(options, in_files, run.state["step"], outputs, cropping, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
 
     image_of = ImageRenderer(run.model, run.background)
     span = depth_range(run.cameras("train"), run.config)
-    frames = render_frames(
-        image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame, processes
-    )
+    if crop is not None:
+        print(f"cropped as {options.run / CROP} says; --crop none renders all")
+    with cropped(run.model, crop):
+        frames = render_frames(
+            image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame, processes
+        )
     processes.wait()
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
@@ -120,9 +129,8 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.frames and (options.path.endswith(".json") or options.path in run.scene.splits):
         raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
     if options.path.endswith(".json"):
-        file = Path(options.path)
-        size = like.size(0) if options.size == (0, 0) else options.size
-        return moved(parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file), run.frame, to_model=True)
+        size = None if options.size == (0, 0) else options.size
+        return moved(read_path(Path(options.path), like.size(0), size), run.frame, to_model=True)
     if options.path in run.scene.splits:
         return run.cameras(options.path)
     box = torch.tensor(run.config.data.box).view(2, 3)
@@ -160,14 +168,6 @@ def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
     return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
 
 
-def moved(cameras: Cameras, frame: Frame | None, to_model: bool) -> Cameras:
-    """Cameras of the scene's frame in the model's, or the other way round."""
-    if frame is None:
-        return cameras
-    poses = (frame.to_model if to_model else frame.to_input)(cameras.camera_to_world.double().numpy())
-    return replace(cameras, camera_to_world=torch.from_numpy(poses).to(cameras.camera_to_world.dtype))
-
-
 def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
     """An output in the units and axes of the scene's files."""
     if frame is not None and name.startswith("depth"):
@@ -178,7 +178,7 @@ def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
 
 
 def open_folder(
-    options: RenderOptions, cameras: Cameras, step: int, outputs: tuple[str, ...], processes: Processes
+    options: RenderOptions, cameras: Cameras, step: int, outputs: tuple[str, ...], crop: str, processes: Processes
 ) -> OwnFolder:
     """The folder of the frames; raises RunError if it holds files that nerfkit did not write.
 
@@ -191,21 +191,25 @@ def open_folder(
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
         folder.lock()
-        prepare(folder, cameras, step, outputs, options.resume)
+        prepare(folder, cameras, step, outputs, options.resume, crop)
         for name in sorted(frame_names(range(len(cameras)), outputs)) if processes.size > 1 else ():
             folder.note(name)
     return folder
 
 
-def prepare(folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool) -> None:
+def prepare(
+    folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool, crop: str = ""
+) -> None:
     """Write the path, and remove frames that are not of it."""
     file = folder.path / PATH_FILE
     names = [f"{view:04d}" for view in range(len(cameras))]
-    path = json.dumps(to_json(cameras, names) | {"checkpoint_step": step})
+    path = json.dumps(
+        to_json(cameras, names) | {"checkpoint_step": step} | ({"crop": json.loads(crop)} if crop else {})
+    )
     was = file.read_text(encoding="utf-8", errors="replace") if folder.owns(PATH_FILE) else None
     if resume and was is not None and was != path:
         raise RunError(
-            f"{folder.path} holds frames of another path, size or checkpoint; render all again without --resume, "
+            f"{folder.path} holds frames of another path, size, crop or checkpoint; render all again without --resume, "
             "or choose another folder with --out"
         )
     if was != path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +16,7 @@ from nerfkit.commands.scene_options import fit_to_scene, given_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
 from nerfkit.data.load import load_scene
+from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
@@ -26,6 +28,10 @@ from nerfkit.training.plot import plot_training
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
 from nerfkit.training.trainer import Trainer
+from nerfkit.viewer.page import Page
+
+if TYPE_CHECKING:
+    from nerfkit.viewer.training import TrainingViewer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -37,7 +43,21 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     device = pick_device(processes.join(options.device))
     ops.set_backend(options.ops.backend, options.ops.overrides())
     check_sizes(options, device)
-    scene = find_scene(options, given_options(arguments), options.resume)
+    if options.viewer.on and processes.size > 1:
+        raise RunError("--viewer shows the training of one process; leave it out, or train without torchrun")
+    page = Page(options.viewer, "nerfkit") if options.viewer.on else None  # fails, if it does, before anything is read
+    try:
+        return train(options, device, given_options(arguments), page, processes)
+    finally:
+        if page is not None:
+            page.stop()
+
+
+def train(
+    options: TrainOptions, device: torch.device, given: Collection[str], page: Page | None, processes: Processes
+) -> int:
+    """Train, score, and show the training on `page` if there is one."""
+    scene = find_scene(options, given, options.resume)
     check_sizes(options, device)  # again: a place takes more than an object
     folder = processes.in_turn(lambda: open_folder(options, scene, processes))
     views = scene.split("train")
@@ -70,6 +90,7 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
             if processes.is_first:
                 folder.start(options, describe(scene))
             trainer.save(folder)
+        viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
         if processes.is_first:
             plot_training(folder)
@@ -86,7 +107,31 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     score(options, scene, trainer, folder)
     module = f" --module {options.model.module}" if options.model.module else ""
     print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
+    if viewer is not None:
+        show_until_stopped(viewer, trainer)
     return 0
+
+
+def start_viewer(
+    page: Page, trainer: Trainer, scene: Scene, images: ImagePool, folder: RunFolder, signals: StopSignals
+) -> TrainingViewer:
+    """Show on `page` what is trained."""
+    from nerfkit.viewer.subject import of_training
+    from nerfkit.viewer.training import TrainingViewer
+
+    subject = of_training(trainer.config, trainer.model, trainer.device, scene, images, folder)
+    viewer = TrainingViewer(subject, page, signals.arrived)
+    viewer.attach(trainer)
+    print(page.how_to_reach())
+    return viewer
+
+
+def show_until_stopped(viewer: TrainingViewer, trainer: Trainer) -> None:
+    """After the training, keep the viewer until Ctrl-C."""
+    viewer.detach(trainer)
+    with StopSignals() as signals:
+        print(f"the viewer goes on at {viewer.page.address} until Ctrl-C", flush=True)
+        viewer.serve(signals.arrived)
 
 
 def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -> Scene:

@@ -12,7 +12,7 @@ from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.ops.packed import ray_indices, sum_rays
 
-OUTPUTS = ("rgb", "depth", "opacity", "normal")
+OUTPUTS = ("rgb", "depth", "opacity", "normal", "samples")
 MIN_CHUNK = 64
 
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
@@ -34,7 +34,8 @@ class ImageRenderer:
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
-        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0."""
+        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0; samples [H, W] is how
+        many samples each ray has."""
         unknown = [name for name in outputs if name not in OUTPUTS]
         if unknown or not 0 <= view < len(cameras):
             what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
@@ -45,7 +46,7 @@ class ImageRenderer:
         while start < n_pixels:
             end = min(start + self.chunk, n_pixels)
             try:
-                chunks.append(self._chunk(cameras, view, start, end, outputs))
+                chunks.append(self.rays(cameras, view, start, end, outputs))
                 start = end
                 continue
             except RuntimeError as error:
@@ -57,16 +58,21 @@ class ImageRenderer:
                 torch.cuda.empty_cache()
         return {name: torch.cat([c[name] for c in chunks]).unflatten(0, (height, width)) for name in chunks[0]}
 
-    def _chunk(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
+    @torch.no_grad()
+    def rays(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
+        """The same of pixels start..end alone, row by row: [end - start, ...]."""
         rays = cameras.image_rays(view, start, end)
         rendering = self.model(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
         if "depth" in outputs:
             result["depth_ray"] = rendering.depth
             result["depth_z"] = rendering.depth * cameras.z_per_distance(view, rays.directions)
+        asked = [name for name in ("normal", "samples") if name in outputs]
+        if asked and rendering.samples is None:
+            raise UserError(f"{type(self.model).__name__} gives no samples, and so no {' or '.join(asked)}")
+        if "samples" in outputs:
+            result["samples"] = rendering.samples.ray_offsets.diff()[: end - start]
         if "normal" in outputs:
-            if rendering.samples is None:
-                raise UserError(f"{type(self.model).__name__} gives no samples, and so no normals")
             normals = self.model.normals(rendering.samples.positions)  # [N, 3]
             result["normal"] = _mean_normal(normals, rendering.weights, rendering.samples.ray_offsets, rays)
         return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}

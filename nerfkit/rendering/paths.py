@@ -48,15 +48,25 @@ def _around(like: Cameras, target: Tensor, up: Tensor, azimuths: Tensor, elevati
 def interpolate(like: Cameras, n_frames: int) -> Cameras:
     """A closed smooth path through the cameras `like`, in their order: Catmull-Rom splines of position and axes."""
     n = len(like)
-    u = torch.arange(n_frames) / n_frames * n
-    index, t = u.long() % n, (u - u.floor())[:, None, None]  # [F], [F, 1, 1]
-    a, b, c, d = (like.camera_to_world[(index + k) % n] for k in (-1, 0, 1, 2))  # [F, 3, 4] each
+    return _with_poses(like, along(like.camera_to_world, torch.arange(n_frames) / n_frames * n, closed=True))
+
+
+def along(poses: Tensor, u: Tensor, closed: bool) -> Tensor:
+    """Poses [F, 3, 4] at `u` [F] on a smooth curve through `poses` [K, 3, 4], where u = k is pose k.
+
+    Catmull-Rom splines of position and axes; a closed curve goes on from the last pose to the first.
+    """
+    n = len(poses)
+    index = u.long() if closed else u.long().clamp(max=max(n - 2, 0))
+    t = (u - index)[:, None, None].to(poses.dtype)  # [F, 1, 1]
+    near = (index + k for k in (-1, 0, 1, 2))
+    a, b, c, d = (poses[k % n if closed else k.clamp(0, n - 1)] for k in near)  # [F, 3, 4] each
     mixed = b + 0.5 * t * (c - a + t * (2 * a - 5 * b + 4 * c - d + t * (3 * (b - c) + d - a)))
     # A mean of rotations is no rotation: take the nearest one.
     left, _, right = torch.linalg.svd(mixed[:, :, :3])
     sign = torch.linalg.det(left @ right)[:, None]
     rotation = torch.cat([left[:, :, :2], left[:, :, 2:] * sign[:, None]], dim=-1) @ right
-    return _with_poses(like, torch.cat([rotation, mixed[:, :, 3:]], dim=-1))
+    return torch.cat([rotation, mixed[:, :, 3:]], dim=-1)
 
 
 def _with_poses(like: Cameras, poses: Tensor) -> Cameras:

@@ -109,6 +109,8 @@ class Trainer:
         )
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self.folder: RunFolder | None = None  # last saved to or restored from
+        self.on_step: list[Callable[[Trainer], None]] = []  # called after each step; not part of the training time
+        self.on_log: list[Callable[[dict[str, float]], None]] = []  # called with each line that `train` logs
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
@@ -136,6 +138,8 @@ class Trainer:
         try:
             while self.progress < 1:
                 self.timed_step()
+                for call in self.on_step:
+                    call(self)
                 yield self.step
             began = time.perf_counter()
             self._check_finite()  # synchronizes with the last steps
@@ -196,6 +200,13 @@ class Trainer:
 
     def _stops(self) -> bool:
         return self._should_stop() if self.processes.size == 1 else self.together.stop
+
+    def settle(self) -> None:
+        """Wait until the device has done all steps, as part of the training time; what follows then takes none."""
+        if self.device.type == "cuda":
+            began = time.perf_counter()
+            torch.cuda.synchronize(self.device)
+            self.seconds += time.perf_counter() - began
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
@@ -346,6 +357,8 @@ class Trainer:
             bar.total = max(self.step, round(self.step / self.progress))  # estimated from the time limit, for the ETA
         if folder is not None and self.processes.is_first:
             folder.append(LOG, json.dumps(line))
+        for call in self.on_log:
+            call(line)
 
     def _drop_later_log_lines(self, folder: RunFolder) -> None:
         """Drop logged steps after the checkpoint: they are trained and logged again."""

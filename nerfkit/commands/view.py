@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit view`: look at a run in a browser until Ctrl-C. Needs the run folder; images of the scene are optional."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+
+from nerfkit import ops
+from nerfkit.commands.options import TYRO
+from nerfkit.commands.signals import StopSignals
+from nerfkit.config import OpsConfig
+from nerfkit.training.run import load_run
+from nerfkit.viewer.page import Page, ViewerOptions, check_options, import_viser
+
+
+@dataclass
+class ViewOptions:
+    """Look at a run in a browser, until Ctrl-C."""
+
+    run: Annotated[Path, tyro.conf.Positional]  # run folder
+    data: str = ""  # folder of the scene, if it has moved; its images are compared with
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    viewer: ViewerOptions = field(default_factory=ViewerOptions)
+    ops: OpsConfig = field(default_factory=OpsConfig)
+
+
+def main(arguments: list[str]) -> int:
+    options = tyro.cli(ViewOptions, args=arguments, prog="nerfkit view", **TYRO)
+    check_options(options.viewer)
+    import_viser()  # fails, if it does, before anything is loaded
+    run = load_run(options.run, options.device, options.module)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run.model.resolved(run.device)
+    if options.data:
+        run.config.data.path, run.config.data.sfm = options.data, ""
+    leave_a_core(run.device)
+    from nerfkit.viewer.subject import of_run
+    from nerfkit.viewer.viewer import Viewer
+
+    page = Page(options.viewer, f"nerfkit: {run.scene.name}")
+    try:
+        viewer = Viewer(of_run(run), page)
+        with StopSignals() as signals:
+            print(f"run       {options.run}, step {run.state['step']}, on {run.device}")
+            for note in viewer.subject.notes:
+                print(f"note      {note}")
+            print(f"{page.how_to_reach()}\nCtrl-C ends it", flush=True)
+            viewer.serve(signals.arrived)
+    finally:
+        page.stop()
+    return 0
+
+
+def leave_a_core(device: torch.device) -> None:
+    """On a CPU, leave one core to the page and the browser, unless the number of threads was chosen.
+
+    Threads that work in step wait for the slowest: on two cores, one of them busy, two render slower than one.
+    """
+    if device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(torch.get_num_threads() - 1, 1))

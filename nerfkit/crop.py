@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Crop: the part of a scene that is shown, rendered and exported, kept with a run as `crop.json`.
+
+    {"min": [x, y, z], "max": [x, y, z], "frame": "model" or "files", "on": true}
+
+`frame` says in whose coordinates the corners are: the model's, or the scene's files'. Without "on" it counts as on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nerfkit.data.frame import Frame
+from nerfkit.errors import RunError
+from nerfkit.reading import read_json, shown
+
+CROP = "crop.json"  # in a run folder
+FRAMES = ("model", "files")
+MAX_BYTES = 2**16
+KEYS = ("min", "max", "frame", "on")
+
+Corner = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A box along the axes of one of two frames."""
+
+    low: Corner
+    high: Corner
+    frame: str = "model"  # or files
+    to_files: tuple[float, ...] = ()  # [12], rows of [3, 4]: from the model's frame to the files'; none where equal
+
+    def inside(self, positions: Tensor) -> Tensor:
+        """Which of the positions [N, 3] in the model's frame are inside, bool [N]."""
+        if self.frame == "files" and self.to_files:
+            matrix = positions.new_tensor(self.to_files).view(3, 4)
+            positions = positions @ matrix[:, :3].T + matrix[:, 3]
+        low, high = positions.new_tensor(self.low), positions.new_tensor(self.high)
+        return ((positions >= low) & (positions <= high)).all(-1)
+
+    def corners(self) -> Tensor:
+        """Its eight corners in the model's frame, [8, 3] float64."""
+        ends = torch.tensor([self.low, self.high], dtype=torch.float64)
+        corners = torch.cartesian_prod(*ends.T)  # [8, 3]
+        if self.frame == "files" and self.to_files:
+            matrix = torch.tensor(self.to_files, dtype=torch.float64).view(3, 4)
+            corners = torch.linalg.solve(matrix[:, :3], (corners - matrix[:, 3]).T).T
+        return corners
+
+    def placed(self, frame: Frame | None) -> Crop:
+        """The same where the model's frame lies as `frame` says in the files'."""
+        if frame is None:
+            return replace(self, to_files=())
+        inverse = torch.linalg.inv(torch.from_numpy(frame.matrix()))
+        return replace(self, to_files=tuple(inverse[:3].flatten().tolist()))
+
+    def to_json(self, on: bool = True) -> str:
+        """The content of its file."""
+        return json.dumps({"min": list(self.low), "max": list(self.high), "frame": self.frame, "on": on}) + "\n"
+
+
+def read_crop(run: Path, frame: Frame | None) -> tuple[Crop, bool] | None:
+    """The crop of a run folder, and whether it is on; None if it has none. Raises RunError if the file is broken.
+
+    `frame` is how the model's frame lies in that of the files, `Run.frame`.
+    """
+    file = run / CROP
+    if not file.exists():
+        return None
+    content = read_json(file, RunError, "the crop", MAX_BYTES)
+    where = shown(file)
+    if not isinstance(content, dict):
+        raise RunError(f"{where} must hold an object with keys {', '.join(KEYS)}")
+    if unknown := sorted(set(content) - set(KEYS)):
+        raise RunError(f"{where}: unknown key {shown(unknown[0])}; known are {', '.join(KEYS)}")
+    low, high = (_corner(content, name, where) for name in ("min", "max"))
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z")
+    if content.get("frame") not in FRAMES:
+        raise RunError(f"{where}: 'frame' must be {' or '.join(FRAMES)}, got {content.get('frame')!r:.80}")
+    if not isinstance(content.get("on", True), bool):
+        raise RunError(f"{where}: 'on' must be true or false, got {content['on']!r:.80}")
+    return Crop(low, high, content["frame"]).placed(frame), content.get("on", True)
+
+
+def active_crop(run: Path, frame: Frame | None) -> Crop | None:
+    """The crop of a run folder, if it has one that is on."""
+    found = read_crop(run, frame)
+    return found[0] if found is not None and found[1] else None
+
+
+def write_crop(write: Callable[[str, str], None], crop: Crop, on: bool = True) -> None:
+    """Write a run's crop; `write` is the `RunFolder.write` of it."""
+    write(CROP, crop.to_json(on))
+
+
+def _corner(content: dict[str, Any], name: str, where: str) -> Corner:
+    value = content.get(name)
+    numbers = isinstance(value, list) and len(value) == 3 and all(type(x) in (int, float) for x in value)
+    if not numbers or not all(abs(x) < 1e30 for x in value):
+        raise RunError(f"{where}: '{name}' must be three finite numbers, got {value!r:.80}")
+    return tuple(map(float, value))

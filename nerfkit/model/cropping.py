@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model whose samples outside of a crop are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.crop import Crop
+from nerfkit.data.cameras import Rays
+from nerfkit.errors import UserError
+from nerfkit.model.base import Model
+from nerfkit.model.sampling import DensityFn, RaySampler, Samples
+from nerfkit.ops.packed import offsets_from_counts, sum_rays
+
+
+@contextmanager
+def cropped(model: Model, crop: Crop | None) -> Iterator[None]:
+    """Inside, the model samples its rays in the crop alone; without one, nothing changes.
+
+    Everything outside counts as empty: what lies behind it is seen. Raises UserError for a model without a sampler.
+    """
+    if crop is None:
+        yield
+        return
+    sampler = getattr(model, "sampler", None)
+    if sampler is None:
+        raise UserError(f"the model {type(model).__name__} has no sampler, so it cannot be cropped")
+    model.sampler = CroppedSampler(sampler, crop)
+    try:
+        yield
+    finally:
+        model.sampler = sampler
+
+
+class CroppedSampler(nn.Module):
+    """The samples of another sampler that lie in a crop; none but them, on each ray."""
+
+    def __init__(self, sampler: RaySampler, crop: Crop):
+        super().__init__()
+        self.sampler, self.crop = sampler, crop
+        self.ops = sampler.ops
+
+    @property
+    def max_samples_per_ray(self) -> float:
+        """That of the whole sampler."""
+        return self.sampler.max_samples_per_ray
+
+    def forward(
+        self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
+    ) -> Samples:
+        """As `BoxSampler.forward`, without a capacity."""
+        if capacity is not None:
+            raise ValueError("a crop changes how many samples there are, so it takes no capacity")
+
+        def density(positions: Tensor) -> Tensor:
+            """0 outside, so that nothing there hides what is behind."""
+            values = density_fn(positions)
+            return torch.where(self.crop.inside(positions), values, torch.zeros_like(values))
+
+        return _inside(self.sampler(rays, density, jitter), self.crop)
+
+
+def _inside(samples: Samples, crop: Crop) -> Samples:
+    """Those of the `samples` in the crop."""
+    inside = crop.inside(samples.positions)  # [N]
+    n_rays = samples.ray_offsets.shape[0] - 1
+    counts = sum_rays(inside.long()[:, None], samples.ray_index, n_rays)[:, 0]  # [R]
+    chosen = (x[inside] for x in (samples.positions, samples.t_starts, samples.t_ends, samples.ray_index))
+    return Samples(*chosen, offsets_from_counts(counts), samples.ray_complete)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cameras of the browser and of the model: quaternions and axes.
+
+The browser's cameras have OpenCV axes (x right, y down, z forward), the model's OpenGL axes (y up, looking down -z).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nerfkit.data.cameras import Cameras
+from nerfkit.viewer.picture import Viewpoint
+
+FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
+
+
+def rotation_of(wxyz: Any) -> np.ndarray:
+    """Rotation [3, 3] of a quaternion [4], of any length."""
+    w, x, y, z = np.asarray(wxyz, dtype=np.float64) / np.linalg.norm(wxyz)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def quaternion_of(rotation: np.ndarray) -> np.ndarray:
+    """Unit quaternion [4], w first, of a rotation [3, 3]: the eigenvector of Bar-Itzhack's symmetric matrix."""
+    (a, b, c), (d, e, f), (g, h, i) = np.asarray(rotation, dtype=np.float64)
+    matrix = np.array(
+        [
+            [a + e + i, h - f, c - g, d - b],
+            [h - f, a - e - i, b + d, c + g],
+            [c - g, b + d, e - a - i, f + h],
+            [d - b, c + g, f + h, i - a - e],
+        ]
+    )
+    vector = np.linalg.eigh(matrix)[1][:, -1]
+    return vector if vector[0] >= 0 else -vector
+
+
+def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
+    """The model's view of a camera in the browser."""
+    pose = np.concatenate([rotation_of(wxyz) * FLIP, np.asarray(position, dtype=np.float64)[:, None]], axis=1)
+    return Viewpoint(tuple(pose.flatten().tolist()), float(fov))
+
+
+def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Quaternion [4] and position [3] in the browser of a pose [3, 4] of the model's."""
+    return quaternion_of(pose[:, :3] * FLIP), np.array(pose[:, 3])
+
+
+def vertical_fov(cameras: Cameras, view: int) -> float:
+    """Vertical field of view of a camera without its distortion [radians]."""
+    _, height = cameras.size(view)
+    return 2 * math.atan(height / 2 / float(cameras.focal[view, 1]))
+
+
+def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int, float, float]:
+    """The pose of [V, 3, 4] nearest to one [3, 4]: its number, its distance, and the angle [degrees] between both.
+
+    A distance of `scale` counts as much as 60 degrees.
+    """
+    distance = np.linalg.norm(poses[:, :, 3] - pose[:, 3], axis=-1)  # [V]
+    cosine = (np.einsum("vij,ij->v", poses[:, :, :3], pose[:, :3]) - 1) / 2
+    angle = np.degrees(np.arccos(np.clip(cosine, -1, 1)))
+    view = int(np.argmin(distance / max(scale, 1e-9) + angle / 60))
+    return view, float(distance[view]), float(angle[view])

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The web page: viser's server on one port, listening where it was told to, for its own page alone."""
+
+from __future__ import annotations
+
+import http
+import socket
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import tyro
+
+from nerfkit.errors import UserError
+from nerfkit.option_types import Switch, integer
+from nerfkit.viewer.guard import own_names, policy, refusal
+
+if TYPE_CHECKING:
+    import viser
+
+INSTALL = "pip install nerfkit[viewer]"
+BACKLOG = 100  # connections that wait
+
+
+@dataclass
+class ViewerOptions:
+    """A viewer in the browser."""
+
+    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
+    port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
+    names: tuple[str, ...] = ()  # further names of this computer that a browser may use, such as that of a proxy
+
+
+def check_options(options: ViewerOptions) -> None:
+    """Raise ConfigError for an option out of its range."""
+    get_type_hints(ViewerOptions, include_extras=True)["port"].__metadata__[0].check("viewer.port", options.port)
+
+
+class Page:
+    """viser's server, its port taken or an error raised, until `stop`."""
+
+    def __init__(self, options: ViewerOptions, title: str):
+        self.options = options
+        viser = import_viser()
+        self._socket = bound(options.host, options.port)
+        self.port: int = self._socket.getsockname()[1]
+        try:
+            with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
+                self.server: viser.ViserServer = _server_class(viser)(options.host, self.port, verbose=False)
+            if served != [True]:  # viser has changed: nothing would be checked
+                self.server.stop()
+                raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
+        except BaseException:
+            self._socket.close()
+            raise
+        from viser import _messages
+
+        for message in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):  # of a tunnel by a foreign host
+            self.server._websock_server.unregister_handler(message)
+        self.server.gui.configure_theme(show_logo=False, show_share_button=False, control_layout="collapsible")
+        self.server.gui.set_panel_label(title)
+
+    @property
+    def address(self) -> str:
+        """What to type into a browser on this computer."""
+        host = "localhost" if self.options.host in ("0.0.0.0", "::", "127.0.0.1", "::1") else self.options.host
+        return f"http://{host}:{self.port}"
+
+    def how_to_reach(self) -> str:
+        """Lines for a terminal: the address, and how to reach it from another computer."""
+        lines = [f"viewer    {self.address}"]
+        if self.options.host in ("127.0.0.1", "::1", "localhost"):
+            name = socket.gethostname()
+            lines.append(
+                f"          from another computer: ssh -L {self.port}:localhost:{self.port} {name}, then the same"
+            )
+        else:
+            lines.append("warning: everyone who reaches this port can look and change settings; there is no password")
+        return "\n".join(lines)
+
+    def stop(self) -> None:
+        """Free the port, end all threads."""
+        with _quiet():
+            self.server.stop()
+            self.server._websock_server._server_thread.join(timeout=5)
+        self.server._thread_executor.shutdown(wait=True, cancel_futures=True)
+        self._socket.close()
+
+
+def import_viser() -> Any:
+    """The package viser; UserError that says how to get it."""
+    try:
+        import viser
+    except ImportError:
+        raise UserError(f"the viewer needs the package viser; {INSTALL}") from None
+    warnings.filterwarnings("ignore", "Queued a .* on a closed connection")  # of a client that has just left
+    major, minor = (int(part) for part in viser.__version__.split(".")[:2])
+    if not (1, 1) <= (major, minor) < (2, 0):
+        raise UserError(f"the viewer needs viser >= 1.1, < 2, but {viser.__version__} is installed; {INSTALL}")
+    return viser
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that listens on a port; UserError if that is taken, instead of another port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --viewer.port, "
+            "0 for any that is free, or another --viewer.host"
+        ) from None
+    return listener
+
+
+def _server_class(viser: Any) -> type:
+    class Server(viser.ViserServer):
+        """viser's server, which never asks a foreign host for a tunnel."""
+
+        def request_share_url(self, verbose: bool = True) -> None:
+            return None
+
+    return Server
+
+
+@contextmanager
+def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bool]]:
+    """Inside, viser's server starts on `listener` and answers only requests that are not refused.
+
+    viser has no parameter for either, so the function by which it starts the one server of page and websocket is
+    replaced for that moment. Yields a list, to which the start adds an item.
+    """
+    from websockets.asyncio import server as module
+
+    original, served = module.serve, []
+
+    def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **options: Any) -> Any:
+        served.append(True)
+        return original(handler, sock=listener, process_request=checked(process_request, names), **options)
+
+    module.serve = serve
+    try:
+        yield served
+    finally:
+        module.serve = original
+
+
+def checked(process_request: Callable, names: frozenset[str]) -> Callable:
+    """Viser's function of connection and request, behind the check of their headers."""
+
+    def process(connection: Any, request: Any) -> Any:
+        hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
+        if why := refusal(hosts, origins, names):
+            return connection.respond(http.HTTPStatus.FORBIDDEN, f"refused: {why}\n")
+        response = process_request(connection, request)
+        if response is not None:
+            response.headers["Content-Security-Policy"] = policy(hosts[0])
+            response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    return process
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, viser prints no addresses of its own."""
+    import rich
+
+    console = rich.get_console()
+    before, console.quiet = console.quiet, True
+    try:
+        yield
+    finally:
+        console.quiet = before

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tab Run: how the training goes or went, and how much time it gets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nerfkit.viewer.memory import memory_in_use
+
+if TYPE_CHECKING:
+    import viser
+
+    from nerfkit.viewer.state import State
+
+TEXT_SECONDS, PLOT_SECONDS = 0.5, 2.0  # between two updates
+PLOTTED = 500  # points of a curve at most
+CURVES = {"psnr": "PSNR of training rays [dB]", "rays_per_second": "rays per second"}
+BLUE = "#2a5ac8"
+
+
+class RunPanel:
+    """Progress of a training, its pause, and curves over its time."""
+
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
+        self.server, self.state, self.tab = server, state, tab
+        self._text_at = self._plotted_at = -1e9
+        self._n_plotted = -1
+        self._last_text = ""
+        with tab:
+            self.text = server.gui.add_markdown("...")
+            self.controls = server.gui.add_folder("Training", visible=False)
+            with self.controls:
+                self._add_controls(server.gui)
+            self.plots: dict[str, Any] = {}
+
+    def training_began(self) -> None:
+        """Show the controls of a training."""
+        self.controls.visible = True
+
+    def training_ended(self) -> None:
+        """Hide them, and show its last curves."""
+        self.controls.visible = False
+        self._text_at = self._plotted_at = -1e9
+
+    def tick(self, now: float) -> None:
+        """Update what has changed, if somebody is here to see it."""
+        if not self.state.sessions:
+            return
+        if now - self._text_at >= TEXT_SECONDS:
+            self._text_at = now
+            text = self._progress()
+            if text != self._last_text:
+                self.text.content = self._last_text = text
+        if now - self._plotted_at >= PLOT_SECONDS and len(self.state.history) != self._n_plotted:
+            self._plotted_at, self._n_plotted = now, len(self.state.history)
+            self._plot()
+
+    def _add_controls(self, gui: viser.GuiApi) -> None:
+        pause = gui.add_checkbox("Pause", False, hint="It goes on when the last browser is closed")
+        share = gui.add_slider(
+            "Share of training", 0.5, 0.99, 0.01, 0.96,
+            hint="Of the time, while cameras stand still; while one moves, training has half",
+        )  # fmt: skip
+        self.pause = pause
+
+        async def paused(event: Any) -> None:
+            self.state.paused = pause.value
+            self.state.engine.wake()
+
+        async def shared(event: Any) -> None:
+            if self.state.sharing is not None:
+                self.state.sharing.training = float(share.value)
+
+        pause.on_update(paused)
+        share.on_update(shared)
+
+    def _progress(self) -> str:
+        """How far training is."""
+        state, trainer = self.state, self.state.training
+        line = state.history[-1] if state.history else {}
+        step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
+        parts = [f"step {step} of {state.subject.config.trainer.steps}", f"{seconds:.0f} s of training"]
+        if "psnr" in line:
+            parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
+        if trainer is not None and not state.paused and self.pause.value:
+            self.pause.value = False
+        doing = "paused" if state.paused else "training" if trainer else "not training"
+        return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.subject.background.device)}"
+
+    def _plot(self) -> None:
+        """Curves over training time."""
+        lines = self.state.history[:: -(-len(self.state.history) // PLOTTED) or 1]
+        for key, title in CURVES.items():
+            points = [(line["seconds"], line[key]) for line in lines if key in line]
+            if len(points) < 2:
+                continue
+            data = tuple(np.array(points, dtype=np.float64).T.copy())
+            if key in self.plots:
+                self.plots[key].data = data
+            else:
+                self.plots[key] = self._new_plot(title, data)
+
+    def _new_plot(self, title: str, data: tuple[np.ndarray, ...]) -> Any:
+        from viser import uplot
+
+        with self.tab:
+            series = (uplot.Series(label="time [s]"), uplot.Series(label=title, stroke=BLUE, width=2))
+            scales = {"x": uplot.Scale(time=False)}
+            return self.server.gui.add_uplot(data, series, title=title, scales=scales, aspect=2.0)

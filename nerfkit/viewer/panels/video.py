@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A video of the path: its start, progress and download."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from nerfkit.errors import UserError
+from nerfkit.rendering.video import probe_video
+from nerfkit.viewer.panels.path_files import Editor
+from nerfkit.viewer.path import MAX_FRAMES, CameraPath
+from nerfkit.viewer.video import render_video
+
+if TYPE_CHECKING:
+    import viser
+
+    from nerfkit.viewer.session import Session
+    from nerfkit.viewer.state import State
+
+NAME = "nerfkit.mp4"
+
+
+class VideoControls:
+    """Renders the path of a panel to an MP4, one at a time, for the client that asked."""
+
+    def __init__(self, gui: viser.GuiApi, state: State, panel: Editor):
+        self.state, self.panel = state, panel
+        self.client: int | None = None  # for whom one is rendered
+        self.is_cancelled = False
+        self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
+        self.bar = gui.add_progress_bar(0.0, visible=False)
+        self.cancel = gui.add_button("Cancel", visible=False)
+
+        async def started(event: Any) -> None:
+            session = state.sessions.get(event.client_id)
+            if session is not None:
+                state.later(lambda: self._start(session))
+
+        async def cancelled(event: Any) -> None:
+            self.is_cancelled = True
+
+        self.start.on_click(started)
+        self.cancel.on_click(cancelled)
+
+    def _start(self, session: Session) -> None:
+        try:
+            job = self._job(session)
+        except UserError as error:
+            return session.tell("No video", str(error))
+        self.client, self.is_cancelled = session.client.client_id, False
+        self.bar.value, self.bar.visible, self.cancel.visible, self.start.visible = 0.0, True, True, False
+        self.state.engine.add_job(job)
+
+    def _job(self, session: Session) -> Any:
+        path = self.panel.path
+        if self.client is not None:
+            raise UserError("another video is being rendered; wait for it, or cancel it")
+        if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
+            raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
+        if why := probe_video():
+            raise UserError(f"videos cannot be written here ({why})")
+        copy = CameraPath(list(path.keyframes), path.loop, path.fps, path.size)
+        look = replace(session.look, crop=self.state.crop, split=None, view=None)
+        engine = self.state.engine
+        return self._until_done(
+            render_video(
+                copy, engine.start, look, lambda: engine.chunk, self._report,
+                lambda content: session.client.send_file_download(NAME, content), self._should_stop,
+            )
+        )  # fmt: skip
+
+    def _until_done(self, job: Any) -> Any:
+        """The job, after which the controls are as before, however it ends."""
+        try:
+            yield from job
+        finally:
+            self.client = None
+            self.bar.visible, self.cancel.visible, self.start.visible = False, False, True
+
+    def _report(self, share: float) -> None:
+        self.bar.value = 100 * share
+
+    def _should_stop(self) -> bool:
+        return self.is_cancelled or self.client not in self.state.sessions

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model, a camera and a look -> a picture, rendered in chunks of rays; everything stays on the model's device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple, Protocol
+
+import matplotlib
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nerfkit.crop import Crop
+from nerfkit.data.cameras import Cameras
+from nerfkit.device import out_of_memory
+from nerfkit.model.base import Model
+from nerfkit.model.cropping import cropped
+from nerfkit.rendering.image_renderer import ImageRenderer
+
+OUTPUTS = {  # of a look -> what is rendered for it
+    "color": ("rgb",),
+    "depth": ("rgb", "depth"),
+    "normals": ("rgb", "normal"),
+    "opacity": ("rgb",),
+    "samples": ("rgb", "samples"),
+    "error": ("rgb", "depth"),
+}
+COLORMAPS = ("turbo", "viridis", "inferno", "gray")
+BRIGHTEST_ERROR = 0.25  # mean of the channels' differences
+NO_PHOTO = 0.35  # gray where the training image has no pixel
+SPLIT_LINE = (1.0, 0.8, 0.1)
+FOREGROUND = 0.5  # opacity above which a pixel has a depth
+QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
+MAX_SORTED = 2**16  # depths that quantiles are taken of
+
+
+class Viewpoint(NamedTuple):
+    """A pinhole camera in the middle of its picture."""
+
+    pose: tuple[float, ...]  # [12] camera-to-world, rows of [3, 4], OpenGL axes, model's frame
+    fov: float  # vertical [radians]
+
+    def cameras(self, width: int, height: int) -> Cameras:
+        """It, for pictures of a size."""
+        focal = height / 2 / math.tan(self.fov / 2)
+        pose = torch.tensor(self.pose, dtype=torch.float32).view(1, 3, 4)
+        center = torch.tensor([[width / 2, height / 2]])
+        return Cameras(pose, torch.full((1, 2), focal), center, width, height)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is drawn of a scene."""
+
+    output: str = "color"  # of OUTPUTS
+    colormap: str = "turbo"  # of depth, samples and error
+    depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the picture's depths
+    view: int | None = None  # training image that the picture is compared with
+    split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
+    crop: Crop | None = None  # nothing outside of it is rendered
+
+
+class Photos(Protocol):
+    """Training images."""
+
+    cameras: Cameras
+
+    def image(self, view: int) -> Tensor:
+        """One of them, [H, W, 3] in [0, 1], over the run's background."""
+
+
+class ModelPictures:
+    """Starts pictures of one model; `photos` are there if the training images are."""
+
+    def __init__(self, model: Model, background: Tensor, photos: Photos | None = None):
+        self.model, self.background, self.photos = model, background, photos
+
+    def __call__(self, viewpoint: Viewpoint, width: int, height: int, look: Look) -> ModelPicture:
+        return ModelPicture(self, viewpoint, width, height, look)
+
+
+class ModelPicture:
+    """One picture, half drawn until `finish`."""
+
+    def __init__(self, of: ModelPictures, viewpoint: Viewpoint, width: int, height: int, look: Look):
+        self.of, self.look, self.size = of, look, (width, height)
+        self.n_rays = width * height
+        self.device = of.background.device
+        self.cameras = viewpoint.cameras(width, height).to(self.device)
+        self.renderer = ImageRenderer(of.model, of.background, chunk=1, stays_on_device=True)
+        self.outputs = OUTPUTS[look.output]
+        if self._compares and "depth" not in self.outputs:
+            self.outputs += ("depth",)
+        self.values: dict[str, Tensor] = {}
+
+    @property
+    def _compares(self) -> bool:
+        look = self.look
+        return (
+            self.of.photos is not None and look.view is not None and (look.split is not None or look.output == "error")
+        )
+
+    def render(self, start: int, end: int) -> None:
+        """Render rays start..end; the device has finished them on return."""
+        try:
+            with cropped(self.of.model, self.look.crop):
+                part = self.renderer.rays(self.cameras, 0, start, end, self.outputs)
+        except RuntimeError as error:
+            if not out_of_memory(error) or end - start < 2:
+                raise
+            part = None
+        if part is None:  # outside of the except clause: the error holds references to tensors
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            middle = (start + end) // 2
+            self.render(start, middle)
+            return self.render(middle, end)
+        for name, value in part.items():
+            if name not in self.values:
+                self.values[name] = value.new_zeros(self.n_rays, *value.shape[1:])
+            self.values[name][start:end] = value
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    @torch.no_grad()
+    def finish(self) -> np.ndarray:
+        """The picture, [H, W, 3] uint8."""
+        width, height = self.size
+        values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
+        photo, known = self._photo(values) if self._compares else (None, None)
+        image = self._colors(values, photo, known)  # [H, W, 3]
+        if self.look.split is not None and photo is not None:
+            edge = round(self.look.split * width)
+            image = torch.cat([image[:, :edge], photo[:, edge:]], dim=1)
+            image[:, max(edge - 1, 0) : edge + 1] = image.new_tensor(SPLIT_LINE)
+        return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
+
+    def _colors(self, values: dict[str, Tensor], photo: Tensor | None, known: Tensor | None) -> Tensor:
+        """[H, W, 3]"""
+        output, opacity = self.look.output, values["opacity"][..., None]  # [H, W, 1]
+        if output == "opacity":
+            return opacity.expand(-1, -1, 3)
+        if output == "samples":
+            return self._mapped(values["samples"], 0.0, max(float(values["samples"].max()), 1.0))
+        if output == "depth":
+            low, high = self.look.depth_range or depth_range(values["depth_ray"], values["opacity"])
+            return self._mapped(values["depth_ray"], low, high) * opacity + (1 - opacity)
+        if output == "normals":
+            return (values["normal"] / 2 + 0.5) * opacity + (1 - opacity)
+        if output == "error" and photo is not None:
+            error = (values["rgb"] - photo).abs().mean(-1)
+            return torch.where(known[..., None], self._mapped(error, 0.0, BRIGHTEST_ERROR), NO_PHOTO)
+        return values["rgb"]
+
+    def _mapped(self, values: Tensor, low: float, high: float) -> Tensor:
+        """Values [H, W], low to high along the colormap, as [H, W, 3]."""
+        table = colormap(self.look.colormap, self.device)
+        unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
+        return table[(unit * (len(table) - 1) + 0.5).long()]
+
+    def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W].
+
+        Where the camera is that of the image, this is the image, whatever the depth.
+        """
+        width, height = self.size
+        photos, view = self.of.photos, self.look.view
+        rays = self.cameras.image_rays(0)
+        depth = values["depth_ray"].flatten()[:, None]
+        far = max(float(depth.max()), 1.0) * 100
+        depth = torch.where(values["opacity"].flatten()[:, None] > FOREGROUND, depth, far)
+        points = (rays.origins + rays.directions * depth).cpu()
+        pixel, ahead = photos.cameras.project(points, view)  # [R, 2], [R]
+        image = photos.image(view)  # [H', W', 3]
+        size = torch.tensor([image.shape[1], image.shape[0]])
+        known = (ahead > 0) & (pixel >= 0).all(-1) & (pixel < size).all(-1)
+        place = torch.where(known[:, None], pixel / size * 2 - 1, 0.0)  # from -1 to 1, between the outer edges
+        seen = F.grid_sample(
+            image.permute(2, 0, 1)[None], place.view(1, height, width, 2), padding_mode="border", align_corners=False
+        )[0].permute(1, 2, 0)
+        known = known.view(height, width)
+        return torch.where(known[..., None], seen, NO_PHOTO).to(self.device), known.to(self.device)
+
+
+def shrunk(picture: np.ndarray) -> np.ndarray:
+    """A picture [2H, 2W, 3] uint8 of half the size: each pixel the mean of four."""
+    height, width = picture.shape[0] // 2, picture.shape[1] // 2
+    sums = picture.reshape(height, 2, width, 2, 3).astype(np.uint16).sum((1, 3))
+    return ((sums + 2) // 4).astype(np.uint8)
+
+
+def depth_range(depth: Tensor, opacity: Tensor) -> tuple[float, float]:
+    """Ends of a colormap for depths [H, W]: all but the nearest and farthest 2 % of the opaque pixels."""
+    seen = depth[opacity > FOREGROUND]
+    if not len(seen):
+        return 0.0, 1.0
+    seen = seen[:: math.ceil(len(seen) / MAX_SORTED)]
+    low, high = torch.quantile(seen, seen.new_tensor(QUANTILES)).tolist()
+    return low, high
+
+
+@cache
+def colormap(name: str, device: torch.device) -> Tensor:
+    """[256, 3] in [0, 1]"""
+    return torch.from_numpy(matplotlib.colormaps[name](np.arange(256))[:, :3]).float().to(device)

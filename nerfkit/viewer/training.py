@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A viewer of a training: draws between two steps, in the trainer's thread, for a share of the time.
+
+Nothing of the training changes: drawing takes no random numbers and no training time, and no picture mixes the
+parameters of two steps.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from nerfkit.training.trainer import Trainer
+from nerfkit.viewer.page import Page
+from nerfkit.viewer.sharing import Sharing
+from nerfkit.viewer.subject import Subject
+from nerfkit.viewer.viewer import Viewer
+
+LONGEST_PICTURE = 0.5  # seconds for which training stands still at most, about
+MOVING_SHARE = 0.5  # of wall time for drawing, while a camera moves
+
+
+class TrainingViewer(Viewer):
+    """A viewer that a trainer calls: `attach` it before training, `detach` it after.
+
+    Args:
+        should_stop: whether training is to end, so that a pause does.
+    """
+
+    def __init__(self, subject: Subject, page: Page, should_stop: Callable[[], bool] = lambda: False):
+        self.sharing, self.should_stop = Sharing(), should_stop
+        super().__init__(subject, page)
+        self._left_at = time.perf_counter()  # end of the last call
+
+    def attach(self, trainer: Trainer) -> None:
+        """Draw what `trainer` trains, between its steps."""
+        self.state.training = trainer
+        self.state.sharing = self.sharing
+        self._set_limits(True)
+        trainer.on_step.append(self.after_step)
+        trainer.on_log.append(self.state.history.append)
+        self.panels.training_began()
+
+    def detach(self, trainer: Trainer) -> None:
+        """The training has ended; what it has trained stays in sight."""
+        trainer.on_step.remove(self.after_step)
+        trainer.on_log.remove(self.state.history.append)
+        self.state.training = None
+        self._set_limits(False)
+        self.engine.refresh()
+        self.panels.training_ended()
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Called after each training step."""
+        if not self.awake:
+            return
+        was_training = self.subject.model.training
+        self.subject.model.eval()
+        try:
+            self._between_steps(trainer)
+        finally:
+            self.subject.model.train(was_training)
+            self._left_at = time.perf_counter()
+
+    def _between_steps(self, trainer: Trainer) -> None:
+        now = time.perf_counter()
+        if not self.engine.clients and not self.sessions:
+            self.state.paused = False  # else a run whose browser was closed would never end
+            self.awake = False
+        self.do_calls()
+        due = self.engine.next()
+        self.sharing.trained(now - self._left_at, due.seconds if due else 0.0)
+        self.tick()
+        if self.state.paused:
+            self._pause(trainer)
+        elif due is not None and self.sharing.affords(due.stage, not due.again, due.seconds):
+            trainer.settle()
+            seconds = self._draw(lambda: self.engine.is_between_pictures)
+            self.sharing.drew(seconds, due.stage, not due.again)
+        elif due is None:
+            self.engine.refresh()
+            if self.engine.jobs and self.sharing.credit > 0:
+                trainer.settle()
+                self.sharing.credit -= self._draw(lambda: self.engine.job_rests and self.engine.is_between_pictures)
+
+    def _draw(self, is_done: Callable[[], bool]) -> float:
+        """Draw until `is_done`, or training is to stop; returns the seconds that took."""
+        began = time.perf_counter()
+        while self.engine.step() and not is_done() and not self.should_stop():
+            pass
+        return time.perf_counter() - began
+
+    def _pause(self, trainer: Trainer) -> None:
+        """Draw as if the training had ended, until it is to go on."""
+        trainer.settle()
+        self._set_limits(False)
+        self.engine.refresh()
+        while self.state.paused and self.sessions and not self.should_stop():
+            self.work_or_wait()
+        self._set_limits(True)
+
+    def _set_limits(self, trains: bool) -> None:
+        """What pictures may cost, beside a training or alone."""
+        settings = self.engine.settings
+        settings.share, settings.fine = (MOVING_SHARE, False) if trains else (1.0, True)
+        settings.full_seconds = LONGEST_PICTURE if trains else math.inf

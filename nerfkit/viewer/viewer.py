@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Viewer: a subject on a page, drawn by whoever calls `serve`, or between two training steps.
+
+All rendering and all files belong to the thread of that caller. The page's own thread, in which clicks arrive, only
+changes what is wanted, and leaves the rest to `later`.
+"""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from nerfkit.viewer.engine import FINE, MOVING, Drawn, Engine
+from nerfkit.viewer.page import Page
+from nerfkit.viewer.panels import Panels
+from nerfkit.viewer.picture import ModelPictures, shrunk
+from nerfkit.viewer.session import Session
+from nerfkit.viewer.state import State
+from nerfkit.viewer.subject import Subject
+
+if TYPE_CHECKING:
+    import viser
+
+IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
+PICTURE_SECONDS = {"cuda": 1 / 20, "cpu": 1 / 9}  # of a picture while the camera moves
+QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it rests
+
+
+class Viewer:
+    """Shows a subject in browsers until `stop`."""
+
+    def __init__(self, subject: Subject, page: Page):
+        self.subject, self.page = subject, page
+        self.pictures = ModelPictures(subject.model, subject.background, subject.photos)
+        self.engine = Engine(self.pictures, self._deliver, self._failed)
+        self.engine.settings.picture_seconds = PICTURE_SECONDS[subject.background.device.type]
+        self.sessions: dict[int, Session] = {}
+        self.awake = False  # whether a client is here, or work is left
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._told: set[str] = set()  # errors
+        page.server.gui.set_panel_label(f"nerfkit: {subject.name}")
+        self.state = State(subject, self.engine, self.later, self.sessions)
+        self.panels = Panels(self.page.server, self.state)
+        self.page.server.on_client_connect(self._connected)
+        self.page.server.on_client_disconnect(self._left)
+
+    def stop(self) -> None:
+        """End the page and its threads, free the port."""
+        self.page.stop()
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have `call` done by the thread that renders."""
+        self._calls.put(call)
+        self.awake = True
+        self.engine.wake()
+
+    def serve(self, should_stop: Callable[[], bool]) -> None:
+        """Draw what is asked for until `should_stop`."""
+        while not should_stop():
+            self.work_or_wait()
+
+    def work_or_wait(self) -> None:
+        """Work for a moment, or wait for something to do for one."""
+        self.do_calls()
+        self.tick()
+        if not self.engine.step():
+            self.engine.wait(IDLE_SECONDS)
+
+    def tick(self) -> None:
+        """Let the panels do what is due."""
+        try:
+            self.panels.tick(time.perf_counter())
+        except Exception as error:  # such as a run folder that cannot be written
+            self._failed(-1, error)
+
+    def do_calls(self) -> None:
+        """Do what was left to this thread."""
+        while True:
+            try:
+                call = self._calls.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                call()
+            except Exception as error:
+                self._failed(-1, error)
+
+    async def _connected(self, client: viser.ClientHandle) -> None:
+        session = Session(client, self.state)
+        self.sessions[client.client_id] = session
+        self.panels.greet(session)
+        self.awake = True
+
+    async def _left(self, client: viser.ClientHandle) -> None:
+        self.sessions.pop(client.client_id, None)
+        self.engine.forget(client.client_id)
+
+    def _deliver(self, drawn: Drawn) -> None:
+        session = self.sessions.get(drawn.client)
+        if session is None:
+            return
+        image = shrunk(drawn.image) if drawn.stage == FINE else drawn.image
+        session.show(image, QUALITY[drawn.stage == MOVING])
+
+    def _failed(self, client: int, error: Exception) -> None:
+        """Tell of an error where it is seen, once; what is looked at goes on."""
+        text = f"{type(error).__name__}: {error}" if not str(error) else " ".join(str(error).split())
+        session = self.sessions.get(client)
+        if session is not None:
+            session.tell("Not drawn", text)
+        if text not in self._told:
+            self._told.add(text)
+            print(f"viewer: {text}", file=sys.stderr)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Camera paths: nerfstudio's files, keyframes between which the camera moves, and the file of an edited path."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from nerfkit.errors import SceneError
+from nerfkit.rendering.path_files import moved, read_path
+from nerfkit.viewer.path import CameraPath, Keyframe, read_camera_path
+from tests.test_crop import FRAME
+from tests.toy_scene import look_at
+
+EYES = [(2.0, 0, 1), (0.0, 2, 1), (-2.0, 0, 1.5)]
+
+
+def pose(eye) -> np.ndarray:
+    return look_at(np.array(eye))[:3]
+
+
+def nerfstudio(**more) -> dict:
+    cameras = [
+        {"camera_to_world": look_at(np.array(eye)).flatten().tolist(), "fov": fov, "aspect": 2.0}
+        for eye, fov in zip(EYES, (50.0, 60.0, 70.0), strict=True)
+    ]
+    return {"camera_type": "perspective", "render_height": 120, "render_width": 240, "fps": 24, "seconds": 3,
+            "is_cycle": False, "smoothness_value": 0, "camera_path": cameras, "keyframes": []} | more  # fmt: skip
+
+
+@pytest.fixture
+def path() -> CameraPath:
+    keys = [Keyframe(pose(eye), math.radians(40 + 10 * i), 1.0 + i) for i, eye in enumerate(EYES)]
+    return CameraPath(keys, fps=10, size=(64, 48))
+
+
+def write(tmp_path, content):
+    file = tmp_path / "path.json"
+    file.write_text(json.dumps(content))
+    return file
+
+
+def test_a_path_of_nerfstudio(tmp_path):
+    cameras = read_path(write(tmp_path, nerfstudio()), (8, 8))
+    assert len(cameras) == 3 and cameras.size() == (240, 120)
+    assert np.allclose(cameras.camera_to_world[1], pose(EYES[1]), atol=1e-6)
+    up = torch.tensor([0.0, 1.0, 0.0]) * math.tan(math.radians(60.0) / 2)  # the upper edge, at a depth of 1
+    edge = cameras.positions[1] + cameras.camera_to_world[1, :, :3] @ (up - torch.tensor([0.0, 0, 1]))
+    pixel, depth = cameras.project(edge[None], 1)
+    assert torch.allclose(pixel[0], torch.tensor([120.0, 0.0]), atol=1e-3) and depth[0] == pytest.approx(1)
+
+
+def test_its_size_may_be_another(tmp_path):
+    file = write(tmp_path, nerfstudio())
+    assert read_path(file, (8, 8), (100, 100)).size() == (100, 100)
+    assert read_path(file, (8, 8), (100, 100)).focal[0, 0] == pytest.approx(50 / math.tan(math.radians(25)))
+    content = nerfstudio()
+    del content["render_width"], content["render_height"]
+    assert read_path(write(tmp_path, content), (8, 6)).size() == (8, 6)
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"camera_type": "fisheye"}, "fisheye"),
+        ({"camera_path": []}, "path.json"),
+        ({"render_width": 0}, "render_width"),
+        ({"camera_path": [{"fov": 50.0}]}, "camera_to_world"),
+        ({"camera_path": [{"camera_to_world": list(range(16)), "fov": 50.0}]}, "camera_path 0"),
+        ({"camera_path": [nerfstudio()["camera_path"][0] | {"fov": 200}]}, "fov"),
+        ({"camera_path": [nerfstudio()["camera_path"][0] | {"fov": None}]}, "fov"),
+    ],
+)
+def test_what_cannot_be_rendered_is_named(tmp_path, change, named):
+    with pytest.raises(SceneError, match=named):
+        read_path(write(tmp_path, nerfstudio(**change)), (8, 8))
+
+
+def test_a_crop_in_it_is_said_not_to_be_used(tmp_path):
+    with pytest.warns(UserWarning, match="crop"):
+        read_path(write(tmp_path, nerfstudio(crop={"crop_center": [0, 0, 0]})), (8, 8))
+
+
+def test_the_camera_is_at_a_keyframe_at_its_time(path):
+    poses, fovs = path.at(np.array([0.0, 1.0, 3.0]))
+    assert np.allclose(poses, [pose(eye) for eye in EYES], atol=1e-6)
+    assert np.allclose(np.degrees(fovs), [40, 50, 60])
+    assert path.seconds == 3 and path.n_frames == 31
+    between = path.at(np.array([0.5]))[1]
+    assert math.degrees(between[0]) == pytest.approx(45)
+
+
+def test_every_camera_of_a_path_is_rigid_and_moves_smoothly(path):
+    poses = path.at(path.times())[0]
+    rotations = poses[:, :, :3]
+    assert np.allclose(rotations @ rotations.swapaxes(1, 2), np.eye(3), atol=1e-6)
+    steps = np.linalg.norm(np.diff(poses[:, :, 3], axis=0), axis=1)
+    assert 0 < steps.min() and steps.max() < 0.5
+
+
+def test_a_loop_comes_back_without_showing_its_first_frame_twice(path):
+    path.loop = True
+    assert path.seconds == 6 and path.n_frames == 60
+    poses, fovs = path.at(np.array([0.0, 6.0]))
+    assert np.allclose(poses[0], poses[1], atol=1e-6) and fovs[0] == pytest.approx(fovs[1])
+
+
+@pytest.mark.parametrize("frame", [None, FRAME])
+def test_a_path_that_is_saved_is_loaded_and_rendered_the_same(path, tmp_path, frame):
+    path.loop = True
+    file = tmp_path / "path.json"
+    file.write_text(path.to_json(frame))
+    loaded = read_camera_path(file, frame, (8, 8))
+    assert (loaded.loop, loaded.fps, loaded.size) == (True, 10, (64, 48))
+    for ours, theirs in zip(path.keyframes, loaded.keyframes, strict=True):
+        assert np.allclose(ours.pose, theirs.pose, atol=1e-5)
+        assert (ours.fov, ours.seconds) == pytest.approx((theirs.fov, theirs.seconds))
+    cameras = moved(read_path(file, (8, 8)), frame, to_model=True)  # as `nerfkit render --path` reads it
+    wanted = path.cameras()
+    torch.testing.assert_close(cameras.camera_to_world, wanted.camera_to_world, rtol=0, atol=1e-5)
+    torch.testing.assert_close(cameras.focal, wanted.focal)
+    assert cameras.size() == (64, 48)
+
+
+def test_frames_of_a_file_without_keyframes_become_keyframes(tmp_path):
+    loaded = read_camera_path(write(tmp_path, nerfstudio()), None, (8, 8))
+    assert [round(math.degrees(key.fov)) for key in loaded.keyframes] == [50, 60, 70]
+    assert loaded.fps == 24 and np.allclose(loaded.keyframes[2].pose, pose(EYES[2]), atol=1e-6)
+
+
+def test_one_keyframe_is_one_frame():
+    single = CameraPath([Keyframe(pose(EYES[0]), 0.8)])
+    assert single.n_frames == 1 and np.allclose(single.cameras().camera_to_world[0], pose(EYES[0]), atol=1e-6)
+
+
+def test_a_path_without_keyframes_is_not_saved():
+    with pytest.raises(SceneError, match="0 frames"):
+        CameraPath().to_json(None)

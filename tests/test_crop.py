@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The crop: its file, and that nothing outside is rendered."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nerfkit.crop import CROP, Crop, active_crop, read_crop, write_crop
+from nerfkit.data.frame import Frame
+from nerfkit.data.load import load_scene
+from nerfkit.errors import RunError, UserError
+from nerfkit.model.base import Model
+from nerfkit.model.cropping import cropped
+from nerfkit.model.renderer import Renderer
+from nerfkit.rendering.image_renderer import ImageRenderer
+
+ROTATION = np.array([[0.0, -1, 0], [1, 0, 0], [0, 0, 1]])
+FRAME = Frame(ROTATION, np.array([1.0, 2, 3]), 0.5, "inward", 0.1, 9.0, np.array([[-1.0] * 3, [1.0] * 3]), ROTATION[2])
+
+
+@pytest.fixture
+def scene(small_config, toy_scene):
+    """A random field and the cameras of the toy scene; every sample counts."""
+    small_config.sampling.min_transmittance = 0.0
+    return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path):
+    crop = Crop((-0.5, -1.0, 0.0), (0.5, 1.0, 2.0))
+    write_crop(lambda name, content: (tmp_path / name).write_text(content), crop)
+    assert json.loads((tmp_path / CROP).read_text())["min"] == [-0.5, -1.0, 0.0]
+    assert read_crop(tmp_path, None) == (crop, True) and active_crop(tmp_path, None) == crop
+    write_crop(lambda name, content: (tmp_path / name).write_text(content), crop, on=False)
+    assert read_crop(tmp_path, None) == (crop, False) and active_crop(tmp_path, None) is None
+
+
+def test_without_a_file_there_is_no_crop(tmp_path):
+    assert read_crop(tmp_path, None) is None and active_crop(tmp_path, None) is None
+
+
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        ({"min": [0, 0]}, "min"),
+        ({"max": [0, 0, float("nan")]}, "max"),
+        ({"max": [-2, 1, 1]}, "max"),
+        ({"frame": "world"}, "frame"),
+        ({"on": 1}, "on"),
+        ({"center": [0, 0, 0]}, "center"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, change, named):
+    good = {"min": [-1, -1, -1], "max": [1, 1, 1], "frame": "model"}
+    (tmp_path / CROP).write_text(json.dumps(good | change))
+    with pytest.raises(RunError, match=f"(?s){CROP}.*{named}"):
+        read_crop(tmp_path, None)
+
+
+def test_a_crop_in_the_frame_of_the_files():
+    crop = Crop((1.0, 2.0, 3.0), (2.0, 4.0, 5.0), "files").placed(FRAME)
+    corners = FRAME.to_model(np.array([[1.0, 2, 3], [2, 4, 5], [1.5, 3, 4], [0.9, 3, 4], [1.5, 4.1, 4]]))
+    towards_middle = corners[:2] + 1e-4 * np.sign(corners[2] - corners[:2])
+    points = torch.tensor(np.concatenate([towards_middle, corners[2:]]), dtype=torch.float32)
+    assert crop.inside(points).tolist() == [True, True, True, False, False]
+    ends = crop.corners().numpy()
+    assert np.allclose(ends.min(0), corners[:2].min(0)) and np.allclose(ends.max(0), corners[:2].max(0))
+
+
+def test_nothing_outside_is_rendered_and_what_is_behind_it_is_seen(scene):
+    model, cameras = scene
+    crop = Crop((-0.2, -0.8, -0.3), (0.5, 0.1, 0.8))
+    rays = cameras.image_rays(0)
+    with torch.no_grad():
+        whole = model(rays, torch.ones(3))
+        samples = whole.samples
+        with cropped(model, crop):
+            part = model(rays, torch.ones(3))
+        density = model.density(samples.positions)
+    low, high = torch.tensor(crop.low), torch.tensor(crop.high)
+    inside = ((samples.positions >= low) & (samples.positions <= high)).all(-1)
+    assert 0 < inside.sum() < len(inside)
+    thickness = density * (samples.t_ends - samples.t_starts) * inside
+    total = torch.zeros(len(rays.origins)).index_add(0, samples.ray_index, thickness)
+    torch.testing.assert_close(part.opacity, 1 - torch.exp(-total), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(part.samples.positions, samples.positions[inside])
+
+
+def test_what_is_cut_away_hides_nothing(small_config, toy_scene):
+    """Also where a ray ends once it sees no farther."""
+    model, cameras = Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
+    crop = Crop((-0.3, -0.3, -0.3), (0.3, 0.3, 0.3))  # in the middle of fog that is denser than a ray gets through
+
+    def fog(positions):
+        return torch.full(positions.shape[:1], 300.0)
+
+    rays = cameras.image_rays(0)
+    assert not crop.inside(model.sampler(rays, fog).positions).any()
+    with cropped(model, crop):
+        samples = model.sampler(rays, fog)
+    assert len(samples.positions) and crop.inside(samples.positions).all()
+
+
+def test_a_crop_ends_with_its_block_also_by_an_error(scene):
+    model, cameras = scene
+    sampler, keys = model.sampler, set(model.state_dict())
+    with pytest.raises(ValueError, match="none"), cropped(model, Crop((0.0, 0, 0), (1.0, 1, 1))):
+        raise ValueError("none")
+    assert model.sampler is sampler and set(model.state_dict()) == keys
+    with cropped(model, None):
+        assert model.sampler is sampler
+
+
+def test_a_crop_around_everything_changes_nothing(scene):
+    model, cameras = scene
+    wanted = ImageRenderer(model, torch.ones(3))(cameras, 0)["rgb"]
+    with cropped(model, Crop((-9.0, -9, -9), (9.0, 9, 9))):
+        found = ImageRenderer(model, torch.ones(3))(cameras, 0)["rgb"]
+    assert torch.equal(wanted, found)
+
+
+def test_a_model_without_a_sampler_is_named(small_config):
+    class Flat(Model):
+        pass
+
+    with pytest.raises(UserError, match="Flat"), cropped(Flat(small_config), Crop((0.0, 0, 0), (1.0, 1, 1))):
+        pass

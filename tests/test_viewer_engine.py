@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the viewer draws when, with a clock that stands still but for the work."""
+
+import threading
+from typing import NamedTuple
+
+import pytest
+
+from nerfkit.viewer.engine import CHUNK_SECONDS, DONE, FINE, FULL, MOVING, Engine, Request
+from nerfkit.viewer.resolution import Resolution
+from nerfkit.viewer.sharing import Sharing
+
+
+class Look(NamedTuple):
+    output: str = "color"
+
+
+class World:
+    """A clock, a renderer that takes time, and what was delivered."""
+
+    def __init__(self, per_ray: float = 1e-6, overhead: float = 0.0, per_chunk: float = 0.0):
+        self.now, self.per_ray, self.overhead, self.per_chunk = 0.0, per_ray, overhead, per_chunk
+        self.drawn, self.chunks = [], []
+        self.engine = Engine(self.start, self.drawn.append, clock=lambda: self.now)
+
+    def start(self, camera, width, height, look):
+        return FakePicture(self, camera, width, height)
+
+    def ask(self, client=0, camera="a", size=(640, 480), **more):
+        self.engine.request(client, Request(camera, size, Look(), **more))
+
+    def run(self, seconds: float) -> None:
+        """Work, or let time pass where there is nothing to do."""
+        end = self.now + seconds
+        while self.now < end:
+            if not self.engine.step():
+                self.now += 0.001
+
+    def until_drawn(self, n: int = 1) -> list:
+        before = len(self.drawn)
+        while len(self.drawn) < before + n:
+            if not self.engine.step():
+                self.now += 0.001
+        return self.drawn[before:]
+
+
+class FakePicture:
+    def __init__(self, world, camera, width, height):
+        self.world, self.camera, self.size, self.n_rays, self.done = world, camera, (width, height), width * height, 0
+
+    def render(self, start, end):
+        assert start == self.done and end > start, "chunks follow one another"
+        self.done = end
+        seconds = self.world.per_chunk + (end - start) * self.world.per_ray
+        self.world.chunks.append(seconds)
+        self.world.now += seconds
+
+    def finish(self):
+        assert self.done == self.n_rays
+        self.world.now += self.world.overhead
+        return self.camera, self.size
+
+
+def test_a_camera_that_moved_gets_a_small_picture_then_the_full_one_then_a_fine_one():
+    world = World(per_ray=1e-6)
+    world.ask()
+    world.run(5)
+    assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FINE]
+    assert [drawn.image[1] for drawn in world.drawn] == [(128, 96), (640, 480), (1280, 960)]
+    assert world.drawn[1].seconds >= world.engine.settings.still_after
+    world.ask()  # the same again
+    world.run(1)
+    assert len(world.drawn) == 3, "nothing has changed"
+
+
+def test_the_newest_request_replaces_a_full_picture_at_once():
+    world = World(per_ray=1e-6)
+    world.ask(camera="old")
+    world.until_drawn()
+    world.run(0.25)  # in the middle of the full picture
+    assert not world.engine.is_between_pictures
+    began = world.now
+    world.ask(camera="new")
+    world.ask(camera="newest")
+    (drawn,) = world.until_drawn()
+    assert drawn.image[0] == "newest" and drawn.stage == MOVING
+    assert world.now - began < 0.05
+    world.run(5)
+    assert [drawn.image[0] for drawn in world.drawn[2:]] == ["newest"] * 2
+
+
+def test_a_camera_that_never_rests_is_seen():
+    world = World(per_ray=1e-5)
+    for i in range(200):
+        world.ask(camera=i)
+        for _ in range(2):
+            world.engine.step()
+    assert len(world.drawn) > 5 and all(drawn.stage == MOVING for drawn in world.drawn)
+
+
+def test_no_chunk_takes_longer_than_eight_milliseconds():
+    world = World(per_ray=2e-6, per_chunk=1e-3)
+    world.ask()
+    world.run(5)
+    assert max(world.chunks[3:]) <= CHUNK_SECONDS
+    assert sorted(world.chunks)[len(world.chunks) // 2] > CHUNK_SECONDS / 2, (
+        "nor much shorter, for each costs something"
+    )
+    world.per_ray, before = 1e-6, len(world.chunks)
+    world.ask(camera="b")
+    world.run(5)
+    assert max(world.chunks[before:]) <= CHUNK_SECONDS
+
+
+@pytest.mark.parametrize("overhead", [0.0, 0.02])
+def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
+    world = World(per_ray=1e-6, overhead=overhead)
+    world.ask()
+    world.run(2)
+    took = []
+    for i in range(60):
+        world.ask(camera=i)
+        began = world.now
+        (drawn,) = world.until_drawn()
+        took.append(world.now - began)
+    may = world.engine.settings.picture_seconds
+    assert 0.4 * may < took[-1] <= 1.05 * may
+    assert len({drawn.scale for drawn in world.drawn[-50:]}) == 1, "and they do not shrink"
+
+
+def test_small_pictures_do_not_make_pictures_smaller():
+    """What small pictures take is mostly what each costs anyway; it says little of the rays."""
+    resolution = Resolution()
+    resolution.add(640 * 480, 640 * 480 * 5e-7, 0.004, is_full=True)
+    first = resolution.scale(640 * 480, 1 / 15)
+    for _ in range(100):
+        resolution.add(100 * 80, 0.03, 0.004, is_full=False)
+    assert resolution.scale(640 * 480, 1 / 15) == first
+
+
+def test_sizes_do_not_flicker():
+    resolution, scales = Resolution(), set()
+    for i in range(50):
+        resolution.add(2**17, 2**17 * 1e-6 * (1.02 if i % 2 else 0.98), 0.0, is_full=False)
+        if i > 5:
+            scales.add(resolution.scale(640 * 480, 0.077))  # a side of 0.5, in the mean
+    assert len(scales) == 1
+
+
+def test_scales_are_eighths_from_a_fifth_to_one():
+    seen = set()
+    for seconds in [10 ** (-4 + i / 20) for i in range(80)]:
+        resolution = Resolution()
+        resolution.add(2**17, 2**17 * 1e-6, 0.0, is_full=True)
+        seen.add(resolution.scale(640 * 480, seconds))
+    assert seen == {0.2, *(i / 8 for i in range(2, 9))}
+
+
+def test_a_picture_that_is_full_while_moving_is_not_drawn_twice():
+    world = World(per_ray=1e-8)
+    world.ask()
+    world.run(1)
+    world.ask(camera="b")
+    world.run(1)
+    assert [drawn.stage for drawn in world.drawn[-2:]] == [MOVING, FINE]
+    assert world.drawn[-2].image[1] == (640, 480)
+
+
+def test_who_moves_comes_before_who_rests_and_clients_take_turns():
+    world = World(per_ray=1e-6)
+    world.ask(client=0)
+    world.ask(client=1)
+    assert {drawn.client for drawn in world.until_drawn(2)} == {0, 1}
+    world.run(0.2)  # both rest
+    world.ask(client=1, camera="b")
+    assert world.until_drawn()[0].client in (0, 1)
+    for i in range(10):
+        world.ask(client=0, camera=i)
+        world.ask(client=1, camera=i)
+        assert {drawn.client for drawn in world.until_drawn(2)} == {0, 1}
+
+
+def test_a_client_that_vanishes_leaves_nothing():
+    world = World(per_ray=1e-6)
+    world.ask()
+    world.until_drawn()
+    world.run(0.2)
+    assert not world.engine.is_between_pictures
+    world.engine.forget(0)
+    world.run(1)
+    assert len(world.drawn) == 1 and not world.engine.clients and world.engine.is_between_pictures
+
+
+def test_an_error_ends_one_picture_and_is_told():
+    world, told = World(), []
+    world.engine.failed = lambda client, error: told.append((client, str(error)))
+    world.engine.start = lambda camera, *rest: FakePicture(world, camera, 4, 4) if camera == "good" else 1 / 0
+    world.ask(client=3, camera="bad")
+    world.ask(client=4, camera="good")
+    world.run(1)
+    assert told == [(3, "division by zero")]
+    assert {drawn.client for drawn in world.drawn} == {4}
+
+
+def test_jobs_wait_for_pictures():
+    world, done = World(), []
+
+    def job():
+        for i in range(3):
+            done.append(i)
+            yield True
+
+    world.ask()
+    world.engine.add_job(job())
+    world.engine.step()
+    assert not done
+    world.run(3)
+    assert done == [0, 1, 2] and not world.engine.jobs
+
+
+def test_what_is_trained_on_is_drawn_again_but_not_fine():
+    world = World()
+    world.ask()
+    world.engine.settings.fine = False
+    world.run(2)
+    assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL] and world.engine.next() is None
+    world.engine.refresh()
+    due = world.engine.next()
+    assert due.stage == FULL and due.again and due.seconds == pytest.approx(640 * 480 * 1e-6, rel=0.01)
+    world.run(1)
+    assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL]
+    assert all(client.stage == FINE for client in world.engine.clients.values()) and DONE > FINE
+
+
+def test_a_full_picture_may_be_limited():
+    world = World()
+    world.ask()
+    world.run(2)
+    world.engine.settings.full_seconds = 0.1
+    world.ask(camera="b")
+    world.run(2)
+    full = world.drawn[-2]
+    assert full.stage == FULL and full.image[1] == (365, 274)  # a side of sqrt(0.1 s / 0.307 s)
+
+
+def test_a_request_ends_a_wait():
+    engine = Engine(lambda *a: None, lambda drawn: None)
+    thread = threading.Timer(0.05, lambda: engine.request(0, Request("a", (4, 4))))
+    thread.start()
+    engine.wait(30)
+    assert engine.clients
+    thread.join()
+
+
+def trained(sharing: Sharing, picture: float, step: float, seconds: float, stage: int, again: bool) -> float:
+    """Share of the time that drawing gets, where pictures are due all the time."""
+    now = drawing = 0.0
+    while now < seconds:
+        now += step
+        sharing.trained(step, picture)
+        if sharing.affords(stage, not again, picture):
+            now += picture
+            drawing += picture
+            sharing.drew(picture, stage, not again)
+    return drawing / now
+
+
+@pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02), (0.01, 0.2)])
+def test_a_client_that_only_looks_on_costs_what_it_may(picture, step):
+    sharing = Sharing()
+    share = trained(sharing, picture, step, 300.0, FULL, again=True)
+    assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
+
+
+def test_a_camera_that_moves_gets_half_of_the_time():
+    assert trained(Sharing(), 0.06, 0.003, 60.0, MOVING, again=False) == pytest.approx(0.5, abs=0.03)
