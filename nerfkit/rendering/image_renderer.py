@@ -13,7 +13,7 @@ from nerfkit.model.base import Model
 from nerfkit.ops.packed import ray_indices, sum_rays
 
 OUTPUTS = ("rgb", "depth", "opacity", "normal", "samples")
-MIN_CHUNK = 64
+MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
 
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
 
@@ -28,7 +28,9 @@ class ImageRenderer:
     def __init__(self, model: Model, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.model = model
         self.background = background  # [3]
-        self.chunk = chunk or min(default_chunk(background.device), model.max_rays_rendered)  # rays
+        self.chunk = chunk or min(
+            default_chunk(background.device), getattr(model, "max_rays_rendered", MAX_CHUNK)
+        )  # rays
         self.stays_on_device = stays_on_device
 
     @torch.no_grad()
@@ -90,4 +92,4 @@ def default_chunk(device: torch.device) -> int:
     if device.type != "cuda":
         return 2**13
     free, _ = torch.cuda.mem_get_info(device)
-    return min(max(free // RAY_BYTES, MIN_CHUNK), 2**20)
+    return min(max(free // RAY_BYTES, MIN_CHUNK), MAX_CHUNK)
