@@ -580,8 +580,15 @@ FAULTS = [
     Fault(
         "distortion_without_weight",
         "training/losses.py",
-        "term = config.trainer.distortion * weighted_mean",
-        "term = 0 * weighted_mean",
+        "self.weight * weighted_mean(of_rays",
+        "0 * weighted_mean(of_rays",
+        "contracted",
+    ),
+    Fault(
+        "distortion_from_the_start",
+        "training/losses.py",
+        "min(progress / DISTORTION_RAMP, 1.0)",
+        "1.0",
         "contracted",
     ),
     Fault("occupancy_never_falls", "model/sampling.py", "OCCUPANCY_DECAY = 0.9 ", "OCCUPANCY_DECAY = 1.0 ", "sampling"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from nerfkit.config import Config
@@ -15,6 +16,8 @@ from nerfkit.model.compositing import Rendering
 from nerfkit.ops import distortion
 
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
+
+DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the distortion loss rises
 
 
 def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
@@ -26,20 +29,31 @@ def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     return {"mse": weighted_mean(error, batch.weight)}
 
 
-def default_loss(config: Config) -> LossFn:
+def default_loss(config: Config, device: torch.device | str = "cpu") -> LossFn:
     """The squared error and, with `trainer.distortion`, the distortion loss as the term "distortion"."""
-    if config.trainer.distortion == 0:
-        return squared_error
-    near, far, linear = spacing(config)
+    return DistortedError(config, device) if config.trainer.distortion else squared_error
 
-    def loss(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
+
+class DistortedError:
+    """The squared error, and the distortion loss with a weight that rises over the first part of the schedule.
+
+    At full weight from the start, all samples of a ray may draw together right in front of its camera, before anything
+    is known of where the scene is, and stay there.
+    """
+
+    def __init__(self, config: Config, device: torch.device | str):
+        self.full_weight, self.spacing = config.trainer.distortion, spacing(config)
+        self.weight = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
+
+    def at(self, progress: float) -> None:
+        """Told before each step which share of the schedule is done, 0 to 1."""
+        self.weight.fill_(self.full_weight * min(progress / DISTORTION_RAMP, 1.0))
+
+    def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         samples, weights = rendering.samples, rendering.weights
-        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, near, far, linear)
+        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
         of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
-        term = config.trainer.distortion * weighted_mean(of_rays, batch.weight)
-        return squared_error(rendering, batch) | {"distortion": term}
-
-    return loss
+        return squared_error(rendering, batch) | {"distortion": self.weight * weighted_mean(of_rays, batch.weight)}
 
 
 def spacing(config: Config) -> tuple[float, float, float]:

@@ -28,7 +28,7 @@ from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
-from nerfkit.training.losses import LossFn, default_loss
+from nerfkit.training.losses import DistortedError, LossFn, default_loss
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
@@ -98,12 +98,13 @@ class Trainer:
         self.step = 0
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        self.loss_fn = loss_fn or default_loss(config, self.device)
         self.training_step = TrainingStep(
             config.trainer,
             self.model,
             self.views,
             self.optimizer,
-            loss_fn or default_loss(config),
+            self.loss_fn,
             processes,
             config.parallel,
         )
@@ -213,6 +214,8 @@ class Trainer:
         self.together.compare(self.model, self.step)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
+        if isinstance(self.loss_fn, DistortedError):
+            self.loss_fn.at(self.progress)
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
