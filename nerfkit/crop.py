@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Crop: the part of a scene that a user wants, an axis-aligned box kept in the run folder.
 
-    RUN/crop.json   {"min": [x, y, z], "max": [x, y, z], "frame": "files" or "model"}
+RUN/crop.json   {"min": [x, y, z], "max": [x, y, z], "frame": "files" or "model"}
 """
 
 from __future__ import annotations

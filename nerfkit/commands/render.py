@@ -57,9 +57,7 @@ class RenderOptions:
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
-    outputs: str = (
-        "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
-    )
+    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already

@@ -108,7 +108,9 @@ def may_see(camera, center: Tensor, radius: float) -> bool:
     if depth <= 2 * radius:
         return True
     width, height = camera.size(0)
-    x, y = (offset[:2] * torch.tensor([1.0, -1.0], device=center.device) / depth * camera.focal[0] + camera.center[0]).tolist()
+    x, y = (
+        offset[:2] * torch.tensor([1.0, -1.0], device=center.device) / depth * camera.focal[0] + camera.center[0]
+    ).tolist()
     reach = 1.5 * radius * camera.focal[0].max().item() / (depth - radius)
     return -reach < x < width + reach and -reach < y < height + reach
 

@@ -60,7 +60,9 @@ class Grid:
     def blocks_of(self, points: np.ndarray, reach: float) -> np.ndarray:
         """Flat numbers of the blocks within `reach` of points [P, 3] along each axis, unique; `reach` < a block."""
         found, last = [], self.blocks - 1
-        inside = ((points >= self.origin - reach) & (points <= self.origin + self.cell * np.array(self.cells) + reach)).all(1)
+        inside = (
+            (points >= self.origin - reach) & (points <= self.origin + self.cell * np.array(self.cells) + reach)
+        ).all(1)
         points = points[inside]
         for shift in np.stack(np.meshgrid([-reach, reach], [-reach, reach], [-reach, reach]), axis=-1).reshape(8, 3):
             block = np.floor((points + shift - self.origin) / (self.cell * BLOCK)).astype(np.int64)

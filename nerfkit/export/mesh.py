@@ -24,7 +24,7 @@ from nerfkit.export.work import Work
 BLOCKS_OF_A_PART = 32  # that are kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
-TOLERANCE = 3.0  # cells that a vertex may lie behind the median depth and still be seen
+TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
 CHUNK = 2**19  # vertices that a view sees at once
 
 
@@ -67,7 +67,9 @@ def surface(grid: Grid, field: Field, work: Work) -> Mesh:
             bar.update(len(part))
     piece = joined(pieces)
     if not len(piece.faces):
-        raise UserError("there is no surface: nowhere does the field reach the level; is the crop empty, or the level too high (--level)?")
+        raise UserError(
+            "there is no surface: nowhere does the field reach the level; is the crop empty, or --level too high?"
+        )
     vertices = grid.origin + grid.cell * piece.vertices
     colors = np.zeros((len(vertices), 3), dtype=np.uint8)
     return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), colors)

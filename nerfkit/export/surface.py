@@ -34,7 +34,8 @@ def piece_of_block(grid: Grid, block: np.ndarray, inside: np.ndarray) -> Piece:
     if (values < 0).all() or (values > 0).all():
         return NO_PIECE
     measure = optional("skimage.measure", "a mesh")
-    vertices, faces, _, _ = measure.marching_cubes(values, 0.0, gradient_direction="descent")
+    # Faces of scikit-image's "ascent" turn to where values are smaller, outside.
+    vertices, faces, _, _ = measure.marching_cubes(values, 0.0, gradient_direction="ascent")
     vertices, faces = vertices.astype(np.float64), faces.astype(np.int64)
     if not known.all():
         faces = faces[_in_known_cells(vertices[faces].mean(axis=1), known)]
