@@ -30,6 +30,7 @@ from nerfkit.training.run import Run, load_run
 
 Six = tuple[float, float, float, float, float, float]
 MAX_RESOLUTION, MAX_COUNT = 8192, 10**9
+THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
 @dataclass
@@ -142,7 +143,7 @@ def check_numbers(options: ExportOptions) -> None:
     ):
         value = getattr(options, name, low)
         if not low <= value <= high:
-            raise UserError(f"--{name} must be from {low} to {high}, got {value}")
+            raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
     if isinstance(options, MeshOptions):
         fields.check_level(options.level)
         if options.source == "depth" and options.level != 0.5:
@@ -198,69 +199,69 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     cut = crop(run, options)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     settings = {"from": options.source, "level": options.level, "grid": [grid.origin.tolist(), grid.cell, grid.cells]}
-    work = Work(output.file(output.formats[0]), key(run, **settings))
-    views = training_views(run, work, finest=grid.cell / 2)
-    density = options.source == "density"
-    source = (
-        fields.DensityField(run.model, options.level, run.device) if density else fields.DepthField(views, run.device)
-    )
-    shape = mesh.cropped(mesh.surface(grid, source, work), cut, run.frame)
-    if not len(shape.faces):
-        raise UserError("no surface lies in the crop; change --crop, or delete the run's crop.json")
-    shape, n_small = mesh.without_small_parts(shape, options.min_part)
-    shape, n_unseen = mesh.colored(shape, views, mesh.TOLERANCE * grid.cell, run.device)
-    counts = {
-        "vertices": len(shape.vertices),
-        "faces": len(shape.faces),
-        "small_parts": n_small,
-        "unseen_faces": n_unseen,
-    }
-    moved = shape.in_files(target_frame(run, options))
-    unit = run.frame.distance_to_input(1.0) if run.frame is not None and options.frame == "files" else 1.0
-    content = {format: mesh_files.mesh_bytes(moved, format) for format in output.formats}
-    thresholds = {
-        "cell": grid.cell * unit,
-        "level": options.level,
-        "truncation_cells": fields.TRUNCATION,
-        "seen_within_cells": mesh.TOLERANCE,
-    }
-    report(output.write(content, about(run, options, counts=counts, thresholds=thresholds)), counts)
-    work.remove()
+    with Work(output.file(output.formats[0]), key(run, **settings)) as work:
+        views = training_views(run, work, finest=grid.cell / 2)
+        density = options.source == "density"
+        source = (
+            fields.DensityField(run.model, options.level, run.device)
+            if density
+            else fields.DepthField(views, run.device)
+        )
+        shape = mesh.cropped(mesh.surface(grid, source, work), cut, run.frame)
+        if not len(shape.faces):
+            raise UserError("no surface lies in the crop; change --crop, or delete the run's crop.json")
+        shape, n_small = mesh.without_small_parts(shape, options.min_part)
+        shape, n_unseen = mesh.colored(shape, views, mesh.TOLERANCE * grid.cell, run.device)
+        counts = {
+            "vertices": len(shape.vertices),
+            "faces": len(shape.faces),
+            "small_parts": n_small,
+            "unseen_faces": n_unseen,
+        }
+        moved = shape.in_files(target_frame(run, options))
+        unit = run.frame.distance_to_input(1.0) if run.frame is not None and options.frame == "files" else 1.0
+        content = {format: mesh_files.mesh_bytes(moved, format) for format in output.formats}
+        thresholds = {
+            "cell": grid.cell * unit,
+            "level": options.level,
+            "truncation_cells": fields.TRUNCATION,
+            "seen_within_cells": mesh.TOLERANCE,
+        }
+        report(output.write(content, about(run, options, counts=counts, thresholds=thresholds)), counts)
+        work.remove()
 
 
-def point_cloud(run: Run, options: PointsOptions | SplatsOptions, output: Output) -> tuple[points.PointCloud, Work]:
-    """Points in the wanted frame, and the work folder to remove when they are written."""
+def point_cloud(run: Run, options: PointsOptions | SplatsOptions, work: Work) -> points.PointCloud:
+    """Points in the wanted frame."""
     cut = crop(run, options)
     box = domain(run.model, run.config, cut, run.frame)
-    work = Work(output.file("ply"), key(run, kind="points"))
     views = training_views(run, work, finest=0.0)
-    cloud = points.gather(views, box, cut, run.frame, options.count)
-    return cloud.in_files(target_frame(run, options)), work
+    return points.gather(views, box, cut, run.frame, options.count).in_files(target_frame(run, options))
 
 
 def export_points(run: Run, options: PointsOptions) -> None:
     """Write points."""
     output = Output(run.folder, options.out, "points", ("ply",), ("ply",))
     output.check(options.overwrite)
-    cloud, work = point_cloud(run, options, output)
-    counts = {"points": len(cloud), "pixels": int(cloud.counts.sum())}
-    thresholds = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
-    report(output.write({"ply": cloud.ply()}, about(run, options, counts=counts, thresholds=thresholds)), counts)
-    work.remove()
+    with Work(output.file("ply"), key(run, kind="points")) as work:
+        cloud = point_cloud(run, options, work)
+        counts = {"points": len(cloud), "pixels": int(cloud.counts.sum())}
+        more = {"counts": counts, "thresholds": THRESHOLDS}
+        report(output.write({"ply": cloud.ply()}, about(run, options, **more)), counts)
+        work.remove()
 
 
 def export_splats(run: Run, options: SplatsOptions) -> None:
     """Write splats."""
     output = Output(run.folder, options.out, "splats", ("ply",), ("ply",))
     output.check(options.overwrite)
-    cloud, work = point_cloud(run, options, output)
-    counts = {"splats": len(cloud)}
-    content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
-    report(
-        output.write(content, about(run, options, counts=counts, thresholds={"min_opacity": points.MIN_OPACITY})),
-        counts,
-    )
-    work.remove()
+    with Work(output.file("ply"), key(run, kind="points")) as work:
+        cloud = point_cloud(run, options, work)
+        counts = {"splats": len(cloud)}
+        more = {"counts": counts, "thresholds": THRESHOLDS}
+        content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
+        report(output.write(content, about(run, options, **more)), counts)
+        work.remove()
 
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 
 from nerfkit.config import Config
 from nerfkit.crop import Crop
-from nerfkit.data.frame import Frame
+from nerfkit.data.frame import Frame, corner_text
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 
@@ -25,9 +25,11 @@ def domain(model: Model, config: Config, crop: Crop | None, frame: Frame | None)
     bounds = crop.bounds(frame)
     cut = np.stack([np.maximum(box[0], bounds[0]), np.minimum(box[1], bounds[1])])
     if not (cut[0] < cut[1]).all():
-        lies = f"the crop {crop.box.tolist()} ({crop.frame} frame) lies outside of what the run has"
-        whole = Crop(box, "model").box if crop.frame == "model" else _in_files(box, frame)
-        raise UserError(f"{lies}, {np.round(whole, 4).tolist()}; change --crop, or delete the run's crop.json")
+        whole = box if crop.frame == "model" else _in_files(box, frame)
+        raise UserError(
+            f"the crop from {corner_text(crop.box)} (frame: {crop.frame}) lies outside of what the run has, from "
+            f"{corner_text(whole)}; change --crop, or delete the run's crop.json"
+        )
     return cut
 
 

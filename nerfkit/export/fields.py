@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nerfkit.errors import UserError
 from nerfkit.export.grid import Grid, occupied_blocks
-from nerfkit.export.views import View, Views
+from nerfkit.export.views import Seen, View, Views
 from nerfkit.model.base import Model
 
 CHUNK = 2**18  # points whose density is evaluated at once
@@ -80,7 +80,10 @@ class DepthField:
     def _add(self, view: View, points: Tensor, truncation: float, total: Tensor, weights: Tensor) -> None:
         """Add a view's weighted distances, in truncations: of a pixel without depth, the ray is free."""
         seen = view.see(points)
-        depth, opacity = view.smooth_depth_at(seen, truncation)
+        depth, opacity = view.depth_at(seen)
+        # Between pixels depth changes by a truncation at most, or it is not interpolated: farther points stay clamped.
+        near = ((depth - seen.distance).abs() < 2 * truncation).nonzero()[:, 0]
+        depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
         ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)
         weight = torch.where(depth > 0, opacity, 1 - opacity) * (seen.inside & (ahead > -1))
         total += weight * ahead.clamp(-1, 1)

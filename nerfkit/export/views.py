@@ -53,10 +53,10 @@ class View:
         column, row = self._pixel(seen.pixel, seen.inside)
         return self.depth[row, column], self.opacity[row, column]
 
-    def smooth_depth_at(self, seen: Seen, most: float) -> tuple[Tensor, Tensor]:
-        """As `depth_at`, with depth interpolated between four pixels that differ by `most` at most."""
+    def smooth_depth_at(self, seen: Seen, most: float) -> Tensor:
+        """The depth [P] of `depth_at`, interpolated between four pixels where these differ by less than `most`."""
         width, height = self.camera.size(0)
-        depth, opacity = self.depth_at(seen)
+        depth, _ = self.depth_at(seen)
         (low_x, low_y), (right, down) = _cell(seen, width, height)
         corners = [
             self.depth[(low_y + j).clamp(max=height - 1), (low_x + i).clamp(max=width - 1)] for j, i in PIXELS
@@ -64,7 +64,7 @@ class View:
         stacked = torch.stack(corners)
         above, below = torch.lerp(corners[0], corners[1], right), torch.lerp(corners[2], corners[3], right)
         smooth = ((stacked.amax(0) - stacked.amin(0)) < most) & (stacked.amin(0) > 0)
-        return torch.where(smooth, torch.lerp(above, below, down), depth), opacity
+        return torch.where(smooth, torch.lerp(above, below, down), depth)
 
     def color_at(self, seen: Seen) -> Tensor:
         """Color [P, 3] in [0, 1], interpolated between pixels."""

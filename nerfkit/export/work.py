@@ -33,6 +33,12 @@ class Work:
             self.folder.clear()
             self.folder.write(KEY, text)
 
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.folder.unlock()
+
     def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:
         """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
         return self.kept(name) or self.keep(name, make())
