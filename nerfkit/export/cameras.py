@@ -37,6 +37,7 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     for split in splits:
         content, cameras = run.scene.splits[split], run.cameras(split)
         poses = cameras.camera_to_world.double().numpy()
+        poses[:, :, :3] = _rotations(poses[:, :, :3])
         poses = frame.to_input(poses) if frame is not None else poses
         for view, entry in enumerate(content["frames"]):
             name = str(entry["file_path"])
@@ -46,6 +47,12 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     if len({image.name for image in images}) < len(images):
         raise UserError("two of the run's views have one name; choose one --split")
     return Capture(run.scene.name, "run", images, splits=of_split)
+
+
+def _rotations(matrices: np.ndarray) -> np.ndarray:
+    """The rotations [V, 3, 3] nearest to matrices that are rotations in float32 alone."""
+    left, _, right = np.linalg.svd(matrices)
+    return left @ right
 
 
 def _lens(entry: dict[str, Any], cameras, view: int, name: str) -> Lens:

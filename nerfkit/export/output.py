@@ -83,6 +83,7 @@ class OutputFolder:
         file = self.folder.path / UNFINISHED
         goes_on = self.folder.owns(UNFINISHED) and file.read_text(encoding="utf-8", errors="replace") == text
         if self.folder.owns(FINISHED) and not overwrite:
+            self.folder.unlock()
             raise RunError(
                 f"{shown(self.folder.path)} holds an export already; choose another --out, or replace it with "
                 "--overwrite"
@@ -100,6 +101,7 @@ class OutputFolder:
         """Say how the export was made: it is complete."""
         self.folder.write(FINISHED, json.dumps(about, indent=1) + "\n")
         (self.folder.path / UNFINISHED).unlink(missing_ok=True)
+        self.folder.unlock()
 
 
 def formats_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
