@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A field whose surface is known: a hollow ball and a small one beside it, in a run of its own whose frame is turned."""
+"""A field whose surface is known: a hollow ball and a small one beside it, in a run whose frame is turned."""
 
 from __future__ import annotations
 

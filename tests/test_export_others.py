@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points, splats, cameras and images of a field whose surface is known, read again by others where they are installed."""
+"""Points, splats, cameras and images of a field whose surface is known, read again by others where these are."""
 
 import json
 from dataclasses import replace

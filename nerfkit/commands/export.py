@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit export RUN mesh|points|cameras|depth|splats`: a run for other programs, in the frame of its scene's files."""
+"""`nerfkit export RUN mesh|points|cameras|depth|splats`: a run for other programs, in its files' frame."""
 
 from __future__ import annotations
 

@@ -15,14 +15,15 @@ import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import ops
+from nerfkit import ops, reading
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
+from nerfkit.data.readers.camera_path import is_camera_path, parse_camera_path
 from nerfkit.data.readers.transforms import parse_cameras, read_json, to_json
 from nerfkit.device import check_memory
-from nerfkit.errors import RunError, UserError
+from nerfkit.errors import RunError, SceneError, UserError
 from nerfkit.files import OwnFolder
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -51,13 +52,13 @@ class RenderOptions:
     """Render novel views of a run."""
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
-    path: str = (
-        "auto"  # orbit, spiral, interpolate, a split (test, train), or a transforms FILE.json; auto: by the views
-    )
+    path: str = "auto"  # orbit, spiral, interpolate, a split (test, train), or a FILE.json: transforms, camera path; auto: by the views
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
-    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
+    outputs: str = (
+        "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units
+    )
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already
@@ -123,6 +124,9 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
         raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
     if options.path.endswith(".json"):
         file = Path(options.path)
+        content = reading.read_json(file, SceneError, "camera path")
+        if is_camera_path(content):  # nerfstudio's
+            return moved(parse_camera_path(content, file), run.frame, to_model=True)
         size = like.size(0) if options.size == (0, 0) else options.size
         return moved(parse_cameras({"w": size[0], "h": size[1], **read_json(file)}, file), run.frame, to_model=True)
     if options.path in run.scene.splits:
