@@ -128,7 +128,8 @@ class Options:
 
     mesh: Annotated[Path, tyro.conf.Positional]  # PLY file of nerfkit export
     data: Path = Path("data/orrery")  # the scene, for its training cameras
-    json: str = ""  # file to write the result to; it is printed anyway
+    seconds: float = 0.0  # that the export took, as it printed them, to be kept with the result
+    json: str = ""  # file in which the result is kept under the mesh's name; it is printed anyway
 
 
 def main() -> None:
@@ -139,10 +140,15 @@ def main() -> None:
     vertices = np.stack([data["vertex"][axis] for axis in "xyz"], axis=1).astype(np.float64)
     mesh = Surface(vertices, np.stack(data["face"]["vertex_indices"]).astype(np.int64))
     result = measure(mesh, json.loads((options.data / "transforms_train.json").read_text()))
-    text = json.dumps(result, indent=1)
-    print(text)
+    about = json.loads(options.mesh.with_name(options.mesh.stem + ".export.json").read_text())
+    kept = {name: about[name] for name in ("checkpoint_step", "counts", "thresholds")}
+    kept["options"] = {name: about["options"][name] for name in ("source", "resolution", "level", "min_part")}
+    result |= {**kept, **({"seconds": options.seconds} if options.seconds else {})}
+    print(json.dumps(result, indent=1))
     if options.json:
-        Path(options.json).write_text(text + "\n")
+        file = Path(options.json)
+        before = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps(before | {options.mesh.stem: result}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,10 @@ from pathlib import Path
 
 PACKAGE = Path("nerfkit")
 # From below to above: a room may import those before it.
-FLOORS = ("ground", "ops", "nn", "config", "data", "model", "rendering", "training", "jit", "commands")
+FLOORS = (
+    "ground", "ops", "nn", "config", "data", "model", "rendering", "training", "crop", "export", "jit", "integrations",
+    "commands",
+)  # fmt: skip
 GROUND = ("errors", "version", "reading", "files", "option_types", "device", "metrics", "lpips")
 OUTSIDE = ("__init__", "__main__")  # the front door
 

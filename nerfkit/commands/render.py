@@ -52,7 +52,9 @@ class RenderOptions:
     """Render novel views of a run."""
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
-    path: str = "auto"  # orbit, spiral, interpolate, a split (test, train), or a FILE.json: transforms, camera path; auto: by the views
+    path: str = (
+        "auto"  # orbit, spiral, interpolate, a split (test, train), a FILE.json (transforms or path); auto: by views
+    )
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """nerfkit as a method of nerfbaselines, which trains and scores methods alike on public data.
 
-    NERFBASELINES_REGISTER=.../nerfkit/integrations/nerfbaselines_spec.py nerfbaselines train --method nerfkit --data ...
+    export NERFBASELINES_REGISTER=PATH/nerfkit/integrations/nerfbaselines_spec.py
+    nerfbaselines train --method nerfkit --data ...
 
 Overrides are options of `nerfkit train`, such as trainer.steps=5000; `preset` names one of its presets.
 """
@@ -36,7 +37,7 @@ from nerfkit.training.run_folder import RunFolder, RunScene
 from nerfkit.training.trainer import Trainer
 
 METHOD = "nerfkit"
-MODELS = {  # of nerfbaselines by number: its name, nerfkit's, which of its coefficients (k1 k2 p1 p2 k3 k4 k5 k6) it has
+MODELS = {  # of nerfbaselines by number: its name, nerfkit's, and its coefficients among k1 k2 p1 p2 k3 k4 k5 k6
     0: ("pinhole", "PINHOLE", ()),
     1: ("opencv", "OPENCV", (0, 1, 2, 3)),
     2: ("opencv_fisheye", "OPENCV_FISHEYE", (0, 1, 4, 5)),
