@@ -1032,6 +1032,78 @@ FAULTS = [
         "None",
         "config",
     ),
+    # exports
+    Fault(
+        "faces_turned_inwards",
+        "export/surface.py",
+        'gradient_direction="ascent"',
+        'gradient_direction="descent"',
+        "export_mesh",
+    ),
+    Fault("blocks_without_overlap", "export/grid.py", "- block * BLOCK) + 1)", "- block * BLOCK))", "export_mesh"),
+    Fault(
+        "meshes_in_the_models_frame",
+        "export/mesh.py",
+        "return replace(self, vertices=frame.to_input(self.vertices), normals=normals)",
+        "return self",
+        "export_mesh",
+    ),
+    Fault(
+        "hidden_faces_stay",
+        "export/mesh.py",
+        "kept = seen[mesh.faces].any(axis=1)",
+        "kept = np.ones(len(mesh.faces), dtype=bool)",
+        "export_mesh",
+    ),
+    Fault(
+        "crops_in_the_models_frame",
+        "crop.py",
+        'if self.frame == "files" and frame is not None:\n            points',
+        "if False:\n            points",
+        "export_mesh",
+    ),
+    Fault(
+        "unfinished_parts_of_other_options",
+        "export/work.py",
+        '.read_text(encoding="utf-8", errors="replace") != text:',
+        '.read_text(encoding="utf-8", errors="replace") == "":',
+        "export_mesh",
+    ),
+    Fault(
+        "median_at_the_end_of_its_interval",
+        "model/compositing.py",
+        "start + share * (end - start)",
+        "end",
+        "export_mesh",
+    ),
+    Fault(
+        "points_that_others_see_through",
+        "export/points.py",
+        "return (agree > deny) |",
+        "return (agree >= 0) |",
+        "export_others",
+    ),
+    Fault(
+        "splats_have_scales_without_logarithm",
+        "export/splats.py",
+        "np.log(scales(cloud.positions))",
+        "scales(cloud.positions)",
+        "export_others",
+    ),
+    Fault(
+        "depth_images_in_the_models_units",
+        "export/images.py",
+        "frame.distance_to_input(values)",
+        "values",
+        "export_others",
+    ),
+    Fault(
+        "poses_of_nerfbaselines_in_opencv_axes",
+        "integrations/nerfbaselines.py",
+        "pose[:, :3] *= TO_OPENGL",
+        "pass",
+        "nerfbaselines",
+    ),
 ]
 
 
