@@ -43,8 +43,8 @@ def in_model(vertices: np.ndarray) -> np.ndarray:
     return frame().to_model(vertices)
 
 
-# Where the opacity of a cell is a half, a little outside of where the density has half of what it has inside.
-LEVEL_RADIUS = RADIUS + EDGE * np.log(DENSITY * CELL / np.log(2) - 1)
+# Where the opacity of a cell is 0.2, a little outside of where the density has half of what it has inside.
+LEVEL_RADIUS = RADIUS + EDGE * np.log(-DENSITY * CELL / np.log(0.8) - 1)
 
 
 @pytest.fixture(scope="module", params=["depth", "density"])
