@@ -309,16 +309,17 @@ FREE_ON_RESUME = (
 
 def fixed_differences(old: Config, new: Config) -> list[tuple[str, Any, Any]]:
     """Name, old and new value of every option that differs and must not change on resume."""
-    before, after = _flat(to_dict(old)), _flat(to_dict(new))
+    before, after = flat(to_dict(old)), flat(to_dict(new))
     names = [name for name in before | after if not name.startswith(FREE_ON_RESUME)]  # of model.options, any
     return [(name, before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)]
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Values of nested dictionaries by their full names."""
+    found: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return flat
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return found
 
 
 def check(config: Config) -> None:

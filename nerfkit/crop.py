@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -55,6 +56,11 @@ class Crop:
             corners = torch.linalg.solve(matrix[:, :3], (corners - matrix[:, 3]).T).T
         return corners
 
+    def bounds(self) -> np.ndarray:
+        """The smallest box along the axes of the model's frame that holds it, [2, 3] float64."""
+        corners = self.corners()
+        return torch.stack([corners.amin(0), corners.amax(0)]).numpy()
+
     def placed(self, frame: Frame | None) -> Crop:
         """The same where the model's frame lies as `frame` says in the files'."""
         if frame is None:
@@ -81,14 +87,20 @@ def read_crop(run: Path, frame: Frame | None) -> tuple[Crop, bool] | None:
         raise RunError(f"{where} must hold an object with keys {', '.join(KEYS)}")
     if unknown := sorted(set(content) - set(KEYS)):
         raise RunError(f"{where}: unknown key {shown(unknown[0])}; known are {', '.join(KEYS)}")
-    low, high = (_corner(content, name, where) for name in ("min", "max"))
-    if not all(a < b for a, b in zip(low, high, strict=True)):
-        raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z")
-    if content.get("frame") not in FRAMES:
-        raise RunError(f"{where}: 'frame' must be {' or '.join(FRAMES)}, got {content.get('frame')!r:.80}")
+    crop = crop_of(content.get("min"), content.get("max"), content.get("frame"), where)
     if not isinstance(content.get("on", True), bool):
         raise RunError(f"{where}: 'on' must be true or false, got {content['on']!r:.80}")
-    return Crop(low, high, content["frame"]).placed(frame), content.get("on", True)
+    return crop.placed(frame), content.get("on", True)
+
+
+def crop_of(low: Any, high: Any, frame: Any, where: str) -> Crop:
+    """A crop from its corners and the name of their frame, not placed; raises RunError that begins with `where`."""
+    low, high = _corner(low, "min", where), _corner(high, "max", where)
+    if not all(a < b for a, b in zip(low, high, strict=True)):
+        raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z")
+    if frame not in FRAMES:
+        raise RunError(f"{where}: 'frame' must be {' or '.join(FRAMES)}, got {frame!r:.80}")
+    return Crop(low, high, frame)
 
 
 def active_crop(run: Path, frame: Frame | None) -> Crop | None:
@@ -102,9 +114,8 @@ def write_crop(write: Callable[[str, str], None], crop: Crop, on: bool = True) -
     write(CROP, crop.to_json(on))
 
 
-def _corner(content: dict[str, Any], name: str, where: str) -> Corner:
-    value = content.get(name)
-    numbers = isinstance(value, list) and len(value) == 3 and all(type(x) in (int, float) for x in value)
+def _corner(value: Any, name: str, where: str) -> Corner:
+    numbers = isinstance(value, (list, tuple)) and len(value) == 3 and all(type(x) in (int, float) for x in value)
     if not numbers or not all(abs(x) < 1e30 for x in value):
         raise RunError(f"{where}: '{name}' must be three finite numbers, got {value!r:.80}")
     return tuple(map(float, value))

@@ -65,6 +65,7 @@ def test_a_crop_in_the_frame_of_the_files():
     points = torch.tensor(np.concatenate([towards_middle, corners[2:]]), dtype=torch.float32)
     assert crop.inside(points).tolist() == [True, True, True, False, False]
     ends = crop.corners().numpy()
+    assert np.allclose(crop.bounds(), [ends.min(0), ends.max(0)])
     assert np.allclose(ends.min(0), corners[:2].min(0)) and np.allclose(ends.max(0), corners[:2].max(0))
 
 

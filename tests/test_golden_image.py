@@ -16,11 +16,12 @@ from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
 from nerfkit.model.renderer import Renderer
-from nerfkit.rendering.image_renderer import OUTPUTS, ImageRenderer
+from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import look_at
 
 FILE = Path(__file__).parent / "golden" / "field.npz"
 WIDTH, HEIGHT = 14, 9
+RENDERED = ("rgb", "depth", "opacity", "normal")  # what the file has
 VIEWS = (0, 1)
 BACKGROUND = torch.tensor([0.9, 0.5, 0.2])
 TOLERANCE = {"normal": 2e-3}  # a direction, where the gradient may be small; all else 1e-4
@@ -57,7 +58,7 @@ def cameras() -> Cameras:
 def images() -> dict[str, np.ndarray]:
     """Every output of both views by name, such as depth_z_1."""
     image_of, of_views = ImageRenderer(field(), BACKGROUND, chunk=50), cameras()
-    found = {f"{name}_{view}": x for view in VIEWS for name, x in image_of(of_views, view, OUTPUTS).items()}
+    found = {f"{name}_{view}": x for view in VIEWS for name, x in image_of(of_views, view, RENDERED).items()}
     return {name: image.numpy() for name, image in found.items()}
 
 

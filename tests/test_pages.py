@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nerfkit import config
-from nerfkit.commands import COMMANDS, eval, render, view
+from nerfkit.commands import COMMANDS, eval, export, render, view
 from nerfkit.commands.options import TrainOptions
 from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, sweep
 from scripts.bench_ops import summary
@@ -75,6 +75,7 @@ OPTIONS = {
     "view": options_of(view.ViewOptions),
     "render": options_of(render.RenderOptions),
     "eval": options_of(eval.EvalOptions),
+    "export": {"from"}.union(*(options_of(kind) for kind in export.KINDS.values())),
     "bench_ops": options_of(bench_ops.Options),
     "bench_train": options_of(bench_train.BenchOptions),
     "bench_viewer": options_of(bench_viewer.BenchOptions),

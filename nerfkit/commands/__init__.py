@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit train|render|view|eval|summary|doctor`, and the scripts of the same names."""
+"""`nerfkit train|render|view|export|eval|summary|doctor`, and the scripts of the same names."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ COMMANDS = {
     "train": "train a scene, or resume a run",
     "render": "render novel views of a run: images, depth, video",
     "view": "look at a run in a browser",
+    "export": "write a run's mesh, points, cameras, depth or splats for other programs",
     "eval": "score a run on held-out views",
     "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",

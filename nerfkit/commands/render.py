@@ -38,8 +38,16 @@ from nerfkit.training.run_folder import RunFolder
 PATH_FILE = "path.json"  # in the frame of the scene's files
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views
 MAX_GAP = 120.0  # degrees between neighbours among cameras that surround a scene
-BYTES_PER_PIXEL = {"rgb": 24, "depth": 40, "opacity": 24, "normal": 48}  # of values, previews and files in memory
-FILES = {"rgb": ("rgb",), "depth": ("depth_ray", "depth_z"), "opacity": ("opacity",), "normal": ("normal",)}
+BYTES_PER_PIXEL = {  # of values, previews and files in memory
+    "rgb": 24, "depth": 40, "median_depth": 40, "opacity": 24, "normal": 48,
+}  # fmt: skip
+FILES = {
+    "rgb": ("rgb",),
+    "depth": ("depth_ray", "depth_z"),
+    "median_depth": ("depth_median_ray", "depth_median_z"),
+    "opacity": ("opacity",),
+    "normal": ("normal",),
+}
 
 
 @dataclass
@@ -48,13 +56,13 @@ class RenderOptions:
 
     run: Annotated[Path, tyro.conf.Positional]  # run folder
     path: str = (
-        "auto"  # orbit, spiral, interpolate, a split (test, train), or a FILE.json of cameras; auto: by the views
+        "auto"  # orbit, spiral, interpolate, a split (test, train), a FILE.json (transforms or path); auto: by views
     )
     frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
     size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
     fps: int = 20  # frames per second of the video, at most 1000
     outputs: str = (
-        "rgb"  # of rgb,depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units and axes
+        "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as float32 (.npz) too, in the scene's units
     )
     out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
     crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it

@@ -10,9 +10,10 @@ from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.device import out_of_memory
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
+from nerfkit.model.compositing import median_depth
 from nerfkit.ops.packed import ray_indices, sum_rays
 
-OUTPUTS = ("rgb", "depth", "opacity", "normal", "samples")
+OUTPUTS = ("rgb", "depth", "median_depth", "opacity", "normal", "samples")
 MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
 
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
@@ -36,8 +37,9 @@ class ImageRenderer:
     @torch.no_grad()
     def __call__(self, cameras: Cameras, view: int, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32: rgb [H, W, 3], opacity [H, W], normal [H, W, 3] (world space)
-        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0; samples [H, W] is how
-        many samples each ray has."""
+        and, for "depth", depth_ray and depth_z [H, W] in scene units; 0 where the opacity is 0; for "median_depth",
+        depth_median_ray and depth_median_z, where the transmittance falls to 0.5; 0 where it does not; samples [H, W]
+        is how many samples each ray has."""
         unknown = [name for name in outputs if name not in OUTPUTS]
         if unknown or not 0 <= view < len(cameras):
             what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
@@ -69,6 +71,10 @@ class ImageRenderer:
         if "depth" in outputs:
             result["depth_ray"] = rendering.depth
             result["depth_z"] = rendering.depth * cameras.z_per_distance(view, rays.directions)
+        if "median_depth" in outputs:
+            median = median_depth(rendering)
+            result["depth_median_ray"] = median
+            result["depth_median_z"] = median * cameras.z_per_distance(view, rays.directions)
         asked = [name for name in ("normal", "samples") if name in outputs]
         if asked and rendering.samples is None:
             raise UserError(f"{type(self.model).__name__} gives no samples, and so no {' or '.join(asked)}")

@@ -54,7 +54,7 @@ def nerfstudio_path(
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
-    if unused := sorted(set(content) - KNOWN):
+    if unused := sorted(key for key in set(content) - KNOWN if content[key] is not None):  # an empty crop is none
         warnings.warn(f"{where}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
     if own_size is None and ("render_width" in content or "render_height" in content):
         stated = {"w": content.get("render_width"), "h": content.get("render_height")}

@@ -1,0 +1,323 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`nerfkit export RUN mesh|points|cameras|depth|splats`: a run for other programs, in its files' frame."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import tyro
+from tqdm import tqdm
+
+from nerfkit import ops
+from nerfkit.commands.options import TYRO
+from nerfkit.config import OpsConfig
+from nerfkit.crop import Crop, active_crop, crop_of
+from nerfkit.data.frame import Frame
+from nerfkit.errors import UserError
+from nerfkit.export import cameras, fields, images, mesh, mesh_files, points, splats
+from nerfkit.export.domain import domain
+from nerfkit.export.grid import Grid
+from nerfkit.export.output import Output, OutputFolder, formats_of
+from nerfkit.export.views import Views, check_any
+from nerfkit.export.work import Work
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.run import Run, load_run
+
+Six = tuple[float, float, float, float, float, float]
+MAX_RESOLUTION, MAX_COUNT = 8192, 10**9
+LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
+THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
+
+
+@dataclass
+class ExportOptions:
+    """What all exports share."""
+
+    run: Annotated[Path, tyro.conf.Positional]  # run folder
+    out: str = ""  # file or folder to write; in RUN/export if empty
+    overwrite: bool = False  # replace an earlier export
+    frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: OpsConfig = field(default_factory=OpsConfig)
+
+
+@dataclass
+class GeometryOptions(ExportOptions):
+    """What exports of geometry share."""
+
+    crop: Six | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
+
+
+@dataclass
+class MeshOptions(GeometryOptions):
+    """Export a mesh with colors and normals, as PLY or GLB."""
+
+    source: Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")] = (
+        "density"  # where the density reaches the level, or fused from the depths that training views see
+    )
+    resolution: int = 256  # cells along the longest side
+    level: float = LEVEL  # of density: opacity of a cell on the surface
+    min_part: float = 0.001  # connected parts with a smaller share of the faces are left out
+    formats: str = "ply"  # of ply,glb; or as --out ends
+
+
+@dataclass
+class PointsOptions(GeometryOptions):
+    """Export points with colors and normals, as PLY."""
+
+    count: int = 1_000_000  # points at most
+
+
+@dataclass
+class SplatsOptions(GeometryOptions):
+    """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
+
+    count: int = 300_000  # splats at most
+    sh_degree: int = 3  # of the spherical harmonics that the file has room for
+
+
+@dataclass
+class CamerasOptions(ExportOptions):
+    """Export cameras, for nerfstudio and COLMAP."""
+
+    split: str = "all"  # views: train, test, ...; or all
+    formats: str = "transforms,colmap,path"  # of transforms,colmap,path
+
+
+@dataclass
+class DepthOptions(ExportOptions):
+    """Export colors, depths and normals of views, float32."""
+
+    split: str = "train"  # views: train, test, ...
+    formats: str = "exr"  # of exr,npz
+    depth: Literal["mean", "median"] = "mean"  # of an EXR file's Z; an NPZ file has both
+
+
+KINDS: dict[str, type[ExportOptions]] = {
+    "mesh": MeshOptions,
+    "points": PointsOptions,
+    "cameras": CamerasOptions,
+    "depth": DepthOptions,
+    "splats": SplatsOptions,
+}
+USAGE = (
+    f"usage: nerfkit export RUN {'|'.join(KINDS)} [options]   (nerfkit export RUN mesh --help shows a kind's options)"
+)
+
+
+def main(arguments: list[str]) -> int:
+    kind = next((word for word in arguments[:2] if word in KINDS), None)
+    if kind is None:
+        asked = bool(arguments) and arguments[0] in ("-h", "--help")
+        if arguments and not asked:
+            raise UserError(
+                f"what to export must follow the run folder: {', '.join(KINDS)}; got {' '.join(arguments[:2])!r:.80}"
+            )
+        print(USAGE)
+        return 0 if asked else 2
+    rest = list(arguments)
+    rest.remove(kind)
+    options = tyro.cli(KINDS[kind], args=rest, prog=f"nerfkit export RUN {kind}", **TYRO)
+    check_numbers(options)
+    run = load_run(options.run, options.device, options.module)
+    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run.model.resolved(run.device)
+    began = time.perf_counter()
+    EXPORTS[kind](run, options)
+    print(f"{time.perf_counter() - began:.1f} s")
+    return 0
+
+
+def check_numbers(options: ExportOptions) -> None:
+    """Raise UserError for a number out of its range."""
+    for name, low, high in (
+        ("resolution", 2, MAX_RESOLUTION),
+        ("count", 1, MAX_COUNT),
+        ("sh_degree", 0, 3),
+        ("min_part", 0, 0.5),
+    ):
+        value = getattr(options, name, low)
+        if not low <= value <= high:
+            raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
+    if isinstance(options, MeshOptions):
+        fields.check_level(options.level)
+        if options.source == "depth" and options.level != LEVEL:
+            raise UserError(f"--level {options.level:g} is of --from density; leave it out with --from depth")
+
+
+def target_frame(run: Run, options: ExportOptions) -> Frame | None:
+    """The frame whose inverse leads to the wanted coordinates; None where these are the model's."""
+    return run.frame if options.frame == "files" else None
+
+
+def crop(run: Run, options: GeometryOptions) -> Crop | None:
+    """The crop of --crop, or else the run's where that is on."""
+    if options.crop is None:
+        return active_crop(run.folder, run.frame)
+    return crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.frame)
+
+
+def about(run: Run, options: ExportOptions, **more: Any) -> dict[str, Any]:
+    """What the JSON beside an output says."""
+    matrix = np.eye(4) if run.frame is None else run.frame.matrix()
+    given = dataclasses.asdict(options) | {"run": str(options.run)}
+    cut = crop(run, options) if isinstance(options, GeometryOptions) else None
+    return {
+        "frame": options.frame,
+        "files_to_model": matrix.tolist(),
+        "crop": None if cut is None else json.loads(cut.to_json()),
+        "checkpoint_step": run.state["step"],
+        "options": {name: value for name, value in given.items() if name != "ops"},
+        **more,
+    }
+
+
+def key(run: Run, **more: Any) -> dict[str, Any]:
+    """What an unfinished export is of: it goes on only with the same."""
+    return {"step": run.state["step"], "seconds": run.state["seconds"], "scene": run.scene.name, **more}
+
+
+def training_views(run: Run, work: Work, finest: float) -> Views:
+    """The training views, rendered."""
+    views = Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
+    check_any(views)
+    views.render()
+    return views
+
+
+def export_mesh(run: Run, options: MeshOptions) -> None:
+    """Write a mesh."""
+    output = Output(
+        run.folder, options.out, "mesh", formats_of(options.formats, mesh_files.FORMATS), mesh_files.FORMATS
+    )
+    output.check(options.overwrite)
+    cut = crop(run, options)
+    grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
+    settings = {"from": options.source, "level": options.level, "grid": [grid.origin.tolist(), grid.cell, grid.cells]}
+    with Work(output.file(output.formats[0]), key(run, **settings)) as work:
+        views = training_views(run, work, finest=grid.cell / 2)
+        density = options.source == "density"
+        source = (
+            fields.DensityField(run.model, options.level, run.device)
+            if density
+            else fields.DepthField(views, run.device)
+        )
+        shape = mesh.cropped(mesh.surface(grid, source, work), cut)
+        if not len(shape.faces):
+            raise UserError("no surface lies in the crop; change --crop, or delete the run's crop.json")
+        shape, n_small = mesh.without_small_parts(shape, options.min_part)
+        shape, n_unseen = mesh.colored(shape, views, mesh.TOLERANCE * grid.cell, run.device)
+        counts = {
+            "vertices": len(shape.vertices),
+            "faces": len(shape.faces),
+            "small_parts": n_small,
+            "unseen_faces": n_unseen,
+        }
+        moved = shape.in_files(target_frame(run, options))
+        unit = run.frame.distance_to_input(1.0) if run.frame is not None and options.frame == "files" else 1.0
+        content = {format: mesh_files.mesh_bytes(moved, format) for format in output.formats}
+        thresholds = {
+            "cell": grid.cell * unit,
+            "level": options.level,
+            "truncation_cells": fields.TRUNCATION,
+            "seen_within_cells": mesh.TOLERANCE,
+        }
+        report(output.write(content, about(run, options, counts=counts, thresholds=thresholds)), counts)
+        work.remove()
+
+
+def point_cloud(run: Run, options: PointsOptions | SplatsOptions, work: Work) -> points.PointCloud:
+    """Points in the wanted frame."""
+    cut = crop(run, options)
+    box = domain(run.model, run.config, cut, run.frame)
+    views = training_views(run, work, finest=0.0)
+    return points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
+
+
+def export_points(run: Run, options: PointsOptions) -> None:
+    """Write points."""
+    output = Output(run.folder, options.out, "points", ("ply",), ("ply",))
+    output.check(options.overwrite)
+    with Work(output.file("ply"), key(run, kind="points")) as work:
+        cloud = point_cloud(run, options, work)
+        counts = {"points": len(cloud), "pixels": int(cloud.counts.sum())}
+        more = {"counts": counts, "thresholds": THRESHOLDS}
+        report(output.write({"ply": cloud.ply()}, about(run, options, **more)), counts)
+        work.remove()
+
+
+def export_splats(run: Run, options: SplatsOptions) -> None:
+    """Write splats."""
+    output = Output(run.folder, options.out, "splats", ("ply",), ("ply",))
+    output.check(options.overwrite)
+    with Work(output.file("ply"), key(run, kind="points")) as work:
+        cloud = point_cloud(run, options, work)
+        counts = {"splats": len(cloud)}
+        more = {"counts": counts, "thresholds": THRESHOLDS}
+        content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
+        report(output.write(content, about(run, options, **more)), counts)
+        work.remove()
+
+
+def export_cameras(run: Run, options: CamerasOptions) -> None:
+    """Write cameras."""
+    formats = formats_of(options.formats, cameras.FORMATS)
+    splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
+    for split in splits:
+        run.cameras(split)  # raises RunError if there is none
+    output = OutputFolder(
+        run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
+    )
+    capture = cameras.capture_of(run, splits, target_frame(run, options))
+    capture, note = cameras.with_files(capture, run, options.frame == "files" or run.frame is None)
+    print(f"note: {note}")
+    if "path" in formats and (loss := cameras.path_loss(capture)):
+        print(f"note: {loss}")
+    names = cameras.write(capture, formats, output)
+    counts = {"cameras": len(capture.images), "points": 0 if capture.points is None else len(capture.points.positions)}
+    output.finish(about(run, options, counts=counts, files=names, note=note))
+    report([output.path / name for name in names], counts)
+
+
+def export_depth(run: Run, options: DepthOptions) -> None:
+    """Write images of views."""
+    formats = formats_of(options.formats, images.FORMATS)
+    views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
+    of = key(run, kind="depth", split=options.split, formats=formats, frame=options.frame, depth=options.depth)
+    output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
+    image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
+    depth = "depth_median_z" if options.depth == "median" else "depth_z"
+    for view in tqdm(range(len(views)), desc="views", unit="view", dynamic_ncols=True):
+        files = {format: f"{view:04d}.{format}" for format in formats}
+        if all(output.folder.owns(file) for file in files.values()):
+            continue
+        rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))
+        arrays = images.in_files({name: value.numpy() for name, value in rendered.items()}, target_frame(run, options))
+        for format, file in files.items():
+            output.folder.write(file, images.image_bytes(arrays, format, depth))
+    listed = [image.name for image in names]
+    output.finish(about(run, options, counts={"views": len(views)}, views=listed))
+    report([output.path], {"views": len(views)})
+
+
+def report(files: list[Path], counts: dict[str, int]) -> None:
+    """Print what was written."""
+    print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()))
+    for file in files:
+        print(f"  {file}")
+
+
+EXPORTS = {
+    "mesh": export_mesh,
+    "points": export_points,
+    "cameras": export_cameras,
+    "depth": export_depth,
+    "splats": export_splats,
+}

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run's cameras as other programs read them: transforms.json, a COLMAP model, a camera path of nerfstudio's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nerfkit.data import colmap
+from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.frame import Frame
+from nerfkit.data.lens import Lens
+from nerfkit.data.load import load_capture
+from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.errors import SceneError, UserError
+from nerfkit.export.camera_path import camera_path
+from nerfkit.export.output import OutputFolder
+from nerfkit.files import OwnFolder
+from nerfkit.reading import shown
+from nerfkit.training.run import Run
+
+FORMATS = ("transforms", "colmap", "path")
+TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"
+SPLITS = ("train", "val", "test")  # of transforms.json
+
+
+def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Capture:
+    """The run's cameras, poses as float64 in the frame that `frame` leads back to, images by the run's names."""
+    images: list[PosedImage] = []
+    of_split: dict[str, list[str]] = {}
+    alike = Counter(str(entry["file_path"]) for split in splits for entry in run.scene.splits[split]["frames"])
+    for split in splits:
+        content, cameras = run.scene.splits[split], run.cameras(split)
+        poses = cameras.camera_to_world.double().numpy()
+        poses[:, :, :3] = _rotations(poses[:, :, :3])
+        poses = frame.to_input(poses) if frame is not None else poses
+        for view, entry in enumerate(content["frames"]):
+            name = str(entry["file_path"])
+            name = f"{split}/{name}" if alike[name] > 1 else name
+            images.append(PosedImage(name, Path(name), poses[view], _lens(entry, cameras, view, name)))
+            of_split.setdefault(split, []).append(name)
+    if len({image.name for image in images}) < len(images):
+        raise UserError("two of the run's views have one name; choose one --split")
+    return Capture(run.scene.name, "run", images, splits=of_split)
+
+
+def _rotations(matrices: np.ndarray) -> np.ndarray:
+    """The rotations [V, 3, 3] nearest to matrices that are rotations in float32 alone."""
+    left, _, right = np.linalg.svd(matrices)
+    return left @ right
+
+
+def _lens(entry: dict[str, Any], cameras, view: int, name: str) -> Lens:
+    """The lens of a view, with the distortion that its images have."""
+    try:
+        if "lens" in entry:
+            return Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])})
+        focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
+        return Lens("PINHOLE", (*focal, *center), *cameras.size(view))
+    except (TypeError, KeyError, SceneError) as error:
+        raise UserError(f"view {shown(name)} of the run has a lens that is none: {error}") from None
+
+
+def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, str]:
+    """The capture with the files of the scene's images and its sparse points, where they are at hand; a note."""
+    data = run.config.data
+    try:
+        scene = load_capture(data.path, data.format, data.sfm, lambda text: None)
+    except (UserError, OSError) as error:
+        return capture, f"images are named as in the run, without folders: the scene is not at hand ({error})"
+    at_hand = _by_name(scene.images)
+    split_of = {name: split for split, names in capture.splits.items() for name in names}
+    found = [at_hand.get(image.name) or at_hand.get(f"{split_of[image.name]}/{image.name}") for image in capture.images]
+    if not all(found):
+        missing = next(image.name for image, there in zip(capture.images, found, strict=True) if there is None)
+        return capture, f"images are named as in the run, without folders: which image is {shown(missing)} is not clear"
+    names = {image.name: there.name for image, there in zip(capture.images, found, strict=True)}
+    images = [
+        replace(image, name=names[image.name], file=there.file)
+        for image, there in zip(capture.images, found, strict=True)
+    ]
+    splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
+    capture = replace(capture, images=images, splits=splits)
+    if scene.points is None or not frame_is_files:
+        return (
+            capture,
+            "no sparse points: the scene has none" if scene.points is None else "no sparse points in --frame model",
+        )
+    return replace(
+        capture, points=_points_of(scene, capture)
+    ), f"{len(scene.points.positions)} sparse points of the scene"
+
+
+def _by_name(images: list[PosedImage]) -> dict[str, PosedImage]:
+    """Images by stem, and by folder and stem, where that is one image's alone."""
+    by_name: dict[str, PosedImage] = {}
+    for key in (lambda file: file.stem, lambda file: f"{file.parent.name}/{file.stem}"):
+        counts = Counter(key(image.file) for image in images)
+        by_name |= {key(image.file): image for image in images if counts[key(image.file)] == 1}
+    return by_name
+
+
+def _points_of(scene: Capture, capture: Capture) -> Points:
+    """The scene's points, seen by the images that are exported."""
+    number = {image.name: index for index, image in enumerate(capture.images)}
+    new = np.array([number.get(image.name, -1) for image in scene.images], dtype=np.int64)
+    views = new[scene.points.views] if len(scene.points.views) else scene.points.views
+    of_point = np.repeat(np.arange(len(scene.points.positions)), scene.points.track_lengths)
+    known = views >= 0
+    lengths = np.bincount(of_point[known], minlength=len(scene.points.positions))
+    return replace(scene.points, track_lengths=lengths, views=views[known])
+
+
+def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> list[str]:
+    """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold."""
+    names = []
+    if "path" in formats:
+        content = json.dumps(path_of(capture), indent=1)
+        output.folder.write(PATH, content)
+        names.append(PATH)
+    if "transforms" in formats:
+        listed = {split: names_ for split, names_ in capture.splits.items() if split in SPLITS}
+        for name in (TRANSFORMS, *([POINTS] if capture.points is not None else [])):
+            output.folder.note(name)
+            names.append(name)
+        write_transforms(output.path / TRANSFORMS, replace(capture, splits=listed))
+    if "colmap" in formats:
+        folder: OwnFolder = output.folder.child(MODEL, "export")
+        for part in ("cameras", "images", "points3D"):
+            folder.note(f"{part}.txt")
+            names.append(f"{MODEL}/{part}.txt")
+        colmap.write_model(folder.path, capture, text=True)
+    return names
+
+
+def path_of(capture: Capture) -> dict[str, Any]:
+    """The cameras as a path; raises UserError for a lens that is none of its pinholes."""
+    for image in capture.images:
+        lens = image.lens
+        if not lens.is_pinhole:
+            raise UserError(
+                f"image {shown(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion; "
+                "leave path out of --formats"
+            )
+        if (lens.width, lens.height) != (capture.images[0].lens.width, capture.images[0].lens.height):
+            raise UserError(
+                f"image {shown(image.name)}: a camera path has one size, but images differ; leave path out of --formats"
+            )
+    first = capture.images[0].lens
+    poses = np.stack([image.camera_to_world for image in capture.images])
+    return camera_path(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)
+
+
+def path_loss(capture: Capture) -> str | None:
+    """What a camera path leaves out: principal points and unequal focal lengths; None if nothing."""
+    off = max(
+        max(abs(image.lens.center[0] - image.lens.width / 2), abs(image.lens.center[1] - image.lens.height / 2))
+        for image in capture.images
+    )
+    ratio = max(abs(image.lens.focal[0] / image.lens.focal[1] - 1) for image in capture.images)
+    if off < 0.05 and ratio < 1e-4:
+        return None
+    what = f"principal points (off by {off:.2f} pixels) and pixels that are no squares ({100 * ratio:.3g} %)"
+    return f"the camera path leaves out {what}"

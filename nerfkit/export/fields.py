@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is inside of a surface, in [0, 1] at points: from the density, or fused from depths that cameras see."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nerfkit.errors import UserError
+from nerfkit.export.grid import Grid, occupied_blocks
+from nerfkit.export.views import Seen, View, Views
+from nerfkit.model.base import Model
+
+CHUNK = 2**18  # points whose density is evaluated at once
+TRUNCATION = 4.0  # cells
+MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
+
+
+class Field(Protocol):
+    """What a mesh is made from."""
+
+    def blocks(self, grid: Grid) -> np.ndarray:
+        """Blocks [N, 3] in which there may be a surface."""
+
+    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
+        """Values [X, Y, Z] at a block's corners, 0.5 on the surface; NaN where nothing is known."""
+
+
+class DensityField:
+    """The opacity of a cell, 1 - exp(-density * cell), bent so that `level` becomes 0.5."""
+
+    def __init__(self, model: Model, level: float, device: torch.device):
+        self.model, self.device = model, device
+        self.optical = -math.log1p(-level)  # density * cell at the level
+
+    def blocks(self, grid: Grid) -> np.ndarray:
+        return occupied_blocks(grid, self.model)
+
+    @torch.no_grad()
+    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
+        density = torch.cat([self.model.density(part).float() for part in grid.points(block, self.device).split(CHUNK)])
+        # Near the level this is as straight as the logarithm of the density, which is what a network gives.
+        values = density / (density + self.optical / grid.cell)
+        return values.nan_to_num(nan=1.0).view(grid.corners(block)).cpu().numpy()  # inf / inf
+
+
+class DepthField:
+    """A truncated signed distance, the mean over views of how far a point lies in front of their median depth."""
+
+    def __init__(self, views: Views, device: torch.device):
+        self.views, self.device = views, device
+        self._loaded: dict[int, View] = {}
+
+    @torch.no_grad()
+    def blocks(self, grid: Grid) -> np.ndarray:
+        """Blocks that the truncated distance around a depth of some view reaches into."""
+        found: set[int] = set()
+        for view in self.views:
+            points, _ = points_of(view)
+            found.update(grid.blocks_of(points.double().cpu().numpy(), TRUNCATION * grid.cell).tolist())
+        return grid.unflat(np.array(sorted(found), dtype=np.int64))
+
+    @torch.no_grad()
+    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
+        points = grid.points(block, self.device)
+        low, high = grid.bounds(block[None])
+        center = torch.tensor((low[0] + high[0]) / 2, dtype=torch.float32, device=self.device)
+        radius = float(np.linalg.norm(high - low) / 2)
+        total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
+        for number in range(len(self.views)):
+            if may_see(self.views.cameras[number], center, radius):
+                self._add(self._view(number), points, TRUNCATION * grid.cell, total, weights)
+        values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
+        return values.view(grid.corners(block)).cpu().numpy()
+
+    def _add(self, view: View, points: Tensor, truncation: float, total: Tensor, weights: Tensor) -> None:
+        """Add a view's weighted distances, in truncations: of a pixel without depth, the ray is free."""
+        seen = view.see(points)
+        depth, opacity = view.depth_at(seen)
+        # Between pixels depth changes by a truncation at most, or it is not interpolated: farther points stay clamped.
+        near = ((depth - seen.distance).abs() < 2 * truncation).nonzero()[:, 0]
+        depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
+        ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)
+        weight = torch.where(depth > 0, opacity, 1 - opacity) * (seen.inside & (ahead > -1))
+        total += weight * ahead.clamp(-1, 1)
+        weights += weight
+
+    def _view(self, number: int) -> View:
+        if number not in self._loaded:
+            if len(self._loaded) >= MOST_LOADED:
+                self._loaded.pop(next(iter(self._loaded)))
+            self._loaded[number] = self.views[number]
+        return self._loaded[number]
+
+
+MOST_LOADED = 256  # views in memory
+
+
+def may_see(camera, center: Tensor, radius: float) -> bool:
+    """Whether a ball may be within the image of one camera without distortion; True if that is not simple."""
+    if camera.lenses:
+        return True
+    offset = (center - camera.positions[0]) @ camera.camera_to_world[0, :, :3]  # camera axes
+    depth = -offset[2].item()
+    if depth < -radius:
+        return False
+    if depth <= 2 * radius:
+        return True
+    width, height = camera.size(0)
+    x, y = (
+        offset[:2] * torch.tensor([1.0, -1.0], device=center.device) / depth * camera.focal[0] + camera.center[0]
+    ).tolist()
+    reach = 1.5 * radius * camera.focal[0].max().item() / (depth - radius)
+    return -reach < x < width + reach and -reach < y < height + reach
+
+
+def points_of(view: View, above: float = 0.0) -> tuple[Tensor, Tensor]:
+    """Points [P, 3] at the median depth of a view's pixels whose opacity is above a value, and those pixels [P]."""
+    rays = view.camera.image_rays(0)
+    depth, opacity = view.depth.flatten(), view.opacity.flatten()
+    good = ((depth > 0) & (opacity > above)).nonzero()[:, 0]
+    return rays.origins[good] + rays.directions[good] * depth[good, None], good
+
+
+def check_level(level: float) -> None:
+    """Raise UserError for a level that no opacity has."""
+    if not 0.001 <= level <= 0.999:
+        raise UserError(f"--level must be an opacity from 0.001 to 0.999, got {level}")

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained field as triangles: surface in blocks, what is small or hidden left out, colors from the cameras."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nerfkit.crop import Crop
+from nerfkit.data.frame import Frame
+from nerfkit.device import check_memory
+from nerfkit.errors import UserError
+from nerfkit.export.fields import Field
+from nerfkit.export.grid import BLOCK, Grid
+from nerfkit.export.missing import optional
+from nerfkit.export.surface import Piece, joined, piece_of_block
+from nerfkit.export.views import Views
+from nerfkit.export.work import Work
+
+BLOCKS_OF_A_PART = 32  # that are kept together
+BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
+BEST = 3  # cameras whose colors a vertex takes
+TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
+CHUNK = 2**19  # vertices that a view sees at once
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Triangles in the model's frame."""
+
+    vertices: np.ndarray  # [V, 3] float64
+    faces: np.ndarray  # [F, 3] int64, counter-clockwise seen from outside
+    normals: np.ndarray  # [V, 3] float32, unit vectors that point outwards
+    colors: np.ndarray  # [V, 3] uint8, sRGB
+
+    def keep(self, faces: np.ndarray) -> Mesh:
+        """The mesh with the faces [F] bool alone, and their vertices."""
+        used = np.zeros(len(self.vertices), dtype=bool)
+        used[self.faces[faces]] = True
+        number = np.cumsum(used) - 1
+        return Mesh(self.vertices[used], number[self.faces[faces]], self.normals[used], self.colors[used])
+
+    def in_files(self, frame: Frame | None) -> Mesh:
+        """The mesh in the frame of the scene's files."""
+        if frame is None:
+            return self
+        normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
+        return replace(self, vertices=frame.to_input(self.vertices), normals=normals)
+
+
+def surface(grid: Grid, field: Field, work: Work) -> Mesh:
+    """The surface of a field, without color; parts that an earlier attempt made are taken from `work`."""
+    blocks = field.blocks(grid)
+    what = f"a mesh of {' x '.join(map(str, grid.cells))} cells (--resolution), in {len(blocks)} blocks"
+    check_memory(len(blocks) * BYTES_PER_BLOCK, what, torch.device("cpu"))
+    parts = range(0, len(blocks), BLOCKS_OF_A_PART)
+    pieces = []
+    with tqdm(total=len(blocks), desc="surface", unit="block", dynamic_ncols=True) as bar:
+        for start in parts:
+            part = blocks[start : start + BLOCKS_OF_A_PART]
+            arrays = work.part(f"blocks_{start:08d}", lambda part=part: _surface_of(grid, field, part))
+            pieces.append(Piece(**arrays))
+            bar.update(len(part))
+    piece = joined(pieces)
+    if not len(piece.faces):
+        raise UserError(
+            "there is no surface: nowhere does the field reach the level; is the crop empty, or --level too high?"
+        )
+    vertices = grid.origin + grid.cell * piece.vertices
+    colors = np.zeros((len(vertices), 3), dtype=np.uint8)
+    return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), colors)
+
+
+def _surface_of(grid: Grid, field: Field, blocks: np.ndarray) -> dict[str, np.ndarray]:
+    return joined([piece_of_block(grid, block, field.inside(grid, block)) for block in blocks])._asdict()
+
+
+def vertex_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
+    """Unit normals [V, 3] float32: the mean of the faces', weighted by their areas."""
+    a, b, c = (vertices[faces[:, corner]] for corner in range(3))
+    areas = np.cross(b - a, c - a)  # [F, 3]
+    total = np.stack(
+        [sum(np.bincount(faces[:, k], areas[:, axis], len(vertices)) for k in range(3)) for axis in range(3)], axis=1
+    )
+    return (total / np.linalg.norm(total, axis=1, keepdims=True).clip(1e-30)).astype(np.float32)
+
+
+def without_small_parts(mesh: Mesh, share: float) -> tuple[Mesh, int]:
+    """The mesh without connected parts of less than a share of the faces, and how many those were."""
+    sparse = optional("scipy.sparse", "a mesh")
+    a, b, c = mesh.faces.T
+    edges = np.ones(2 * len(a), dtype=bool), (np.concatenate([a, b]), np.concatenate([b, c]))
+    graph = sparse.coo_matrix(edges, shape=(len(mesh.vertices),) * 2)
+    n_parts, part = sparse.csgraph.connected_components(graph, directed=False)
+    sizes = np.bincount(part[a], minlength=n_parts)
+    small = sizes < share * len(a)
+    return mesh.keep(~small[part[a]]), int((small & (sizes > 0)).sum())
+
+
+def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
+    """The faces whose corners are all in the crop."""
+    if crop is None:
+        return mesh
+    return mesh.keep(crop.inside(torch.from_numpy(mesh.vertices)).numpy()[mesh.faces].all(axis=1))
+
+
+class Colors:
+    """Colors of vertices, from the cameras that see them best, and which vertices are seen at all."""
+
+    def __init__(self, mesh: Mesh, device: torch.device):
+        self.mesh, self.device = mesh, device
+        self.best = torch.zeros(len(mesh.vertices), BEST)  # scores of the best cameras, on the CPU
+        self.colors = torch.zeros(len(mesh.vertices), BEST, 3, dtype=torch.uint8)
+
+    @torch.no_grad()
+    def look(self, views: Views, tolerance: float) -> None:
+        """Let all views see the vertices; one may lie `tolerance` [model units] behind the median depth."""
+        vertices, normals = (torch.from_numpy(x).float() for x in (self.mesh.vertices, self.mesh.normals))
+        for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
+            for start in range(0, len(vertices), CHUNK):
+                part = slice(start, start + CHUNK)
+                points, normal = vertices[part].to(self.device), normals[part].to(self.device)
+                seen = view.see(points)
+                depth, _ = view.depth_at(seen)
+                cosine = ((view.camera.positions[0] - points) * normal).sum(-1) / seen.distance
+                visible = seen.inside & (depth > 0) & (seen.distance < depth + tolerance) & (cosine > 0)
+                # Pixels per length of the surface: facing, near and through a long lens is best.
+                score = torch.where(visible, cosine * view.camera.focal[0].mean() / seen.distance, 0)
+                self._offer(part, score.cpu(), (view.color_at(seen) * 255 + 0.5).to(torch.uint8).cpu())
+
+    def _offer(self, part: slice, score: Tensor, color: Tensor) -> None:
+        """Take a view's colors where its score is above the worst of the best."""
+        best, colors = self.best[part], self.colors[part]
+        worst, slot = best.min(dim=1)
+        rows = (score > worst).nonzero()[:, 0]
+        best[rows, slot[rows]] = score[rows]
+        colors[rows, slot[rows]] = color[rows]
+
+    def result(self) -> tuple[np.ndarray, np.ndarray]:
+        """Which vertices are seen [V] bool, and the mean color [V, 3] uint8 of their best cameras."""
+        taken = (self.best > 0).float()  # [V, BEST]
+        mean = (self.colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
+        return (self.best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
+
+
+def colored(mesh: Mesh, views: Views, tolerance: float, device: torch.device) -> tuple[Mesh, int]:
+    """The mesh with colors, without the faces of which no camera sees a corner, and how many those were."""
+    colors = Colors(mesh, device)
+    colors.look(views, tolerance)
+    seen, color = colors.result()
+    kept = seen[mesh.faces].any(axis=1)
+    if not kept.any():
+        raise UserError("no training camera sees any of the surface: is the crop inside of something?")
+    color = _from_neighbours(mesh.faces[kept], seen, color)
+    return replace(mesh, colors=color).keep(kept), int((~kept).sum())
+
+
+def _from_neighbours(faces: np.ndarray, seen: np.ndarray, color: np.ndarray) -> np.ndarray:
+    """Colors [V, 3] in which an unseen corner has the mean of the seen ones of its faces."""
+    total, count = np.zeros((len(color), 3)), np.zeros(len(color))
+    for k in range(3):
+        for other in ((k + 1) % 3, (k + 2) % 3):
+            rows = ~seen[faces[:, k]] & seen[faces[:, other]]
+            np.add.at(total, faces[rows, k], color[faces[rows, other]])
+            np.add.at(count, faces[rows, k], 1)
+    mean = (total / count.clip(1)[:, None] + 0.5).astype(np.uint8)
+    return np.where((count > 0)[:, None], mean, color)

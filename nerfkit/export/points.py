@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points on surfaces: where the rays of training views end, if neighbours and other views agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tqdm import tqdm
+
+from nerfkit.crop import Crop
+from nerfkit.data.frame import Frame
+from nerfkit.errors import UserError
+from nerfkit.export.ply import oriented_columns, ply_bytes
+from nerfkit.export.views import View, Views
+
+MIN_OPACITY = 0.9
+AGREE = 0.02  # relative difference of depths that agree
+OTHERS = 6  # views that are asked about a point, those that look most alike
+MOST_LOADED = 64  # views in memory
+SPARE = 4  # times the wanted number of points that are held before they are thinned
+
+
+@dataclass(frozen=True, eq=False)
+class PointCloud:
+    """Points in the model's frame, or the files'."""
+
+    positions: np.ndarray  # [P, 3] float64
+    normals: np.ndarray  # [P, 3] float32, unit vectors towards the cameras
+    colors: np.ndarray  # [P, 3] float32 in [0, 1], sRGB
+    opacity: np.ndarray  # [P] float32
+    counts: np.ndarray  # [P] float32, pixels that each is the mean of
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def __getitem__(self, rows: np.ndarray) -> PointCloud:
+        return PointCloud(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+    def in_files(self, frame: Frame | None) -> PointCloud:
+        """The points in the frame of the scene's files."""
+        if frame is None:
+            return self
+        normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)
+        return PointCloud(frame.to_input(self.positions), normals, self.colors, self.opacity, self.counts)
+
+    def ply(self) -> bytes:
+        """The content of a PLY file."""
+        colors = (self.colors * 255 + 0.5).clip(0, 255).astype(np.uint8)
+        return ply_bytes(oriented_columns(self.positions, self.normals, colors))
+
+
+def joined(clouds: list[PointCloud]) -> PointCloud:
+    """Clouds as one."""
+    return PointCloud(*(np.concatenate([getattr(c, name) for c in clouds]) for name in PointCloud.__dataclass_fields__))
+
+
+def gather(views: Views, box: np.ndarray, crop: Crop | None, count: int) -> PointCloud:
+    """About `count` points in a box [2, 3] of the model's frame and in the crop, at most."""
+    load = lru_cache(MOST_LOADED)(views.__getitem__)
+    others, clouds = neighbours(views), []
+    for number in tqdm(range(len(views)), desc="points", unit="view", dynamic_ncols=True):
+        cloud = points_of_view(load(number), [load(other) for other in others[number]])
+        inside = ((cloud.positions >= box[0]) & (cloud.positions <= box[1])).all(axis=1)
+        if crop is not None:
+            inside &= crop.inside(torch.from_numpy(cloud.positions)).numpy()
+        clouds.append(cloud[inside])
+        if sum(map(len, clouds)) > SPARE * count:
+            clouds = [thinned(joined(clouds), 2 * count)]
+    cloud = joined(clouds)
+    if not len(cloud):
+        raise UserError(
+            f"no pixel of the training views has an opacity above {MIN_OPACITY} and a depth that others agree with: "
+            "there are no points; is the crop empty?"
+        )
+    return thinned(cloud, count)
+
+
+def neighbours(views: Views) -> list[list[int]]:
+    """For each view, the numbers of those that stand near and look alike."""
+    positions = torch.stack([camera.positions[0] for camera in views.cameras]).cpu()
+    looks = torch.stack([-camera.camera_to_world[0, :, 2] for camera in views.cameras]).cpu()
+    apart = torch.cdist(positions, positions)
+    score = apart / apart.mean().clamp(min=1e-12) + (1 - looks @ looks.T)
+    score.fill_diagonal_(torch.inf)
+    return score.argsort(dim=1)[:, : min(OTHERS, len(views) - 1)].tolist()
+
+
+@torch.no_grad()
+def points_of_view(view: View, others: list[View]) -> PointCloud:
+    """The points of one view that its neighbouring pixels, and most of the others that could see them, agree with."""
+    height, width = view.depth.shape
+    rays = view.camera.image_rays(0)
+    depth = view.depth.flatten()
+    positions = (rays.origins + rays.directions * depth[:, None]).view(height, width, 3)
+    smooth = agrees_with_neighbours(view.depth)
+    good = (smooth & (view.opacity > MIN_OPACITY)).flatten()
+    if view.known is not None:
+        good &= view.known.flatten()
+    normals = normals_of(positions, smooth, view.camera.positions[0]).flatten(0, 1)
+    good &= normals.abs().sum(-1) > 0
+    rows = good.nonzero()[:, 0]
+    points = positions.flatten(0, 1)[rows]
+    rows = rows[agrees_with_views(points, others)]
+    values = (positions.flatten(0, 1), normals, view.rgb.flatten(0, 1).float() / 255, view.opacity.flatten())
+    position, normal, color, opacity = (value[rows].cpu().numpy() for value in values)
+    return PointCloud(position.astype(np.float64), normal, color, opacity, np.ones(len(rows), dtype=np.float32))
+
+
+def agrees_with_neighbours(depth: Tensor) -> Tensor:
+    """Whether the four neighbours of a pixel, all of which must be there, have about its depth, [H, W] bool."""
+    around = F.pad(depth, (1, 1, 1, 1))
+    shifted = (around[1:-1, :-2], around[1:-1, 2:], around[:-2, 1:-1], around[2:, 1:-1])
+    result = depth > 0
+    for other in shifted:
+        result &= (other - depth).abs() < AGREE * depth
+    return result
+
+
+def normals_of(positions: Tensor, smooth: Tensor, eye: Tensor) -> Tensor:
+    """Unit normals [H, W, 3] of a depth image's points, towards the camera; 0 where they are not known.
+
+    From differences across a pixel, then the mean of the smooth ones around it.
+    """
+    across = F.pad(positions[:, 2:] - positions[:, :-2], (0, 0, 1, 1))
+    down = F.pad(positions[2:] - positions[:-2], (0, 0, 0, 0, 1, 1))
+    normal = torch.linalg.cross(down, across) * smooth[..., None]  # larger where a pixel sees more
+    mean = F.avg_pool2d(normal.permute(2, 0, 1)[None], 3, stride=1, padding=1)[0].permute(1, 2, 0)
+    mean = F.normalize(mean, dim=-1) * smooth[..., None]
+    faces = ((eye - positions) * mean).sum(-1, keepdim=True)
+    return torch.where(faces < 0, -mean, mean)
+
+
+def agrees_with_views(points: Tensor, others: list[View]) -> Tensor:
+    """Whether points [P, 3] lie at the depth of more views than see through them; those without a say are left out.
+
+    One view at least must agree, if there are others.
+    """
+    agree, deny = (torch.zeros(len(points), dtype=torch.int64, device=points.device) for _ in range(2))
+    for view in others:
+        seen = view.see(points)
+        depth, opacity = view.depth_at(seen)
+        known = seen.inside & ((depth > 0) | (opacity < 0.5))
+        ahead = torch.where(depth > 0, depth / seen.distance - 1, torch.inf)  # above 0: the view sees through the point
+        agree += known & (ahead.abs() < AGREE)
+        deny += known & (ahead >= AGREE)
+    return (agree > deny) | torch.tensor(not others, device=points.device)
+
+
+def thinned(cloud: PointCloud, count: int) -> PointCloud:
+    """At most `count` points: the means of those in the same cell of the finest grid that leaves so many."""
+    if len(cloud) <= count:
+        return cloud
+    low = cloud.positions.min(axis=0)
+    size = float(np.ptp(cloud.positions, axis=0).max()) or 1.0
+    finest, coarsest = size / 2**20, size  # a cell's size: too many points, few enough
+    cells = np.zeros(len(cloud), dtype=np.int64)
+    while coarsest / finest > 1.02:
+        middle = (finest * coarsest) ** 0.5
+        found = _cells(cloud.positions - low, middle)
+        if found.max() + 1 > count:
+            finest = middle
+        else:
+            coarsest, cells = middle, found
+            if cells.max() + 1 > 0.97 * count:
+                break
+    return _means(cloud, cells)
+
+
+def _cells(offsets: np.ndarray, size: float) -> np.ndarray:
+    """The number [P] of the cell of each point, counted from 0 without gaps."""
+    x, y, z = np.floor(offsets / size).astype(np.int64).T
+    return np.unique((x << 42) + (y << 21) + z, return_inverse=True)[1]
+
+
+def _means(cloud: PointCloud, cells: np.ndarray) -> PointCloud:
+    """The means of points with the same cell [P]."""
+    n = int(cells.max()) + 1
+    counts = np.bincount(cells, cloud.counts, n)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        parts = [np.bincount(cells, cloud.counts * column, n) / counts for column in values.reshape(len(values), -1).T]
+        return np.stack(parts, axis=1).reshape(n, *values.shape[1:])
+
+    normals = mean(cloud.normals)
+    normals /= np.linalg.norm(normals, axis=1, keepdims=True).clip(1e-12)
+    kept = [mean(cloud.positions), *(x.astype(np.float32) for x in (normals, mean(cloud.colors), mean(cloud.opacity)))]
+    return PointCloud(*kept, counts.astype(np.float32))

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Color, opacity and median depth as each training camera sees them, rendered once and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from nerfkit.data.cameras import Cameras
+from nerfkit.errors import UserError
+from nerfkit.export.work import Work
+from nerfkit.rendering.image_renderer import ImageRenderer
+
+
+class Seen(NamedTuple):
+    """What one view has at P points."""
+
+    distance: Tensor  # [P] from the camera
+    pixel: Tensor  # [P, 2] column and row, continuous; meaningless where not inside
+    inside: Tensor  # [P] bool, within the image, in front of the camera, where the lens knows its directions
+
+
+class View:
+    """The images of one camera, and what they say about points."""
+
+    def __init__(self, camera: Cameras, rgb: Tensor, opacity: Tensor, depth: Tensor):
+        self.camera = camera  # one
+        self.rgb, self.opacity, self.depth = rgb, opacity, depth  # [H, W, 3] uint8, [H, W], [H, W]; depth: 0 if none
+        self.known = camera.known_image(0)  # [H, W] bool, or None
+
+    def see(self, points: Tensor) -> Seen:
+        """Where points [P, 3] are in the view."""
+        pixel, z = self.camera.project(points, 0)
+        width, height = self.camera.size(0)
+        inside = (pixel >= 0).all(-1) & (pixel[:, 0] < width) & (pixel[:, 1] < height)  # NaN is not
+        if not self.camera.lenses:
+            inside &= z > 0
+        if self.known is not None:
+            column, row = self._pixel(pixel, inside)
+            inside &= self.known[row, column]
+        return Seen((points - self.camera.positions[0]).norm(dim=-1), pixel, inside)
+
+    def _pixel(self, pixel: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
+        whole = torch.where(inside[:, None], pixel, 0).long()
+        return whole[:, 0], whole[:, 1]
+
+    def depth_at(self, seen: Seen) -> tuple[Tensor, Tensor]:
+        """Median depth [P], 0 where there is none, and opacity [P] of the pixels that points fall on."""
+        column, row = self._pixel(seen.pixel, seen.inside)
+        return self.depth[row, column], self.opacity[row, column]
+
+    def smooth_depth_at(self, seen: Seen, most: float) -> Tensor:
+        """The depth [P] of `depth_at`, interpolated between four pixels where these differ by less than `most`."""
+        width, height = self.camera.size(0)
+        depth, _ = self.depth_at(seen)
+        (low_x, low_y), (right, down) = _cell(seen, width, height)
+        corners = [
+            self.depth[(low_y + j).clamp(max=height - 1), (low_x + i).clamp(max=width - 1)] for j, i in PIXELS
+        ]  # 4 of [P]
+        stacked = torch.stack(corners)
+        above, below = torch.lerp(corners[0], corners[1], right), torch.lerp(corners[2], corners[3], right)
+        smooth = ((stacked.amax(0) - stacked.amin(0)) < most) & (stacked.amin(0) > 0)
+        return torch.where(smooth, torch.lerp(above, below, down), depth)
+
+    def color_at(self, seen: Seen) -> Tensor:
+        """Color [P, 3] in [0, 1], interpolated between pixels."""
+        width, height = self.camera.size(0)
+        (low_x, low_y), (right, down) = _cell(seen, width, height)
+        a, b, c, d = (
+            self.rgb[(low_y + j).clamp(max=height - 1), (low_x + i).clamp(max=width - 1)].float() / 255
+            for j, i in PIXELS
+        )
+        right, down = right[:, None], down[:, None]
+        return torch.lerp(torch.lerp(a, b, right), torch.lerp(c, d, right), down)
+
+
+PIXELS = ((0, 0), (0, 1), (1, 0), (1, 1))  # down and right of the upper left one
+
+
+def _cell(seen: Seen, width: int, height: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Column and row of the pixel centre up and left of each point, and how far it is from there, in pixels."""
+    place = torch.where(seen.inside[:, None], seen.pixel, 0) - 0.5
+    x, y = place[:, 0].clamp(0, width - 1), place[:, 1].clamp(0, height - 1)
+    return (x.long(), y.long()), (x - x.floor(), y - y.floor())
+
+
+class Views:
+    """All views of a split."""
+
+    def __init__(self, image_of: ImageRenderer, cameras: Cameras, work: Work, finest: float, device: torch.device):
+        self.image_of, self.work, self.device = image_of, work, device
+        self.cameras = [sized(cameras[[view]], finest).to(device) for view in range(len(cameras))]
+
+    def __len__(self) -> int:
+        return len(self.cameras)
+
+    def render(self) -> None:
+        """Render what an earlier attempt has not."""
+        for view in tqdm(range(len(self)), desc="views", unit="view", dynamic_ncols=True):
+            if self.work.kept(f"view_{view:05d}") is None:
+                self.work.keep(f"view_{view:05d}", self._rendered(view))
+
+    def _rendered(self, view: int) -> dict:
+        images = self.image_of(self.cameras[view], 0, ("rgb", "opacity", "median_depth"))
+        return {
+            "rgb": (images["rgb"] * 255 + 0.5).to(torch.uint8).cpu().numpy(),
+            "opacity": images["opacity"].cpu().numpy(),
+            "depth": images["depth_median_ray"].cpu().numpy(),
+        }
+
+    def __getitem__(self, view: int) -> View:
+        arrays = self.work.part(f"view_{view:05d}", lambda: self._rendered(view))
+        values = {name: torch.from_numpy(arrays[name]).to(self.device) for name in ("rgb", "opacity", "depth")}
+        return View(self.cameras[view], **values)
+
+    def __iter__(self) -> Iterator[View]:
+        return (self[view] for view in range(len(self)))
+
+
+def sized(camera: Cameras, finest: float) -> Cameras:
+    """One camera, its images shrunk until a pixel sees `finest` [model units] at the distance of the origin."""
+    distance = camera.positions[0].norm().item()
+    footprint = distance / camera.focal[0].min().item()
+    scale = min(1.0, footprint / finest) if finest > 0 else 1.0
+    width, height = (max(1, round(scale * side)) for side in camera.size(0))
+    return camera if scale == 1 else camera.resized(width, height)
+
+
+def check_any(views: Views) -> None:
+    """Raise UserError if there are no views."""
+    if not len(views):
+        raise UserError("the run has no training views")

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A field whose surface is known: a hollow ball and a small one beside it, in a run whose frame is turned."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.frame import Frame
+from nerfkit.data.readers.transforms import to_json
+from nerfkit.model.base import Model
+from nerfkit.model.compositing import composite_samples
+from nerfkit.model.registry import register_model
+from nerfkit.model.samplers import build_sampler
+from nerfkit.training import checkpoint
+from nerfkit.training.run_folder import RunFolder, RunScene
+from tests.rigs import look_at
+
+CENTER, RADIUS, HOLLOW = np.array([0.1, -0.05, 0.15]), 0.5, 0.25  # model frame
+SPECK, SPECK_RADIUS = np.array([-0.6, 0.6, 0.5]), 0.1
+BOX = (-0.9, -0.8, -0.7, 0.9, 0.8, 0.9)
+DENSITY, EDGE = 400.0, 0.004  # inside, and how far the density takes to rise
+
+
+@register_model("balls")
+class Balls(Model):
+    """Colors are those of the normal of the large ball."""
+
+    def __init__(self, config: Config):
+        super().__init__(config)
+        self.sampler = build_sampler(config.sampling, torch.tensor(config.data.box).view(2, 3))
+        self.amount = torch.nn.Parameter(torch.tensor(DENSITY))
+
+    def density(self, positions):
+        r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)
+        speck = (positions - torch.tensor(SPECK, dtype=positions.dtype)).norm(dim=-1)
+        depth = torch.maximum(torch.minimum(RADIUS - r, r - HOLLOW), SPECK_RADIUS - speck)  # below the surface
+        return self.amount * torch.sigmoid(depth / EDGE)
+
+    def forward(self, rays, background, jitter=None, capacity=None):
+        samples = self.sampler(rays, self.density, jitter, capacity)
+        rgb = 0.5 + 0.5 * torch.nn.functional.normalize(samples.positions - torch.tensor(CENTER).float(), dim=-1)
+        return composite_samples(samples, self.density(samples.positions), rgb, background)
+
+
+def frame() -> Frame:
+    """A similarity that is none of the simple ones."""
+    rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
+    rotation *= np.sign(np.linalg.det(rotation))
+    box = np.array(BOX).reshape(2, 3)
+    return Frame(rotation, np.array([10.0, -20, 5]), 0.25, "inward", 0.0, 9.0, box, np.array([0.0, 0, 1]))
+
+
+def cameras(n: int = 14, size: tuple[int, int] = (44, 40)) -> Cameras:
+    """Cameras on a sphere around the large ball, in the model's frame."""
+    k = np.arange(n) + 0.5
+    z, turn = 1 - 2 * k / n, k * np.pi * (1 + 5**0.5)
+    eyes = CENTER + 2.5 * np.stack([np.sqrt(1 - z * z) * np.cos(turn), np.sqrt(1 - z * z) * np.sin(turn), z], axis=1)
+    poses = torch.tensor(look_at(eyes, CENTER), dtype=torch.float32)
+    return Cameras(poses, torch.tensor([[60.0, 62.0]]).repeat(n, 1), torch.tensor([[21.5, 20.3]]).repeat(n, 1), *size)
+
+
+def config(space: str = "box", box: tuple[float, ...] = BOX) -> Config:
+    config = Config()
+    config.model.kind, config.data.box, config.device = "balls", box, "cpu"
+    config.sampling.kind, config.sampling.far = space, 20.0
+    config.sampling.step, config.sampling.occupancy_resolution = 0.01, 32
+    return config
+
+
+def write_run(
+    path: Path, amount: float = DENSITY, turned: bool = True, space: str = "box", box: tuple[float, ...] = BOX
+) -> Path:
+    """A run folder of the field."""
+    folder, views = RunFolder.for_new_run(path), cameras()
+    splits = {
+        "train": to_json(views, [f"photo_{index}" for index in range(len(views))]),
+        "test": to_json(views[:2], ["held_out_0", "held_out_1"]),
+    }
+    folder.start(config(space, box), RunScene("balls", (0.0, 0.0, 1.0), splits, frame().to_json() if turned else None))
+    torch.manual_seed(0)
+    model = Balls(config(space, box))
+    with torch.no_grad():
+        model.amount.fill_(amount)
+        model.update(0)
+    tensors = {f"model.{name}": value for name, value in model.state_dict().items()}
+    checkpoint.save(folder, tensors, {"step": 7, "seconds": 1.5, "n_rays": 1, "random": {}})
+    folder.unlock()
+    return path

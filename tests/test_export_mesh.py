@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Meshes of a field whose surface is known: place, frame, crop, colors, what is hidden, what is resumed."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from nerfkit.commands import export
+from nerfkit.crop import CROP
+from nerfkit.data.frame import Frame
+from nerfkit.errors import UserError
+from nerfkit.export import fields, mesh
+from nerfkit.export.grid import BLOCK, Grid, occupied_blocks
+from nerfkit.export.surface import joined, piece_of_block
+from nerfkit.model.compositing import Rendering, median_depth
+from nerfkit.model.sampling import Samples
+from tests.balls import BOX, CENTER, DENSITY, EDGE, HOLLOW, RADIUS, SPECK, SPECK_RADIUS, Balls, config, frame, write_run
+from tests.naming import raises_naming
+from tests.ply_files import read_ply
+
+pytest.importorskip("skimage")
+RESOLUTION = 48
+CELL = 1.8 / RESOLUTION  # model units
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("export") / "run")
+
+
+def call(run, kind, *arguments) -> None:
+    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+
+
+def exported(run, out, *arguments):
+    call(run, "mesh", "--resolution", RESOLUTION, "--out", out, *arguments)
+    return read_ply(out)
+
+
+def in_model(vertices: np.ndarray) -> np.ndarray:
+    return frame().to_model(vertices)
+
+
+# Where the opacity of a cell is 0.2, a little outside of where the density has half of what it has inside.
+LEVEL_RADIUS = RADIUS + EDGE * np.log(-DENSITY * CELL / np.log(0.8) - 1)
+
+
+@pytest.fixture(scope="module", params=["depth", "density"])
+def shape(request, run, tmp_path_factory):
+    """The mesh of a method, in the frame of the files, and the radius that it should have."""
+    radius = LEVEL_RADIUS if request.param == "density" else RADIUS
+    return {"radius": radius} | exported(
+        run, tmp_path_factory.mktemp("mesh") / "ball.ply", "--from", request.param, "--min_part", 0.1
+    )
+
+
+def test_vertices_lie_on_the_ball_in_the_frame_of_the_files(shape):
+    vertices, faces = shape["vertices"], shape["faces"]
+    offset = in_model(vertices) - CENTER
+    radius = np.linalg.norm(offset, axis=1)
+    assert abs(radius.mean() - shape["radius"]) < 0.2 * CELL and np.abs(radius - RADIUS).max() < CELL
+    # All sides of it, and nothing of the hollow inside or of the small ball.
+    assert all(offset[:, axis].min() < -0.95 * RADIUS < 0.95 * RADIUS < offset[:, axis].max() for axis in range(3))
+    a, b, c = (vertices[faces[:, k]] - frame().to_input(CENTER) for k in range(3))
+    volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6
+    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04), (
+        "closed, and turned outwards"
+    )
+
+
+def test_normals_point_outwards_in_the_frame_of_the_files(shape):
+    outwards = shape["vertices"] - frame().to_input(CENTER)
+    outwards /= np.linalg.norm(outwards, axis=1, keepdims=True)
+    assert ((shape["normals"] * outwards).sum(1) > 0.85).mean() > 0.98
+    assert np.linalg.norm(shape["normals"], axis=1) == pytest.approx(1, abs=1e-4)
+
+
+def test_colors_are_those_that_cameras_see(shape):
+    offset = in_model(shape["vertices"]) - CENTER
+    wanted = 0.5 + 0.5 * offset / np.linalg.norm(offset, axis=1, keepdims=True)
+    error = np.abs(shape["colors"] / 255 - wanted)
+    assert error.mean() < 0.02 and np.quantile(error, 0.99) < 0.1
+
+
+def test_the_models_frame_and_what_is_said_beside_the_mesh(run, tmp_path):
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--frame", "model", "--min_part", 0.1)
+    assert np.linalg.norm(shape["vertices"] - CENTER, axis=1) == pytest.approx(RADIUS, abs=CELL)
+    about = json.loads((tmp_path / "m.export.json").read_text())
+    assert np.allclose(about["files_to_model"], frame().matrix()) and about["frame"] == "model"
+    assert about["counts"]["faces"] == len(shape["faces"]) and about["counts"]["unseen_faces"] > 100
+    assert about["thresholds"]["cell"] == pytest.approx(CELL) and about["options"]["resolution"] == RESOLUTION
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["m.export.json", "m.ply"], "nothing else is left"
+
+
+def test_small_parts_stay_if_that_is_asked(run, tmp_path):
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)
+    assert (np.linalg.norm(in_model(shape["vertices"]) - SPECK, axis=1) < 0.2).any()
+
+
+def test_what_no_camera_sees_is_hidden():
+    """The same mesh without the test of depths has the hollow inside, too."""
+    grid = Grid.over(np.array(BOX).reshape(2, 3), RESOLUTION)
+    model = Balls(config())
+    pieces = [
+        piece_of_block(grid, block, fields.DensityField(model, 0.5, torch.device("cpu")).inside(grid, block))
+        for block in grid.all_blocks()
+    ]
+    radius = np.linalg.norm(grid.origin + grid.cell * joined(pieces).vertices - CENTER, axis=1)
+    assert (np.abs(radius - HOLLOW) < CELL).sum() > 100
+
+
+def test_glb_holds_the_same_mesh(run, tmp_path):
+    trimesh = pytest.importorskip("trimesh")
+    call(run, "mesh", "--resolution", 24, "--from", "density", "--out", tmp_path / "m", "--formats", "ply,glb")
+    ply, glb = read_ply(tmp_path / "m.ply"), trimesh.load(tmp_path / "m.glb", process=False)
+    (glb,) = glb.geometry.values()
+    assert np.allclose(glb.vertices, ply["vertices"], atol=1e-4) and (glb.faces == ply["faces"]).all()
+    assert np.allclose(glb.vertex_normals, ply["normals"], atol=1e-3)
+    linear = (ply["colors"] / 255) ** 2.2
+    assert np.abs(glb.visual.vertex_colors[:, :3] / 255 - linear).max() < 0.02
+    again = trimesh.load(tmp_path / "m.ply", process=False)
+    assert (again.faces == ply["faces"]).all() and np.allclose(again.vertices, ply["vertices"])
+
+
+# ---- crop
+
+
+def test_a_crop_in_the_frame_of_the_files(run, tmp_path):
+    middle = frame().to_input(CENTER)
+    crop = [*(middle - 9), middle[0], middle[1] + 9, middle[2] + 9]
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--crop", *crop)
+    assert shape["vertices"][:, 0].max() <= middle[0] + 1e-3 < middle[0] + 1 and len(shape["faces"]) > 500
+    assert shape["vertices"][:, 0].max() > middle[0] - 0.3
+
+
+@pytest.mark.parametrize("of", ["files", "model"])
+def test_the_crop_of_the_run(tmp_path, of):
+    run = write_run(tmp_path / "run")
+    low, high = CENTER - [2, 2, 0], CENTER + [2, 2, 2]
+    if of == "files":
+        low, high = frame().to_input(CENTER) - [9, 9, 0], frame().to_input(CENTER) + 9
+    (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of}))
+    shape = exported(run, tmp_path / "m.ply", "--from", "density")
+    places = shape["vertices"] if of == "files" else in_model(shape["vertices"])
+    assert low[2] - 1e-3 <= places[:, 2].min() < low[2] + 0.3 and len(shape["faces"]) > 500
+    (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of, "on": False}))
+    whole = exported(run, tmp_path / "whole.ply", "--from", "density")["vertices"]
+    assert (whole if of == "files" else in_model(whole))[:, 2].min() < low[2] - 0.1, "a crop that is off cuts nothing"
+    (run / CROP).write_text(json.dumps({"min": [0, 0, 0], "max": [1, 0, 1]}))
+    with raises_naming(UserError, CROP, "min", "max"):
+        call(run, "mesh", "--out", tmp_path / "other.ply")
+
+
+def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path):
+    """Its grid of occupancy is of contracted space, and its box ends nothing."""
+    box = (-0.3, -0.3, -0.3, 0.3, 0.3, 0.3)  # in which there is a part of the ball
+    run = write_run(tmp_path / "run", space="contracted", box=box)
+    inner = in_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
+    assert np.abs(inner).max() < 0.32 and len(inner) > 100
+    crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    whole = exported(run, tmp_path / "whole.ply", "--from", "density", *crop)["vertices"] - CENTER
+    ball = whole[np.linalg.norm(whole, axis=1) < 1.2 * RADIUS]
+    assert np.allclose([-ball.min(0), ball.max(0)], RADIUS, atol=0.03)
+    assert (np.linalg.norm(whole + CENTER - SPECK, axis=1) < 1.5 * SPECK_RADIUS).any(), "none of it is in the box"
+
+
+def test_a_crop_outside_of_the_scene_is_refused(run, tmp_path):
+    with raises_naming(UserError, "--crop", "900", "crop.json"):
+        call(run, "mesh", "--crop", 900, 900, 900, 901, 901, 901, "--out", tmp_path / "m.ply")
+    with raises_naming(UserError, "--crop", "min", "max"):
+        call(run, "mesh", "--crop", 1, 1, 1, 0, 2, 2, "--out", tmp_path / "m.ply")
+    assert not list(tmp_path.glob("m.ply"))
+
+
+# ---- files, resuming, memory
+
+
+def test_nothing_is_replaced_unasked(run, tmp_path):
+    (tmp_path / "m.ply").write_text("mine")
+    with raises_naming(UserError, tmp_path / "m.ply", "--overwrite"):
+        exported(run, tmp_path / "m.ply")
+    assert (tmp_path / "m.ply").read_text() == "mine"
+    exported(run, tmp_path / "m.ply", "--overwrite", "--from", "density")
+
+
+def test_without_a_name_it_goes_to_the_run_folder(tmp_path):
+    run = write_run(tmp_path / "run")
+    call(run, "mesh", "--resolution", 24, "--from", "density")
+    assert len(read_ply(run / "export" / "mesh.ply")["faces"]) > 100
+
+
+@pytest.mark.parametrize("source", ["density", "depth"])
+def test_a_killed_export_goes_on(run, tmp_path, monkeypatch, source):
+    monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
+    kind = {"density": fields.DensityField, "depth": fields.DepthField}[source]
+    inside, calls = kind.inside, []
+
+    def until(most):
+        def counted(self, *arguments):
+            if len(calls) >= most:
+                raise KeyboardInterrupt
+            calls.append(1)
+            return inside(self, *arguments)
+
+        return counted
+
+    monkeypatch.setattr(kind, "inside", until(1000))
+    exported(run, tmp_path / "whole.ply", "--from", source)
+    total = len(calls)
+    monkeypatch.setattr(kind, "inside", until(total + 3))
+    with pytest.raises(KeyboardInterrupt):
+        exported(run, tmp_path / "m.ply", "--from", source)
+    monkeypatch.setattr(kind, "inside", until(1000))
+    exported(run, tmp_path / "m.ply", "--from", source)
+    assert total > 3 and len(calls) == 2 * total, "three blocks were taken from before"
+    assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "whole.ply").read_bytes()
+    assert not (tmp_path / "m.ply.work").exists()
+
+
+def test_parts_of_other_options_are_not_taken(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(mesh, "without_small_parts", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        exported(run, tmp_path / "m.ply", "--from", "density", "--level", 0.9)
+    monkeypatch.undo()
+    exported(run, tmp_path / "m.ply", "--from", "density")
+    exported(run, tmp_path / "new.ply", "--from", "density")
+    assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "new.ply").read_bytes()
+
+
+def test_an_empty_scene_is_refused(tmp_path):
+    run = write_run(tmp_path / "run", amount=1e-6)
+    for source in ("density", "depth"):
+        with raises_naming(UserError, "surface", "--level"):
+            exported(run, tmp_path / "m.ply", "--from", source)
+    with raises_naming(UserError, "points"):
+        call(run, "points", "--out", tmp_path / "p.ply")
+
+
+def test_more_than_fits_into_memory_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**20)
+    with raises_naming(UserError, "--resolution", "48"):
+        exported(run, tmp_path / "m.ply", "--from", "density")
+
+
+@pytest.mark.parametrize(
+    "option, value", [("--resolution", 1), ("--level", 1.5), ("--min_part", -1), ("--formats", "obj")]
+)
+def test_values_out_of_range_are_named(run, option, value):
+    with raises_naming(UserError, option, value):
+        call(run, "mesh", "--from", "density", option, value)
+
+
+def test_what_to_export_must_be_said(run):
+    with raises_naming(UserError, "mesh", "cameras"):
+        export.main([str(run), "texture"])
+
+
+# ---- parts
+
+
+class OneBall(fields.DensityField):
+    def __init__(self):
+        self.most = 0
+
+    def inside(self, grid, block):
+        points = grid.points(block, torch.device("cpu"))
+        self.most = max(self.most, len(points))
+        return torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05).view(grid.corners(block)).numpy()
+
+
+def test_blocks_fit_together_without_a_seam():
+    grid, field = Grid.over(np.array([[-1.0, -0.9, -0.8], [1, 0.9, 0.8]]), 81), OneBall()
+    piece = joined([piece_of_block(grid, block, field.inside(grid, block)) for block in grid.all_blocks()])
+    edges = np.sort(np.concatenate([piece.faces[:, [0, 1]], piece.faces[:, [1, 2]], piece.faces[:, [2, 0]]]), axis=1)
+    unique, counts = np.unique(edges, axis=0, return_counts=True)
+    assert (counts == 2).all(), "every edge has two faces"
+    assert len(piece.vertices) - len(unique) + len(piece.faces) == 2, "it is one ball"
+    assert field.most == (BLOCK + 1) ** 3, "one block at a time is in memory"
+    radius = np.linalg.norm(grid.origin + grid.cell * piece.vertices, axis=1)
+    assert np.abs(radius - 0.6).max() < 0.05 * grid.cell
+
+
+def test_corners_of_which_nothing_is_known_have_no_surface():
+    grid, field = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), OneBall()
+    values = field.inside(grid, np.zeros(3, int))
+    values[:17] = np.nan
+    piece = piece_of_block(grid, np.zeros(3, int), values)
+    assert piece.vertices[:, 0].min() >= 17 and len(piece.faces) > 100
+
+
+def test_blocks_without_an_occupied_cell_are_left_out():
+    model, grid = Balls(config()), Grid.over(np.array(BOX).reshape(2, 3), 256)
+    assert len(occupied_blocks(grid, model)) == len(grid.all_blocks())
+    model.sampler.occupancy.zero_()
+    assert len(occupied_blocks(grid, model)) == 0
+    model.sampler.occupancy[-1, 3, 5] = True  # x is near the upper side, y and z near the lower
+    blocks = occupied_blocks(grid, model)
+    assert 0 < len(blocks) <= 8 and (blocks[:, 0] >= 6).all() and (blocks[:, 1:] <= 2).all()
+
+
+def test_median_depth_of_packed_samples():
+    """Two rays of constant density with an empty one between; the third is never half covered."""
+    t_starts, t_ends = torch.tensor([1.0, 1.5, 2, 0, 4]), torch.tensor([1.5, 2, 2.5, 0.5, 6])
+    density = torch.tensor([0.2, 1.0, 9.0, 0.1, 0.1])
+    offsets = torch.tensor([0, 3, 3, 5])
+    alpha = 1 - torch.exp(-density * (t_ends - t_starts))
+    before = torch.tensor([1.0, *(1 - alpha[:2]).cumprod(0), 1.0, 1 - alpha[3]])
+    rays = torch.zeros(3)
+    samples = Samples(torch.zeros(5, 3), t_starts, t_ends, torch.tensor([0, 0, 0, 2, 2]), offsets, rays.bool())
+    depth = median_depth(Rendering(torch.zeros(3, 3), rays, rays, alpha * before, samples))
+    optical = np.log(2) - 0.1 - 0.5  # left for the third interval
+    assert depth.tolist() == pytest.approx([2 + optical / 9, 0, 0], abs=1e-5)
+    assert median_depth(
+        Rendering(torch.zeros(3, 3), rays, rays, alpha * before, samples), 0.9
+    ).tolist() == pytest.approx([1.5 + (-np.log(0.9) - 0.1) / 1.0, 0, 4 + (-np.log(0.9) - 0.05) / 0.1], abs=1e-4)
+
+
+def test_a_frame_without_a_similarity(tmp_path):
+    run = write_run(tmp_path / "run", turned=False)
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0.1)
+    assert np.linalg.norm(shape["vertices"] - CENTER, axis=1) == pytest.approx(RADIUS, abs=CELL)
+    assert isinstance(frame(), Frame)
