@@ -363,14 +363,14 @@ FAULTS = [
     Fault(
         "near_of_the_frame_ignored",
         "commands/scene_options.py",
-        '"sampling.near": scene.frame.near, ',
+        '"sampling.near": scene.frame.near',
         "",
         "captures",
     ),
     Fault(
         "a_place_sampled_in_a_box",
         "commands/scene_options.py",
-        '"contracted" if is_place else "box"',
+        '"contracted" if is_place and options.model.kind == "field" else "box"',
         '"box"',
         "captures",
     ),
@@ -561,10 +561,17 @@ FAULTS = [
         "contracted",
     ),
     Fault(
+        "what_is_far_and_thin_is_emptied",
+        "model/contracted.py",
+        "(self.config.step / self.interval)",
+        "(self.config.step / self.interval.clamp(max=0).add(self.config.step))",
+        "contracted",
+    ),
+    Fault(
         "scored_views_reach_blocks",
         "model/contracted.py",
-        "if self.training and torch.is_grad_enabled():",
-        "if True:",
+        "if torch.is_grad_enabled():  # not",
+        "if True:  # not",
         "contracted",
     ),
     Fault(

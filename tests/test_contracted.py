@@ -12,6 +12,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.errors import ConfigError
 from nerfkit.model.contracted import REACHED_UPDATES, ContractedSampler
 from nerfkit.model.renderer import Renderer
+from nerfkit.parallel import Processes
 from nerfkit.training.losses import default_loss, spacing
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
@@ -128,6 +129,42 @@ def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does():
     sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 500 * thin(points))
     sampler.update(wall, REACHED_UPDATES + 1)
     assert sampler.occupancy[cell_of(sampler, behind)]
+
+
+def test_matter_that_is_far_and_thin_stays():
+    """Ten times as far, an interval is ten times as long, and a tenth of the density as opaque."""
+    sampler = sampler_of(occupancy_resolution=32)
+    sampler.observe(forward_cameras())
+    far = (0.0, 0.0, -50.0)
+    for _ in range(3):  # a floor makes the threshold what the option says
+        sampler.update(lambda points: torch.where(points[:, 2] < -2, 0.05, torch.where(points[:, 0] < 0, 1e3, 0.05)), 0)
+    assert sampler.threshold.item() == pytest.approx(sampler.config.occupancy_threshold)
+    assert sampler.occupancy[cell_of(sampler, far)], "an interval of 2.5 there has an opacity of 0.12"
+    assert not sampler.occupancy[cell_of(sampler, (0.5, 0.0, -0.9))], "one of 0.05 has one of 0.0025"
+
+
+def test_images_that_take_turns_empty_no_blocks():
+    sampler = sampler_of(occupancy_warmup=0, occupancy_every=1)
+    sampler.observe(forward_cameras(), all_at_once=False)
+    for step in range(REACHED_UPDATES + 1):
+        sampler.update(lambda points: torch.full(points.shape[:1], 1e4), step)
+    assert sampler.occupancy[cell_of(sampler, (0.0, 0.0, -5.0))]
+
+
+def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
+    class Two(Processes):
+        size = 2
+
+        def most(self, values: Tensor) -> Tensor:
+            return torch.maximum(values, 255 - other)
+
+    sampler = sampler_of()
+    sampler.unreached.fill_(7)
+    other = sampler.unreached.clone()
+    other[3, 2, 1] = 0
+    sampler.unreached[0, 0, 0] = 2
+    sampler.agree(Two())
+    assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7
 
 
 @pytest.mark.parametrize("capacity", [None, 40, 4000])

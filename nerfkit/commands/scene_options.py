@@ -26,7 +26,8 @@ UNBOUNDED = {
 
 def given_options(arguments: Sequence[str]) -> set[str]:
     """Names, such as trainer.samples, of the options that the command line sets."""
-    return {argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--")}
+    names = (argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--"))
+    return {name.replace("-", "_") for name in names}
 
 
 def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> None:
@@ -36,10 +37,13 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     data.background = resolved_background(data.background, scene)
     if sampling.kind == "auto":
         is_place = scene.frame is not None and scene.frame.kind != "object"
-        sampling.kind = "contracted" if is_place else "box"
+        # A model of one's own may know boxes alone.
+        sampling.kind = "contracted" if is_place and options.model.kind == "field" else "box"
     if scene.frame is not None:
         data.box = tuple(scene.frame.box.flatten().tolist())
-        found = {"sampling.near": scene.frame.near, "sampling.far": min(scene.frame.far, sampling.far)}
+        found = {"sampling.near": scene.frame.near}
+        if sampling.kind == "box" or scene.frame.kind != "object":  # an object's ends at its box
+            found |= {"sampling.far": min(scene.frame.far, sampling.far)}
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given)

@@ -15,6 +15,7 @@ from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
 from nerfkit.ops import Resolved, choices, resolve
+from nerfkit.parallel import Processes
 
 MAX_RAYS_RENDERED = 2**20  # at a time, by default
 
@@ -55,10 +56,15 @@ class Model(nn.Module):
             (gradient,) = torch.autograd.grad(self.density(positions).sum(), positions)
         return -nn.functional.normalize(gradient, dim=-1)
 
-    def observe(self, cameras: Cameras) -> None:
-        """Called once, before a new training: the cameras that are trained."""
-        if sampler := self._sampler():
-            sampler.observe(cameras)
+    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+        """Called once, before training: its cameras, and whether each step may draw from all of them."""
+        if (sampler := self._sampler()) and hasattr(sampler, "observe"):
+            sampler.observe(cameras, all_at_once)
+
+    def agree(self, processes: Processes) -> None:
+        """Called before `update` where several processes train: make equal what their own rays have changed."""
+        if (sampler := self._sampler()) and hasattr(sampler, "agree"):
+            sampler.agree(processes)
 
     def update(self, step: int) -> None:
         """Called before each training step: updates the sampler from the field."""

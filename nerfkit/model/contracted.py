@@ -19,6 +19,7 @@ from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.model.sampling import DensityFn, Marched, OccupancySampler, Samples
 from nerfkit.ops import compact_samples, march
 from nerfkit.ops.packed import offsets_from_counts
+from nerfkit.parallel import Processes
 
 BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
 REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
@@ -38,6 +39,8 @@ class ContractedSampler(OccupancySampler):
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
         self.register_buffer("threshold", torch.zeros(()))  # opacity of an interval, below which it is not rendered
+        self.register_buffer("interval", torch.full((1, 1, 1), config.step), persistent=False)  # of each cell
+        self.empties = True  # blocks that no ray reaches
         blocks = (-(-side // BLOCK),) * 3
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
 
@@ -82,7 +85,7 @@ class ContractedSampler(OccupancySampler):
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
         samples = super().forward(rays, density_fn, jitter, capacity)
-        if self.training and torch.is_grad_enabled():  # not where a view is scored
+        if torch.is_grad_enabled():  # not where a view is scored
             self._note_reached(samples.positions.detach())
         return samples
 
@@ -95,7 +98,7 @@ class ContractedSampler(OccupancySampler):
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
-        if step % self.config.occupancy_every == 0 and step >= self.config.occupancy_warmup:
+        if self.empties and step % self.config.occupancy_every == 0 and step >= self.config.occupancy_warmup:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
         super().update(density_fn, step)
 
@@ -103,16 +106,36 @@ class ContractedSampler(OccupancySampler):
         return uncontract(4 * unit - 2, self.box)
 
     @torch.no_grad()
-    def observe(self, cameras: Cameras) -> None:
-        """Note which cells a camera sees at least `near` away; all others stay empty."""
+    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+        """Note which cells a camera sees at least `near` away; all others stay empty. Unless all images are drawn from
+        `all_at_once`, no block is emptied for want of rays: what is seen in some images alone has none for a while."""
         self.seen.copy_(self._seen_cells(cameras))
         self.occupancy &= self.seen
+        self.empties = all_at_once
+        self.interval = self._interval_of_cells(cameras.positions.mean(0))
+
+    def _interval_of_cells(self, eye: Tensor) -> Tensor:
+        """Length [N, N, N] of an interval in each cell, seen from `eye` [3]."""
+        side = self.config.occupancy_resolution
+        cells = torch.arange(side**3, device=eye.device)
+        distances = [
+            torch.linalg.vector_norm(self.points_in((self._corners(part) + 0.5) / side) - eye, dim=-1)
+            for part in cells.split(MAX_POINTS)
+        ]
+        return (torch.cat(distances) * self.config.cone).clamp(min=self.config.step).view(side, side, side)
+
+    def agree(self, processes: Processes) -> None:
+        """What the rays of one of several processes reach is reached for all."""
+        if processes.size > 1:
+            self.unreached.copy_(255 - processes.most(255 - self.unreached))
 
     def _set_occupancy(self) -> None:
         # Cells that are never occupied do not count in the mean, either.
         mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
         self.threshold.copy_(mean.clamp(max=self.config.occupancy_threshold))
-        torch.gt(self.opacity, self.threshold, out=self.occupancy)
+        # A cell far away is passed in longer intervals: there, thinner matter is as opaque.
+        faintest = -torch.expm1(torch.log1p(-self.threshold) * (self.config.step / self.interval))  # [N, N, N]
+        torch.gt(self.opacity, faintest, out=self.occupancy)
         self.occupancy &= self.seen
         self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
 

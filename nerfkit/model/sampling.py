@@ -14,6 +14,7 @@ from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
+from nerfkit.parallel import Processes
 
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
@@ -54,8 +55,11 @@ class RaySampler(Protocol):
     ) -> Samples:
         """Samples of `rays`, whose positions are differentiable in the rays; see `BoxSampler.forward`."""
 
-    def observe(self, cameras: Cameras) -> None:
-        """The cameras that are trained; called once, before the first step."""
+    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+        """The cameras that are trained; called once. `all_at_once`: each step may draw from any of them."""
+
+    def agree(self, processes: Processes) -> None:
+        """Make equal what the own rays of several processes have changed; called before `update`."""
 
     def update(self, density_fn: DensityFn, step: int) -> None:
         """Update from the density field; called before each training step."""
@@ -93,8 +97,11 @@ class OccupancySampler(nn.Module):
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
         raise NotImplementedError
 
-    def observe(self, cameras: Cameras) -> None:
-        """Told once, before training, what the cameras are that the scene is seen by."""
+    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+        """See `RaySampler.observe`."""
+
+    def agree(self, processes: Processes) -> None:
+        """See `RaySampler.agree`."""
 
     def stats(self) -> dict[str, float]:
         """Share of the cells that are occupied."""
@@ -220,9 +227,15 @@ class OccupancySampler(nn.Module):
 
     def _random_points(self, cells: Tensor) -> Tensor:
         """A random world position [M, 3] in each of the `cells` [M]."""
+        corner = self._corners(cells)
+        return self.points_in(
+            (corner + torch.rand(corner.shape, device=cells.device)) / self.config.occupancy_resolution
+        )
+
+    def _corners(self, cells: Tensor) -> Tensor:
+        """Lowest corner [M, 3] int64 of `cells` [M], in cells."""
         side = self.config.occupancy_resolution
-        corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3]
-        return self.points_in((corner + torch.rand(corner.shape, device=cells.device)) / side)
+        return torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)
 
 
 class BoxSampler(OccupancySampler):

@@ -12,6 +12,7 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.batch import Batch
 from nerfkit.data.pixels import blend
+from nerfkit.errors import UserError
 from nerfkit.model.compositing import Rendering
 from nerfkit.ops import distortion
 
@@ -51,6 +52,8 @@ class DistortedError:
 
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         samples, weights = rendering.samples, rendering.weights
+        if samples is None or weights is None:
+            raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
         of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
         of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
         return squared_error(rendering, batch) | {"distortion": self.weight * weighted_mean(of_rays, batch.weight)}

@@ -18,6 +18,7 @@ from nerfkit import ops
 from nerfkit.config import Config, check, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixel_source import WindowOfPixels
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
@@ -90,7 +91,6 @@ class Trainer:
         self.model = (build_model(config) if model is None else model).to(self.device)
         self.cameras = cameras.to(self.device)
         check_seen(self.model, self.cameras, config.data.box)
-        self.model.observe(self.cameras)
         learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
         self.processes, self.together = processes, Together(processes, config.seed, self.device)
@@ -98,6 +98,7 @@ class Trainer:
         self.step = 0
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
+        self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
         self.loss_fn = loss_fn or default_loss(config, self.device)
         self.training_step = TrainingStep(
             config.trainer,
@@ -219,6 +220,8 @@ class Trainer:
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
+            if self.processes.size > 1 and self.step % self.config.sampling.occupancy_every == 0:
+                self.model.agree(self.processes)
             self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange
             self.model.update(self.step)
             self.together.seed_own(self.step)

@@ -60,7 +60,8 @@ class Page:
 
         for message in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):  # of a tunnel by a foreign host
             self.server._websock_server.unregister_handler(message)
-        self.server.gui.configure_theme(show_logo=False, show_share_button=False, control_layout="collapsible")
+        self.server.gui.configure_theme(show_logo=False, show_share_button=False)
+        self.server.gui.main_panel.dock_right()
         self.server.gui.set_panel_label(title)
 
     @property
