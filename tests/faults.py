@@ -561,13 +561,6 @@ FAULTS = [
         "contracted",
     ),
     Fault(
-        "what_is_far_and_thin_is_emptied",
-        "model/contracted.py",
-        "(self.config.step / self.interval)",
-        "(self.config.step / self.interval.clamp(max=0).add(self.config.step))",
-        "contracted",
-    ),
-    Fault(
         "scored_views_reach_blocks",
         "model/contracted.py",
         "if torch.is_grad_enabled():  # not",

@@ -131,18 +131,6 @@ def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does():
     assert sampler.occupancy[cell_of(sampler, behind)]
 
 
-def test_matter_that_is_far_and_thin_stays():
-    """Ten times as far, an interval is ten times as long, and a tenth of the density as opaque."""
-    sampler = sampler_of(occupancy_resolution=32)
-    sampler.observe(forward_cameras())
-    far = (0.0, 0.0, -50.0)
-    for _ in range(3):  # a floor makes the threshold what the option says
-        sampler.update(lambda points: torch.where(points[:, 2] < -2, 0.05, torch.where(points[:, 0] < 0, 1e3, 0.05)), 0)
-    assert sampler.threshold.item() == pytest.approx(sampler.config.occupancy_threshold)
-    assert sampler.occupancy[cell_of(sampler, far)], "an interval of 2.5 there has an opacity of 0.12"
-    assert not sampler.occupancy[cell_of(sampler, (0.5, 0.0, -0.9))], "one of 0.05 has one of 0.0025"
-
-
 def test_images_that_take_turns_empty_no_blocks():
     sampler = sampler_of(occupancy_warmup=0, occupancy_every=1)
     sampler.observe(forward_cameras(), all_at_once=False)

@@ -39,7 +39,6 @@ class ContractedSampler(OccupancySampler):
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
         self.register_buffer("threshold", torch.zeros(()))  # opacity of an interval, below which it is not rendered
-        self.register_buffer("interval", torch.full((1, 1, 1), config.step), persistent=False)  # of each cell
         self.empties = True  # blocks that no ray reaches
         blocks = (-(-side // BLOCK),) * 3
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
@@ -112,17 +111,6 @@ class ContractedSampler(OccupancySampler):
         self.seen.copy_(self._seen_cells(cameras))
         self.occupancy &= self.seen
         self.empties = all_at_once
-        self.interval = self._interval_of_cells(cameras.positions.mean(0))
-
-    def _interval_of_cells(self, eye: Tensor) -> Tensor:
-        """Length [N, N, N] of an interval in each cell, seen from `eye` [3]."""
-        side = self.config.occupancy_resolution
-        cells = torch.arange(side**3, device=eye.device)
-        distances = [
-            torch.linalg.vector_norm(self.points_in((self._corners(part) + 0.5) / side) - eye, dim=-1)
-            for part in cells.split(MAX_POINTS)
-        ]
-        return (torch.cat(distances) * self.config.cone).clamp(min=self.config.step).view(side, side, side)
 
     def agree(self, processes: Processes) -> None:
         """What the rays of one of several processes reach is reached for all."""
@@ -133,9 +121,7 @@ class ContractedSampler(OccupancySampler):
         # Cells that are never occupied do not count in the mean, either.
         mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
         self.threshold.copy_(mean.clamp(max=self.config.occupancy_threshold))
-        # A cell far away is passed in longer intervals: there, thinner matter is as opaque.
-        faintest = -torch.expm1(torch.log1p(-self.threshold) * (self.config.step / self.interval))  # [N, N, N]
-        torch.gt(self.opacity, faintest, out=self.occupancy)
+        torch.gt(self.opacity, self.threshold, out=self.occupancy)
         self.occupancy &= self.seen
         self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
 
