@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nerfkit import config as config_module
+from nerfkit.commands.render import FILES
 from nerfkit.ops import native
-from nerfkit.rendering.image_renderer import OUTPUTS
 from tests.naming import assert_names
 from tests.processes import call
 from tests.toy_scene import write_scene
@@ -122,7 +122,7 @@ def test_render_paths(trained, path: str, frames: list[str]):
 def test_errors_say_what_to_do(trained, toy_scene, tmp_path):
     render, cpu = ("scripts/render.py", trained), ("--device", "cpu")
     assert_names(call(*render, "--path", "round", *cpu, status=1), "--path", "'round'", "orbit")
-    assert_names(call(*render, "--outputs", "rgb,deep", *cpu, status=1), "--outputs", "'deep'", ",".join(OUTPUTS))
+    assert_names(call(*render, "--outputs", "rgb,deep", *cpu, status=1), "--outputs", "'deep'", ",".join(FILES))
     assert_names(call(*render, "--size", "0", "5", *cpu, status=1), "--size", "1", "65536", "0 5")
     assert_names(call("scripts/render.py", tmp_path, status=1), tmp_path, "config.toml")
     assert_names(call("scripts/eval.py", trained, *cpu, status=1), "--data")
