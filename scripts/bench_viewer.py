@@ -108,7 +108,7 @@ class FakeBrowser:
                     else:
                         self.messages.append(message)
         except ConnectionClosed:
-            pass
+            return  # the viewer or `close` has ended it; pictures that are missing are noticed where they are awaited
 
 
 def decoded(frame: bytes) -> list[dict[str, Any]]:

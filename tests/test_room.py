@@ -47,22 +47,19 @@ def scene() -> Scene:
 
 
 @cache
-def test_views() -> Views:
+def held_out_views() -> Views:
     return scene().split("test")
-
-
-test_views.__test__ = False
 
 
 @cache
 def ranges(view: int) -> np.ndarray:
     """True ranges [H, W] of a test view in the files' units."""
-    return np.load(DATA / "depth" / f"{test_views().names[view]}.npz")["depth_ray"].astype(np.float64)
+    return np.load(DATA / "depth" / f"{held_out_views().names[view]}.npz")["depth_ray"].astype(np.float64)
 
 
 def world_rays(view: int, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Origin [3] and unit directions [R, 3] in the generator's world, of pixels [R] of a view as nerfkit has it."""
-    rays, frame = test_views().cameras.image_rays(view), scene().frame
+    rays, frame = held_out_views().cameras.image_rays(view), scene().frame
     origins = room_views.points_to_world(frame.to_input(rays.origins.double().numpy()[:1]))
     directions = frame.directions_to_input(rays.directions.double().numpy()[pixels]) @ room_views.FILE_ROTATION
     return origins[0], directions
@@ -119,7 +116,7 @@ def test_cameras_are_the_generators():
 
 def test_the_split_is_the_one_that_nerfkit_makes():
     tests = [room_views.file_stem(view) for view in room_views.views() if view.split == "test"]
-    assert test_views().names == tests and len(tests) == 9
+    assert held_out_views().names == tests and len(tests) == 9
     assert len(scene().split("train").files) == N_VIEWS - 9
 
 
@@ -164,23 +161,23 @@ def test_ranges_are_those_of_the_geometry(view):
 
 def test_the_sky_has_its_color_where_no_range_is():
     compared = 0
-    for view in range(len(test_views().names)):
+    for view in range(len(held_out_views().names)):
         sky = np.isinf(ranges(view))
         inner = sky & np.roll(sky, 1, 0) & np.roll(sky, -1, 0) & np.roll(sky, 1, 1) & np.roll(sky, -1, 1)
         if inner.sum() < 50:
             continue
-        photo = np.asarray(Image.open(test_views().files[view]))[inner]  # [S, 3]
+        photo = np.asarray(Image.open(held_out_views().files[view]))[inner]  # [S, 3]
         _, directions = world_rays(view, np.flatnonzero(inner))
         expected = np.asarray(room_render.to_photo(room_textures.sky_radiance(directions)[:, None]))[:, 0]
         off = np.abs(photo.astype(int) - expected)
-        assert np.median(off) < 4 and (off < 20).mean() > 0.97, test_views().names[view]
+        assert np.median(off) < 4 and (off < 20).mean() > 0.97, held_out_views().names[view]
         compared += 1
     assert compared >= 2
 
 
 def test_sparse_points_lie_on_what_the_views_see():
     points = torch.from_numpy(scene().frame.to_model(read_points(DATA / "points.ply").positions)).float()
-    cameras, scale = test_views().cameras, scene().frame.scale
+    cameras, scale = held_out_views().cameras, scene().frame.scale
     assert 2000 < len(points) <= 3000
     ratios = []
     for view in range(len(cameras)):
@@ -230,7 +227,7 @@ def a_run(factor: float, frame: Frame) -> SimpleNamespace:
 
 
 def test_depth_errors_are_relative_and_in_the_files_units():
-    views, frame = test_views(), replace(scene().frame, scale=20.0)
+    views, frame = held_out_views(), replace(scene().frame, scale=20.0)
     height, width = room_views.HEIGHT, room_views.WIDTH
     truth = [torch.full((height, width), 1 / frame.scale) for _ in range(9)]
     truth[0][:10] = torch.inf
@@ -246,12 +243,12 @@ def test_depth_errors_are_relative_and_in_the_files_units():
 
 def test_depth_without_truth_is_an_error(tmp_path):
     with pytest.raises(SceneError) as caught:
-        measure_depth.true_ranges(tmp_path, test_views())
+        measure_depth.true_ranges(tmp_path, held_out_views())
     assert_names(str(caught.value), tmp_path, "frame_00001")
     (tmp_path / "depth").mkdir()
     np.savez(tmp_path / "depth" / "frame_00001.npz", depth_ray=np.ones((3, 4)))
     with pytest.raises(SceneError) as caught:
-        measure_depth.true_ranges(tmp_path, test_views())
+        measure_depth.true_ranges(tmp_path, held_out_views())
     assert_names(str(caught.value), "frame_00001", "240", "160", "depth_ray")
 
 

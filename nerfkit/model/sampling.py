@@ -84,18 +84,16 @@ class OccupancySampler(nn.Module):
         self.config = config
         side = config.occupancy_resolution
         self.register_buffer("box", box.clone())  # [2, 3]
-        self.register_buffer(
-            "opacity", torch.zeros(side, side, side)
-        )  # of an interval as long as step, decaying maximum
+        self.register_buffer("opacity", torch.zeros(side, side, side))  # of an interval of length step, decaying
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Intervals in occupied cells, and ray_offsets, as of `nerfkit.ops.march`."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no march")
 
     def points_in(self, unit: Tensor) -> Tensor:
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no points_in")
 
     def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
         """See `RaySampler.observe`."""

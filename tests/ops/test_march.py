@@ -115,7 +115,7 @@ def test_rows_of_a_capacity_are_whole_rays_then_zeros(backend: str, device: str,
                 assert not rows[used:].any()
 
 
-def same_on_all_backends(inputs: tuple, capacity: int | None, ladder: torch.Tensor) -> torch.Tensor:
+def assert_same_on_all_backends(inputs: tuple, capacity: int | None, ladder: torch.Tensor) -> torch.Tensor:
     """Require the definition's bits of every backend that runs here, and return its ray_offsets."""
     with ops.backend("torch"):
         wanted = march(*inputs, capacity, ladder)
@@ -143,7 +143,7 @@ def test_a_ladder_gives_the_same_bits_everywhere(
     far = min(far, 2000 * step) if cone < 1e-3 else far
     *inputs, _, _ = ladder_inputs(40, cells, filled, distance, jitter=jitter)
     inputs = [x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in inputs]
-    same_on_all_backends(tuple(inputs), capacity, exponential_ladder(0.02, far, step, cone).to(dtype))
+    assert_same_on_all_backends(tuple(inputs), capacity, exponential_ladder(0.02, far, step, cone).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -157,7 +157,7 @@ def test_a_ladder_of_many_intervals_and_single_cells(dtype: torch.dtype):
     few, many = torch.rand(128, 120, 130) < 1e-3, torch.rand(16, 16, 16) < 0.6
     for occupancy in (few, many):
         inputs = origins, directions, occupancy, box, None, 0.0, math.inf, jitter
-        assert same_on_all_backends(inputs, None, ladder)[-1] > 300
+        assert assert_same_on_all_backends(inputs, None, ladder)[-1] > 300
 
 
 @pytest.mark.parametrize("backend, device", backend_params("march"))
