@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,11 @@ class Views:
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     cutout: bool = False  # masked pixels are transparent, not ignored
+
+    def __getitem__(self, chosen: list[int]) -> Views:
+        """Some of the views, by their numbers."""
+        files, headers, masks = ([x[view] for view in chosen if x] for x in (self.files, self.headers, self.masks))
+        return replace(self, cameras=self.cameras[chosen], files=files, headers=headers, masks=masks)
 
     @property
     def channels(self) -> int:
