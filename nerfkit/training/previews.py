@@ -20,6 +20,7 @@ from dataclasses import replace
 import imageio.v2 as imageio
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from tqdm import tqdm
 
@@ -38,7 +39,8 @@ PICTURE = re.compile(r"(\d{6,10})\.png")
 SIDE = 200  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
 PICTURES, FIRST = 30, 1 / 500
-MOST_TIME = 0.03  # of the training time, that automatic pictures take at most; on a CPU there may be fewer for it
+MOST_TIME, FREE = 0.03, 1.0  # automatic pictures take about that share of the training time, and so many seconds
+COARSE = 5  # pixels each way for which a coarse picture has one
 IN_STRIP, GAP = 8, 4  # pictures, white pixels between two
 FPS, LAST = 8, 2.0  # pictures per second of the videos, seconds for which the last one stays
 
@@ -77,11 +79,12 @@ class Previews:
         width, height = view.cameras.size(0)
         scale = min(1.0, SIDE / max(width, height))
         small = view.cameras.resized(max(1, round(width * scale)), max(1, round(height * scale)))
-        self.cameras = small.to(device)
+        coarse = small.resized(*(-(-side // COARSE) for side in small.size(0)))
+        self.cameras, self.coarse = small.to(device), coarse.to(device)
         self.truth = blend(replace(view, cameras=small).load().image(0), self.background.cpu())  # [H, W, 3]
         self.on_picture: list[Callable[[int, Tensor], None]] = []  # called with step and picture [H, W, 3]
         self._passed = 0  # automatic places before the last picture
-        self._cost = self._spent = 0.0  # seconds that the last picture took, and all of them
+        self._spent = 0.0  # seconds that pictures have taken
         self._given_up = False
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
@@ -93,7 +96,7 @@ class Previews:
     def after_step(self, trainer: Trainer) -> None:
         """Called after each training step."""
         if self._is_due(trainer):
-            self._attempt(lambda: self._draw(trainer))
+            self._attempt(lambda: self._draw(trainer, self._most_seconds(trainer)))
 
     def finish(self, trainer: Trainer) -> None:
         """The last picture, strip and videos, of a training that has ended or was stopped."""
@@ -112,26 +115,43 @@ class Previews:
         return sorted(int(picture[1]) for picture in found if picture)
 
     def _is_due(self, trainer: Trainer) -> bool:
-        if self.every != AUTOMATIC:
-            return self.every > 0 and trainer.step % self.every == 0
-        passed = places_passed(trainer.progress)
-        if passed <= self._passed:
-            return False
-        # Early pictures cost most, for nothing is known to be empty yet. Each place has the same part of the time.
-        whole = trainer.seconds / trainer.progress  # training time at the end, as far as one can tell now
-        return self._spent + self._cost <= MOST_TIME * whole * passed / PICTURES
+        if self.every == AUTOMATIC:
+            return places_passed(trainer.progress) > self._passed
+        return self.every > 0 and trainer.step % self.every == 0
 
-    def _draw(self, trainer: Trainer) -> None:
+    def _draw(self, trainer: Trainer, most: float = math.inf) -> None:
+        """Draw and keep a picture; a coarse one where pictures would have taken more than `most` seconds by then."""
         trainer.settle()
         began = time.perf_counter()
+        image_of = ImageRenderer(trainer.model, self.background)
         with in_eval_mode(trainer.model):
-            picture = ImageRenderer(trainer.model, self.background)(self.cameras, 0)["rgb"]  # [H, W, 3]
+            picture = self._coarse_picture(image_of, most) if most < math.inf else None  # [H, W, 3]
+            if picture is None:
+                picture = image_of(self.cameras, 0)["rgb"]
         self.folder.write(_file_name(trainer.step), png_bytes(picture))
         for call in self.on_picture:
             call(trainer.step, picture)
         self._passed = places_passed(trainer.progress)
-        self._cost = time.perf_counter() - began
-        self._spent += self._cost
+        self._spent += time.perf_counter() - began
+
+    def _coarse_picture(self, image_of: ImageRenderer, most: float) -> Tensor | None:
+        """A picture [H, W, 3] of few rays, enlarged; None if the time that it took says that all rays may be drawn."""
+        began = time.perf_counter()
+        coarse = image_of(self.coarse, 0)["rgb"]
+        seconds = (time.perf_counter() - began) * math.prod(self.cameras.size(0)) / math.prod(self.coarse.size(0))
+        if self._spent + seconds <= most:
+            return None
+        return enlarged(coarse, self.cameras.size(0))
+
+    def _most_seconds(self, trainer: Trainer) -> float:
+        """How long pictures may have taken by now: each place has the same part of what all may take.
+
+        On a CPU, early pictures cost seconds, for nothing is known to be empty yet.
+        """
+        if self.every != AUTOMATIC:
+            return math.inf
+        whole = trainer.seconds / trainer.progress  # training time at the end, as far as one can tell now
+        return (MOST_TIME * whole + FREE) * places_passed(trainer.progress) / PICTURES
 
     def _finish(self, trainer: Trainer) -> None:
         if trainer.step not in self.steps():
@@ -158,6 +178,12 @@ class Previews:
             self._given_up = True
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             tqdm.write(f"no more pictures are drawn: {' '.join(reason.split())[:300]}")
+
+
+def enlarged(picture: Tensor, size: tuple[int, int]) -> Tensor:
+    """A picture [H, W, 3] of another width and height, smooth between its pixels."""
+    planes = picture.movedim(-1, 0)[None]  # [1, 3, H, W]
+    return F.interpolate(planes, size[::-1], mode="bilinear", align_corners=False)[0].movedim(0, -1)
 
 
 def strip(pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:
