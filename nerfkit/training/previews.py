@@ -85,6 +85,7 @@ class Previews:
         self.on_picture: list[Callable[[int, Tensor], None]] = []  # called with step and picture [H, W, 3]
         self._passed = 0  # automatic places before the last picture
         self._spent = 0.0  # seconds that pictures have taken
+        self._whole_at = -1  # step of the last picture that is not a coarse one
         self._given_up = False
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
@@ -120,14 +121,14 @@ class Previews:
         return self.every > 0 and trainer.step % self.every == 0
 
     def _draw(self, trainer: Trainer, most: float = math.inf) -> None:
-        """Draw and keep a picture; a coarse one where pictures would have taken more than `most` seconds by then."""
+        """Draw and keep a picture; a coarse one where it would take more than `most` seconds otherwise."""
         trainer.settle()
         began = time.perf_counter()
         image_of = ImageRenderer(trainer.model, self.background)
         with in_eval_mode(trainer.model):
             picture = self._coarse_picture(image_of, most) if most < math.inf else None  # [H, W, 3]
             if picture is None:
-                picture = image_of(self.cameras, 0)["rgb"]
+                picture, self._whole_at = image_of(self.cameras, 0)["rgb"], trainer.step
         self.folder.write(_file_name(trainer.step), png_bytes(picture))
         for call in self.on_picture:
             call(trainer.step, picture)
@@ -135,26 +136,27 @@ class Previews:
         self._spent += time.perf_counter() - began
 
     def _coarse_picture(self, image_of: ImageRenderer, most: float) -> Tensor | None:
-        """A picture [H, W, 3] of few rays, enlarged; None if the time that it took says that all rays may be drawn."""
+        """A picture [H, W, 3] of few rays, enlarged; None if the time that they took says that all may be drawn."""
         began = time.perf_counter()
         coarse = image_of(self.coarse, 0)["rgb"]
-        seconds = (time.perf_counter() - began) * math.prod(self.cameras.size(0)) / math.prod(self.coarse.size(0))
-        if self._spent + seconds <= most:
-            return None
-        return enlarged(coarse, self.cameras.size(0))
+        seconds = time.perf_counter() - began
+        size = self.cameras.size(0)
+        return enlarged(coarse, size) if seconds * math.prod(size) > most * math.prod(self.coarse.size(0)) else None
 
     def _most_seconds(self, trainer: Trainer) -> float:
-        """How long pictures may have taken by now: each place has the same part of what all may take.
+        """How long the next picture, and each after it, may take.
 
-        On a CPU, early pictures cost seconds, for nothing is known to be empty yet.
+        On a CPU, early pictures would cost seconds, for nothing is known to be empty yet; they are coarse until the
+        time that is left is enough for all that come.
         """
         if self.every != AUTOMATIC:
             return math.inf
         whole = trainer.seconds / trainer.progress  # training time at the end, as far as one can tell now
-        return (MOST_TIME * whole + FREE) * places_passed(trainer.progress) / PICTURES
+        places_left = PICTURES + 1 - places_passed(trainer.progress)  # this one included
+        return (MOST_TIME * whole + FREE - self._spent) / places_left
 
     def _finish(self, trainer: Trainer) -> None:
-        if trainer.step not in self.steps():
+        if self._whole_at != trainer.step:
             self._draw(trainer)
         truth = to_uint8(self.truth)
         files = [self.folder.path / _file_name(step) for step in self.steps()]

@@ -221,24 +221,24 @@ def read_scene(folder: Path) -> RunScene:
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Logged steps; incomplete and other lines are skipped."""
-    return _lines_of(folder, "loss")
+    return read_lines(folder, "loss")
 
 
 def read_scores(folder: Path) -> list[dict[str, Any]]:
     """Scores of held-out views on the way, from the same file."""
-    return _lines_of(folder, TEST_PSNR)
+    return read_lines(folder, TEST_PSNR)
 
 
 def drop_later_lines(folder: RunFolder, step: int) -> None:
     """Drop lines of the log after a checkpoint's step: those steps are trained and logged again."""
-    lines = _lines_of(folder.path)
+    lines = read_lines(folder.path)
     earlier = [line for line in lines if line["step"] <= step]
     if len(earlier) < len(lines):
         folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
 
 
-def _lines_of(folder: Path, *keys: str) -> list[dict[str, Any]]:
-    """Lines of the log that have numbers as step, seconds and `keys`."""
+def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    """Lines of the log, of either kind, that have numbers as step, seconds and `keys`."""
     log = folder / LOG
     content = read_regular(log, MAX_LOG, "the log", RunError) if log.exists() else b""
     lines = []
