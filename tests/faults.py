@@ -971,9 +971,7 @@ FAULTS = [
         "                if stopped:",
         "training",
     ),
-    Fault(
-        "log_lines_twice_after_resume", "training/trainer.py", 'if line["step"] <= self.step]', "if True]", "training"
-    ),
+    Fault("log_lines_twice_after_resume", "training/run_folder.py", 'if line["step"] <= step]', "if True]", "training"),
     Fault(
         "trains_on_with_nan",
         "training/step.py",
