@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The toy scene as a capture: through given lenses, in files of every format, with masks; and trainings of it."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.colmap import write_model
+from nerfkit.data.lens import Lens
+from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.model.registry import build_model
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.randomness import seed_everything
+from nerfkit.training.trainer import Trainer
+from tests.toy_scene import look_at, plain_intrinsics, trace_directions
+
+SIZE = (26, 22)
+FOCAL = plain_intrinsics(*SIZE)["fl_x"]
+PINHOLE = Lens("PINHOLE", (FOCAL, FOCAL, 13.0, 11.0), *SIZE)
+WIDE = Lens("OPENCV_FISHEYE", (15.0, 15.0, 19.0, 17.0, 0.0, 0.0, 0.0, 0.0), 40, 34)  # bends straight lines by pixels
+LARGE = PINHOLE.resized(52, 44)
+BOX = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+STATE = {"seconds": 1.0, "step": 1, "backend": {}}
+
+
+def poses(count: int, distance: float = 3.0) -> list[np.ndarray]:
+    """4x4 around the scene."""
+    generator, made = np.random.default_rng(0), []
+    for _ in range(count):
+        azimuth, elevation = generator.uniform(0, 2 * math.pi), generator.uniform(-0.3, 1.2)
+        flat = math.cos(elevation)
+        eye = np.array([flat * math.cos(azimuth), flat * math.sin(azimuth), math.sin(elevation)])
+        made.append(look_at(distance * generator.uniform(0.9, 1.1) * eye))
+    return made
+
+
+def capture_in(folder: Path, lenses: list[Lens], distance: float = 3.0) -> Capture:
+    """The toy scene through each of `lenses`; its images are written to `folder`/images."""
+    images = []
+    (folder / "images").mkdir(parents=True)
+    for index, (lens, pose) in enumerate(zip(lenses, poses(len(lenses), distance), strict=True)):
+        local = lens.direction_map().directions.unflatten(0, (lens.height, lens.width))
+        name = f"r_{index:02d}.png"
+        Image.fromarray(trace_directions(pose, local.double().numpy())).save(folder / "images" / name)
+        images.append(PosedImage(name, folder / "images" / name, pose[:3], lens))
+    return Capture("toy", "test", images)
+
+
+def colmap_in(folder: Path, lenses: list[Lens], text: bool = False, **options) -> Path:
+    """The toy scene as a COLMAP folder."""
+    write_model(folder / "sparse" / "0", capture_in(folder, lenses, **options), text)
+    return folder
+
+
+def write_synthetic(folder: Path, capture: Capture) -> None:
+    frames = []
+    for image in capture.images:
+        (fl_x, fl_y), (cx, cy) = image.lens.focal, image.lens.center
+        pose = [*image.camera_to_world.tolist(), [0, 0, 0, 1]]
+        values = {"fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy, "transform_matrix": pose}
+        frames.append({"file_path": f"images/{image.name}", **values})
+    (folder / "transforms_train.json").write_text(json.dumps({"frames": frames}))
+
+
+def write_nerfstudio(folder: Path, capture: Capture) -> None:
+    images = [replace(image, name=f"images/{image.name}") for image in capture.images]
+    write_transforms(folder / "transforms.json", replace(capture, images=images, up=(0.0, 0.0, 1.0)))
+
+
+def write_llff(folder: Path, capture: Capture) -> None:
+    rows = []
+    for image in capture.images:
+        right, up, back, position = image.camera_to_world.T
+        size = [image.lens.height, image.lens.width, image.lens.focal[0]]
+        rows.append([*np.stack([-up, right, back, position, size], axis=1).ravel(), 2.0, 4.0])
+    np.save(folder / "poses_bounds.npy", np.array(rows))
+
+
+WRITERS = {
+    "nerf_synthetic": write_synthetic,
+    "nerfstudio": write_nerfstudio,
+    "llff": write_llff,
+    "colmap": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
+    "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture, text=True),
+}
+
+
+def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
+    seed_everything(0)
+    config.trainer.steps = steps
+    trainer = Trainer(config, cameras, images, model=build_model(config))
+    for _ in range(steps):
+        trainer.train_step()
+    return trainer
+
+
+def psnr_of(trainer: Trainer, cameras: Cameras, images) -> float:
+    image_of = ImageRenderer(trainer.model, torch.ones(3))
+    errors = []
+    for view in range(len(cameras)):
+        truth = images.image(view).float() / 255
+        truth = truth[..., :3] * truth[..., 3:] + 1 - truth[..., 3:]
+        errors.append((image_of(cameras, view)["rgb"] - truth).square().mean().item())
+    return -10 * math.log10(sum(errors) / len(errors))
+
+
+def masks_in(folder: Path, white: np.ndarray) -> None:
+    """A mask for every image, white where `white` [H, W] is."""
+    (folder / "masks").mkdir()
+    for file in (folder / "images").iterdir():
+        Image.fromarray((white * 255).astype(np.uint8)).save(folder / "masks" / file.name)
+
+
+LEFT = np.arange(26)[None].repeat(22, 0) < 10
+
+
+def call(command, *arguments) -> None:
+    """Run a command that has to succeed."""
+    assert not command.main([str(argument) for argument in arguments])

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Images that are turned, reduced or missing, and a box beside what they show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nerfkit.commands import inspect
+from nerfkit.data.load import load_scene
+from nerfkit.errors import SceneError
+from tests.naming import assert_names, raises_naming
+from tests.posed_captures import FOCAL, PINHOLE, SIZE, call, capture_in, colmap_in, write_synthetic
+
+
+@pytest.mark.parametrize("orientation, turn", [(6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)])
+def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int, turn: Image.Transpose):
+    """Where the lens is of the image as EXIF turns it; of the stored pixels where that is the lens's shape."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    plain = load_scene(str(folder)).split("train").load().stack()
+    tags = Image.Exif()
+    tags[274] = orientation
+    image = Image.open(folder / "images" / "r_01.png")
+    image.load()
+    image.transpose(turn).save(folder / "images" / "r_01.png", exif=tags)
+    image.save(folder / "images" / "r_03.png", exif=tags)  # a tag that is a lie: these pixels are not turned
+    assert torch.equal(load_scene(str(folder)).split("train").load().stack()[1], plain[1])
+    shown = load_scene(str(folder)).split("train").load().stack()[3]
+    other = Image.open(folder / "images" / "r_03.png")
+    assert torch.equal(shown, torch.from_numpy(np.asarray(other).copy())), "as they are stored"
+
+
+@pytest.mark.parametrize("aside", [0.0, 1.0, 4.0])
+def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
+    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
+    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
+    images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
+    write_synthetic(tmp_path, replace(capture, images=images))
+    warned = load_scene(str(tmp_path)).frame.warnings()
+    assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
+    call(inspect, tmp_path)
+    assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
+    box = (aside - 1, -1, -1, aside + 1, 1, 1)
+    assert not load_scene(str(tmp_path), box=box).frame.warnings()
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
+    """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    assert not any("EXIF" in note for note in load_scene(str(folder)).notes)
+    tags = Image.Exif()
+    tags[274] = orientation
+    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
+    for name in ("r_01.png", "r_02.png"):
+        image = Image.open(folder / "images" / name)
+        image.load()
+        image.transpose(turn).save(folder / "images" / name, exif=tags)
+    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note)
+    assert "2 of 5" in note and "r_01.png" in note
+    call(inspect, folder)
+    assert "EXIF orientation: 2" in capsys.readouterr().out
+
+
+def test_missing_images_are_left_out_with_a_count(tmp_path):
+    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    names = [f"r_{index:02d}.png" for index in range(20)]
+    for name in names[:10]:
+        (folder / "images" / name).unlink()
+    scene = load_scene(str(folder))
+    assert {split: len(views.files) for split, views in scene.views.items()} == {"train": 10}, "too few for a test view"
+    (note,) = [note for note in scene.notes if "missing" in note]
+    assert_names(note, "10 of 20", "10", names[0])
+    assert sorted(file.name for file in scene.split("train").files) == names[10:]
+    (folder / "images" / names[10]).unlink()
+    with raises_naming(SceneError, "data.path", "9 of 20", "11", names[0]):
+        load_scene(str(folder))
+
+
+@pytest.mark.parametrize("smaller", [(13, 11), (9, 8), (7, 6)])
+def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, int]):
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    (folder / "images").rename(folder / "images_2")
+    for file in (folder / "images_2").iterdir():
+        Image.open(file).resize(smaller, Image.Resampling.BOX).save(file)
+    cameras = load_scene(str(folder)).split("train").cameras
+    assert (cameras.width, cameras.height) == smaller
+    factors = torch.tensor(smaller) / torch.tensor(SIZE)
+    torch.testing.assert_close(cameras.focal[0], FOCAL * factors)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of a capture by the commands: its frame and range, going on, scores, paths; what `inspect` prints."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from nerfkit import config as config_module
+from nerfkit import load_run
+from nerfkit.commands import eval as eval_command
+from nerfkit.commands import inspect, render, train
+from nerfkit.data.load import load_scene
+from nerfkit.errors import ConfigError, RunError, SceneError
+from tests.naming import assert_names, raises_naming
+from tests.posed_captures import (
+    BOX,
+    LEFT,
+    PINHOLE,
+    WIDE,
+    call,
+    colmap_in,
+    masks_in,
+    poses,
+)
+
+
+@pytest.fixture(scope="module")
+def run_of_capture(tmp_path_factory) -> Path:
+    """A run of a COLMAP folder by the commands; beside it the scene and the options."""
+    folder = tmp_path_factory.mktemp("capture")
+    colmap_in(folder / "scene", [WIDE] * 20, distance=1.3)
+    config = config_module.Config(device="cpu")
+    config.data.path = str(folder / "scene")
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 24
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
+    config.trainer.steps, config.trainer.samples, config.trainer.log_every = 4, 1024, 2
+    config_module.dump(config, folder / "options.toml")
+    call(train, "--config", folder / "options.toml", "--out", folder / "run")
+    return folder / "run"
+
+
+def test_a_run_has_the_frames_box_and_range(run_of_capture):
+    run = load_run(run_of_capture, "cpu")
+    scene = load_scene(str(run_of_capture.parent / "scene"))
+    assert run.config.data.box == pytest.approx(scene.frame.box.ravel().tolist(), abs=1e-6)
+    assert run.config.sampling.near == pytest.approx(scene.frame.near)
+    assert len(run.cameras("train")) == 17 and len(run.cameras("test")) == 3
+    torch.testing.assert_close(run.cameras("train").camera_to_world, scene.split("train").cameras.camera_to_world)
+
+
+def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypatch, capsys):
+    """Even if another would be found now: the cameras are the same to the last bit."""
+    before = (run_of_capture / "scene.json").read_text()
+    score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
+    monkeypatch.setattr("nerfkit.data.assemble.frame_of", lambda *_, **__: pytest.fail("a frame was looked for"))
+    call(eval_command, run_of_capture)
+    again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
+    assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"
+    call(train, "--resume", run_of_capture, "--trainer.steps", 6)
+    assert (run_of_capture / "scene.json").read_text() == before
+    assert "frame" in capsys.readouterr().out
+
+
+def test_an_orbit_of_a_capture_is_rendered(run_of_capture, tmp_path):
+    call(render, run_of_capture, "--frames", 2, "--size", 20, 16, "--out", tmp_path / "orbit")
+    frames = [np.asarray(Image.open(tmp_path / "orbit" / f"000{k}.png")) for k in range(2)]
+    assert frames[0].shape == (16, 20, 3) and (frames[0] != frames[1]).any()
+
+
+def test_paths_depths_and_normals_are_in_the_scenes_own_frame(run_of_capture, tmp_path):
+    """A path that is written is read again as the same cameras, and depths are in the units of the files."""
+    size = ("--size", 26, 22)
+    call(render, run_of_capture, "--path", "test", "--out", tmp_path / "a", *size, "--outputs", "rgb,depth,normal")
+    written = json.loads((tmp_path / "a" / "path.json").read_text())["frames"]
+    got = np.array([frame["transform_matrix"] for frame in written])
+    np.testing.assert_allclose(got, np.stack(poses(20, 1.3))[[0, 8, 16]], atol=1e-5)
+    call(render, run_of_capture, "--path", tmp_path / "a" / "path.json", "--out", tmp_path / "b", *size)
+    for frame in ("0000.png", "0002.png"):
+        one, other = (np.asarray(Image.open(tmp_path / name / frame)).astype(int) for name in "ab")
+        assert np.abs(one - other).max() <= 2, "but for rounding, where a GPU adds in another order"
+    run = load_run(run_of_capture)  # on the device that the command took
+    assert run.frame is not None and run.frame.scale != 1
+    images = run.render(run.cameras("test").resized(26, 22), 1, ("depth", "normal"))
+    depth, normal = (np.load(tmp_path / "a" / f"{name}_0001.npz")[name] for name in ("depth_z", "normal"))
+    np.testing.assert_allclose(depth, images["depth_z"].numpy() / run.frame.scale, rtol=1e-4)
+    np.testing.assert_allclose(normal, images["normal"].numpy() @ run.frame.rotation, atol=1e-3)
+
+
+def test_the_path_follows_from_where_the_views_stand(run_of_capture, tmp_path):
+    call(render, run_of_capture, "--frames", 2, "--size", 8, 8)
+    assert (run_of_capture / "render" / "orbit" / "0001.png").exists(), "all around"
+    scene = json.loads((run_of_capture / "scene.json").read_text())
+    train = [frame for frame in scene["splits"]["train"]["frames"] if frame["transform_matrix"][0][3] > 0]
+    outwards = tmp_path / "outwards"
+    shutil.copytree(run_of_capture, outwards)
+    turned = json.loads((run_of_capture / "scene.json").read_text())
+    for frame in turned["splits"]["train"]["frames"]:
+        for row in frame["transform_matrix"][:3]:
+            row[0], row[2] = -row[0], -row[2]
+    (outwards / "scene.json").write_text(json.dumps(turned))
+    call(render, outwards, "--frames", 2, "--size", 8, 8)
+    assert (outwards / "render" / "interpolate" / "0001.png").exists(), "all around, but looking outwards"
+    half = tmp_path / "half"
+    shutil.copytree(run_of_capture, half)
+    scene["splits"]["train"]["frames"] = train
+    (half / "scene.json").write_text(json.dumps(scene))
+    call(render, half, "--frames", 2, "--size", 8, 8)
+    assert (half / "render" / "interpolate" / "0001.png").exists(), "from one side"
+
+
+@pytest.mark.parametrize("box", [BOX, (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)], ids=["a box", "the default"])
+def test_a_box_is_meant_in_the_files_own_frame(run_of_capture, tmp_path, box: tuple):
+    options = run_of_capture.parent / "options.toml"
+    call(train, "--config", options, "--data.box", *box, "--out", tmp_path / "run", "--eval.after_training", "false")
+    run = load_run(tmp_path / "run", "cpu")
+    assert run.config.data.box == box
+    wanted = np.stack(poses(20, 1.3))[[k for k in range(20) if k % 8], :3]
+    np.testing.assert_allclose(run.cameras("train").camera_to_world.numpy(), wanted, atol=1e-6)
+
+
+def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 20)
+    (scene / "images" / "r_03.png").unlink()
+    options = run_of_capture.parent / "options.toml"
+    call(train, "--config", options, "--data.path", scene, "--out", tmp_path / "run", "--eval.after_training", "false")
+    printed = capsys.readouterr().out
+    assert_names(printed, "colmap", "19 of 20", "r_03.png", "every 8th")
+    frame = load_scene(str(scene)).frame
+    assert frame.text and all(line in printed for line in frame.text)
+
+
+def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
+    masks_in(scene, ~LEFT)
+    for index, file in enumerate(sorted((scene / "masks").iterdir())):
+        if index % 2:
+            file.unlink()  # of the wide images: they have another shape
+    (scene / "images" / "r_03.png").unlink()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    call(inspect, scene)
+    printed = capsys.readouterr().out
+    assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
+    assert sorted(tmp_path.rglob("*")) == before, "it only prints"
+    call(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2)
+    written = (tmp_path / "out" / "inspect.txt").read_text()
+    assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
+    assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
+    call(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX)  # again
+    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
+
+
+def test_inspect_says_what_training_would(tmp_path):
+    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
+    with raises_naming(RunError, scene):
+        inspect.main([str(scene), "--out", str(scene)])
+    with raises_naming(SceneError, "'ply'", "colmap"):
+        inspect.main([str(scene), "--data.format", "ply"])
+    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
+        with raises_naming(ConfigError, f"data.{option}"):
+            inspect.main([str(scene), f"--data.{option}", *values])
+
+
+def test_inspect_of_a_scene_of_which_most_is_missing(tmp_path, capsys):
+    """Unlike training it goes on, for this is when its page is wanted."""
+    scene = colmap_in(tmp_path, [PINHOLE] * 20)
+    for index in range(15):
+        (scene / "images" / f"r_{index:02d}.png").unlink()
+    call(inspect, scene)
+    assert_names(capsys.readouterr().out, "15 of 20", "more than half", "train: 5 (r_15.png", "no test images")
