@@ -110,6 +110,8 @@ class TrainerConfig:
     learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up
     final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises
+    schedule: Literal["exponential", "linear", "cosine"] = "exponential"  # how it falls to its final value
+    table_decay: number(0, 100) = 0.0  # a step shrinks the feature table by learning rate x this; 0: not
     distortion: number(0, 100) = 0.0  # weight of the distortion loss, which makes a ray's samples one surface
     background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
@@ -306,8 +308,9 @@ def dump(config: Config, path: Path) -> None:
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
     "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
-    "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture",
-    "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard", "eval.", "parallel.", "ops.",
+    "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay", "trainer.save_every",
+    "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard",
+    "eval.", "parallel.", "ops.",
 )  # fmt: skip
 
 

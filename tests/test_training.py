@@ -10,6 +10,7 @@ from nerfkit import load_run, ops
 from nerfkit.errors import RunError, SceneError, TrainingError
 from nerfkit.training import checkpoint, run_folder
 from nerfkit.training.run_folder import NAN_REPORT
+from nerfkit.training.schedule import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
@@ -185,6 +186,49 @@ def test_the_rate_rises_in_the_warm_up(small_config):
     first, falls = small_config.trainer.learning_rate, (0.0003 / 0.03) ** (1 / 60)
     assert rates[0] == pytest.approx(first / 10) and rates[4] == pytest.approx(first / 2 * falls**4)
     assert rates[11] == pytest.approx(first * falls**11)
+
+
+@pytest.mark.parametrize(
+    "schedule, rates",
+    [
+        ("exponential", (0.1, 0.1**1.5, 0.01, 0.001)),
+        ("linear", (0.1, 0.07525, 0.0505, 0.001)),
+        ("cosine", (0.1, 0.0855017857, 0.0505, 0.001)),
+    ],
+)
+def test_how_the_rate_falls(small_config, schedule: str, rates: tuple[float, ...]):
+    """At the start of the schedule, after a quarter and a half of it, and at its end."""
+    settings = small_config.trainer
+    settings.learning_rate, settings.final_learning_rate, settings.warmup, settings.schedule = 0.1, 0.001, 1, schedule
+    found = [learning_rate(settings, 100, progress) for progress in (0.0, 0.25, 0.5, 1.0)]
+    assert found == pytest.approx(rates) and learning_rate(settings, 100, 1.7) == pytest.approx(0.001)
+
+
+def test_a_table_decays_by_the_rate(small_config):
+    """A row that no sample touches shrinks by (1 - rate * decay) a step, over a rate that changes."""
+    small_config.trainer.table_decay, small_config.trainer.optimizer = 0.5, "lazy_adam"
+    trainer = make_trainer(small_config)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    rate, shrunk = trainer.learning_rate, 1.0
+    for step in range(2 * DECAY_EVERY):
+        if step % DECAY_EVERY == 0:
+            shrunk *= (1 - rate() * 0.5) ** DECAY_EVERY
+        trainer.train_step()
+    untouched = (trainer.optimizer.state[trainer.model.grid.table]["exp_avg_sq"] == 0).all(1)
+    assert untouched.any() and shrunk < 0.95
+    assert torch.allclose(trainer.model.grid.table[untouched], before["grid.table"][untouched] * shrunk, rtol=1e-5)
+
+
+def test_networks_do_not_decay(small_config):
+    small_config.trainer.table_decay = 2.0
+    model = make_trainer(small_config).model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    decay_tables(model, small_config.trainer, DECAY_EVERY + 1, 0.01)
+    assert torch.equal(model.grid.table, before["grid.table"]), "between two decays"
+    decay_tables(model, small_config.trainer, 3 * DECAY_EVERY, 0.01)
+    changed = [name for name, p in model.named_parameters() if not torch.equal(p, before[name])]
+    assert changed == ["grid.table"]
+    assert torch.allclose(model.grid.table, before["grid.table"] * 0.98**DECAY_EVERY)
 
 
 def test_checkpoints_on_the_way_and_time_that_goes_on(small_config, tmp_path):

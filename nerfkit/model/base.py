@@ -66,6 +66,10 @@ class Model(nn.Module):
         if (sampler := self._sampler()) and hasattr(sampler, "agree"):
             sampler.agree(processes)
 
+    def tables(self) -> list[Tensor]:
+        """Parameters that `trainer.table_decay` shrinks."""
+        return []
+
     def update(self, step: int) -> None:
         """Called before each training step: updates the sampler from the field."""
         if sampler := self._sampler():

@@ -76,6 +76,9 @@ class Renderer(Model):
             (gradient,) = torch.autograd.grad(log_density.sum(), positions)
         return -torch.nn.functional.normalize(gradient, dim=-1)
 
+    def tables(self) -> list[Tensor]:
+        return [self.grid.table]
+
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         device = torch.device(device)
         dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32

@@ -34,6 +34,7 @@ from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
 from nerfkit.version import versions
@@ -91,8 +92,8 @@ class Trainer:
         self.model = (build_model(config) if model is None else model).to(self.device)
         self.cameras = cameras.to(self.device)
         check_seen(self.model, self.cameras, config.data.box)
-        learning_rate = torch.tensor(config.trainer.learning_rate, device=self.device)
-        self.optimizer = adam(self.model.parameters(), learning_rate, config.trainer.optimizer == "lazy_adam")
+        rate = torch.tensor(config.trainer.learning_rate, device=self.device)
+        self.optimizer = adam(self.model.parameters(), rate, config.trainer.optimizer == "lazy_adam")
         self.processes, self.together = processes, Together(processes, config.seed, self.device)
         self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
         self.step = 0
@@ -215,6 +216,7 @@ class Trainer:
         self.together.compare(self.model, self.step)
         for group in self.optimizer.param_groups:
             group["lr"].fill_(self.learning_rate())
+        decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
         if isinstance(self.loss_fn, DistortedError):
             self.loss_fn.at(self.progress)
         self.views.source.move_to(self.step)
@@ -231,11 +233,8 @@ class Trainer:
         self.step += 1
 
     def learning_rate(self) -> float:
-        """Rises in the warm-up, then falls exponentially to its final value."""
-        settings = self.config.trainer
-        first, last = settings.learning_rate, settings.final_learning_rate
-        warm = min(1.0, (self.step + 1) / max(settings.warmup, 1))
-        return warm * first * (last / first) ** min(self.progress, 1.0)
+        """The optimiser's, in the next step."""
+        return learning_rate(self.config.trainer, self.step, self.progress)
 
     def pop_stats(self) -> dict[str, float]:
         """Means over the steps since the last call: loss and its terms, PSNR, samples per ray, rays per second."""
