@@ -253,9 +253,12 @@ class TrainingStep:
                 "set it to float32"
             )
         return SharedGradients(
-            [*self.model.parameters(), *self.adjustments.parameters()], processes, parallel.precision == "float16", float(self.n_rays),
+            [*self.model.parameters(), *self.adjustments.parameters()],
+            processes,
+            parallel.precision == "float16",
+            float(self.n_rays),
             in_graph=parallel.graph != "false",
-        )  # fmt: skip
+        )
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""

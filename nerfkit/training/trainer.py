@@ -33,7 +33,7 @@ from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.losses import DistortedError, LossFn, default_loss
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
-from nerfkit.training.run import load_model
+from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
@@ -320,8 +320,8 @@ class Trainer:
         folder.check_resumable(self.config)
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
+        load_adjustments(self.adjustments, tensors, folder.path)
         try:
-            self.adjustments.load_state_dict(checkpoint.part(tensors, "views"))
             self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})
             if len(shared.get("n_rays", [])) == self.processes.size:
