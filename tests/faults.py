@@ -753,7 +753,7 @@ FAULTS = [
         "warm = 1.0",
         "training",
     ),
-    Fault("rate_never_set", "training/trainer.py", 'group["lr"].fill_(self.learning_rate())', "pass", "training"),
+    Fault("rate_never_set", "training/trainer.py", 'group["lr"].fill_(rate)', "pass", "training"),
     Fault(
         "background_warm_up_a_step_long",
         "training/trainer.py",
@@ -831,6 +831,41 @@ FAULTS = [
         "training",
     ),
     Fault("other_options_resumed", "training/trainer.py", "folder.check_resumable(self.config)", "pass", "training"),
+    Fault(
+        "poses_drift_together",
+        "training/adjustments.py",
+        "return values - values.mean(0)",
+        "return values",
+        "adjustments",
+    ),
+    Fault(
+        "light_on_the_background",
+        "training/adjustments.py",
+        "own = torch.cat([color - behind, opacity[:, None]], dim=-1)",
+        "own = torch.cat([color, torch.ones_like(opacity)[:, None]], dim=-1)",
+        "adjustments",
+    ),
+    Fault(
+        "refined_cameras_are_forgotten",
+        "training/run.py",
+        'return self.refined if split == "train" and self.refined is not None else self.given_cameras(split)',
+        "return self.given_cameras(split)",
+        "adjustments",
+    ),
+    Fault(
+        "adjustments_not_summed_over_processes",
+        "training/step.py",
+        "[*self.model.parameters(), *self.adjustments.parameters()]",
+        "[*self.model.parameters()]",
+        "adjustments",
+    ),
+    Fault(
+        "lights_fitted_to_clipped_values",
+        "metrics.py",
+        "chosen = (truth > UNCLIPPED[0]) & (truth < UNCLIPPED[1])",
+        "chosen = truth > -1",
+        "adjustments",
+    ),
     Fault(
         "weights_of_pixels_ignored", "training/losses.py", "weighted_mean(error, batch.weight)", "error.mean()", "batch"
     ),
