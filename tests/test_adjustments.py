@@ -12,7 +12,7 @@ from nerfkit import load_run, ops
 from nerfkit.config import Config, DataConfig
 from nerfkit.data.batch import Batch
 from nerfkit.data.cameras import Rays
-from nerfkit.errors import RunError, TrainingError
+from nerfkit.errors import RunError, TrainingError, UserError
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.registry import build_model
@@ -313,3 +313,14 @@ def test_a_pose_is_found_with_the_field_frozen(seed: int):
 def test_pixels_off_is_no_distance_of_equal_cameras():
     of = capture(0, degrees=1.0)
     assert pixels_off(of.true, of.true) == 0 and 0.5 < pixels_off(of.given, of.true) < 2
+
+
+def test_a_model_without_gradients_in_the_rays_is_named():
+    config, cameras = balls.config(), balls.cameras(1)
+
+    class Fixed(balls.Balls):
+        def forward(self, rays, background, jitter=None, capacity=None):
+            return super().forward(Rays(rays.origins.detach(), rays.directions.detach()), background)
+
+    with raises_naming(UserError, "Fixed", "data.poses"):
+        aligned(Fixed(config), config, cameras, 0, torch.ones(40, 44, 3), None, torch.ones(3))

@@ -4,9 +4,12 @@
 import json
 
 import pytest
+import torch
 
+from nerfkit import load_run
 from nerfkit.training import alignment
 from nerfkit.training.run_folder import METRICS
+from nerfkit.viewer.subject import of_run
 from tests.processes import call
 from tests.weak_captures import capture, pixels_off, score, trained
 
@@ -56,3 +59,14 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     again = call("eval", run, "--device", "cpu")
     assert f"{metrics['psnr_aligned']:.2f} dB with its pose fitted" in again
     assert "is not the scene" not in call("eval", run, "--split", "train", "--device", "cpu")
+    call("export", run, "cameras", "--formats", "transforms")
+    (exported,) = run.rglob("transforms.json")
+    frames = json.loads(exported.read_text())["frames"]
+    loaded = load_run(run, "cpu")
+    refined, given = (cameras("train").camera_to_world for cameras in (loaded.cameras, loaded.given_cameras))
+    written = torch.tensor([frame["transform_matrix"] for frame in frames])[: len(refined), :3]
+    torch.testing.assert_close(written, refined, rtol=1e-5, atol=1e-5)
+    assert (refined - given).abs().max() > 1e-4
+    subject = of_run(loaded)
+    assert subject.photos is not None and torch.equal(subject.photos.cameras.camera_to_world, refined)
+    assert torch.equal(subject.cameras.camera_to_world, refined)

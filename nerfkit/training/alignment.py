@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
+from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.training.adjustments import in_light, moved, radius_of, rotated
 
@@ -56,6 +57,11 @@ def aligned(
             rays = cameras.rays(torch.full_like(pixel, view), pixel % width, pixel // width)
             rendering = model(moved(rays, *_of_each(move, unit, RAYS)), background)
             color = in_light(rendering.color, rendering.opacity, background, light.expand(RAYS, 3, 4))
+            if not rendering.color.requires_grad:
+                raise UserError(
+                    f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses refine "
+                    "needs; leave data.poses as given"
+                )
             optimizer.zero_grad()
             # The sum, not the mean: gradients in half precision would underflow.
             (color - colors[drawn].to(device)).square().sum().backward()
