@@ -59,8 +59,8 @@ def aligned(
             color = in_light(rendering.color, rendering.opacity, background, light.expand(RAYS, 3, 4))
             if not rendering.color.requires_grad:
                 raise UserError(
-                    f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses refine "
-                    "needs; leave data.poses as given"
+                    f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses "
+                    "refine needs; leave data.poses as given"
                 )
             optimizer.zero_grad()
             # The sum, not the mean: gradients in half precision would underflow.
