@@ -315,12 +315,20 @@ def test_pixels_off_is_no_distance_of_equal_cameras():
     assert pixels_off(of.true, of.true) == 0 and 0.5 < pixels_off(of.given, of.true) < 2
 
 
-def test_a_model_without_gradients_in_the_rays_is_named():
+def test_a_model_without_gradients_in_the_rays_is_named(small_config):
+    """In the first step, not after training; and where it was trained without."""
     config, cameras = balls.config(), balls.cameras(1)
 
     class Fixed(balls.Balls):
         def forward(self, rays, background, jitter=None, capacity=None):
-            return super().forward(Rays(rays.origins.detach(), rays.directions.detach()), background)
+            fixed = Rays(rays.origins.detach(), rays.directions.detach(), rays.view)
+            return super().forward(fixed, background, jitter, capacity)
 
     with raises_naming(UserError, "Fixed", "data.poses"):
         aligned(Fixed(config), config, cameras, 0, torch.ones(40, 44, 3), None, torch.ones(3))
+    small_config.data.appearance = "affine"
+    make_trainer(small_config, model=Fixed).train_step()
+    small_config.data.poses = "refine"
+    make_trainer(small_config, model=balls.Balls).train_step()
+    with raises_naming(UserError, "Fixed", "data.poses"):
+        make_trainer(small_config, model=Fixed).train_step()

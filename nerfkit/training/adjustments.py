@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from nerfkit.config import DataConfig
 from nerfkit.data.batch import Batch
 from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.errors import UserError
+from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering
 
 SMALLEST_ANGLE = 1e-6  # radians, below which a rotation's derivative is taken as that of none
@@ -63,6 +65,11 @@ class ViewAdjustments(nn.Module):
         color = in_light(rendering.color, rendering.opacity, batch.background, transforms)
         return rendering._replace(color=color)
 
+    def check_gradients(self, model: Model) -> None:
+        """After a backward pass: raise UserError if the colors of `model` do not depend on where rays are."""
+        if self.poses is not None and self.poses.grad is None:
+            raise without_gradients(model)
+
     @torch.no_grad()
     def cameras(self, cameras: Cameras) -> Cameras:
         """The training views' cameras where they are thought to have stood."""
@@ -100,6 +107,14 @@ class ViewAdjustments(nn.Module):
         """Axis-angle [radians] and translation [scene units] of each view, [V, 6]."""
         scale = torch.cat([self.poses.new_ones(3), self.poses.new_full((3,), self.unit)])
         return centered(self.poses) * scale
+
+
+def without_gradients(model: Model) -> UserError:
+    """Of a model of one's own, with which poses cannot be refined."""
+    return UserError(
+        f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses refine needs; "
+        "leave data.poses as given"
+    )
 
 
 def centered(values: Tensor) -> Tensor:

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
-from nerfkit.errors import UserError
 from nerfkit.model.base import Model
-from nerfkit.training.adjustments import in_light, moved, radius_of, rotated
+from nerfkit.training.adjustments import in_light, moved, radius_of, rotated, without_gradients
 
 STEPS, RAYS = 100, 1024  # of Adam, and of random pixels in each
 FIRST_RATE, LAST_RATE = 2e-3, 2e-5  # radians a step, about, and shares of the radius of data.box
@@ -58,10 +57,7 @@ def aligned(
             rendering = model(moved(rays, *_of_each(move, unit, RAYS)), background)
             color = in_light(rendering.color, rendering.opacity, background, light.expand(RAYS, 3, 4))
             if not rendering.color.requires_grad:
-                raise UserError(
-                    f"colors of the model {type(model).__name__} have no gradients in the rays, which data.poses "
-                    "refine needs; leave data.poses as given"
-                )
+                raise without_gradients(model)
             optimizer.zero_grad()
             # The sum, not the mean: gradients in half precision would underflow.
             (color - colors[drawn].to(device)).square().sum().backward()

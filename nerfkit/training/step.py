@@ -151,6 +151,7 @@ class TrainingStep:
         loss = _added(list(terms.values()))
         self.optimizer.zero_grad()
         self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
+        self.adjustments.check_gradients(self.model)
         n_complete = ray_complete.sum()
         samples = n_complete.new_zeros(()) if n_samples is None else n_samples
         counts = torch.stack([n_complete.double(), samples.double()])
