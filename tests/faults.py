@@ -860,6 +860,27 @@ FAULTS = [
         "adjustments",
     ),
     Fault(
+        "models_without_gradients_in_rays_refined",
+        "training/step.py",
+        "self.adjustments.check_gradients(self.model)",
+        "pass",
+        "adjustments",
+    ),
+    Fault(
+        "aligned_scores_at_the_given_pose",
+        "training/evaluator.py",
+        'shown["_aligned"] = image_of(camera, 0)',
+        'shown["_aligned"] = image_of(cameras, view)',
+        "adjustments",
+    ),
+    Fault(
+        "poses_forgotten_on_resuming",
+        "training/trainer.py",
+        "load_adjustments(self.adjustments, tensors, folder.path)",
+        "pass",
+        "adjustments",
+    ),
+    Fault(
         "lights_fitted_to_clipped_values",
         "metrics.py",
         "chosen = (truth > UNCLIPPED[0]) & (truth < UNCLIPPED[1])",

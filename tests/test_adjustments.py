@@ -21,6 +21,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments, in_light, radius_of, rotated
 from nerfkit.training.alignment import aligned
+from nerfkit.training.evaluator import other_scores
 from nerfkit.training.losses import squared_error
 from nerfkit.training.run_folder import NAN_REPORT
 from tests import balls
@@ -287,27 +288,51 @@ def test_a_light_that_colors_do_not_tell_is_none():
     torch.testing.assert_close(color_corrected(gray, 0 * solid, gray * 1.2, gray[0, 0]), gray)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_pose_is_found_with_the_field_frozen(seed: int):
-    config, cameras = balls.config(), balls.cameras(3, (44, 40))
+def shifted_view(seed: int) -> tuple:
+    """The balls: field, options, cameras of which view 2 is off, what it saw [H, W, 3], and pixels that count."""
+    config, cameras, view = balls.config(), balls.cameras(3, (44, 40)), 2
     model = balls.Balls(config)
     model.update(0)
-    background, view = torch.ones(3), 2
-    truth = ImageRenderer(model, background)(cameras, view)["rgb"]
+    truth = ImageRenderer(model, torch.ones(3))(cameras, view)["rgb"]
     generator = torch.Generator().manual_seed(seed)
     turn = 0.02 * torch.randn(3, generator=generator)
     pose = cameras.camera_to_world.clone()
     pose[view, :, :3] = rotated(pose[view, :, :3].mT, turn.expand(3, 3)).mT
     pose[view, :, 3] += 0.02 * torch.randn(3, generator=generator)
-    given, counts = replace(cameras, camera_to_world=pose), torch.rand(40, 44, generator=generator) < 0.9
-    state = torch.get_rng_state()
-    found = aligned(model, config, given, view, torch.where(counts[..., None], truth, 0.0), counts, background)
+    counts = torch.rand(40, 44, generator=generator) < 0.9
+    return model, config, replace(cameras, camera_to_world=pose), truth, counts
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pose_is_found_with_the_field_frozen(seed: int):
+    model, config, given, truth, counts = shifted_view(seed)
+    background, state = torch.ones(3), torch.get_rng_state()
+    found = aligned(model, config, given, 2, torch.where(counts[..., None], truth, 0.0), counts, background)
     assert torch.equal(torch.get_rng_state(), state) and model.amount.requires_grad and model.amount.grad is None
-    before = ImageRenderer(model, background)(given, view)["rgb"]
+    before = ImageRenderer(model, background)(given, 2)["rgb"]
     after = ImageRenderer(model, background)(found, 0)["rgb"]
     assert psnr(after, truth) > psnr(before, truth) + 6, (psnr(before, truth), psnr(after, truth))
     identity = found.camera_to_world[0, :, :3] @ found.camera_to_world[0, :, :3].T
     torch.testing.assert_close(identity, torch.eye(3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_have_fitted_what_was_learned_of_training_views(seed: int):
+    """Of a view that is off, darker, and spoiled where pixels do not count."""
+    model, config, given, truth, counts = shifted_view(seed)
+    opacity = ImageRenderer(model, torch.ones(3))(balls.cameras(3, (44, 40)), 2)["opacity"][..., None]
+    truth = torch.where(counts[..., None], truth - 0.3 * opacity * truth, 0.0)
+    image_of = ImageRenderer(model, torch.ones(3))
+    rendered, found = image_of(given, 2), {}
+    for appearance, poses in (("same", "given"), ("affine", "given"), ("same", "refine"), ("affine", "refine")):
+        config.data.appearance, config.data.poses = appearance, poses
+        found[appearance, poses] = other_scores(image_of, config, given, 2, rendered, truth, counts)
+    light, pose, both = found["affine", "given"], found["same", "refine"], found["affine", "refine"]
+    assert found["same", "given"] == {} and both["psnr_cc"] == light["psnr_cc"]
+    assert [list(x) for x in (light, pose)] == [["psnr_cc"], ["psnr_aligned"]]
+    raw = psnr(rendered["rgb"][counts], truth[counts])
+    assert light["psnr_cc"] > raw + 1 and pose["psnr_aligned"] > raw + 1.5
+    assert both["psnr_aligned_cc"] > max(both["psnr_cc"], both["psnr_aligned"]) + 4
 
 
 def test_pixels_off_is_no_distance_of_equal_cameras():
