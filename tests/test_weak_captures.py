@@ -48,7 +48,7 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     ).split()
     both = ("--data.appearance", "affine", "--data.poses", "refine")
     printed = call("train", "--data.path", toy_scene, "--out", run, *small, *both)
-    assert "its light and its pose" in printed and "cameras moved by" in printed
+    assert "learned of each training view, too: its light and its pose" in printed and "cameras moved by" in printed
     assert "with pose and light fitted" in printed
     metrics = json.loads((run / METRICS).read_text())
     names = ("psnr", "psnr_cc", "psnr_aligned", "psnr_aligned_cc")

@@ -239,7 +239,7 @@ def of_each_view(config: Config) -> list[str]:
     """A line where something is learned of each training view."""
     data = config.data
     learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
-    return [f"views     of each training view {' and '.join(learned)} is learned, too"] if learned else []
+    return [f"views     learned of each training view, too: {' and '.join(learned)}"] if learned else []
 
 
 def in_parallel(trainer: Trainer) -> list[str]:
