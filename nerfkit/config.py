@@ -57,6 +57,8 @@ class DataConfig:
         "auto"  # behind transparent pixels; random: training only; auto: that for a place, else white
     )
     box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
+    appearance: Literal["same", "affine"] = "same"  # affine: each training image has its own color transform
+    poses: Literal["given", "refine"] = "given"  # refine: where each training image was taken is learned, too
 
 
 @dataclass

@@ -35,6 +35,7 @@ from nerfkit.errors import UserError  # noqa: E402
 from scripts import bench_train  # noqa: E402
 from scripts.bench_train import BenchOptions, Case, LoadedViews  # noqa: E402
 
+OF_A_CASE = ("data.background", "data.appearance", "data.poses")  # all other options of data change the images
 KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device", "options")  # of a run
 
 
@@ -66,7 +67,7 @@ def parsed_case(text: str) -> Case:
     case = Case(changes if colon else text, name=name if colon else "")
     for change in case.changes.split(","):
         name = change.partition("=")[0]
-        if name.startswith("data.") and name != "data.background":
+        if name.startswith("data.") and name not in OF_A_CASE:
             raise UserError(f"--cases {text!r}: the images are loaded once for all cases; put {name} into --scenes")
     return case
 

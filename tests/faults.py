@@ -803,7 +803,7 @@ FAULTS = [
     ),
     Fault("tables_decay_at_every_step", "training/schedule.py", "and step % DECAY_EVERY == 0", "", "training"),
     Fault("tables_decay_only_once", "training/schedule.py", "** DECAY_EVERY", "** 1", "training"),
-    Fault("rate_never_set", "training/trainer.py", 'group["lr"].fill_(self.learning_rate())', "pass", "training"),
+    Fault("rate_never_set", "training/trainer.py", 'group["lr"].fill_(rate)', "pass", "training"),
     Fault(
         "background_warm_up_a_step_long",
         "training/trainer.py",
@@ -882,6 +882,62 @@ FAULTS = [
     ),
     Fault("other_options_resumed", "training/trainer.py", "folder.check_resumable(self.config)", "pass", "training"),
     Fault(
+        "poses_drift_together",
+        "training/adjustments.py",
+        "return values - values.mean(0)",
+        "return values",
+        "adjustments",
+    ),
+    Fault(
+        "light_on_the_background",
+        "training/adjustments.py",
+        "own = torch.cat([color - behind, opacity[:, None]], dim=-1)",
+        "own = torch.cat([color, torch.ones_like(opacity)[:, None]], dim=-1)",
+        "adjustments",
+    ),
+    Fault(
+        "refined_cameras_are_forgotten",
+        "training/run.py",
+        'return self.refined if split == "train" and self.refined is not None else self.given_cameras(split)',
+        "return self.given_cameras(split)",
+        "adjustments",
+    ),
+    Fault(
+        "adjustments_not_summed_over_processes",
+        "training/step.py",
+        "[*self.model.parameters(), *self.adjustments.parameters()]",
+        "[*self.model.parameters()]",
+        "adjustments",
+    ),
+    Fault(
+        "models_without_gradients_in_rays_refined",
+        "training/step.py",
+        "self.adjustments.check_gradients(self.model)",
+        "pass",
+        "adjustments",
+    ),
+    Fault(
+        "aligned_scores_at_the_given_pose",
+        "training/evaluator.py",
+        'shown["_aligned"] = image_of(camera, 0)',
+        'shown["_aligned"] = image_of(cameras, view)',
+        "adjustments",
+    ),
+    Fault(
+        "poses_forgotten_on_resuming",
+        "training/trainer.py",
+        "load_adjustments(self.adjustments, tensors, folder.path)",
+        "pass",
+        "adjustments",
+    ),
+    Fault(
+        "lights_fitted_to_clipped_values",
+        "metrics.py",
+        "chosen = (truth > UNCLIPPED[0]) & (truth < UNCLIPPED[1])",
+        "chosen = truth > -1",
+        "adjustments",
+    ),
+    Fault(
         "weights_of_pixels_ignored", "training/losses.py", "weighted_mean(error, batch.weight)", "error.mean()", "batch"
     ),
     Fault(
@@ -954,8 +1010,8 @@ FAULTS = [
     Fault(
         "ignored_pixels_are_scored",
         "training/evaluator.py",
-        "else (render[counts], truth[counts])",
-        "else (render, truth)",
+        "else psnr(render[counts], truth[counts])",
+        "else psnr(render, truth)",
         "capture_masks",
     ),
     Fault(

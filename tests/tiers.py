@@ -22,6 +22,7 @@ TIERS = {
         "tests/test_training.py",
         "tests/test_viewer.py",
         "tests/test_viewer_browser.py",
+        "tests/test_weak_captures.py",
         "tests/ops/test_forward_mode.py",
         "tests/ops/test_large.py",
         "tests/ops/test_native.py",

@@ -109,6 +109,9 @@ def train(
             processes.wait()
             return 128 + number
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
+    if moved := trainer.adjustments.stats():
+        turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
+        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
     progress.close(score(options, scene, trainer, folder))
     module = f" --module {options.model.module}" if options.model.module else ""
     print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
@@ -217,6 +220,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"images    {trainer.views.source.text}",
         f"{space_text(config)}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
+        *of_each_view(config),
         f"training  steps {trainer.step} to {trainer.last_step}{limit}, {config.trainer.samples} samples a step",
         *in_parallel(trainer),
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
@@ -236,6 +240,13 @@ def space_text(config: Config) -> str:
         f"space     unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, "
         f"step {sampling.step:g} and at least {sampling.cone:.4g} of the distance"
     )
+
+
+def of_each_view(config: Config) -> list[str]:
+    """A line where something is learned of each training view."""
+    data = config.data
+    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
+    return [f"views     learned of each training view, too: {' and '.join(learned)}"] if learned else []
 
 
 def in_parallel(trainer: Trainer) -> list[str]:

@@ -263,5 +263,6 @@ class BoxSampler(OccupancySampler):
 def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:
     """The same `positions` [N, 3], differentiable in the origins and directions of their rays."""
     middle = ((t_starts + t_ends) / 2)[:, None]  # [N, 1]
-    moved = rays.origins[ray_index] + rays.directions[ray_index] * middle  # [N, 3]
+    origins, directions = (x.index_select(0, ray_index) for x in rays[:2])  # [N, 3] each; summed back without a sort
+    moved = origins + directions * middle  # [N, 3]
     return positions + (moved - moved.detach())

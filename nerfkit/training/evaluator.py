@@ -21,13 +21,28 @@ from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
 from nerfkit.lpips import LPIPS_DEFINITION, Lpips
-from nerfkit.metrics import MAX_PSNR, MIN_SIDE, SSIM_DEFINITION, psnr, ssim
+from nerfkit.metrics import (
+    CORRECTED_DEFINITION,
+    MAX_PSNR,
+    MIN_SIDE,
+    SSIM_DEFINITION,
+    color_corrected,
+    psnr,
+    ssim,
+)
 from nerfkit.model.base import Model
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, png_bytes
+from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run_folder import METRICS, RunFolder
 from nerfkit.version import versions
+
+OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
+    "psnr_cc": "with its light fitted",
+    "psnr_aligned": "with its pose fitted",
+    "psnr_aligned_cc": "with pose and light fitted",
+}
 
 
 def evaluate(
@@ -46,7 +61,8 @@ def evaluate(
 
     They go to the run folder for the test views, to eval/<split> for another split, to eval/on_<scene> for views of
     `other_scene`. `state` is the checkpoint's: steps and training time. Raises RunError for a score that is not finite;
-    earlier scores are then unchanged.
+    earlier scores are then unchanged. Where views were trained with a light or a pose of their own, PSNR is there with
+    the light or the pose of each view fitted, too: see `other_scores`.
     """
     check_scorable(views)
     lpips = Lpips(config.eval.lpips, device) if config.eval.lpips else None
@@ -64,9 +80,11 @@ def evaluate(
         disable=not processes.is_first,
     )  # fmt: skip
     for view in bar:
-        truth, render, counts = beside_truth(image_of, images, views, cameras, view)
+        truth, rendered, counts = beside_truth(image_of, images, views, cameras, view)
+        render = rendered["rgb"]  # [H, W, 3]
         n_ignored += 0 if counts is None else int((~counts).sum())
-        rows.append(scores(render, truth, counts, lpips) | {"view": views.names[view]})
+        others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
+        rows.append(scores(render, truth, counts, lpips) | others | {"view": views.names[view]})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
@@ -77,6 +95,7 @@ def evaluate(
         "psnr": sum(row["psnr"] for row in rows) / len(rows),
         "ssim": sum(row["ssim"] for row in rows) / len(rows),
         "lpips": _mean([row["lpips"] for row in rows]),
+        **{name: _mean([row[name] for row in rows]) for name in OTHER_SCORES if name in rows[0]},
         "n_views": len(rows),
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
@@ -93,17 +112,17 @@ def evaluate(
 
 def beside_truth(
     image_of: ImageRenderer, images: ImagePool, views: Views, cameras: Cameras, view: int
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Truth and rendering [H, W, 3] of one view, and which pixels count, [H, W] bool, or None for all.
+) -> tuple[Tensor, dict[str, Tensor], Tensor | None]:
+    """Truth [H, W, 3] and rendering of one view, and which pixels count, [H, W] bool, or None for all.
 
     `cameras` are those of the views on the model's device. Raises RunError if no pixel counts.
     """
     truth = blend(images.image(view), image_of.background.cpu())
-    render = image_of(cameras, view)["rgb"]
+    rendered = image_of(cameras, view)
     counts = pixels_that_count(images, views.cameras, view)
     if counts is not None and not counts.any():
         raise RunError(f"view {views.names[view]}: its mask leaves no pixel to be scored; leave the image out")
-    return truth, render, counts
+    return truth, rendered, counts
 
 
 def in_order(shares: list[list[Any]]) -> list[Any]:
@@ -117,15 +136,47 @@ def scores(render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | 
     Pixels that do not count (`counts` [H, W] bool) are left out of PSNR; the others see the truth there.
     """
     compared = render if counts is None else torch.where(counts[..., None], render, truth)
-    counted = (render, truth) if counts is None else (render[counts], truth[counts])
     distance = lpips(compared, truth) if lpips is not None else None
-    return {"psnr": psnr(*counted), "ssim": ssim(compared, truth), "lpips": distance}
+    return {"psnr": psnr_of(render, truth, counts), "ssim": ssim(compared, truth), "lpips": distance}
+
+
+def other_scores(
+    image_of: ImageRenderer,
+    config: Config,
+    cameras: Cameras,
+    view: int,
+    rendered: dict[str, Tensor],
+    truth: Tensor,
+    counts: Tensor | None,
+) -> dict[str, float]:
+    """PSNR of an image where what was learned of the training views alone is fitted to this one: names of OTHER_SCORES.
+
+    `rendered` is rgb [H, W, 3] and opacity [H, W] at the given pose. With data.appearance colors are fitted, with
+    data.poses the pose; `psnr` itself stays that without both.
+    """
+    background, found = image_of.background, {}
+    refined, in_its_light = config.data.poses == "refine", config.data.appearance == "affine"
+    shown = {"": rendered}
+    if refined:
+        camera = aligned(image_of.model, config, cameras, view, truth, counts, background)
+        shown["_aligned"] = image_of(camera, 0)
+        found["psnr_aligned"] = psnr_of(shown["_aligned"]["rgb"], truth, counts)
+    for name, images in shown.items() if in_its_light else ():
+        corrected = color_corrected(images["rgb"], images["opacity"], truth, background.cpu(), counts)
+        found[f"psnr{name}_cc"] = psnr_of(corrected, truth, counts)
+    return found
+
+
+def psnr_of(render: Tensor, truth: Tensor, counts: Tensor | None) -> float:
+    """PSNR of an image [H, W, 3] over the pixels that count, [H, W] bool, or all."""
+    return psnr(render, truth) if counts is None else psnr(render[counts], truth[counts])
 
 
 def in_one_line(metrics: dict[str, Any]) -> str:
     """The scores of `evaluate` for people."""
     lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
-    return f"PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
+    others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
+    return f"PSNR {metrics['psnr']:.2f} dB{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
 
 
 def _file_name(name: str, view: int) -> str:
@@ -182,8 +233,8 @@ def _mean(values: list[float | None]) -> float | None:
 
 
 def _check_score(row: dict[str, Any], split: str) -> None:
-    for name in ("psnr", "ssim", "lpips"):
-        if row[name] is not None and not math.isfinite(row[name]):
+    for name in ("psnr", "ssim", "lpips", *OTHER_SCORES):
+        if row.get(name) is not None and not math.isfinite(row[name]):
             raise RunError(
                 f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
                 "No scores are written; is the checkpoint damaged, or did training diverge?"
@@ -214,6 +265,8 @@ def protocol(
         "color_space": "sRGB values as stored",
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
         "psnr": f"-10 log10(MSE) per view, at most {MAX_PSNR:g}, mean over views",
+        **({"psnr_cc": CORRECTED_DEFINITION} if config.data.appearance == "affine" else {}),
+        **({"psnr_aligned": ALIGNED_DEFINITION} if config.data.poses == "refine" else {}),
         "ssim": SSIM_DEFINITION,
         "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
@@ -20,6 +20,7 @@ from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model, import_models
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
+from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_scene
 
 
@@ -33,6 +34,7 @@ class Run:
     scene: RunScene
     state: dict[str, Any]  # of the checkpoint: step, seconds, backend, versions
     device: torch.device
+    refined: Cameras | None = None  # training views where data.poses has found them; None where they are as given
 
     @property
     def background(self) -> Tensor:
@@ -45,7 +47,14 @@ class Run:
         return None if self.scene.frame is None else Frame.from_json(self.scene.frame, str(self.folder / SCENE))
 
     def cameras(self, split: str = "train") -> Cameras:
-        """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none."""
+        """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none.
+
+        Training views stand where data.poses has found them; `given_cameras` are those of the scene's files.
+        """
+        return self.refined if split == "train" and self.refined is not None else self.given_cameras(split)
+
+    def given_cameras(self, split: str = "train") -> Cameras:
+        """Cameras of one split as the scene's files have them, in the model's frame, on the CPU."""
         return self.scene.cameras(split, self.folder / SCENE)
 
     def render(self, cameras: Cameras, view: int = 0, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
@@ -71,13 +80,27 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
     load_model(model, tensors, folder)
-    return Run(folder, config, model.to(chosen).eval(), scene, state, chosen)
+    refined = None
+    if config.data.poses == "refine":
+        given = scene.cameras("train", folder / SCENE)
+        refined = load_adjustments(ViewAdjustments(config.data, len(given)), tensors, folder).cameras(given)
+    return Run(folder, config, model.to(chosen).eval(), scene, state, chosen, refined)
 
 
 def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:
     """Fill `model` from a checkpoint's tensors; raises RunError if they do not fit."""
+    _fill(model, checkpoint.part(tensors, "model"), folder)
+
+
+def load_adjustments(adjustments: ViewAdjustments, tensors: dict[str, Tensor], folder: Path) -> ViewAdjustments:
+    """Fill `adjustments` from a checkpoint's tensors, and return it; raises RunError if they do not fit."""
+    _fill(adjustments, checkpoint.part(tensors, "views"), folder)
+    return adjustments
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
     try:
-        model.load_state_dict(checkpoint.part(tensors, "model"))
+        module.load_state_dict(state)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise RunError(

@@ -3,7 +3,7 @@
 
 .nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
 config.toml               every option, resolved
-checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
+checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
 metrics.json              scores on the test views, with their protocol

@@ -11,10 +11,9 @@ import torch
 from nerfkit.config import Config
 from nerfkit.data.pixels import background_color
 from nerfkit.data.scene import Views
-from nerfkit.metrics import psnr
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import beside_truth
+from nerfkit.training.evaluator import beside_truth, psnr_of
 from nerfkit.training.run_folder import LOG, TEST_PSNR, RunFolder
 from nerfkit.training.trainer import Trainer
 
@@ -61,8 +60,8 @@ class ScoresOverTime:
         return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views
 
     def _psnr(self, image_of: ImageRenderer, view: int) -> float:
-        truth, render, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
-        return psnr(truth, render) if counts is None else psnr(truth[counts], render[counts])
+        truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
+        return psnr_of(rendered["rgb"], truth, counts)
 
     def _log(self, trainer: Trainer, score: float) -> None:
         """Append a line, unless colors are not finite: then the training says so itself."""

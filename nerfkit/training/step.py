@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.config import ParallelConfig, TrainerConfig
+from nerfkit.config import DataConfig, ParallelConfig, TrainerConfig
 from nerfkit.data.batch import Batch, TrainingViews
 from nerfkit.data.cameras import Rays
 from nerfkit.errors import RunError
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering
 from nerfkit.parallel import ALONE, Processes
+from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.gradients import OwnGradients, SharedGradients
 from nerfkit.training.losses import LossFn
 
@@ -61,8 +62,10 @@ class TrainingStep:
         loss_fn: LossFn,
         processes: Processes = ALONE,
         parallel: ParallelConfig | None = None,
+        adjustments: ViewAdjustments | None = None,
     ):
         self.settings, self.model, self.views, self.optimizer, self.loss_fn = settings, model, views, optimizer, loss_fn
+        self.adjustments = adjustments or ViewAdjustments(DataConfig(), len(views.cameras))  # without any
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
         self.n_rays = torch.tensor(first_n_rays(settings, self.longest_ray), device=device)
@@ -148,6 +151,7 @@ class TrainingStep:
         loss = _added(list(terms.values()))
         self.optimizer.zero_grad()
         self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
+        self.adjustments.check_gradients(self.model)
         n_complete = ray_complete.sum()
         samples = n_complete.new_zeros(()) if n_samples is None else n_samples
         counts = torch.stack([n_complete.double(), samples.double()])
@@ -184,13 +188,15 @@ class TrainingStep:
         n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
-        rays = batch.rays._replace(directions=batch.rays.directions * active[:, None])  # zero: no samples
+        rays = self.adjustments.rays(batch.rays)
+        rays = rays._replace(directions=rays.directions * active[:, None])  # zero: no samples
         capacity = self.settings.samples if self.static_shapes else None
         rendering = self.model(rays, batch.background, batch.jitter, capacity)
         ray_complete, n_samples = active, None
         if rendering.samples is not None:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
+        rendering = self.adjustments.rendering(rendering, batch)
         self.last_batch = _detached(rays, rendering)
         weight = batch.weight * ray_complete  # [R]
         terms = self._terms(rendering, batch._replace(rays=rays, weight=weight))
@@ -248,9 +254,12 @@ class TrainingStep:
                 "set it to float32"
             )
         return SharedGradients(
-            self.model.parameters(), processes, parallel.precision == "float16", float(self.n_rays),
+            [*self.model.parameters(), *self.adjustments.parameters()],
+            processes,
+            parallel.precision == "float16",
+            float(self.n_rays),
             in_graph=parallel.graph != "false",
-        )  # fmt: skip
+        )
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""

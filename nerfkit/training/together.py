@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 
@@ -47,11 +50,14 @@ class Together:
         """Go on at a step, before which the models are compared."""
         self.compare_at, self.seconds = step, seconds
 
-    def compare(self, model: nn.Module, step: int, now: bool = False) -> None:
-        """At every so many steps, or `now`: raise TrainingError if the bits of the models differ."""
+    def compare(
+        self, model: nn.Module, step: int, now: bool = False, besides: Mapping[str, Tensor] = MappingProxyType({})
+    ) -> None:
+        """At every so many steps, or `now`: raise TrainingError if the bits of the models, or of tensors `besides`,
+        differ."""
         if self.alone or not (now or step >= self.compare_at):
             return
-        state = model.state_dict()
+        state = {**model.state_dict(), **besides}
         sums = torch.stack([_sum_of_bits(x) for x in state.values()]).cpu()
         most, least = self.processes.most(sums.clone()), -self.processes.most(-sums)
         differ = [name for name, one, other in zip(state, most, least, strict=True) if one != other]

@@ -29,10 +29,11 @@ from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
+from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.losses import DistortedError, LossFn, default_loss
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
-from nerfkit.training.run import load_model
+from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
@@ -92,8 +93,10 @@ class Trainer:
         self.model = (build_model(config) if model is None else model).to(self.device)
         self.cameras = cameras.to(self.device)
         check_seen(self.model, self.cameras, config.data.box)
+        self.adjustments = ViewAdjustments(config.data, len(cameras)).to(self.device)
         rate = torch.tensor(config.trainer.learning_rate, device=self.device)
-        self.optimizer = adam(self.model.parameters(), rate, config.trainer.optimizer == "lazy_adam")
+        groups = [{"params": list(self.model.parameters())}, *self.adjustments.groups(self.device)]
+        self.optimizer = adam(groups, rate, config.trainer.optimizer == "lazy_adam")
         self.processes, self.together = processes, Together(processes, config.seed, self.device)
         self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
         self.step = 0
@@ -109,6 +112,7 @@ class Trainer:
             self.loss_fn,
             processes,
             config.parallel,
+            self.adjustments,
         )
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self.folder: RunFolder | None = None  # last saved to or restored from
@@ -117,6 +121,12 @@ class Trainer:
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
+
+    @property
+    def parameters(self) -> dict[str, Tensor]:
+        """All that is trained, by name, in the optimiser's order: of the model, then of the training views."""
+        of_views = {f"views.{name}": x for name, x in self.adjustments.named_parameters()}
+        return dict(self.model.named_parameters()) | of_views
 
     @property
     def scheduled(self) -> float:
@@ -213,9 +223,10 @@ class Trainer:
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
-        self.together.compare(self.model, self.step)
-        for group in self.optimizer.param_groups:
-            group["lr"].fill_(self.learning_rate())
+        self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
+        rates = (self.learning_rate(), *self.adjustments.rates(self.progress))
+        for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"].fill_(rate)
         decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
         if isinstance(self.loss_fn, DistortedError):
             self.loss_fn.at(self.progress)
@@ -253,7 +264,7 @@ class Trainer:
             "rays_per_second": round(stats.rays / max(seconds, 1e-9), 1),
             "samples_per_ray": round(stats.samples / max(stats.rays, 1), 3),
             "step": self.step, "seconds": round(self.seconds, 3), "learning_rate": self.learning_rate(),
-            **self.model.stats(),
+            **self.model.stats(), **self.adjustments.stats(),
         }  # fmt: skip
 
     def save(self, folder: RunFolder | str | Path) -> None:
@@ -267,7 +278,7 @@ class Trainer:
         self._saved_step = self.step
         if not self.processes.is_first:
             return
-        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        tensors = self.model.state_dict(prefix="model.") | self.adjustments.state_dict(prefix="views.")
         for index, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{index}.{name}": value for name, value in values.items()}
         random_tensors, random_state = random_states()
@@ -308,6 +319,7 @@ class Trainer:
         folder.check_resumable(self.config)
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
+        load_adjustments(self.adjustments, tensors, folder.path)
         try:
             self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})
@@ -326,7 +338,7 @@ class Trainer:
     def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
         """Moments and steps from tensors called `<index of the parameter>.<name>`."""
         state = self.optimizer.state_dict()
-        parameters = list(self.model.parameters())
+        parameters = list(self.parameters.values())
         for name, value in values.items():
             index, _, key = name.partition(".")
             shape = parameters[int(index)].shape
@@ -367,7 +379,7 @@ class Trainer:
 
     def check_finite(self) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""
-        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+        if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
             self._stop_not_finite("a parameter is not finite", {})
         self._check_finite()
 
@@ -380,7 +392,7 @@ class Trainer:
         lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
         if self.folder is None or not checkpoint.exists(self.folder.path):
             raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
-        parameters = dict(self.model.named_parameters())
+        parameters = self.parameters
         report = {
             "step": self.step,
             "what": what,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os.path import exists
 from typing import Any
 
@@ -55,6 +55,12 @@ class Subject:
         """[2, 3], of the model."""
         return np.array(self.config.data.box).reshape(2, 3)
 
+    def place(self, cameras: Cameras) -> None:
+        """Let the training views stand where `cameras` do, which have their lenses."""
+        self.cameras = cameras
+        if self.photos is not None:
+            self.photos.cameras = cameras
+
 
 def of_run(run: Run) -> Subject:
     """A finished run; its scene's images and points, where they still are."""
@@ -64,24 +70,26 @@ def of_run(run: Run) -> Subject:
         RunFolder.existing(run.folder), names, history=read_lines(run.folder),
     )  # fmt: skip
     try:
-        add_scene(subject)
+        add_scene(subject, run.given_cameras("train"))
     except UserError as error:
         subject.notes.append(f"no images of the scene: {error}")
     return subject
 
 
-def add_scene(subject: Subject) -> None:
-    """Add images and points from the scene's folder; raises UserError if they are not there."""
+def add_scene(subject: Subject, given: Cameras) -> None:
+    """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are not
+    those that were `given`."""
     data = subject.config.data
     if not exists(data.path):
         raise UserError(f"its folder {data.path} is not there")
     capture = load_capture(data.path, data.format, data.sfm)
     scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout")
     views = scene.split("train")
-    if views.cameras.sizes() != subject.cameras.sizes() or not same_poses(views.cameras, subject.cameras):
+    if views.cameras.sizes() != given.sizes() or not same_poses(views.cameras, given):
         raise UserError(f"{data.path} has other training views than the run")
-    subject.cameras = views.cameras  # with their lenses
+    refined = subject.cameras.camera_to_world if subject.config.data.poses == "refine" else None
     subject.photos = FilePhotos(views, subject.background.cpu())
+    subject.place(views.cameras if refined is None else replace(views.cameras, camera_to_world=refined))
     if capture.points is not None:
         subject.points = shown_points(capture.points, subject.frame)
 

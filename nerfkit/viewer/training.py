@@ -40,16 +40,25 @@ class TrainingViewer(Viewer):
         self._set_limits(True)
         trainer.on_step.append(self.after_step)
         trainer.on_log.append(self.state.history.append)
+        trainer.on_log.append(self._follow)
         self.panels.training_began()
 
     def detach(self, trainer: Trainer) -> None:
         """The training has ended; what it has trained stays in sight."""
         trainer.on_step.remove(self.after_step)
         trainer.on_log.remove(self.state.history.append)
+        trainer.on_log.remove(self._follow)
+        self._follow({})  # it has moved on since the last line
         self.state.training = None
         self._set_limits(False)
         self.engine.refresh()
         self.panels.training_ended()
+
+    def _follow(self, line: dict[str, float]) -> None:
+        """Training views stand where training has moved them, but for their frusta on the page."""
+        trainer = self.state.training
+        if trainer is not None and trainer.adjustments.poses is not None:
+            self.subject.place(trainer.adjustments.cameras(trainer.cameras).to("cpu"))
 
     def after_step(self, trainer: Trainer) -> None:
         """Called after each training step."""

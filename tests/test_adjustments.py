@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Light and pose of each training view: what they are, that they are trained, saved and reported."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nerfkit import load_run, ops
+from nerfkit.config import Config, DataConfig
+from nerfkit.data.batch import Batch
+from nerfkit.data.cameras import Rays
+from nerfkit.errors import RunError, TrainingError, UserError
+from nerfkit.metrics import color_corrected, psnr
+from nerfkit.model.compositing import Rendering
+from nerfkit.model.registry import build_model
+from nerfkit.model.sampling import Samples
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training import checkpoint
+from nerfkit.training.adjustments import ViewAdjustments, in_light, radius_of, rotated
+from nerfkit.training.alignment import aligned
+from nerfkit.training.evaluator import other_scores
+from nerfkit.training.losses import squared_error
+from nerfkit.training.run_folder import NAN_REPORT
+from tests import balls
+from tests.naming import raises_naming
+from tests.torchrun import in_processes
+from tests.trainers import make_trainer
+from tests.weak_captures import LENS, capture, pixels_off
+
+BOTH = DataConfig(appearance="affine", poses="refine")
+DOUBLE = torch.float64
+
+
+def adjustments(n_views: int, seed: int = 0, size: float = 0.05, data: DataConfig = BOTH) -> ViewAdjustments:
+    """Some that are not nothing."""
+    generator, found = torch.Generator().manual_seed(seed), ViewAdjustments(data, n_views)
+    for p in found.parameters():
+        p.data = size * torch.randn(p.shape, generator=generator)
+    return found
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-9, 1e-4, 0.02, 1.5, 3.1])
+def test_vectors_are_turned_by_an_axis_and_an_angle(size: float):
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(3):
+        v, w = torch.randn(2, 3, generator=generator, dtype=DOUBLE)
+        w *= size / w.norm()
+        crossing = torch.linalg.cross(w.expand(3, 3), torch.eye(3, dtype=DOUBLE)).T  # [3, 3] of the product with w
+        wanted = torch.linalg.matrix_exp(crossing) @ v
+        torch.testing.assert_close(rotated(v, w), wanted, rtol=1e-9, atol=1e-9)
+        assert torch.autograd.gradcheck(rotated, (v.requires_grad_(), w.requires_grad_()), atol=1e-6)
+    single = rotated(v.detach().float(), w.detach().float())
+    torch.testing.assert_close(single.norm(), v.detach().float().norm())  # directions stay of unit length
+
+
+def test_colors_change_but_for_the_background():
+    torch.manual_seed(1)
+    own, a, behind, change = torch.rand(5, 3), torch.rand(5), torch.rand(5, 3), 0.3 * torch.randn(5, 3, 4)
+    a[0] = 0
+    color = a[:, None] * own + (1 - a)[:, None] * behind
+    matrix, offset = torch.eye(3) + change[..., :3], change[..., 3]
+    wanted = a[:, None] * ((matrix @ own[..., None])[..., 0] + offset) + (1 - a)[:, None] * behind
+    torch.testing.assert_close(in_light(color, a, behind, change), wanted)
+    torch.testing.assert_close(in_light(color, a, behind, change)[0], behind[0])
+    arguments = [x.double().requires_grad_() for x in (color, a, behind, change)]
+    assert torch.autograd.gradcheck(in_light, arguments)
+
+
+def test_refined_cameras_are_those_whose_rays_are_trained():
+    """Of images that are no squares, through a lens."""
+    of, found = capture(0), adjustments(14)
+    view, row, column = torch.arange(14), torch.arange(14) * 2, torch.arange(14) * 29 % LENS.width
+    moved = found.rays(of.given.rays(view, column, row))
+    cameras = found.cameras(of.given)
+    wanted = cameras.rays(view, column, row)
+    torch.testing.assert_close(moved.origins, wanted.origins)
+    torch.testing.assert_close(moved.directions, wanted.directions)
+    assert cameras.table is of.given.table and (moved.origins - of.given.positions).norm(dim=-1).min() > 1e-3
+
+
+def test_the_mean_of_all_views_is_none():
+    found = adjustments(7)
+    before = found.cameras(capture(0).given[:7])
+    values = torch.rand(7, 3), torch.rand(7), torch.rand(7, 3)
+    batch = Batch(Rays(values[0], values[0], torch.arange(7)), None, None, values[2], None)
+    colors = found.rendering(Rendering(values[0], values[1], values[1]), batch).color
+    with torch.no_grad():
+        for p in found.parameters():
+            p += torch.randn(p.shape[1:])  # to all views alike
+    torch.testing.assert_close(found.cameras(capture(0).given[:7]).camera_to_world, before.camera_to_world)
+    again = found.rendering(Rendering(values[0], values[1], values[1]), batch).color
+    torch.testing.assert_close(again, colors, rtol=1e-4, atol=1e-5)
+    assert (colors - values[0]).abs().max() > 1e-3
+    moves = found._moves()
+    assert moves.mean(0).abs().max() < 1e-6 < 1e-2 < moves.abs().max()
+
+
+def test_lengths_are_those_of_the_box():
+    small = DataConfig(poses="refine", box=(-1.0,) * 3 + (1.0,) * 3)
+    large = DataConfig(poses="refine", box=(-10.0,) * 3 + (10.0,) * 3)
+    assert radius_of(small.box) == pytest.approx(1) and radius_of((0, 0, 0, 1.0, 2.0, 2.0)) == pytest.approx(3**0.5 / 2)
+    one, ten = (adjustments(5, data=data).stats() for data in (small, large))
+    assert ten["cameras_shifted"] == pytest.approx(10 * one["cameras_shifted"])
+    assert ten["cameras_turned"] == pytest.approx(one["cameras_turned"])
+    moves = adjustments(5, data=small)._moves()
+    assert one["cameras_turned"] == pytest.approx(math.degrees(moves[:, :3].square().sum(-1).mean().sqrt().item()))
+
+
+def test_without_them_a_run_is_as_it_was(small_config, tmp_path):
+    trainer = make_trainer(small_config)
+    batch = trainer.views.draw(5)
+    assert trainer.adjustments.rays(batch.rays) is batch.rays
+    rendering = trainer.model(batch.rays, batch.background)
+    assert trainer.adjustments.rendering(rendering, batch) is rendering
+    assert len(trainer.optimizer.param_groups) == 1 and trainer.adjustments.stats() == {}
+    trainer.train_step()
+    trainer.save(tmp_path / "run")
+    names = checkpoint.load(tmp_path / "run")[0].keys()
+    assert not [name for name in names if name.startswith("views.")]
+    assert load_run(tmp_path / "run", "cpu").refined is None
+
+
+@pytest.mark.parametrize("backend", ["torch", "cpp"])
+def test_gradients_of_the_loss(small_config, backend: str):
+    """Of poses and light, in float64 through the field, with samples at given distances."""
+    torch.manual_seed(2)
+    small_config.data.appearance, small_config.data.poses = "affine", "refine"
+    model, of = build_model(small_config).double(), capture(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.2 * torch.randn_like(p)
+    view = torch.arange(6) % 3
+    rays = of.given.rays(view, torch.arange(6) * 3 + 11, torch.arange(6) * 2 + 9)
+    rays = Rays(rays.origins.double(), rays.directions.double(), view)
+    t = torch.linspace(2.4, 3.6, 9, dtype=DOUBLE)
+    ray_index, ends = torch.arange(6).repeat_interleave(8), (t[:-1].repeat(6), t[1:].repeat(6))
+
+    def sampler(rays, *unused):
+        middle = (ends[0] + ends[1])[:, None] / 2
+        positions = rays.origins[ray_index] + rays.directions[ray_index] * middle
+        return Samples(positions, *ends, ray_index, torch.arange(7) * 8, torch.ones(6, dtype=torch.bool))
+
+    model.sampler.forward = sampler
+    found = adjustments(3).double()
+    pixels, background = torch.randint(256, (6, 4), dtype=torch.uint8), torch.rand(6, 3, dtype=DOUBLE)
+    batch = Batch(rays, pixels, torch.rand(6, dtype=DOUBLE), background, None)
+
+    def loss(poses, appearance):
+        found.poses, found.appearance = poses, appearance
+        rendering = found.rendering(model(found.rays(rays), background), batch)
+        return squared_error(rendering, batch)["mse"]
+
+    poses, appearance = (p.detach().clone().requires_grad_() for p in (found.poses, found.appearance))
+    del found.poses, found.appearance
+    with ops.backend(backend):
+        assert torch.autograd.gradcheck(loss, (poses, appearance), eps=1e-7, atol=1e-6, rtol=1e-3)
+        gradients = torch.autograd.grad(loss(poses, appearance), (poses, appearance))
+    assert all(gradient.abs().max() > 1e-4 for gradient in gradients)
+
+
+@pytest.fixture
+def config(small_config) -> Config:
+    """Training of the field and of both."""
+    small_config.data.appearance, small_config.data.poses = "affine", "refine"
+    small_config.trainer.steps, small_config.trainer.log_every = 20, 5
+    return small_config
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lazy_adam"])
+def test_a_resumed_run_ends_with_the_same_bits(config, tmp_path, optimizer: str):
+    config.trainer.optimizer = optimizer
+    first = make_trainer(config)
+    for step in range(12):
+        if step == 6:
+            first.save(tmp_path / "run")
+        first.train_step()
+    resumed = make_trainer(config)
+    resumed.restore(tmp_path / "run")
+    for _ in range(6):
+        resumed.train_step()
+    for name, value in first.parameters.items():
+        assert torch.equal(value, resumed.parameters[name]), name
+    for name in ("views.appearance", "views.poses"):
+        assert resumed.parameters[name].abs().max() > 0, name
+
+
+def test_in_a_step_of_fixed_sizes_they_have_the_same_gradients(config):
+    config.trainer.max_rays = 300
+    trainers = [make_trainer(config) for _ in range(2)]
+    for trainer in trainers:
+        torch.manual_seed(6)
+        for p in trainer.adjustments.parameters():
+            p.data = 0.01 * torch.randn_like(p)
+        trainer.training_step.n_rays.fill_(300)
+        trainer.training_step.static_shapes = trainer is trainers[1]
+        torch.manual_seed(5)
+        trainer.model.sampler.occupancy.copy_(torch.rand(trainer.model.sampler.occupancy.shape) < 0.3)  # all fit
+        trainer.training_step._run()
+    for name, value in trainers[0].parameters.items():
+        if name.startswith("views."):
+            assert value.grad.abs().max() > 0
+            torch.testing.assert_close(trainers[1].parameters[name].grad, value.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_several_processes_train_them_together(config, tmp_path):
+    config.parallel.steps_scale = 1.0
+    config.trainer.steps = 6
+
+    def train(processes):
+        trainer = make_trainer(config, processes=processes)
+        for _ in range(6):
+            trainer.timed_step()
+        bits = {name: x.detach().clone() for name, x in trainer.parameters.items()}
+        if processes.rank == 1:
+            trainer.adjustments.poses.data[0, 0] += 1e-6
+        trainer.together.compare_at = 0
+        with pytest.raises(TrainingError, match=r"step 6 .*views\.poses"):
+            trainer.train_step()
+        return bits
+
+    one, two = in_processes(2, tmp_path, train)
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert one["views.poses"].abs().max() > 0 and one["views.appearance"].abs().max() > 0
+
+
+def test_poses_wait_for_a_field(config):
+    found = ViewAdjustments(config.data, 3)
+    names = [name for name, _ in found.named_parameters()]
+    rates = [dict(zip(names, found.rates(progress), strict=True)) for progress in (0.0, 0.01, 0.05, 0.2, 1.0)]
+    poses = [rate["poses"] for rate in rates]
+    assert poses[:2] == [0.0, 0.0] and 0 < poses[2] < poses[3] and poses[4] < 0.05 * poses[3]
+    assert rates[0]["appearance"] > rates[3]["appearance"] > rates[4]["appearance"] > 0
+
+
+def test_what_is_not_finite_is_named(config, tmp_path):
+    trainer = make_trainer(config)
+    trainer.train_step()
+    trainer.save(tmp_path / "run")
+    trainer.adjustments.poses.data[0, 0] = math.nan
+    with raises_naming(TrainingError, "parameter", "step 1"):
+        trainer.save(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / NAN_REPORT).read_text())["not_finite"]["views.poses"] == 1
+
+
+def test_a_loaded_run_has_the_cameras_that_were_found(config, tmp_path):
+    trainer = make_trainer(config)
+    trainer.adjustments.poses.data = adjustments(12).poses.data
+    trainer.save(tmp_path / "run")
+    run = load_run(tmp_path / "run", "cpu")
+    wanted = trainer.adjustments.cameras(trainer.cameras).camera_to_world
+    torch.testing.assert_close(run.cameras("train").camera_to_world, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(run.given_cameras("train").camera_to_world, trainer.cameras.camera_to_world)
+    tensors, state = checkpoint.load(tmp_path / "run")
+    del tensors["views.poses"]
+    checkpoint.save(trainer.folder, tensors, {**state})
+    with raises_naming(RunError, "config.toml", "poses"):
+        load_run(tmp_path / "run", "cpu")
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_light_is_found_by_least_squares(seed: int):
+    """Exactly, behind clipped values too; what is not counted, and the background, have no say."""
+    generator = torch.Generator().manual_seed(seed)
+    own, opacity = torch.rand(12, 17, 3, generator=generator), torch.rand(12, 17, generator=generator)
+    opacity[:4], opacity[4:6], background = 1.0, 0.0, torch.tensor([1.0, 0.5, 0.9])
+    behind = (1 - opacity)[..., None] * background
+    render = opacity[..., None] * own + behind
+    matrix = torch.eye(3) + 0.2 * torch.randn(3, 3, generator=generator)
+    offset = 0.1 * torch.randn(3, generator=generator)
+    truth = (opacity[..., None] * (own @ matrix.T + offset) + behind).clamp(0, 1)
+    assert ((truth == 0) | (truth == 1)).any()
+    counts = torch.rand(12, 17, generator=generator) < 0.8
+    spoiled = torch.where(counts[..., None], truth, 0.3)
+    torch.testing.assert_close(color_corrected(render, opacity, truth, background), truth, rtol=1e-4, atol=1e-4)
+    found = color_corrected(render, opacity, spoiled, background, counts)
+    torch.testing.assert_close(found[counts], truth[counts], rtol=1e-4, atol=1e-4)
+    assert psnr(render, truth) < 30
+
+
+def test_a_light_that_colors_do_not_tell_is_none():
+    """A picture of one color, and one whose every value is clipped."""
+    gray, solid, black = torch.full((8, 9, 3), 0.5), torch.ones(8, 9), torch.zeros(3)
+    torch.testing.assert_close(color_corrected(gray, solid, gray * 1.2, black), gray * 1.2)
+    torch.testing.assert_close(color_corrected(gray, solid, torch.ones(8, 9, 3), black), gray)
+    torch.testing.assert_close(color_corrected(gray, 0 * solid, gray * 1.2, gray[0, 0]), gray)
+
+
+def shifted_view(seed: int) -> tuple:
+    """The balls: field, options, cameras of which view 2 is off, what it saw [H, W, 3], and pixels that count."""
+    config, cameras, view = balls.config(), balls.cameras(3, (44, 40)), 2
+    model = balls.Balls(config)
+    model.update(0)
+    truth = ImageRenderer(model, torch.ones(3))(cameras, view)["rgb"]
+    generator = torch.Generator().manual_seed(seed)
+    turn = 0.02 * torch.randn(3, generator=generator)
+    pose = cameras.camera_to_world.clone()
+    pose[view, :, :3] = rotated(pose[view, :, :3].mT, turn.expand(3, 3)).mT
+    pose[view, :, 3] += 0.02 * torch.randn(3, generator=generator)
+    counts = torch.rand(40, 44, generator=generator) < 0.9
+    return model, config, replace(cameras, camera_to_world=pose), truth, counts
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_pose_is_found_with_the_field_frozen(seed: int):
+    model, config, given, truth, counts = shifted_view(seed)
+    background, state = torch.ones(3), torch.get_rng_state()
+    found = aligned(model, config, given, 2, torch.where(counts[..., None], truth, 0.0), counts, background)
+    assert torch.equal(torch.get_rng_state(), state) and model.amount.requires_grad and model.amount.grad is None
+    before = ImageRenderer(model, background)(given, 2)["rgb"]
+    after = ImageRenderer(model, background)(found, 0)["rgb"]
+    assert psnr(after, truth) > psnr(before, truth) + 6, (psnr(before, truth), psnr(after, truth))
+    identity = found.camera_to_world[0, :, :3] @ found.camera_to_world[0, :, :3].T
+    torch.testing.assert_close(identity, torch.eye(3), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_scores_have_fitted_what_was_learned_of_training_views(seed: int):
+    """Of a view that is off, darker, and spoiled where pixels do not count."""
+    model, config, given, truth, counts = shifted_view(seed)
+    opacity = ImageRenderer(model, torch.ones(3))(balls.cameras(3, (44, 40)), 2)["opacity"][..., None]
+    truth = torch.where(counts[..., None], truth - 0.3 * opacity * truth, 0.0)
+    image_of = ImageRenderer(model, torch.ones(3))
+    rendered, found = image_of(given, 2), {}
+    for appearance, poses in (("same", "given"), ("affine", "given"), ("same", "refine"), ("affine", "refine")):
+        config.data.appearance, config.data.poses = appearance, poses
+        found[appearance, poses] = other_scores(image_of, config, given, 2, rendered, truth, counts)
+    light, pose, both = found["affine", "given"], found["same", "refine"], found["affine", "refine"]
+    assert found["same", "given"] == {} and both["psnr_cc"] == light["psnr_cc"]
+    assert [list(x) for x in (light, pose)] == [["psnr_cc"], ["psnr_aligned"]]
+    raw = psnr(rendered["rgb"][counts], truth[counts])
+    assert light["psnr_cc"] > raw + 1 and pose["psnr_aligned"] > raw + 1.5
+    assert both["psnr_aligned_cc"] > max(both["psnr_cc"], both["psnr_aligned"]) + 4
+
+
+def test_pixels_off_is_no_distance_of_equal_cameras():
+    of = capture(0, degrees=1.0)
+    assert pixels_off(of.true, of.true) == 0 and 0.5 < pixels_off(of.given, of.true) < 2
+
+
+def test_a_model_without_gradients_in_the_rays_is_named(small_config):
+    """In the first step, not after training; and where it was trained without."""
+    config, cameras = balls.config(), balls.cameras(1)
+
+    class Fixed(balls.Balls):
+        def forward(self, rays, background, jitter=None, capacity=None):
+            fixed = Rays(rays.origins.detach(), rays.directions.detach(), rays.view)
+            return super().forward(fixed, background, jitter, capacity)
+
+    with raises_naming(UserError, "Fixed", "data.poses"):
+        aligned(Fixed(config), config, cameras, 0, torch.ones(40, 44, 3), None, torch.ones(3))
+    small_config.data.appearance = "affine"
+    make_trainer(small_config, model=Fixed).train_step()
+    small_config.data.poses = "refine"
+    make_trainer(small_config, model=balls.Balls).train_step()
+    with raises_naming(UserError, "Fixed", "data.poses"):
+        make_trainer(small_config, model=Fixed).train_step()
