@@ -1393,6 +1393,15 @@ FAULTS = [
         "pass",
         "nerfbaselines",
     ),
+    # captures that fit no scene
+    Fault(
+        "views_that_look_away_from_each_other_in_silence",
+        "data/doubts.py",
+        "if other != view and (wide[other] or inside.any()):",
+        "if wide[other] or inside.any():",
+        "odd_captures",
+    ),
+    Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
 ]
 
 

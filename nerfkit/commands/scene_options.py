@@ -9,6 +9,7 @@ from typing import Any
 
 from nerfkit.config import Config, check
 from nerfkit.data.scene import Scene
+from nerfkit.errors import ConfigError
 from nerfkit.training.trainer import resolved_background
 
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
@@ -47,7 +48,21 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given)
+    _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
+
+
+def _check_near_and_far(options: Config, scene: Scene, given: Collection[str]) -> None:
+    """Raise ConfigError if near is not below far, one of which the user may never have heard of."""
+    near, far = options.sampling.near, options.sampling.far
+    if near < far:
+        return
+    texts = [
+        f"sampling.{name} ({value:g}{'' if f'sampling.{name}' in given else ', as the scene has it'})"
+        for name, value in (("near", near), ("far", far))
+    ]
+    unit = f", of which one is {1 / scene.frame.scale:.4g} in the files" if scene.frame is not None else ""
+    raise ConfigError(f"{texts[0]} must be below {texts[1]}, in the model's units{unit}; lower near, or raise far")
 
 
 def _fit_unbounded(options: Config, scene: Scene, given: Collection[str]) -> None:

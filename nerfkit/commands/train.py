@@ -15,6 +15,8 @@ from nerfkit.commands.options import TrainOptions, for_device, train_options
 from nerfkit.commands.scene_options import fit_to_scene, given_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
+from nerfkit.data.doubts import doubts_of_images
+from nerfkit.data.frame import WARNING
 from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
@@ -66,6 +68,8 @@ def train(
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
+    for line in doubts_of_images(images) if processes.is_first else ():
+        print(f"{WARNING}{line}")
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
     with StopSignals() as signals:

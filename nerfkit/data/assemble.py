@@ -13,6 +13,7 @@ import torch
 
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.doubts import doubts_of_cameras
 from nerfkit.data.find_frame import frame_of
 from nerfkit.data.frame import WARNING, Frame, identity_frame
 from nerfkit.data.lens import Lens
@@ -161,10 +162,14 @@ def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) ->
 def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:
     """The frame that a capture is trained in; `training` are the names of images that may tell near and far."""
     if box is None and capture.format not in KEEPS_FILES_FRAME:
-        return frame_of(capture, training, has_alpha)
-    corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
-    frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-    return frame if box is not None else replace(frame, text=(*frame.text, *_missed(capture, corners)))
+        frame = frame_of(capture, training, has_alpha)
+    else:
+        corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
+        frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
+        if box is None:
+            frame = replace(frame, text=(*frame.text, *_missed(capture, corners)))
+    doubts = [WARNING + line for line in doubts_of_cameras(capture, training, frame)]
+    return replace(frame, text=(*frame.text, *doubts))
 
 
 def _missed(capture: Capture, box: np.ndarray) -> list[str]:
