@@ -14,6 +14,10 @@ import numpy as np
 from PIL import Image
 
 WIDTH, HEIGHT, FOCAL = 24, 16, 20.0
+SMALL = (  # options with which training takes a second
+    "--config cpu --device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 32 --model.hidden 8 "
+    "--sampling.occupancy_resolution 8 --trainer.steps 2 --trainer.max_seconds 0 --trainer.samples 256"
+).split()
 
 
 def noise(index: int) -> np.ndarray:

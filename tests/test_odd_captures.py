@@ -7,20 +7,15 @@ import numpy as np
 import pytest
 
 from nerfkit.commands import inspect, train
-from nerfkit.commands.scene_options import fit_to_scene
 from nerfkit.config import Config
 from nerfkit.data.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
 from nerfkit.data.load import load_scene
 from nerfkit.errors import ConfigError, SceneError
+from nerfkit.training.scene_options import fit_to_scene
 from tests.naming import assert_names, raises_naming
-from tests.odd_captures import HEIGHT, WIDTH, noise, write_capture
+from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.rigs import RIGS, grid, look_at, ring
 from tests.toy_scene import write_scene
-
-SMALL = (
-    "--config cpu --device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 32 --model.hidden 8 "
-    "--sampling.occupancy_resolution 8 --trainer.steps 2 --trainer.max_seconds 0 --trainer.samples 256"
-).split()
 
 
 def moved(view: int, far: float) -> np.ndarray:
