@@ -1321,6 +1321,14 @@ FAULTS = [
         "not",
         "room",
     ),
+    Fault(
+        "floaters_looked_for_where_there_are_no_samples",
+        "../scripts/measure_floaters.py",
+        "near=0.0)",
+        "near=run.config.sampling.near)",
+        "floaters",
+    ),
+    Fault("transparent_pixels_are_floaters", "../scripts/measure_floaters.py", "(depth > 0) & ", "", "floaters"),
     # exports
     Fault(
         "faces_turned_inwards",
