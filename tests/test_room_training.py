@@ -22,10 +22,18 @@ from tests.shipped_scene import ROOT, needs_images_of
 
 DATA = ROOT / "data" / "room"
 
-# PSNR of the 9 test views at 120x80 and median relative error of their depth, seeds 0 to 2, measured on a CPU core:
-# 19.31 dB and 0.076, 19.25 dB and 0.080, 18.98 dB and 0.094. In a box instead of unbounded space: 14.86 dB and 0.872.
-FLOOR = 18.2  # dB: five deviations below the mean
-MOST_OFF = 0.13  # of depth: five deviations above the mean
+# PSNR of the 9 test views at 120x80 and median relative error of their depth, 1200 small steps, measured on a CPU core:
+#
+#              seed 0   19.31 dB  0.076
+#              seed 1   19.25 dB  0.080
+#              seed 2   18.98 dB  0.094
+#            in a box   14.86 dB  0.872
+#    lens turned over   18.46 dB  0.125   the distortion's sign is wrong, in training and in scoring
+#        near ignored   19.11 dB  0.073   not seen here: see tests/test_captures.py
+FLOOR, MOST_OFF = 18.6, 0.115  # three deviations of one run from the mean
+
+# configs/room_cpu.toml at full size, 2000 steps: 19.86 dB and 0.029 with seed 0.
+WHOLE_FLOOR, WHOLE_MOST_OFF = 19.2, 0.05
 
 
 def small_options(seed: int) -> Config:
@@ -78,3 +86,11 @@ def trained(config: Config) -> tuple[float, float]:
 def test_the_room_is_learned():
     score, error = trained(small_options(seed=0))
     assert score > FLOOR and error < MOST_OFF, (score, error)
+
+
+@pytest.mark.long
+def test_the_rooms_recipe_in_a_quarter_of_its_steps():
+    config = config_module.load(["room_cpu"])
+    config.device, config.trainer.steps, config.trainer.max_seconds = "cpu", 2000, 0
+    score, error = trained(config)
+    assert score > WHOLE_FLOOR and error < WHOLE_MOST_OFF, (score, error)
