@@ -32,8 +32,8 @@ DATA = ROOT / "data" / "room"
 #        near ignored   19.11 dB  0.073   not seen here: see tests/test_captures.py
 FLOOR, MOST_OFF = 18.6, 0.115  # three deviations of one run from the mean
 
-# configs/room_cpu.toml at full size, 2000 steps: 19.86 dB and 0.029 with seed 0.
-WHOLE_FLOOR, WHOLE_MOST_OFF = 19.2, 0.05
+# configs/room_cpu.toml at full size, 2000 steps: 19.86 dB and 0.029 with seed 0, 19.56 dB and 0.037 with seed 1.
+WHOLE_FLOOR, WHOLE_MOST_OFF = 19.0, 0.055  # three deviations of the two
 
 
 def small_options(seed: int) -> Config:
@@ -91,6 +91,6 @@ def test_the_room_is_learned():
 @pytest.mark.long
 def test_the_rooms_recipe_in_a_quarter_of_its_steps():
     config = config_module.load(["room_cpu"])
-    config.device, config.trainer.steps, config.trainer.max_seconds = "cpu", 2000, 0
+    config.seed, config.device, config.trainer.steps, config.trainer.max_seconds = 0, "cpu", 2000, 0
     score, error = trained(config)
     assert score > WHOLE_FLOOR and error < WHOLE_MOST_OFF, (score, error)
