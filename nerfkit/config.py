@@ -285,11 +285,15 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
     """
     values = to_dict(base or Config())
     for path in paths:
-        file = preset_path(str(path))
-        changes = _renamed(read_toml(file))
-        _converted(changes, one_line(str(file)))
+        changes = changes_of(path)
+        _converted(changes, one_line(str(preset_path(str(path)))))
         values = _changed(values, changes)
     return _converted(values, "configuration")
+
+
+def changes_of(path: str | Path) -> dict[str, Any]:
+    """What a file, or the preset of that name, says, under current names of options."""
+    return _renamed(read_toml(preset_path(str(path))))
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
@@ -404,7 +408,7 @@ def _check_sampling(config: Config) -> None:
     if near >= far:
         raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
     if config.sampling.kind == "contracted":
-        return _check_ladder(config.sampling)
+        return _check_ladder(config.sampling) if far < SamplingConfig.far else None  # else the scene sets it yet
     longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
     if step > longest:
         raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
@@ -416,7 +420,7 @@ def _check_sampling(config: Config) -> None:
 
 
 def _check_ladder(sampling: SamplingConfig) -> None:
-    """Of unbounded space; far may be as it is by default, where nothing has said how far the scene reaches."""
+    """Of unbounded space."""
     try:
         exponential_ladder(sampling.near, sampling.far, sampling.step, sampling.cone)
     except ValueError as error:

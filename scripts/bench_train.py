@@ -30,8 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config, ops  # noqa: E402
 from nerfkit.commands import status_among_processes  # noqa: E402
-from nerfkit.commands.options import TYRO  # noqa: E402
-from nerfkit.commands.scene_options import given_options  # noqa: E402
+from nerfkit.commands.options import TYRO, given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.pool import ImagePool  # noqa: E402

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
-from nerfkit.commands.scene_options import given_options  # noqa: E402
+from nerfkit.commands.options import given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.scene import in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402

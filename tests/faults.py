@@ -361,31 +361,52 @@ FAULTS = [
     ),
     Fault(
         "a_given_default_box_ignored",
-        "commands/train.py",
+        "training/scene_options.py",
         '"data.box" in given or ',
         "",
         "capture_runs",
     ),
     Fault(
         "near_of_the_frame_ignored",
-        "commands/scene_options.py",
+        "training/scene_options.py",
         '"sampling.near": scene.frame.near',
         "",
         "capture_runs",
     ),
     Fault(
         "a_place_sampled_in_a_box",
-        "commands/scene_options.py",
+        "training/scene_options.py",
         '"contracted" if is_place and options.model.kind == "field" else "box"',
         '"box"',
         "capture_masks",
     ),
     Fault(
         "sizes_of_the_preset_replaced",
-        "commands/scene_options.py",
+        "training/scene_options.py",
         " and getattr(target, key) == getattr(default, key)",
         "",
         "capture_masks",
+    ),
+    Fault(
+        "what_a_file_says_is_not_given",
+        "commands/options.py",
+        ".union(*in_files)",
+        "",
+        "scene_options",
+    ),
+    Fault(
+        "surroundings_of_a_box_ignored",
+        "commands/train.py",
+        'options.data, options.sampling.kind == "contracted"',
+        "options.data, False",
+        "scene_options",
+    ),
+    Fault(
+        "thin_samples_rendered_where_no_ray_ends",
+        "model/contracted.py",
+        "drops_thin = True",
+        "drops_thin = False",
+        "contracted",
     ),
     Fault(
         "poses_looked_for_in_the_images_of_a_scene",
@@ -527,8 +548,8 @@ FAULTS = [
     Fault(
         "min_transmittance_ignored",
         "model/sampling.py",
-        "stops = config.min_transmittance > 0",
-        "stops = False",
+        "chooses = config.min_transmittance > 0 or self.drops_thin",
+        "chooses = self.drops_thin",
         "sampling",
     ),
     Fault(
@@ -1404,6 +1425,14 @@ FAULTS = [
         "not",
         "room",
     ),
+    Fault(
+        "floaters_looked_for_where_there_are_no_samples",
+        "../scripts/measure_floaters.py",
+        "near=0.0)",
+        "near=run.config.sampling.near)",
+        "floaters",
+    ),
+    Fault("transparent_pixels_are_floaters", "../scripts/measure_floaters.py", "(depth > 0) & ", "", "floaters"),
     # exports
     Fault(
         "faces_turned_inwards",
@@ -1497,6 +1526,15 @@ FAULTS = [
         "pass",
         "nerfbaselines",
     ),
+    # captures that fit no scene
+    Fault(
+        "views_that_look_away_from_each_other_in_silence",
+        "data/doubts.py",
+        "if other != view and (wide[other] or inside.any()):",
+        "if wide[other] or inside.any():",
+        "odd_captures",
+    ),
+    Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
 ]
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from PIL import Image
 
-from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import inspect, render, train
@@ -34,13 +34,14 @@ def run_of_capture(tmp_path_factory) -> Path:
     """A run of a COLMAP folder by the commands; beside it the scene and the options."""
     folder = tmp_path_factory.mktemp("capture")
     colmap_in(folder / "scene", [WIDE] * 20, distance=1.3)
-    config = config_module.Config(device="cpu")
-    config.data.path = str(folder / "scene")
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 24
-    config.model.hidden = config.model.state = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
-    config.trainer.steps, config.trainer.samples, config.trainer.log_every = 4, 1024, 2
-    config_module.dump(config, folder / "options.toml")
+    changes = {  # alone: what a file says is given, a box, too
+        "device": "cpu",
+        "data": {"path": str(folder / "scene")},
+        "model": {"levels": 2, "log2_table": 10, "max_resolution": 24, "hidden": 16, "state": 16},
+        "sampling": {"step": 0.08, "occupancy_resolution": 8},
+        "trainer": {"steps": 4, "samples": 1024, "log_every": 2},
+    }
+    (folder / "options.toml").write_text(tomli_w.dumps(changes))
     call(train, "--config", folder / "options.toml", "--out", folder / "run")
     return folder / "run"
 

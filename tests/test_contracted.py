@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sampling, training and options in unbounded space."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -102,6 +104,24 @@ def test_a_fisheye_sees_what_is_beside_it():
     assert seen == [True, False]
 
 
+@pytest.mark.parametrize("model", ["FISHEYE", "OPENCV_FISHEYE"])
+def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera(model):
+    """Of 240 degrees: 110 degrees off the axis, not 130, and nothing of the half space behind it with 170 degrees."""
+    terms = () if model == "FISHEYE" else (0.0, 0.0, 0.0, 0.0)
+    seen = {}
+    for degrees in (240, 170):
+        focal = 16 / math.radians(degrees / 2)
+        lens = Lens(model, (focal, focal, 16.0, 16.0, *terms), 32, 32)
+        sampler = sampler_of(occupancy_resolution=64)
+        sampler.observe(forward_cameras(lens=lens))
+        for angle in (60, 110, 130, 180):
+            away = math.radians(angle)
+            point = (0.0, 6 * math.sin(away), -6 * math.cos(away))
+            seen[degrees, angle] = bool(sampler.seen[cell_of(sampler, point)])
+    wanted = {(240, 60), (240, 110), (170, 60)}
+    assert {key for key, is_seen in seen.items() if is_seen} == wanted
+
+
 def test_seen_cells_are_saved_with_the_model():
     sampler, other = sampler_of(), sampler_of()
     sampler.observe(forward_cameras())
@@ -155,10 +175,11 @@ def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
     assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7
 
 
+@pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
 @pytest.mark.parametrize("capacity", [None, 40, 4000])
-def test_samples_of_hardly_any_opacity_are_not_rendered(capacity):
+def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmittance):
     """Those that are, are the visible ones above the threshold, near to far, of each ray that fits."""
-    sampler = sampler_of()
+    sampler = sampler_of(min_transmittance=min_transmittance)
     sampler.threshold.fill_(0.05)
     rays = Rays(torch.zeros(3, 3), torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 0]])))
 
@@ -171,7 +192,7 @@ def test_samples_of_hardly_any_opacity_are_not_rendered(capacity):
     for r in range(3):
         middles = rays.directions[r] * (starts + lengths / 2)[:, None]
         thickness = density_fn(middles) * lengths
-        visible = (thickness.cumsum(0) - thickness).neg().exp() > sampler.config.min_transmittance
+        visible = thickness.cumsum(0) - thickness < -math.log(min_transmittance or math.exp(-700))  # 0 hides nothing
         expected = starts[visible & (-torch.expm1(-thickness) >= 0.05)]
         found = samples.t_starts[samples.ray_offsets[r] : samples.ray_offsets[r + 1]]
         if samples.ray_complete[r]:

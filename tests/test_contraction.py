@@ -6,8 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nerfkit import ops
+from nerfkit.config import ModelConfig
 from nerfkit.contraction import MAX_LADDER, contract, exponential_ladder, uncontract
+from nerfkit.model.grid import FeatureGrid
 from tests.naming import raises_naming
+from tests.ops.harness import backend_params
 
 BOX = torch.tensor([[-3.0, 0.5, -1], [5, 1, 2]], dtype=torch.float64)
 UNIT = torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
@@ -79,6 +83,42 @@ def test_finite_at_the_centre_at_edges_and_at_infinity(values: list, dtype: torc
     back = uncontract(there, UNIT.to(dtype))
     assert back.isfinite().all()
     assert torch.autograd.grad(back.sum(), there)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("side", [1e-8, 1.0, 1e8])
+@pytest.mark.parametrize("reach", [0.0, 1.0, 1 + 1e-6, 2.0, 1e30, math.inf])
+def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float, dtype: torch.dtype):
+    """The 26 of them, near and far: symmetric, in the cube, and moving at a finite speed, 0 at infinity."""
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0], dtype=dtype)] * 3)
+    signs = signs[signs.abs().sum(-1) > 0]  # [26, 3]
+    positions = torch.where(signs == 0, signs, signs * (reach * side)).requires_grad_()  # 0 * infinity would be NaN
+    contracted = contract(positions, UNIT.to(dtype) * side)
+    wanted = signs * (reach if reach <= 1 else 2 - 1 / reach)
+    torch.testing.assert_close(contracted, wanted, rtol=0, atol=4 * torch.finfo(dtype).eps)
+    for axis in range(3):
+        (speed,) = torch.autograd.grad(contracted[:, axis].sum(), positions, retain_graph=True)
+        assert speed.isfinite().all() and (speed.abs() * side).max() <= 2 * (1 + 1e-6)
+        assert reach < 1e30 or (speed.abs() * side).max() < 1e-25
+
+
+@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
+@pytest.mark.parametrize("values", EXTREMES)
+def test_features_and_their_gradients_are_finite_everywhere(values: list, backend: str, device: str):
+    torch.manual_seed(0)
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    grid = FeatureGrid(ModelConfig(levels=4, log2_table=10, max_resolution=8192), box, contracted=True).to(device)
+    positions = torch.tensor([values, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
+    with ops.backend(backend):
+        features = grid(positions)
+        gradients = torch.autograd.grad(features.square().sum() + features.sum(), [positions, *grid.parameters()])
+    assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
+    assert gradients[0][1].abs().max() > 0, "that of a point in the box, which no NaN beside it reaches"
+
+
+def test_half_precision_is_refused_by_name():
+    with raises_naming(TypeError, "contract", "float32", "float64", "float16"):
+        contract(torch.zeros(2, 3).half(), UNIT.half())
 
 
 @pytest.mark.parametrize("scale", [0.3, 0.999, 1.001, 2.0, 30.0])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import tyro
 
 from nerfkit.commands.options import TYRO
@@ -17,12 +18,17 @@ from nerfkit.config import Box, Config, check
 from nerfkit.data import inspect
 from nerfkit.data.assemble import header_of, on_disk, scene_frame, split_names
 from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.doubts import doubts_of_pictures, sampled_pixels
+from nerfkit.data.frame import WARNING
 from nerfkit.data.inspect import OnDisk
 from nerfkit.data.load import load_capture
-from nerfkit.data.pixels import read_mask
+from nerfkit.data.pixels import read_image, read_mask
+from nerfkit.data.rig import evenly
+from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
+PICTURES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
 
 
@@ -77,11 +83,28 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, Callable[[], byte
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = any(file.has_alpha for file in found if file is not None)
     frame = scene_frame(capture, splits.get("train", []), has_alpha, data.box)
+    frame = replace(frame, text=(*frame.text, *(WARNING + line for line in doubts_of_files(there))))
     if data.downscale != 1:
         note = f"data.downscale {data.downscale:g}: sizes of images are those that are trained"
         capture = replace(capture, notes=(*capture.notes, note))
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
     return inspect.report(found=found, rule=rule, **given), lambda: inspect.draw(**given)
+
+
+def doubts_of_files(images: list[PosedImage]) -> list[str]:
+    """Lines about what some of the images show, which exist; one that cannot be read is a line, too."""
+    pictures = []
+    for image in (images[k] for k in evenly(len(images), PICTURES)):
+        try:
+            file = on_disk(image.file)
+            header = header_of(replace(image, file=file))
+            pixels = np.empty((header.height, header.width, 3 + header.has_alpha), dtype=np.uint8)
+            read_image(file, header, pixels)
+        except SceneError as error:
+            return [str(error)]
+        pictures.append(sampled_pixels(pixels.reshape(-1, pixels.shape[-1])))
+    same = [picture for picture in pictures if picture.shape == pictures[0].shape]
+    return doubts_of_pictures(same)
 
 
 def look_at(image: PosedImage, downscale: float, white_ignores: bool) -> OnDisk | None:

@@ -46,6 +46,14 @@ def train_options(arguments: list[str]) -> TrainOptions:
     return options
 
 
+def given_options(arguments: list[str]) -> set[str]:
+    """Names, such as trainer.samples, of the options that the command line or a file of --config sets."""
+    names = {argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--")}
+    files = _first_look(arguments).config or []
+    in_files = (config_module.flat(config_module.changes_of(file)) for file in files)
+    return {name.replace("-", "_") for name in names}.union(*in_files)
+
+
 def for_device(arguments: list[str]) -> list[str]:
     """The arguments, with the preset for a CPU where there is no GPU and nothing says what to train."""
     known = _first_look(arguments)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,11 @@ import torch
 
 from nerfkit import ops
 from nerfkit.commands import as_typed
-from nerfkit.commands.options import TrainOptions, for_device, train_options
-from nerfkit.commands.scene_options import fit_to_scene, given_options
+from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
+from nerfkit.data.doubts import doubts_of_images
+from nerfkit.data.frame import WARNING
 from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
@@ -27,6 +29,7 @@ from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
+from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
@@ -39,11 +42,12 @@ VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
 
 
 def main(arguments: list[str], processes: Processes = ALONE) -> int:
-    options = train_options(for_device(arguments))
+    arguments = for_device(arguments)
+    options = train_options(arguments)
     import_models(options.model.module)
     device = pick_device(processes.join(options.device))
     ops.set_backend(options.ops.backend, options.ops.overrides())
-    check_sizes(options, device)
+    check_sizes(before_the_scene(options), device)
     if options.viewer.on and processes.size > 1:
         raise RunError("--viewer shows the training of one process; leave it out, or train without torchrun")
     if options.trainer.tensorboard:
@@ -69,6 +73,8 @@ def train(
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
+    for line in doubts_of_images(images) if processes.is_first else ():
+        print(f"{WARNING}{line}")
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
     progress = Progress(trainer, scene)
@@ -146,13 +152,13 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
     Options that were `given` stay as they are, be it the default. A box that was given is meant in the files' own
-    coordinates.
+    coordinates; with sampling.kind contracted it is what is not contracted.
     """
-    data, default = options.data, Config()
-    box = data.box if "data.box" in given or data.box != default.data.box else None
+    data, is_unbounded = options.data, options.sampling.kind == "contracted"
+    box = data.box if box_is_given(options, given) else None
     frame = run_frame(Path(resume)) if resume else None
     box, cutout = None if frame else box, data.masks == "cutout"
-    scene = load_scene(data.path, data.format, data.downscale, box, frame, data.sfm, cutout)
+    scene = load_scene(data.path, data.format, data.downscale, box, frame, data.sfm, cutout, is_unbounded)
     if not resume:
         fit_to_scene(options, scene, given)
     return scene
@@ -170,6 +176,13 @@ def open_folder(options: TrainOptions, scene: Scene, processes: Processes = ALON
     folder.remove_leftovers(but=(METRICS,))  # which scoring may be writing
     folder.check_resumable(options, describe(scene))
     return folder
+
+
+def before_the_scene(options: TrainOptions) -> TrainOptions:
+    """Options of about the same size that do not depend on how far the scene reaches."""
+    if options.sampling.kind != "contracted":
+        return options
+    return replace(options, sampling=replace(options.sampling, kind="box"))
 
 
 def check_sizes(options: TrainOptions, device: torch.device) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.doubts import doubts_of_cameras
 from nerfkit.data.find_frame import frame_of
 from nerfkit.data.frame import WARNING, Frame, identity_frame
 from nerfkit.data.lens import Lens
@@ -105,6 +106,7 @@ def assemble(
     box: tuple[float, ...] | None = None,
     frame: Frame | None = None,
     cutout: bool = False,
+    unbounded: bool = False,
 ) -> Scene:
     """The scene of a capture.
 
@@ -114,6 +116,7 @@ def assemble(
         box: x, y, z of the lowest, then the highest corner, in the files' frame, which then is the model's.
         frame: that of a run which goes on; found anew if None.
         cutout: masked pixels are transparent, not ignored.
+        unbounded: what lies outside of the `box` counts, too: near, far and the kind of scene are found.
     """
     images, notes = present_images(capture)
     headers, lenses = {}, {}
@@ -128,7 +131,7 @@ def assemble(
     if frame is None:
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
-        frame = scene_frame(capture, training, has_alpha or cutout, box)
+        frame = scene_frame(capture, training, has_alpha or cutout, box, unbounded)
     views = {}
     for split, chosen in splits.items():
         poses = frame.to_model(np.stack([image.camera_to_world for image in chosen]))  # [V, 3, 4]
@@ -158,13 +161,34 @@ def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) ->
         )
 
 
-def scene_frame(capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None) -> Frame:
-    """The frame that a capture is trained in; `training` are the names of images that may tell near and far."""
+def scene_frame(
+    capture: Capture, training: list[str], has_alpha: bool, box: tuple[float, ...] | None, unbounded: bool = False
+) -> Frame:
+    """The frame that a capture is trained in; `training` are the names of images that may tell near and far.
+
+    With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
+    """
     if box is None and capture.format not in KEEPS_FILES_FRAME:
-        return frame_of(capture, training, has_alpha)
-    corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
-    frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-    return frame if box is not None else replace(frame, text=(*frame.text, *_missed(capture, corners)))
+        frame = frame_of(capture, training, has_alpha)
+    else:
+        corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
+        frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
+        if box is None:
+            frame = replace(frame, text=(*frame.text, *_missed(capture, corners)))
+        elif unbounded:
+            frame = _with_surroundings(frame, frame_of(capture, training, has_alpha))
+    return replace(frame, text=(*frame.text, *_warnings(doubts_of_cameras(capture, training, frame))))
+
+
+def _with_surroundings(frame: Frame, found: Frame) -> Frame:
+    """`frame`, of the files and a box, with kind, near and far of the frame that would be `found` without the box."""
+    near, far = found.near / found.scale, found.far / found.scale
+    text = f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
+    return replace(frame, kind=found.kind, near=near, far=far, text=(*frame.text, text, *_warnings(found.warnings())))
+
+
+def _warnings(lines: list[str]) -> list[str]:
+    return [WARNING + line for line in lines]
 
 
 def _missed(capture: Capture, box: np.ndarray) -> list[str]:

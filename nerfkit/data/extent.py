@@ -42,6 +42,10 @@ def with_extent(frame: Frame, evidence: Evidence, lines: list[str], near, far, b
         box, box_why = _unbounded_box(cloud)
     found, far_why = _far(frame, evidence, box)
     if far is None and found <= near:
+        lines.append(
+            f"{WARNING}near, {near:.4g} model units ({why}), lies beyond all else, which ends at {found:.4g} "
+            f"({far_why}); check that sparse points and poses are of one frame and unit, or give sampling.near"
+        )
         found, far_why = 2 * near, "twice near, which lies beyond all else"
     far, far_why = (float(far), "given") if far is not None else (found, far_why)
     lines.append(f"far {far:.4g} model units: {far_why}")

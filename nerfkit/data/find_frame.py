@@ -105,7 +105,10 @@ def find_frame(
     length, why = (float(radius), "given") if radius is not None else _radius(evidence, kind, middle)
     lines.append(f"radius (1 model unit) {length:.4g} input units: {why}")
     if any(": a guess" in line for line in lines):
-        lines.append(f"{WARNING}neither poses nor points say how far the scene is; give center and radius")
+        lines.append(
+            f"{WARNING}neither poses nor points say how far the scene is, so its size is a guess; "
+            "give sparse points, or data.box around what the cameras see"
+        )
     rotation = _rotation(evidence.rig, upward)
     frame = Frame(rotation, middle, 1 / length, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
     return with_extent(frame, evidence, lines, near, far, box)

@@ -30,15 +30,16 @@ def load_scene(
     frame: Frame | None = None,
     sfm: str = "",
     cutout: bool = False,
+    unbounded: bool = False,
 ) -> Scene:
     """Read cameras and image headers of the scene in folder `path`.
 
     With a `box` [6], x, y, z of its lowest and highest corner, the files' frame is the model's; with the `frame` of a
     run that goes on, that is. Otherwise the frame is found, except for a format whose scenes stand in a known box.
     Poses of plain photographs or a video are found first, in folder `sfm` or beside them. With `cutout`, masked pixels
-    are transparent instead of ignored.
+    are transparent instead of ignored. What lies outside of a `box` counts only if `unbounded`.
     """
-    return assemble(load_capture(path, format, sfm), downscale, box, frame, cutout)
+    return assemble(load_capture(path, format, sfm), downscale, box, frame, cutout, unbounded)
 
 
 def load_capture(path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print) -> Capture:

@@ -10,7 +10,7 @@ Overrides are options of `nerfkit train`, such as trainer.steps=5000; `preset` n
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import background_color
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
+from nerfkit.data.scene import Scene
 from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError, SceneError
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -34,6 +35,7 @@ from nerfkit.training import checkpoint as checkpoints
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run import load_run
 from nerfkit.training.run_folder import RunFolder, RunScene
+from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.trainer import Trainer
 
 METHOD = "nerfkit"
@@ -67,7 +69,7 @@ class NerfKit:
             self.config = configured(config_overrides or {})
         self.loaded_step = self.run.state["step"] if self.run else None
         if train_dataset is not None:
-            self._start(train_dataset)
+            self._start(train_dataset, given_in(config_overrides or {}))
         elif self.run is None:
             raise SceneError("nerfkit needs a checkpoint, a train_dataset, or both")
         self.device = self.trainer.device if self.trainer else self.run.device
@@ -134,16 +136,21 @@ class NerfKit:
         """Refused: images have no embeddings."""
         raise NotImplementedError("nerfkit has no embeddings of images")
 
-    def _start(self, dataset: dict[str, Any]) -> None:
-        """A trainer of the data set, which goes on with the checkpoint if there is one."""
+    def _start(self, dataset: dict[str, Any], given: Collection[str]) -> None:
+        """A trainer of the data set, which goes on with the checkpoint if there is one; else options that were not
+        `given` follow from the scene, as of `nerfkit train`."""
         capture, metadata = capture_of(dataset), dataset.get("metadata") or {}
         has_alpha = np.shape(dataset["images"][0])[-1] == 4
-        box = Config().data.box if metadata.get("id") in SYNTHETIC else None
+        data = self.config.data
+        box = data.box if box_is_given(self.config, given) or metadata.get("id") in SYNTHETIC else None
         found = self.run.frame if self.run else None
         names = [image.name for image in capture.images]
-        self.capture_frame = frame = found or scene_frame(capture, names, has_alpha, box)
+        is_unbounded = self.config.sampling.kind == "contracted"
+        self.capture_frame = frame = found or scene_frame(capture, names, has_alpha, box, is_unbounded)
         if self.run is None:
-            fit(self.config, frame, metadata.get("background_color"), has_alpha)
+            if data.background == "auto" and (color := metadata.get("background_color")) is not None:
+                data.background = "white" if np.mean(color) > 127 else "black"
+            fit_to_scene(self.config, Scene(capture.name, capture.format, {}, tuple(frame.up.tolist()), frame), given)
         images = capture.images
         cameras = cameras_of([i.camera_to_world for i in images], [i.lens for i in images], frame)
         self.scene = RunScene(
@@ -158,10 +165,10 @@ class NerfKit:
 
 def configured(overrides: dict[str, Any]) -> Config:
     """The options: defaults, or the preset for a CPU where there is no GPU, and what is overridden."""
-    overrides = dict(overrides)
-    preset = overrides.pop("preset", None) or ("cpu" if pick_device("auto").type == "cpu" else None)
-    values = config_module.to_dict(config_module.merged([preset] if preset else []))
+    values = config_module.to_dict(config_module.merged(presets_of(overrides)))
     for name, value in overrides.items():
+        if name == "preset":
+            continue
         *groups, key = name.split(".")
         table = values
         for group in groups:
@@ -172,28 +179,24 @@ def configured(overrides: dict[str, Any]) -> Config:
     return config_module.from_dict(values, "config_overrides")
 
 
+def presets_of(overrides: dict[str, Any]) -> list[str]:
+    """The preset that the overrides name, or that for a CPU where there is no GPU."""
+    preset = overrides.get("preset") or ("cpu" if pick_device("auto").type == "cpu" else None)
+    return [preset] if preset else []
+
+
+def given_in(overrides: dict[str, Any]) -> set[str]:
+    """Names of the options that the overrides or their preset set."""
+    in_presets = (config_module.flat(config_module.changes_of(preset)) for preset in presets_of(overrides))
+    return set(overrides).union(*in_presets)
+
+
 def _parsed(value: Any) -> Any:
     """A value that was typed as text."""
     try:
         return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
-
-
-def fit(config: Config, frame: Frame, background: Any, has_alpha: bool) -> None:
-    """Set what follows from the scene, as `nerfkit train` does."""
-    default = Config()
-    if config.data.box == default.data.box:
-        config.data.box = tuple(frame.box.flatten().tolist())
-    if config.sampling.near == default.sampling.near:
-        config.sampling.near = frame.near
-    if config.sampling.far == default.sampling.far and frame.far < config.sampling.far:
-        config.sampling.far = frame.far
-    if config.data.background == "auto" and background is not None:
-        config.data.background = "white" if np.mean(background) > 127 else "black"
-    elif config.data.background == "auto":
-        config.data.background = "white" if has_alpha else "random"
-    config_module.check(config)
 
 
 def capture_of(dataset: dict[str, Any]) -> Capture:

@@ -16,6 +16,7 @@ from torch import Tensor
 from nerfkit.config import SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.errors import ConfigError
 from nerfkit.model.sampling import DensityFn, Marched, OccupancySampler, Samples
 from nerfkit.ops import compact_samples, march
 from nerfkit.ops.packed import offsets_from_counts
@@ -30,11 +31,15 @@ class ContractedSampler(OccupancySampler):
     """Marches rays in steps of max(step, cone * distance) from near to far."""
 
     max_rays_rendered = 2**16  # at a time: the first of them pass hundreds of samples each
+    drops_thin = True
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__(config, box)
-        ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
+        try:
+            ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
+        except ValueError as error:
+            raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
         self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera

@@ -77,6 +77,7 @@ class OccupancySampler(nn.Module):
 
     ops = ("march", "count_visible", "compact_samples")
     max_rays_rendered = 2**20  # at a time
+    drops_thin = False  # whether `chosen` leaves out visible samples, so that density decides even if no ray ends early
     drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
@@ -116,15 +117,15 @@ class OccupancySampler(nn.Module):
         origins and directions; distances along the ray are constants.
         """
         config = self.config
-        stops = config.min_transmittance > 0
-        march_capacity = None if capacity is None else int(capacity * (config.candidates_per_sample if stops else 1))
+        chooses = config.min_transmittance > 0 or self.drops_thin
+        march_capacity = None if capacity is None else int(capacity * (config.candidates_per_sample if chooses else 1))
         with torch.no_grad():
             t_starts, t_ends, source_offsets = self.march(rays, jitter, march_capacity)
             n_rows = t_starts.shape[0]
             source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
             ray_offsets = source_offsets
-            if stops:
+            if chooses:
                 in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
                 density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
                 counts = self._count_visible(marched, density)

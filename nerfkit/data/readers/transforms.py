@@ -249,7 +249,10 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
             raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
         if not -POSITION_LIMIT <= value <= POSITION_LIMIT:
             limit = f"finite and at most {POSITION_LIMIT:g}"
-            raise SceneError(f"{where}: the values of transform_matrix must be {limit}, got {reprlib.repr(value)}")
+            change = "divide all positions by one number" if abs(value) < math.inf else "leave the frame out"
+            raise SceneError(
+                f"{where}: the values of transform_matrix must be {limit}, got {reprlib.repr(value)}; {change}"
+            )
     pose = np.array(matrix, dtype=np.float64)
     if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
         raise SceneError(

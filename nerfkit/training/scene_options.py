@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
 from nerfkit.config import Config, check
 from nerfkit.data.scene import Scene
+from nerfkit.errors import ConfigError
 from nerfkit.training.trainer import resolved_background
 
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
@@ -24,16 +25,15 @@ UNBOUNDED = {
 }
 
 
-def given_options(arguments: Sequence[str]) -> set[str]:
-    """Names, such as trainer.samples, of the options that the command line sets."""
-    names = (argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--"))
-    return {name.replace("-", "_") for name in names}
+def box_is_given(options: Config, given: Collection[str]) -> bool:
+    """Whether data.box was `given`, or is not the default; it is meant in the files' own coordinates."""
+    return "data.box" in given or options.data.box != Config().data.box
 
 
 def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> None:
     """Set what the scene decides, in place, but for options that were `given` or differ from the default; raises
     ConfigError if options contradict each other then."""
-    data, sampling = options.data, options.sampling
+    data, sampling, has_box = options.data, options.sampling, box_is_given(options, given)
     data.background = resolved_background(data.background, scene)
     if sampling.kind == "auto":
         is_place = scene.frame is not None and scene.frame.kind != "object"
@@ -46,13 +46,27 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
             found |= {"sampling.far": min(scene.frame.far, sampling.far)}
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
-        _fit_unbounded(options, scene, given)
+        _fit_unbounded(options, scene, given, has_box)
+    _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
 
-def _fit_unbounded(options: Config, scene: Scene, given: Collection[str]) -> None:
+def _check_near_and_far(options: Config, scene: Scene, given: Collection[str]) -> None:
+    """Raise ConfigError if near is not below far, one of which the user may never have heard of."""
+    near, far = options.sampling.near, options.sampling.far
+    if near < far:
+        return
+    texts = [
+        f"sampling.{name} ({value:g}{'' if f'sampling.{name}' in given else ', as the scene has it'})"
+        for name, value in (("near", near), ("far", far))
+    ]
+    unit = f", of which one is {1 / scene.frame.scale:.4g} in the files" if scene.frame is not None else ""
+    raise ConfigError(f"{texts[0]} must be below {texts[1]}, in the model's units{unit}; lower near, or raise far")
+
+
+def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_box: bool) -> None:
     data = options.data
-    if scene.frame is not None and scene.frame.kind != "object":
+    if scene.frame is not None and scene.frame.kind != "object" and not has_box:
         data.box = CUBE
     radius = math.dist(data.box[:3], data.box[3:]) / math.sqrt(12)
     _set_unless(given, options, {"sampling.far": FAR_RADII * radius} | UNBOUNDED)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captures that fit no scene: training and inspection say in a line what was found and what to change."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfkit.commands import inspect, train
+from nerfkit.config import Config
+from nerfkit.data.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
+from nerfkit.data.load import load_scene
+from nerfkit.errors import ConfigError, SceneError
+from nerfkit.training.scene_options import fit_to_scene
+from tests.naming import assert_names, raises_naming
+from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
+from tests.rigs import RIGS, grid, look_at, ring
+from tests.toy_scene import write_scene
+
+
+def moved(view: int, far: float) -> np.ndarray:
+    """A ring of cameras [V, 3, 4], one of which is far away."""
+    poses = ring(20)
+    poses[view, :, 3] += far
+    return poses
+
+
+def at_one_point() -> np.ndarray:
+    poses = ring(20)
+    poses[:, :, 3] = 1.0, 2.0, 3.0
+    return poses
+
+
+def away_from_each_other() -> np.ndarray:
+    """Four cameras around a point, which look outwards, of 62 x 44 degrees."""
+    eyes = np.array([[1.0, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]])
+    return look_at(eyes.copy(), 2 * eyes)
+
+
+def gray(index: int) -> np.ndarray:
+    return np.full((HEIGHT, WIDTH, 3), 140, dtype=np.uint8) + np.uint8(index % 2)
+
+
+def points_around(center: tuple[float, float, float], size: float) -> np.ndarray:
+    return np.array(center) + size * np.random.default_rng(0).normal(size=(300, 3))
+
+
+FOUND = {  # poses, other values of write_capture, what a warning has to name
+    "one_far": (moved(7, 5e5), {}, ("1 of 17", "images/007.png", "correct their poses")),
+    "two_of_one_place": (np.repeat(ring(20)[:1], 20, axis=0), {}, ("all 17", "one point", "move the camera")),
+    "turned_on_the_spot": (at_one_point(), {"points": points_around((0, 0, 0), 0.1)}, ("one point", "move the camera")),
+    "no_overlap": (away_from_each_other(), {}, ("no point", "4 training views", "OpenGL")),
+    "one_view": (ring(1), {"points": points_around((0, 0, 0.5), 0.3)}, ("one training view", "images/000.png")),
+    "no_depth": (ring(1), {}, ("sparse points", "data.box")),
+    "points_of_another_unit": (
+        ring(20),
+        {"points": points_around((0, 0, 0.5), 1e5)},
+        ("near", "sparse points", "unit"),
+    ),
+    "no_parallax": (grid(), {"points": points_around((0, 5e5, 0), 1e4)}, ("pixels", "parallax", "unit")),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, capsys):
+    poses, values, named = FOUND[name]
+    folder = write_capture(tmp_path / "odd", poses, **values)
+    warnings = load_scene(str(folder)).frame.warnings()
+    assert any(all(part in line for part in named) for line in warnings), warnings
+    assert all(line.isprintable() and len(line) < 400 for line in warnings)
+    assert inspect.main([str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert all(line in said for line in warnings) and "ready to train" not in said
+
+
+@pytest.mark.parametrize("name", RIGS)
+@pytest.mark.parametrize("scale", [1e-8, 1.0, 3e4])
+def test_captures_of_any_unit_that_are_fine(name: str, scale: float, tmp_path: Path):
+    """The frame has the same numbers whatever the unit, and no warning but that of a guess."""
+    poses = RIGS[name].copy()
+    points = points_around({"grid": (0, 9, 0), "corridor": (33, 0, 1.6)}.get(name, (0, 0, 0.5)), 0.6)
+    one = load_scene(str(write_capture(tmp_path / "one", poses, points=points))).frame
+    poses[:, :, 3] *= scale
+    frame = load_scene(str(write_capture(tmp_path / name, poses, points=points * scale))).frame
+    ours = [line for line in frame.warnings() if "training" in line or "unit" in line]
+    assert not ours
+    assert (frame.near, frame.far) == pytest.approx((one.near, one.far), rel=1e-3)
+    assert frame.scale * scale == pytest.approx(one.scale, rel=1e-6)
+
+
+@pytest.mark.parametrize("value, change", [(1e8, "divide"), (float("nan"), "leave"), (float("inf"), "leave")])
+def test_positions_that_no_unit_explains_are_refused(value: float, change: str, tmp_path: Path):
+    poses = ring(20)
+    poses[3, 0, 3] = value
+    with raises_naming(SceneError, "frame 3", "transform_matrix", change):
+        load_scene(str(write_capture(tmp_path / "odd", poses)))
+
+
+def test_poses_of_another_unit_than_the_box(tmp_path: Path):
+    """In a format whose scenes stand in a known box, and with a box that is given."""
+    poses = ring(20)
+    poses[:, :, 3] *= 1e-4
+    folder = str(write_capture(tmp_path / "odd", poses))
+    (warning,) = load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).frame.warnings()
+    assert_names(warning, "data.box", "3.46")
+    poses = ring(20)
+    folder = str(write_capture(tmp_path / "fine", poses))
+    assert not load_scene(folder, box=(-1.0, -1, -1, 1, 1, 1)).frame.warnings()
+    assert not load_scene(str(write_scene(tmp_path / "toy"))).frame.warnings()
+
+
+def test_near_beyond_far_says_which_follows_from_the_scene(tmp_path: Path):
+    scene = load_scene(str(write_capture(tmp_path / "odd", ring(20))))
+    config = Config()
+    config.sampling.near = 300.0
+    with raises_naming(ConfigError, "sampling.near", "300", "sampling.far", "256", "as the scene has it", "3.162"):
+        fit_to_scene(config, scene, {"sampling.near"})
+    config = Config()
+    config.sampling.far = 0.01
+    with pytest.raises(ConfigError) as caught:
+        fit_to_scene(config, scene, {"sampling.far"})
+    assert "sampling.near (0.05, as the scene has it)" in str(caught.value)
+    assert "sampling.far (0.01)" in str(caught.value)
+
+
+def test_pictures_that_show_nothing():
+    pictures = [noise(k).reshape(-1, 3) for k in range(20)]
+    plain = [gray(k).reshape(-1, 3) for k in range(20)]
+    assert not doubts_of_pictures(pictures)
+    (line,) = doubts_of_pictures(plain)
+    assert_names(line, "20 of 20", "one color", "140, 140, 140", "texture")
+    assert doubts_of_pictures(plain[:19] + pictures[:1])[0].startswith("19 of 20")
+    assert not doubts_of_pictures(plain[:15] + pictures[:5]), "a view or two of a wall are usual"
+    (line,) = doubts_of_pictures([pictures[0]] * 20)
+    assert_names(line, "20 of 20", "copies", "video")
+    assert not doubts_of_pictures([*pictures[:10], *pictures[:1] * 5])
+    silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in pictures]
+    assert not doubts_of_pictures(silhouette), "black, but for where it is opaque"
+    assert not doubts_of_pictures([])
+
+
+def test_the_sample_of_a_picture_is_of_all_its_columns():
+    side = SAMPLED_PIXELS
+    columns = np.repeat(np.arange(side, dtype=np.uint16)[None] % 256, 64, axis=0).astype(np.uint8)
+    sample = sampled_pixels(columns.reshape(-1, 1))
+    assert len(sample) == SAMPLED_PIXELS and len(np.unique(sample)) > 200
+    assert np.array_equal(sample, sampled_pixels(columns.reshape(-1, 1)))
+
+
+@pytest.mark.parametrize("poses", [ring(20), grid()], ids=["around", "forward"])
+@pytest.mark.parametrize("picture, named", [(gray, "one color"), (lambda index: noise(0), "copies")])
+def test_training_goes_on_with_pictures_of_nothing_but_says_so(poses, picture, named, tmp_path: Path, capsys):
+    folder = write_capture(tmp_path / "odd", poses, picture)
+    assert train.main([*SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
+    assert named in line and "test views: PSNR" in said
+    assert inspect.main([str(folder)]) == 0
+    assert named in capsys.readouterr().out
+
+
+def test_a_picture_that_cannot_be_read_is_in_the_verdict(tmp_path: Path, capsys):
+    folder = write_capture(tmp_path / "odd", ring(20))
+    file = folder / "images" / "000.png"
+    file.write_bytes(file.read_bytes()[:-300])
+    assert inspect.main([str(folder)]) == 0
+    assert_names(capsys.readouterr().out, "verdict", "000.png", "truncated")
+
+
+def test_no_test_views(tmp_path: Path, capsys):
+    folder = write_capture(tmp_path / "few", ring(10))
+    assert train.main([*SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")]) == 0
+    said = capsys.readouterr().out
+    assert_names(said, "scoring", "none", "no test views", "not scored")
+    assert inspect.main([str(folder)]) == 0
+    assert_names(capsys.readouterr().out, "10 training images are few", "no test images")

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scene decides of options, what is left as a user gave it, and what that means in unbounded space."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nerfkit.commands import train
+from nerfkit.commands.options import given_options, train_options
+from nerfkit.commands.train import before_the_scene, check_sizes, find_scene
+from nerfkit.config import Config
+from nerfkit.device import pick_device
+from nerfkit.errors import ConfigError
+from nerfkit.integrations.nerfbaselines import NerfKit
+from nerfkit.training.trainer import Trainer
+from tests.naming import raises_naming
+from tests.odd_captures import SMALL, write_capture
+from tests.rigs import ring
+from tests.test_nerfbaselines import OVERRIDES, dataset
+from tests.toy_scene import write_scene
+
+BOX = "--data.box -4 -4 -4 4 4 4".split()
+UNBOUNDED = ["--sampling.kind", "contracted"]
+
+
+def place(folder: Path) -> Path:
+    points = np.array([0, 0, 0.5]) + 0.5 * np.random.default_rng(0).normal(size=(300, 3))
+    return write_capture(folder, ring(20), points=points)
+
+
+def options_of(folder: Path, *arguments: str):
+    """Options after the scene was found, and the scene."""
+    arguments = ["--device", "cpu", "--data.path", str(folder), *arguments]
+    options = train_options(arguments)
+    return options, find_scene(options, given_options(arguments))
+
+
+def test_a_box_in_unbounded_space_is_what_is_not_contracted(tmp_path: Path):
+    """Near, far and background are those without the box, in the files' units, which then are the model's."""
+    folder = place(tmp_path / "place")
+    without, scene = options_of(folder)
+    boxed, in_files = options_of(folder, *BOX, *UNBOUNDED)
+    unit = 1 / scene.frame.scale
+    assert without.sampling.kind == "contracted" and without.sampling.near > 0.1
+    assert boxed.data.box == (-4.0, -4, -4, 4, 4, 4) and in_files.frame.scale == 1
+    assert boxed.sampling.near == pytest.approx(without.sampling.near * unit)
+    assert boxed.sampling.far == pytest.approx(without.sampling.far * unit)
+    assert boxed.data.background == without.data.background == "random"
+    assert boxed.model.max_resolution == without.model.max_resolution == 8192
+    positions = scene.frame.to_input(scene.split("train").cameras.positions.numpy())
+    np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
+
+
+def test_a_box_alone_is_an_object_as_before(tmp_path: Path):
+    options, scene = options_of(place(tmp_path / "place"), *BOX)
+    assert (options.sampling.kind, options.sampling.near, options.data.background) == ("box", 0.0, "white")
+    assert scene.frame.kind == "object" and options.sampling.far == 1e10
+
+
+def test_images_with_alpha_stay_an_object_in_unbounded_space(tmp_path: Path):
+    options, scene = options_of(write_scene(tmp_path / "toy"), *BOX, *UNBOUNDED)
+    assert scene.frame.kind == "object" and options.data.background == "white"
+
+
+def test_what_a_file_says_is_given_be_it_the_default(tmp_path: Path):
+    folder, file = place(tmp_path / "place"), tmp_path / "mine.toml"
+    file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
+    told, _ = options_of(folder, "--config", str(file))
+    assert (told.trainer.distortion, told.sampling.near, told.sampling.occupancy_resolution) == (0, 0, 128)
+    assert told.model.max_resolution == 8192, "of which the file says nothing"
+    silent, _ = options_of(folder)
+    assert silent.trainer.distortion > 0 and silent.sampling.near > 0 and silent.sampling.occupancy_resolution == 256
+    box = tmp_path / "box.toml"
+    box.write_text("[data]\nbox = [-1.5, -1.5, -1.5, 1.5, 1.5, 1.5]\n")
+    assert options_of(folder, "--config", str(box))[0].sampling.kind == "box"
+
+
+def test_equal_steps_wait_for_the_scene_to_say_how_far(tmp_path: Path):
+    arguments = [*UNBOUNDED, "--sampling.cone", "0", "--sampling.step", "0.1"]
+    options, _ = options_of(place(tmp_path / "place"), *arguments)
+    assert options.sampling.cone == 0 and options.sampling.far == 256
+    check_sizes(before_the_scene(train_options(arguments)), pick_device("cpu"))
+    with raises_naming(ConfigError, "step", "cone", "256"):
+        options_of(place(tmp_path / "place"), *arguments[:-1], "0.001")
+    config = Config(device="cpu")
+    config.sampling.kind, config.sampling.cone = "contracted", 0.0  # and nothing says how far
+    with raises_naming(ConfigError, "sampling", "step", "cone"):
+        scene = find_scene(train_options(["--data.path", str(place(tmp_path / "place"))]))
+        Trainer(config, scene.split("train").cameras, scene.split("train").load())
+
+
+def test_training_with_equal_steps(tmp_path: Path):
+    small = [*SMALL, "--sampling.cone", "0", "--sampling.step", "0.3", *UNBOUNDED]
+    run = str(tmp_path / "run")
+    assert train.main([*small, "--data.path", str(place(tmp_path / "place")), "--out", run]) == 0
+
+
+def test_nerfbaselines_chooses_as_training_does():
+    data = dataset()
+    data["images"] = [image[..., :3] for image in data["images"]]
+    data["metadata"] = {}
+    method = NerfKit(train_dataset=data, config_overrides=OVERRIDES)
+    config = method.config
+    assert config.sampling.kind == "contracted" and config.data.background == "random"
+    assert config.data.box == (-1.0, -1, -1, 1, 1, 1) and config.sampling.near > 0 and config.sampling.far == 256
+    assert config.trainer.distortion > 0 and config.model.max_resolution == OVERRIDES["model.max_resolution"]
+    assert np.isfinite([method.train_iteration(step)["loss"] for step in range(3)]).all()
+    assert method.render(data["cameras"][3])["depth"].shape == (22, 26)
+    boxed = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"sampling.kind": "box", "sampling.near": 0.0})
+    assert boxed.config.sampling.kind == "box" and boxed.config.sampling.near == 0, "given"
+    corners = [20.0, -17, -8, 40, 3, 12]
+    given = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners, "sampling.step": 0.5})
+    assert list(given.config.data.box) == corners and given.config.sampling.kind == "box"
+    assert given.frame.scale == 1, "in the coordinates of the data"
+    data["metadata"] = {"id": "blender"}
+    assert NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners}).config.sampling.kind == "box"
