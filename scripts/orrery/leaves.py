@@ -11,7 +11,7 @@ from orrery.lighting import Light, SoftBox
 from orrery.parts import UP, Material, Parts, Scene, unit_vector
 from orrery.shapes import ELLIPSE, LEAF
 
-FLOOR = -0.95
+FLOOR = -0.86
 SOIL = FLOOR + 0.44  # height of the soil in the pot
 TWIGS, LEAVES_OF_TWIG = 62, 14
 
@@ -42,15 +42,15 @@ def build(seed: int) -> Scene:
         tip = crown + outward * rng.uniform(0.55, 0.95) * np.array([0.88, 0.88, 0.78])
         _twig(parts, rng, trunk[1] + rng.uniform(0, 1) * (trunk[2] - trunk[1]), tip)
     for _ in range(26):
-        angle, reach = rng.uniform(0, math.tau), rng.uniform(0.45, 1.0)
+        angle, reach = rng.uniform(0, math.tau), rng.uniform(0.42, 0.82)
         at = np.array([reach * math.cos(angle), reach * math.sin(angle), FLOOR + rng.uniform(0.015, 0.04)])
         _leaf(parts, rng, at, unit_vector((rng.normal(), rng.normal(), 0.1 * rng.normal())), np.array(UP), 0.2)
-    sun = SoftBox((0.5, -0.7, 1.2), 0.10, 0.10, (88.0, 82.0, 70.0), 2)
+    sun = SoftBox((0.5, -0.7, 1.2), 0.04, 0.04, (550.0, 510.0, 440.0), 2)
     return parts.scene(Light((0.14, 0.13, 0.09), (0.46, 0.50, 0.54), (0.55, 0.70, 0.95), (sun,)))
 
 
 def _pot(parts: Parts) -> None:
-    parts.drum((0, 0, FLOOR - 0.05), (0, 0, FLOOR), 1.08, STONE)
+    parts.drum((0, 0, FLOOR - 0.05), (0, 0, FLOOR), 0.95, STONE)
     parts.rod((0, 0, FLOOR), (0, 0, SOIL), 0.30, CLAY, is_round=False)
     parts.rod((0, 0, FLOOR + 0.12), (0, 0, FLOOR + 0.28), 0.303, BAND, is_round=False)
     parts.disc((0, 0, SOIL - 0.01), UP, 0.31, EARTH)

@@ -56,12 +56,12 @@ class Light(NamedTuple):
 
 
 def _column(color: tuple[float, float, float], like: Tensor) -> Tensor:
-    return torch.tensor(color).reshape(3, *[1] * (like.ndim - 1))
+    return torch.tensor(color, dtype=torch.float32).reshape(3, *[1] * (like.ndim - 1))
 
 
 def _frame(box: SoftBox) -> tuple[Tensor, Tensor, Tensor]:
     """Unit vectors, each [3]: across, up and to the center."""
-    center = unit(torch.tensor(box.direction))
+    center = unit(torch.tensor(box.direction, dtype=torch.float32))
     across = unit(cross(torch.tensor([0.0, 0.0, 1.0]), center))
     return across, cross(center, across), center
 
@@ -115,7 +115,7 @@ def lamps_of(light: Light, kinds: list[Shapes], size: int) -> list[Lamp]:
         for x in places:
             for y in places:
                 direction = unit(center + x * box.half_width * across + y * box.half_height * up)
-                lamps.append(_lamp(direction, torch.tensor(box.radiance) * solid_angle, kinds, size, False))
+                lamps.append(_lamp(direction, torch.tensor(box.radiance, dtype=torch.float32) * solid_angle, kinds, size, False))
     for k in range(SKY_LAMPS):
         z = 1 - (2 * k + 1) / SKY_LAMPS
         azimuth = k * math.pi * (3 - math.sqrt(5))

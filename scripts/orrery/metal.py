@@ -10,7 +10,7 @@ import numpy as np
 from orrery.lighting import Light, SoftBox
 from orrery.parts import UP, Material, Parts, Scene, frame_of
 
-FLOOR = -0.62
+FLOOR = -0.42
 
 CHROME = Material(mirror=(0.78, 0.79, 0.80), roughness=0.0)
 GOLD = Material(mirror=(0.95, 0.66, 0.26), roughness=0.05)

@@ -22,6 +22,7 @@ from orrery.shapes import dot, unit
 
 POINTS_AT_ONCE = 100_000
 METAL = 0.2  # a mirror of at least this reflectance shows other surfaces
+SPREAD = 2.0  # of rays that a curved mirror sends back, in terms of those that it gets
 NOISE_CELLS = 32  # lattice points after which noise repeats
 
 
@@ -48,7 +49,8 @@ def picture(lit: Lit, view: Pinhole, samples: int, bounces: int = 2) -> np.ndarr
         down = pixel // view.width + places[sample, 1]
         origins, directions = view.rays(right, down)
         found = Hits(hits.shape[ray], hits.distance[ray])
-        sums[ray, :3] = shade(lit, origins, directions, found, _lobe_places(samples)[:, sample], bounces).T
+        lobe = _lobe_places(samples)[:, sample]
+        sums[ray, :3] = shade(lit, origins, directions, found, lobe, torch.zeros(len(ray)), bounces).T
         sums[ray, 3] = 1
     return sums.reshape(view.height, view.width, samples, 4).mean(2).numpy()
 
@@ -59,8 +61,14 @@ def _lobe_places(samples: int) -> Tensor:
     return radius * torch.stack([angle.cos(), angle.sin()])
 
 
-def shade(lit: Lit, origins: Tensor, directions: Tensor, hits: Hits, lobe: Tensor, bounces: int) -> Tensor:
-    """Radiance [3, M] of the surfaces that M rays meet, all of them some surface; `lobe` [2, M] are lobe places."""
+def shade(
+    lit: Lit, origins: Tensor, directions: Tensor, hits: Hits, lobe: Tensor, spread: Tensor, bounces: int
+) -> Tensor:
+    """Radiance [3, M] of the surfaces that M rays meet, all of them some surface.
+
+    `lobe` [2, M] are lobe places; `spread` [M], radians, is how far neighbouring rays are apart: a mirror that is seen
+    in a rough one is as rough itself.
+    """
     scene = lit.scene
     points = origins + directions * hits.distance
     normals, local = _of_shapes(scene, hits.shape, points)
@@ -68,6 +76,7 @@ def shade(lit: Lit, origins: Tensor, directions: Tensor, hits: Hits, lobe: Tenso
     normals = torch.where(facing > 0, -normals, normals)  # a patch has two sides
     color, other, mirror, rest = scene.table[scene.material[hits.shape]].T.split((3, 3, 3, 4))
     roughness, through, texture, scale = rest
+    roughness = torch.hypot(roughness, spread)
     color = color + (other - color) * _textured(texture.long(), local * scale)
     received, sky_seen = _received(lit.lamps, points, normals, through)
     result = color * received
@@ -117,7 +126,8 @@ def _mirrored(
     if len(met):
         found = Hits(hits.shape[met], hits.distance[met])
         lobe = lobe[:, chosen[met]]
-        result[:, met] = shade(lit, origins[:, met], looking[:, met], found, lobe, bounces - 1)
+        spread = SPREAD * roughness[chosen[met]]
+        result[:, met] = shade(lit, origins[:, met], looking[:, met], found, lobe, spread, bounces - 1)
     return result
 
 

@@ -12,7 +12,7 @@ from orrery.parts import UP, Material, Parts, Scene, frame_of, unit_vector
 
 PIXEL = 4.031 * 0.72 / 400  # scene units, at the world origin
 THIN, THICK = PIXEL / 2, PIXEL  # radii: diameters of 1 and 2 pixels
-FLOOR = -0.85  # height of the base
+FLOOR = -0.78  # height of the base
 
 STEEL = Material((0.32, 0.33, 0.36), mirror=(0.04, 0.04, 0.04), roughness=0.25)
 DARK = Material((0.03, 0.03, 0.035), mirror=(0.05, 0.05, 0.05), roughness=0.2)
@@ -36,7 +36,7 @@ def build(seed: int) -> Scene:
     _spring(parts, (-0.62, 0.36, FLOOR), 0.16, 1.0, 11)
     _chain(parts, (-0.62, 0.36, FLOOR + 1.02), (0.42, 0.30, FLOOR + 1.0))
     _grass(parts, rng)
-    key = SoftBox((0.7, -0.5, 1.1), 0.16, 0.16, (29.0, 27.5, 25.0), 2)
+    key = SoftBox((0.7, -0.5, 1.1), 0.05, 0.05, (290.0, 275.0, 250.0), 2)
     fill = SoftBox((-0.9, 0.5, 0.6), 0.3, 0.3, (1.6, 2.0, 2.6), 1)
     return parts.scene(Light((0.16, 0.14, 0.12), (0.45, 0.45, 0.46), (0.62, 0.70, 0.85), (key, fill)))
 
