@@ -76,7 +76,9 @@ def checked(options: Options) -> Options:
     if min(options.views) < 1:
         raise ConfigError(f"views must be at least 1 to train on and 1 to test on, not {options.views}")
     if options.count > 1 and not is_random:
-        raise ConfigError(f"count is of random scenes; of {options.kind} there is one for each seed, not {options.count}")
+        raise ConfigError(
+            f"count is of random scenes; of {options.kind} there is one for each seed, not {options.count}"
+        )
     return options
 
 
@@ -107,9 +109,9 @@ def own_folder(options: Options) -> OwnFolder:
     folder.remove_leftovers()
     if folder.owns(MADE):
         try:
-            found = json.loads((options.out / MADE).read_text())
-        except ValueError:
-            raise RunError(f"{options.out / MADE} is not JSON; choose another folder, or delete this one") from None
+            found = dict(json.loads((options.out / MADE).read_text()))
+        except (TypeError, ValueError):
+            raise RunError(f"{options.out / MADE} lists no options; choose another --out, or delete it") from None
         other = [name for name in made_with if found.get(name) != made_with[name]]
         if other:
             named = ", ".join(f"{name} {found.get(name)} instead of {made_with[name]}" for name in other)

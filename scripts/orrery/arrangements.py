@@ -22,7 +22,7 @@ def build(seed: int) -> Scene:
     rng = np.random.default_rng(seed)
     parts = Parts()
     has_floor = rng.random() < 0.75
-    heights = [rng.uniform(-0.6, -0.4)] if has_floor else [-0.85, -0.3, 0.25]
+    heights = [rng.uniform(-0.6, -0.4)] if has_floor else [-0.85, -0.35, 0.15]
     if has_floor:
         _floor(parts, rng, heights[0])
     for height in heights:
@@ -84,14 +84,14 @@ def _ball(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: floa
 
 
 def _box(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: float) -> None:
-    half = radius * np.array([*rng.uniform(0.35, 0.7, 2), rng.uniform(0.3, 1.3)])
+    half = radius * np.array([*rng.uniform(0.35, 0.7, 2), rng.uniform(0.3, 0.85)])
     parts.box(foot + half[2] * np.array(UP), frame_of(UP, rng.uniform(0, math.pi)), half, material(rng))
     if rng.random() < 0.5:
         parts.ball(foot + (2 * half[2] + half.min() * 0.7) * np.array(UP), half.min() * 0.7, material(rng))
 
 
 def _drum(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: float) -> None:
-    top = foot + radius * rng.uniform(0.4, 2.6) * np.array(UP)
+    top = foot + radius * rng.uniform(0.4, 2.2) * np.array(UP)
     parts.drum(foot, top, radius * rng.uniform(0.4, 1), material(rng), material(rng))
 
 
@@ -108,7 +108,7 @@ def _rings(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: flo
 
 def _spring(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: float) -> None:
     turns, thick = rng.integers(3, 8), rng.uniform(0.012, 0.03)
-    points = circle(foot + thick * np.array(UP), UP, 0.8 * radius, 20 * turns, turns, radius * rng.uniform(1.5, 3))
+    points = circle(foot + thick * np.array(UP), UP, 0.8 * radius, 20 * turns, turns, radius * rng.uniform(1.2, 2.2))
     parts.wire(points, thick, material(rng), 0.2)
 
 
@@ -116,7 +116,7 @@ def _lattice(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: f
     """The edges of a block, and bars between them."""
     made, n = material(rng), rng.integers(2, 6)
     frame = frame_of(UP, rng.uniform(0, math.pi))
-    side, height, thick = 0.65 * radius, radius * rng.uniform(1, 2.5), rng.uniform(0.008, 0.022)
+    side, height, thick = 0.65 * radius, radius * rng.uniform(1, 2.2), rng.uniform(0.008, 0.022)
     corners = [foot + side * (x * frame[:, 0] + y * frame[:, 1]) for x, y in ((1, 1), (-1, 1), (-1, -1), (1, -1))]
     for k, corner in enumerate(corners):
         following = corners[(k + 1) % 4]
@@ -130,7 +130,7 @@ def _lattice(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: f
 
 def _plant(parts: Parts, rng: np.random.Generator, foot: np.ndarray, radius: float) -> None:
     """A stalk with leaves, or with petals around a ball."""
-    height = radius * rng.uniform(1.5, 3)
+    height = radius * rng.uniform(1.2, 2.1)
     tip = foot + (*rng.normal(0, 0.05, 2), height)
     parts.rod(foot, tip, 0.02, Material(color(rng, 0.1, 0.4)))
     leaf = Material(color(rng, 0.15, 0.7), color(rng, 0.15, 0.7), "veins", 1.0, through=0.3)

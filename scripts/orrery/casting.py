@@ -61,10 +61,6 @@ class Parallel(NamedTuple):
         x, y = (dot(_column(self.frame[:, k], points.ndim - 1), points) for k in (0, 1))
         return (1 + x / self.reach) * self.size / 2, (1 - y / self.reach) * self.size / 2
 
-    def distance(self, points: Tensor) -> Tensor:
-        """Of points [3, ...] along the rays."""
-        return self.reach - dot(_column(self.frame[:, 2], points.ndim - 1), points)
-
     def rays(self, right: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
         """Origins [3, ...] and the direction [3, 1...] through pixel coordinates."""
         x, y = self.reach * (2 * right / self.size - 1), self.reach * (1 - 2 * down / self.size)

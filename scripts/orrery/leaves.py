@@ -87,5 +87,3 @@ def _leaf(parts: Parts, rng: np.random.Generator, stalk, along, facing, spread: 
     parts.patch(stalk + length * along, length * along, width * side, outline, material)
     if outline == LEAF:
         parts.rod(stalk, stalk + 0.3 * length * along, 0.004, Material((0.10, 0.16, 0.03)))
-
-

@@ -17,8 +17,9 @@ from torch import Tensor
 from orrery.casting import Parallel, first_hits
 from orrery.shapes import Shapes, cross, dot, unit
 
-REACH = 1.6  # scene units from the world origin: everything lies within, and has a place in the shadow maps
-SKY_LAMPS = 32
+REACH = 1.7  # scene units from the world origin: everything lies within, and has a place in the shadow maps
+SKY_LAMPS = 24
+OFFSET = 2.0  # texels
 EDGE = 0.015  # softness of a soft box's edge, tangent of an angle
 
 
@@ -81,28 +82,28 @@ def _covered(box: SoftBox, directions: Tensor, roughness: Tensor | float) -> Ten
 class Lamp(NamedTuple):
     """Parallel light with a shadow map."""
 
-    direction: Tensor  # [3] to where it comes from
     irradiance: Tensor  # [3] over pi, of a surface that faces it
     view: Parallel
     depth: Tensor  # [size, size] distance to what it meets first
     is_sky: bool
 
-    def reaches(self, points: Tensor) -> Tensor:
-        """Whether [M], 0 or 1, points [3, M] on a surface, which are moved off it by `offset`, are in the light."""
-        right, down = self.view.project(points)
-        last = self.view.size - 1
-        cell = down.long().clamp(0, last) * self.view.size + right.long().clamp(0, last)
-        return (self.view.distance(points) < self.depth.reshape(-1)[cell] + self.texel).float()
+    def reaches(self, points: Tensor, normals: Tensor) -> tuple[Tensor, Tensor]:
+        """Of surfaces at `points` [3, M]: cosine [M] to the lamp, and whether [M], 0 or 1, its side of it is lit.
+
+        A point is moved off its surface, to the lamp's side, or else the surface would shade itself.
+        """
+        to_lamp = self.view.frame.T
+        facing = (to_lamp @ normals)[2]
+        x, y, z = to_lamp @ (points + facing.sign() * (OFFSET * self.texel) * normals)
+        last, half, scale = self.view.size - 1, self.view.size / 2, self.view.size / (2 * self.view.reach)
+        row, column = (half - scale * y).long().clamp(0, last), (half + scale * x).long().clamp(0, last)
+        depth = self.depth.reshape(-1)[row * self.view.size + column]
+        return facing, (self.view.reach - z < depth + self.texel).float()
 
     @property
     def texel(self) -> float:
         """Edge length in scene units."""
         return 2 * self.view.reach / self.view.size
-
-    @property
-    def offset(self) -> float:
-        """How far a point is moved along its normal, so that a surface does not shade itself, scene units."""
-        return 2 * self.texel
 
 
 def lamps_of(light: Light, kinds: list[Shapes], size: int) -> list[Lamp]:
@@ -115,7 +116,8 @@ def lamps_of(light: Light, kinds: list[Shapes], size: int) -> list[Lamp]:
         for x in places:
             for y in places:
                 direction = unit(center + x * box.half_width * across + y * box.half_height * up)
-                lamps.append(_lamp(direction, torch.tensor(box.radiance, dtype=torch.float32) * solid_angle, kinds, size, False))
+                radiance = torch.tensor(box.radiance, dtype=torch.float32)
+                lamps.append(_lamp(direction, radiance * solid_angle, kinds, size, False))
     for k in range(SKY_LAMPS):
         z = 1 - (2 * k + 1) / SKY_LAMPS
         azimuth = k * math.pi * (3 - math.sqrt(5))
@@ -130,4 +132,4 @@ def _lamp(direction: Tensor, irradiance: Tensor, kinds: list[Shapes], size: int,
     right = unit(cross(aside, direction))
     view = Parallel(torch.stack([right, cross(direction, right), direction], 1), REACH, size)
     hits = first_hits(kinds, view, torch.tensor([[0.5, 0.5]]))
-    return Lamp(direction, irradiance / math.pi, view, hits.distance.reshape(size, size), is_sky)
+    return Lamp(irradiance / math.pi, view, hits.distance.reshape(size, size), is_sky)

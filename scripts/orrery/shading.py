@@ -149,8 +149,7 @@ def _received(lamps: list[Lamp], points: Tensor, normals: Tensor, through: Tenso
     total = torch.zeros_like(points)
     seen, most = torch.zeros_like(through), torch.zeros_like(through)
     for lamp in lamps:
-        facing = torch.einsum("c,cm->m", lamp.direction, normals)
-        lit = lamp.reaches(points + facing.sign() * lamp.offset * normals)
+        facing, lit = lamp.reaches(points, normals)
         share = torch.where(facing > 0, 1 - through, through) * facing.abs() * lit
         total += lamp.irradiance[:, None] * share
         if lamp.is_sky:

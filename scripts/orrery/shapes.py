@@ -71,11 +71,6 @@ def _corners(center: Tensor, axes: Tensor) -> Tensor:
     return torch.stack([center + sum(s * axes[:, k] for k, s in enumerate(sign)) for sign in signs], -1)
 
 
-def _cubes(center: Tensor, radius: Tensor) -> Tensor:
-    """Corners [3, N, 8] of cubes around spheres."""
-    return _corners(center, torch.eye(3)[:, :, None] * radius)
-
-
 def _from_nearby(origins: Tensor, directions: Tensor, center: Tensor) -> tuple[Tensor, Tensor]:
     """Distance [...] from the origin to the place nearest to `center`, and that place relative to it [3, ...].
 
@@ -101,7 +96,11 @@ class Rods(NamedTuple):
         return self.start.shape[1]
 
     def hull(self) -> Tensor:
-        return torch.cat([_cubes(self.start, self.radius), _cubes(self.end, self.radius)], -1)
+        """Boxes around the spheres of the ends, or around the circles of open ones."""
+        axis, _ = self._axes(torch.arange(len(self)))
+        flat = (1 - axis * axis).clamp(min=0).sqrt()
+        half = torch.eye(3)[:, :, None] * (self.radius * torch.where(self.is_round, 1.0, flat))
+        return torch.cat([_corners(self.start, half), _corners(self.end, half)], -1)
 
     def hit(self, index: Tensor, origins: Tensor, directions: Tensor) -> Tensor:
         """The body's quadratic; beyond an end, that of its sphere."""
