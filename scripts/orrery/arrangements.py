@@ -13,7 +13,7 @@ from orrery.parts import BLACK, UP, Material, Parts, Scene, frame_of, unit_vecto
 from orrery.shapes import ELLIPSE, LEAF, RECTANGLE
 from orrery.wires import circle
 
-PLACES = 0.85  # radius in which pieces stand
+ON_FLOOR, IN_AIR = 1.04, 0.9  # radius in which pieces stand
 METALS = ((0.78, 0.79, 0.80), (0.95, 0.66, 0.26), (0.93, 0.50, 0.34), (0.56, 0.57, 0.60), (0.80, 0.40, 0.42))
 
 
@@ -28,7 +28,7 @@ def build(seed: int) -> Scene:
     for height in heights:
         taken: list[tuple[float, float, float]] = []
         for _ in range(rng.integers(7, 13) if has_floor else rng.integers(3, 7)):
-            place = _free_place(rng, taken)
+            place = _free_place(rng, taken, ON_FLOOR if has_floor else IN_AIR)
             if place is not None:
                 x, y, radius = place
                 foot = np.array([x, y, height if has_floor else height + rng.uniform(-0.15, 0.15)])
@@ -62,12 +62,15 @@ def _floor(parts: Parts, rng: np.random.Generator, height: float) -> None:
         parts.box((0, 0, height - 0.035), frame, (0.78, 0.78, 0.035), made)
 
 
-def _free_place(rng: np.random.Generator, taken: list) -> tuple[float, float, float] | None:
-    """Place and radius (x, y, radius) that overlaps none of the circles `taken`, to which it is added; or nothing."""
+def _free_place(rng: np.random.Generator, taken: list, edge: float) -> tuple[float, float, float] | None:
+    """Place and radius (x, y, radius) that overlaps none of the circles `taken`, to which it is added; or nothing.
+
+    The circle of radius `edge` around the origin holds it.
+    """
     for _ in range(60):
-        angle, reach, radius = rng.uniform(0, math.tau), PLACES * math.sqrt(rng.random()), rng.uniform(0.15, 0.42)
+        angle, reach, radius = rng.uniform(0, math.tau), edge * math.sqrt(rng.random()), rng.uniform(0.15, 0.42)
         x, y = reach * math.cos(angle), reach * math.sin(angle)
-        if reach + radius < 1.04 and all(math.hypot(x - a, y - b) > radius + r for a, b, r in taken):
+        if reach + radius < edge and all(math.hypot(x - a, y - b) > radius + r for a, b, r in taken):
             taken.append((x, y, radius))
             return x, y, radius
     return None
