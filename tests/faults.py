@@ -40,7 +40,7 @@ class Fault(NamedTuple):
     """One way to be wrong."""
 
     name: str
-    file: str  # of nerfkit
+    file: str  # of nerfkit; of scripts: ../scripts/...
     old: str  # occurs once
     new: str
     tests: str  # modules that should notice, without test_ and .py
@@ -1535,6 +1535,28 @@ FAULTS = [
         "odd_captures",
     ),
     Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
+    # scenes that scripts make
+    Fault(
+        "nothing_throws_a_shadow",
+        "../scripts/orrery/lighting.py",
+        "(self.view.reach - z < depth + self.texel).float()",
+        "torch.ones_like(z)",
+        "scenes",
+    ),
+    Fault(
+        "samples_meet_pixels_at_their_corner",
+        "../scripts/orrery/casting.py",
+        "(base[:, None] + place for base, place in",
+        "(base[:, None] + 0 * place for base, place in",
+        "scenes",
+    ),
+    Fault(
+        "a_scene_of_other_options_is_gone_on_with",
+        "../scripts/make_scenes.py",
+        "if found.get(name) != made_with[name]",
+        "if name not in found",
+        "scenes",
+    ),
 ]
 
 

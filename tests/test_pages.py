@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import statistics
+import sys
 import typing
 from pathlib import Path
 
@@ -16,6 +17,10 @@ from nerfkit.commands import COMMANDS, eval, export, render, view
 from nerfkit.commands.options import TrainOptions
 from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, sweep
 from scripts.bench_ops import summary
+
+sys.path.insert(0, "scripts")
+
+import make_scenes  # noqa: E402
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
 by_page = pytest.mark.parametrize("page", PAGES, ids=str)
@@ -81,6 +86,7 @@ OPTIONS = {
     "bench_viewer": options_of(bench_viewer.BenchOptions),
     "lltm_forms": options_of(bench_train.BenchOptions),
     "sweep": options_of(sweep.SweepOptions),
+    "make_scenes": options_of(make_scenes.Options),
 }
 
 
