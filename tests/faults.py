@@ -283,7 +283,7 @@ FAULTS = [
     ),
     Fault(
         "a_place_over_white",
-        "training/trainer.py",
+        "training/scene_options.py",
         'return "random" if is_place else "white"',
         'return "white"',
         "capture_masks",
@@ -862,7 +862,7 @@ FAULTS = [
     Fault(
         "resume_without_moments",
         "training/trainer.py",
-        'self._restore_optimizer(checkpoint.part(tensors, "optimizer"))',
+        'load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))',
         "pass",
         "training",
     ),

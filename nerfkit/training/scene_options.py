@@ -10,7 +10,6 @@ from typing import Any
 from nerfkit.config import Config, check
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
-from nerfkit.training.trainer import resolved_background
 
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
@@ -23,6 +22,14 @@ UNBOUNDED = {
     "sampling.candidates_per_sample": 4.0,
     "trainer.distortion": 0.003,
 }
+
+
+def resolved_background(kind: str, scene: Scene | None) -> str:
+    """data.background; auto is random for a place, whose every pixel is opaque, and white where nothing is known."""
+    if kind != "auto":
+        return kind
+    is_place = scene is not None and scene.frame is not None and scene.frame.kind != "object"
+    return "random" if is_place else "white"
 
 
 def box_is_given(options: Config, given: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,25 +23,24 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
-from nerfkit.errors import RunError, SceneError, TrainingError
+from nerfkit.errors import RunError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
+from nerfkit.training.checks import check_seen
 from nerfkit.training.losses import DistortedError, LossFn, default_loss
-from nerfkit.training.optim import adam
+from nerfkit.training.optim import adam, load_moments
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.scene_options import resolved_background
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
 from nerfkit.version import versions
-
-CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
-CHECKED_SIDE = 17  # rays of such a view, each way
 
 
 class Trainer:
@@ -321,7 +320,7 @@ class Trainer:
         load_model(self.model, tensors, folder.path)
         load_adjustments(self.adjustments, tensors, folder.path)
         try:
-            self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
+            load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})
             if len(shared.get("n_rays", [])) == self.processes.size:
                 state["n_rays"] = shared["n_rays"][self.processes.rank]
@@ -334,18 +333,6 @@ class Trainer:
         self._popped_at, self._saved_step, self.folder = self.seconds, self.step, folder
         self._resumed_at = self.step, shared.get("scheduled", self.step)
         self.together.resume(self.step, self.seconds)
-
-    def _restore_optimizer(self, values: dict[str, Tensor]) -> None:
-        """Moments and steps from tensors called `<index of the parameter>.<name>`."""
-        state = self.optimizer.state_dict()
-        parameters = list(self.parameters.values())
-        for name, value in values.items():
-            index, _, key = name.partition(".")
-            shape = parameters[int(index)].shape
-            if key not in ("step", "exp_avg", "exp_avg_sq") or (key != "step" and value.shape != shape):
-                raise ValueError(f"optimizer.{name} is no moment of a parameter of shape {list(shape)}")
-            state["state"].setdefault(int(index), {})[key] = value
-        self.optimizer.load_state_dict(state)
 
     def _own(self, folder: RunFolder | str | Path) -> RunFolder:
         """`folder` as a run folder of this training, created with a description of the scene if it is a path."""
@@ -408,33 +395,4 @@ class Trainer:
             f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {path}, "
             f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
             f"--resume {path} {lower}"
-        )
-
-
-def resolved_background(kind: str, scene: Scene | None) -> str:
-    """data.background; auto is random for a place, whose every pixel is opaque, and white where nothing is known."""
-    if kind != "auto":
-        return kind
-    is_place = scene is not None and scene.frame is not None and scene.frame.kind != "object"
-    return "random" if is_place else "white"
-
-
-def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
-    """Raise SceneError if the model has nowhere to put a sample on any ray of the views."""
-    device = cameras.focal.device
-    views = torch.arange(0, len(cameras), max(len(cameras) // CHECKED_VIEWS, 1), device=device)
-    parts = torch.arange(CHECKED_SIDE, device=device)
-    view, row, column = (x.flatten() for x in torch.meshgrid(views, parts, parts, indexing="ij"))
-    width, height = torch.tensor(cameras.sizes(), device=device)[view].unbind(-1)
-    row, column = row * height // CHECKED_SIDE, column * width // CHECKED_SIDE
-    rotation = cameras.camera_to_world[:, :, :3]
-    error = (rotation @ rotation.mT - torch.eye(3, device=device, dtype=rotation.dtype)).abs().amax()
-    if not error < 1e-2 or not cameras.positions.isfinite().all():  # NaN is not
-        raise SceneError("camera_to_world holds matrices that are not rigid: scaled, skewed or not finite")
-    if not model.sees(cameras.rays(view, column, row)).any():
-        low, high = cameras.positions.amin(0).tolist(), cameras.positions.amax(0).tolist()
-        raise SceneError(
-            f"no ray of the training views meets the box {list(box)} between sampling.near and far; the "
-            f"cameras stand between {[round(x, 3) for x in low]} and {[round(x, 3) for x in high]}. "
-            "Set data.box around what they look at (and check that poses are camera-to-world, OpenGL axes)"
         )
