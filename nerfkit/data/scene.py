@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -33,6 +33,12 @@ class Views:
     masks: list[Path | None] = field(default_factory=list)  # of pixels to ignore; none where empty
     white_ignores: bool = False  # of masks: white pixels are masked instead of black ones
     cutout: bool = False  # masked pixels are transparent, not ignored
+
+    def __getitem__(self, chosen: list[int]) -> Views:
+        """Some of the views."""
+        masks = [self.masks[view] for view in chosen] if self.masks else []
+        files, headers = ([values[view] for view in chosen] for values in (self.files, self.headers))
+        return replace(self, cameras=self.cameras[chosen], files=files, headers=headers, masks=masks)
 
     @property
     def channels(self) -> int:
@@ -136,3 +142,16 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
+
+    def with_fewer(self, max_views: int) -> Scene:
+        """The scene with `max_views` training views at most, evenly spaced in their order; 0: with all.
+
+        Frame and box stay those of the whole scene.
+        """
+        train = self.split("train")
+        n_all = len(train.cameras)
+        if not 0 < max_views < n_all:
+            return self
+        chosen = [(2 * part + 1) * n_all // (2 * max_views) for part in range(max_views)]  # the middle of each part
+        note = f"{max_views} of {n_all} training views, evenly spaced (data.max_views)"
+        return replace(self, views=self.views | {"train": train[chosen]}, notes=(*self.notes, note))

@@ -21,6 +21,7 @@ from nerfkit.model.registry import build_model, import_models
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_scene
+from nerfkit.training.run_images import read_images
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,11 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
     load_model(model, tensors, folder)
-    return Run(folder, config, model.to(chosen).eval(), scene, state, chosen)
+    model = model.to(chosen).eval()
+    if model.needs_images:
+        cameras = scene.cameras("train", folder / SCENE)
+        model.look_at(cameras.to(chosen), read_images(folder, cameras).to(chosen))
+    return Run(folder, config, model, scene, state, chosen)
 
 
 def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -7,6 +7,7 @@ checkpoint.safetensors    model, optimiser, occupancy and random states (see ner
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step
 metrics.json              scores on the test views, with their protocol
+images/                   training images, of a model that renders from them (see nerfkit.training.run_images)
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
 """
 

@@ -34,6 +34,7 @@ from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
+from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
 from nerfkit.version import versions
@@ -99,6 +100,8 @@ class Trainer:
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
+        if self.model.needs_images:
+            self.model.look_at(self.cameras, self.views.source.pool.to(self.device))
         self.loss_fn = loss_fn or default_loss(config, self.device)
         self.training_step = TrainingStep(
             config.trainer,
@@ -281,6 +284,8 @@ class Trainer:
             "backend": self.backends(),
             "versions": versions(),
         }
+        if self.model.needs_images:
+            save_images(folder, self.views.source.pool)  # before the checkpoint that cannot be rendered without them
         checkpoint.save(folder, tensors | random_tensors, state)
 
     def _parallel_state(self) -> dict[str, Any]:
@@ -309,6 +314,8 @@ class Trainer:
         folder.check_resumable(self.config)
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
+        if self.model.needs_images:
+            check_images(folder.path, self.views.source.pool)
         try:
             self._restore_optimizer(checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})

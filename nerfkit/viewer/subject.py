@@ -76,7 +76,9 @@ def add_scene(subject: Subject) -> None:
     if not exists(data.path):
         raise UserError(f"its folder {data.path} is not there")
     capture = load_capture(data.path, data.format, data.sfm)
-    scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout")
+    scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout").with_fewer(
+        data.max_views
+    )
     views = scene.split("train")
     if views.cameras.sizes() != subject.cameras.sizes() or not same_poses(views.cameras, subject.cameras):
         raise UserError(f"{data.path} has other training views than the run")
