@@ -1393,6 +1393,28 @@ FAULTS = [
         "pass",
         "nerfbaselines",
     ),
+    # the model "images"
+    Fault(
+        "a_view_sees_its_own_image",
+        "model/images/lookup.py",
+        "inside, cosine = inside & ~own, cosine - OWN * own",
+        "pass",
+        "images_model",
+    ),
+    Fault(
+        "an_image_of_a_rendering_counts_as_a_training_view",
+        "rendering/image_renderer.py",
+        "._replace(view=None)",
+        "",
+        "images_model",
+    ),
+    Fault(
+        "kept_images_lose_colors",
+        "training/run_images.py",
+        "lossless=True, exact=True",
+        "lossless=True",
+        "images_model",
+    ),
 ]
 
 
