@@ -117,6 +117,8 @@ class TrainerConfig:
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: Steps = 2000  # steps between two checkpoints; 0: only at the end
     log_every: integer(1, 10**9) = 50  # steps between two lines of metrics.jsonl
+    preview_every: integer(-1, 10**9) = -1  # steps between two pictures in previews/; 0: none; -1: 30, most early
+    tensorboard: Flag = False  # write curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
 
 
 @dataclass
@@ -125,6 +127,8 @@ class EvalConfig:
 
     split: str = "test"  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
+    every: Steps = 0  # training steps between two scores of some views, in metrics.jsonl and loss.png; 0: none
+    every_views: integer(0, 10**6) = 8  # how many views that is, evenly spread over the split; 0: all
     comparisons: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as images; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
 
@@ -304,7 +308,7 @@ def dump(config: Config, path: Path) -> None:
 FREE_ON_RESUME = (
     "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
     "trainer.final_learning_rate", "trainer.save_every", "trainer.log_every", "trainer.capture",
-    "trainer.deterministic", "eval.", "parallel.", "ops.",
+    "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard", "eval.", "parallel.", "ops.",
 )  # fmt: skip
 
 

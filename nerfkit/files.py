@@ -119,6 +119,12 @@ class OwnFolder:
             append_line(self.path / MARKER, name)
             self._listed.add(name)
 
+    def adopt(self, name: str) -> None:
+        """List as nerfkit's a file that a library has just made here for it, under a name of the library's choice."""
+        if name not in self._listed:
+            append_line(self.path / MARKER, name)
+            self._listed.add(name)
+
     def write(self, name: str, content: str | bytes, keep: str | None = None) -> None:
         """Write the file `name` atomically; the old one stays as `keep`. Raises RunError."""
         self.note(name)

@@ -740,6 +740,41 @@ FAULTS = [
     ),
     # training: steps, loss, scores, run folders
     Fault(
+        "pictures_leave_the_model_in_eval_mode",
+        "rendering/image_renderer.py",
+        "module.training = mode",
+        "pass",
+        "previews",
+    ),
+    Fault(
+        "pictures_of_the_wrong_step",
+        "training/previews.py",
+        "if picture > step}",
+        "if picture > step + 10**9}",
+        "previews",
+    ),
+    Fault(
+        "a_full_disk_ends_training_for_a_picture",
+        "training/previews.py",
+        "except Exception",
+        "except KeyError",
+        "previews",
+    ),
+    Fault(
+        "scores_on_the_way_of_one_process",
+        "training/scores.py",
+        "self.processes.gathered(own)",
+        "[own]",
+        "scores_over_time",
+    ),
+    Fault(
+        "test_scores_are_dropped_on_resume",
+        "training/run_folder.py",
+        "lines = read_lines(folder.path)",
+        "lines = read_log(folder.path)",
+        "scores_over_time",
+    ),
+    Fault(
         "rate_stays",
         "training/trainer.py",
         "warm * first * (last / first) ** min(self.progress, 1.0)",
@@ -936,9 +971,7 @@ FAULTS = [
         "                if stopped:",
         "training",
     ),
-    Fault(
-        "log_lines_twice_after_resume", "training/trainer.py", 'if line["step"] <= self.step]', "if True]", "training"
-    ),
+    Fault("log_lines_twice_after_resume", "training/run_folder.py", 'if line["step"] <= step]', "if True]", "training"),
     Fault(
         "trains_on_with_nan",
         "training/step.py",

@@ -162,7 +162,7 @@ def test_ranges_and_defaults_are_in_the_help(capsys):
 @pytest.mark.parametrize("word, value", [("false", False), ("False", False), ("true", True), ("True", True)])
 def test_every_boolean_takes_true_and_false(word: str, value: bool):
     names = [name for name, default in OPTIONS.items() if isinstance(default, bool)]
-    assert len(names) == 5
+    assert len(names) == 6
     for arguments in ([x for name in names for x in (f"--{name}", word)], [f"--{name}={word}" for name in names]):
         options = cli.train_options(arguments)
         assert {getattr(getattr(options, group), key) for group, key in (n.split(".") for n in names)} == {value}

@@ -8,6 +8,7 @@ from pathlib import Path
 from nerfkit.commands import as_typed
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
+from nerfkit.training import previews
 from nerfkit.training.evaluator import score_name, scores_file
 from nerfkit.training.run_folder import LOSS_PLOT, read_config
 
@@ -37,6 +38,7 @@ def main(arguments: list[str]) -> int:
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / score_name(split)],
         "loss over time": [folder / LOSS_PLOT],
+        "pictures over time": [folder / previews.FOLDER / name for name in (previews.STRIP, previews.GIF)],
     }
     for kind, paths in kinds.items():
         for path in paths:

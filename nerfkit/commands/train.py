@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,10 +25,11 @@ from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
-from nerfkit.training.plot import plot_training
+from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
 from nerfkit.training.run_images import kept_bytes
+from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
 
@@ -47,6 +48,8 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     check_sizes(options, device)
     if options.viewer.on and processes.size > 1:
         raise RunError("--viewer shows the training of one process; leave it out, or train without torchrun")
+    if options.trainer.tensorboard:
+        summary_writer()  # fails, if it does, before anything is read
     page = Page(options.viewer, "nerfkit") if options.viewer.on else None  # fails, if it does, before anything is read
     try:
         return train(options, device, given_options(arguments), page, processes)
@@ -70,6 +73,7 @@ def train(
     images = views.load(print if processes.is_first else None)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
+    progress = Progress(trainer, scene)
     with StopSignals() as signals:
         if options.resume:
             trainer.restore(folder)
@@ -92,11 +96,12 @@ def train(
             if processes.is_first:
                 folder.start(options, describe(scene))
             trainer.save(folder)
+        progress.attach(folder)
         viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
-        if processes.is_first:
-            plot_training(folder)
+        progress.finish()
         if not finished:
+            progress.close()
             module = f" --model.module {options.model.module}" if options.model.module else ""
             print(
                 f"\nstopped at step {trainer.step}, saved. "
@@ -106,7 +111,7 @@ def train(
             processes.wait()
             return 128 + number
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
-    score(options, scene, trainer, folder)
+    progress.close(score(options, scene, trainer, folder))
     module = f" --module {options.model.module}" if options.model.module else ""
     if trainer.model.needs_images and processes.is_first:
         size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
@@ -184,8 +189,8 @@ def check_sizes(options: TrainOptions, device: torch.device) -> None:
     check_memory(4 * n_values, f"a step with trainer.samples {trainer.samples}", device)
 
 
-def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:
-    """Score the trained model on held-out views, if that is enabled and there are some."""
+def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] | None:
+    """Scores of the trained model on held-out views, if that is enabled and there are some."""
     split = options.eval.split
     if options.eval.after_training and split not in scene.views:
         print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
@@ -196,6 +201,8 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
             trainer.model, options, scene.split(split), state, folder, trainer.device, "", trainer.processes
         )
         print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
+        return metrics
+    return None
 
 
 def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:

@@ -35,9 +35,8 @@ class Views:
     cutout: bool = False  # masked pixels are transparent, not ignored
 
     def __getitem__(self, chosen: list[int]) -> Views:
-        """Some of the views."""
-        masks = [self.masks[view] for view in chosen] if self.masks else []
-        files, headers = ([values[view] for view in chosen] for values in (self.files, self.headers))
+        """Some of the views, by their numbers."""
+        files, headers, masks = ([x[view] for view in chosen if x] for x in (self.files, self.headers, self.masks))
         return replace(self, cameras=self.cameras[chosen], files=files, headers=headers, masks=masks)
 
     @property

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -17,6 +20,18 @@ OUTPUTS = ("rgb", "depth", "median_depth", "opacity", "normal", "samples")
 MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
 
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
+
+
+@contextmanager
+def in_eval_mode(model: Model) -> Iterator[None]:
+    """Inside, the model is in eval mode; after it, each of its modules is in the mode that it was in."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 class ImageRenderer:

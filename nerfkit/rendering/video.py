@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import io
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
 from nerfkit.errors import UserError
@@ -53,6 +55,15 @@ def video_bytes(frames: list[Path], fps: int) -> bytes:
             return _encode(Path(folder) / "video.mp4", images, fps)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no video: {error}; the frames are kept in {frames[0].parent}") from None
+
+
+def gif_bytes(frames: list[np.ndarray], fps: int, last: float = 0.0) -> bytes:
+    """Frames [H, W, 3] uint8 as the content of a GIF that repeats, its last frame shown for `last` more seconds."""
+    images, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
+    milliseconds = [1000 // fps] * len(images)
+    milliseconds[-1] += round(1000 * last)
+    images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
+    return content.getvalue()
 
 
 def _encode(path: Path, images: Iterable[Tensor], fps: int) -> bytes:

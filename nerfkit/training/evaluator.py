@@ -64,14 +64,9 @@ def evaluate(
         disable=not processes.is_first,
     )  # fmt: skip
     for view in bar:
-        truth = blend(images.image(view), background.cpu())  # [H, W, 3]
-        render = image_of(cameras, view)["rgb"]
-        counts = pixels_that_count(images, views.cameras, view)  # [H, W] bool, or None
+        truth, render, counts = beside_truth(image_of, images, views, cameras, view)
         n_ignored += 0 if counts is None else int((~counts).sum())
-        name = views.names[view]
-        if counts is not None and not counts.any():
-            raise RunError(f"{split} view {name}: its mask leaves no pixel to be scored; leave the image out")
-        rows.append(scores(render, truth, counts, lpips) | {"view": name})
+        rows.append(scores(render, truth, counts, lpips) | {"view": views.names[view]})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB")
         if view < n_comparisons and comparisons is not None:
@@ -94,6 +89,21 @@ def evaluate(
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def beside_truth(
+    image_of: ImageRenderer, images: ImagePool, views: Views, cameras: Cameras, view: int
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Truth and rendering [H, W, 3] of one view, and which pixels count, [H, W] bool, or None for all.
+
+    `cameras` are those of the views on the model's device. Raises RunError if no pixel counts.
+    """
+    truth = blend(images.image(view), image_of.background.cpu())
+    render = image_of(cameras, view)["rgb"]
+    counts = pixels_that_count(images, views.cameras, view)
+    if counts is not None and not counts.any():
+        raise RunError(f"view {views.names[view]}: its mask leaves no pixel to be scored; leave the image out")
+    return truth, render, counts
 
 
 def in_order(shares: list[list[Any]]) -> list[Any]:

@@ -7,7 +7,7 @@ import io
 
 from matplotlib.figure import Figure
 
-from nerfkit.training.run_folder import LOSS_PLOT, RunFolder, read_log
+from nerfkit.training.run_folder import LOSS_PLOT, TEST_PSNR, RunFolder, read_log, read_scores
 
 
 def plot_training(folder: RunFolder) -> None:
@@ -20,8 +20,13 @@ def plot_training(folder: RunFolder) -> None:
     left, right = figure.subplots(1, 2)
     left.semilogy(seconds, [line["loss"] for line in lines], color="tab:blue")
     left.set(xlabel="training time [s]", ylabel="loss", title="loss")
-    right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange")
+    right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")
     right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
+    if scores := read_scores(folder.path):
+        held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
+        right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
+        right.set_ylabel("PSNR [dB]")
+        right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
     content = io.BytesIO()

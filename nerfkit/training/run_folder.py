@@ -5,9 +5,11 @@
 config.toml               every option, resolved
 checkpoint.safetensors    model, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
 scene.json                cameras of every split, up axis
-metrics.jsonl             one line per logged step
+metrics.jsonl             one line per logged step, and per score of held-out views on the way
 metrics.json              scores on the test views, with their protocol
 images/                   training images, of a model that renders from them (see nerfkit.training.run_images)
+previews/                 pictures of one view on the way, a strip and videos of them (see nerfkit.training.previews)
+tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
 """
 
@@ -35,6 +37,7 @@ from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
+TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
 RUN_FILES = (
     CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
 )  # fmt: skip
@@ -219,6 +222,24 @@ def read_scene(folder: Path) -> RunScene:
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
     """Logged steps; incomplete and other lines are skipped."""
+    return read_lines(folder, "loss")
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+    """Scores of held-out views on the way, from the same file."""
+    return read_lines(folder, TEST_PSNR)
+
+
+def drop_later_lines(folder: RunFolder, step: int) -> None:
+    """Drop lines of the log after a checkpoint's step: those steps are trained and logged again."""
+    lines = read_lines(folder.path)
+    earlier = [line for line in lines if line["step"] <= step]
+    if len(earlier) < len(lines):
+        folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
+
+
+def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    """Lines of the log, of either kind, that have numbers as step, seconds and `keys`."""
     log = folder / LOG
     content = read_regular(log, MAX_LOG, "the log", RunError) if log.exists() else b""
     lines = []
@@ -227,7 +248,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
             line = json.loads(text)
         except (ValueError, RecursionError):
             continue
-        if isinstance(line, dict) and all(_is_number(line.get(key)) for key in ("step", "seconds", "loss")):
+        if isinstance(line, dict) and all(_is_number(line.get(key)) for key in ("step", "seconds", *keys)):
             lines.append({key: value for key, value in line.items() if _is_number(value)})
     return lines
 

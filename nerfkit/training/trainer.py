@@ -33,7 +33,7 @@ from nerfkit.training.losses import DistortedError, LossFn, default_loss
 from nerfkit.training.optim import adam
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_model
-from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, read_log
+from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
@@ -164,7 +164,7 @@ class Trainer:
             folder = self._own(folder)
             if self.processes.is_first:
                 folder.lock()
-                self._drop_later_log_lines(folder)
+                drop_later_lines(folder, self.step)
             if not self.processes.gathered(checkpoint.exists(folder.path))[0]:
                 self.save(folder)  # so that there is a checkpoint from the start
         self._should_stop = should_stop
@@ -372,13 +372,6 @@ class Trainer:
             folder.append(LOG, json.dumps(line))
         for call in self.on_log:
             call(line)
-
-    def _drop_later_log_lines(self, folder: RunFolder) -> None:
-        """Drop logged steps after the checkpoint: they are trained and logged again."""
-        lines = read_log(folder.path)
-        earlier = [line for line in lines if line["step"] <= self.step]
-        if len(earlier) < len(lines):
-            folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
 
     def check_finite(self) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""

@@ -24,7 +24,7 @@ from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.training.run import Run
-from nerfkit.training.run_folder import RunFolder, read_log
+from nerfkit.training.run_folder import RunFolder, read_lines
 from nerfkit.viewer.picture import Photos
 
 KEPT_IMAGES = 8  # decoded
@@ -61,7 +61,7 @@ def of_run(run: Run) -> Subject:
     names = [str(frame.get("file_path", index)) for index, frame in enumerate(run.scene.splits["train"]["frames"])]
     subject = Subject(
         run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.frame,
-        RunFolder.existing(run.folder), names, history=read_log(run.folder),
+        RunFolder.existing(run.folder), names, history=read_lines(run.folder),
     )  # fmt: skip
     try:
         add_scene(subject)
@@ -96,7 +96,7 @@ def of_training(
     background = background_color(config.data.background, device)
     subject = Subject(
         scene.name, config, model, background, views.cameras, scene.up, scene.frame, folder, views.names,
-        photos=PoolPhotos(images, views.cameras, background.cpu()), history=read_log(folder.path),
+        photos=PoolPhotos(images, views.cameras, background.cpu()), history=read_lines(folder.path),
     )  # fmt: skip
     try:
         points = load_capture(config.data.path, config.data.format, config.data.sfm, report=lambda line: None).points

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 
 TEXT_SECONDS, PLOT_SECONDS = 0.5, 2.0  # between two updates
 PLOTTED = 500  # points of a curve at most
-CURVES = {"psnr": "PSNR of training rays [dB]", "rays_per_second": "rays per second"}
+CURVES = {
+    "psnr": "PSNR of training rays [dB]",
+    "test_psnr": "PSNR of held-out views [dB]",  # with eval.every
+    "rays_per_second": "rays per second",
+}
 BLUE = "#2a5ac8"
 
 
@@ -79,7 +83,7 @@ class RunPanel:
     def _progress(self) -> str:
         """How far training is."""
         state, trainer = self.state, self.state.training
-        line = state.history[-1] if state.history else {}
+        line = next((line for line in reversed(state.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
         parts = [f"step {step} of {state.subject.config.trainer.steps}", f"{seconds:.0f} s of training"]
         if "psnr" in line:
@@ -91,11 +95,11 @@ class RunPanel:
 
     def _plot(self) -> None:
         """Curves over training time."""
-        lines = self.state.history[:: -(-len(self.state.history) // PLOTTED) or 1]
         for key, title in CURVES.items():
-            points = [(line["seconds"], line[key]) for line in lines if key in line]
+            points = [(line["seconds"], line[key]) for line in self.state.history if key in line]
             if len(points) < 2:
                 continue
+            points = points[:: -(-len(points) // PLOTTED)]
             data = tuple(np.array(points, dtype=np.float64).T.copy())
             if key in self.plots:
                 self.plots[key].data = data

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scores of held-out views while a model is trained, in metrics.jsonl, loss.png and TensorBoard."""
+
+import json
+import sys
+
+import pytest
+import torch
+
+from nerfkit import config as config_module
+from nerfkit.commands import train
+from nerfkit.commands.options import train_options
+from nerfkit.data.load import load_scene
+from nerfkit.errors import UserError
+from nerfkit.training import plot
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
+from nerfkit.training.scores import ScoresOverTime, chosen_views
+from tests.naming import raises_naming
+from tests.torchrun import in_processes
+from tests.toy_scene import write_scene
+from tests.trainers import make_trainer, state_of
+
+WHY_TENSORBOARD = "needs the extra 'tensorboard'"
+
+
+def test_views_are_evenly_spread():
+    assert chosen_views(200, 8) == [0, 25, 50, 75, 100, 125, 150, 175]
+    assert chosen_views(5, 3) == [0, 1, 3] and chosen_views(3, 8) == [0, 1, 2] and chosen_views(3, 0) == [0, 1, 2]
+
+
+@pytest.fixture
+def config(small_config, tmp_path):
+    """Of a scene with five test views."""
+    small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
+    small_config.trainer.steps, small_config.trainer.log_every = 30, 4
+    small_config.eval.every, small_config.eval.every_views = 10, 3
+    return small_config
+
+
+def scored(config, folder, processes=None, on: bool = True):
+    """A trained trainer, with its scores on the way."""
+    scene, known = load_scene(config.data.path), {} if processes is None else {"processes": processes}
+    trainer = make_trainer(config, **known)
+    run = RunFolder(folder)
+    if trainer.processes.is_first:
+        run.start(config, describe(scene))
+    trainer.processes.wait()
+    if on:
+        ScoresOverTime(config, scene.split("test"), trainer.device, trainer.processes).attach(trainer, run)
+    trainer.train(run)
+    return trainer
+
+
+def test_they_are_the_scores_of_evaluation_and_change_nothing(config, tmp_path):
+    trainer, plain = scored(config, tmp_path / "run"), scored(config, tmp_path / "plain", on=False)
+    for name, value in state_of(plain).items():
+        if name != "random":
+            assert torch.equal(value, state_of(trainer)[name]), name
+    assert trainer.model.training == plain.model.training
+    lines = read_scores(tmp_path / "run")
+    assert [line["step"] for line in lines] == [10, 20, 30] and lines[0]["seconds"] < lines[2]["seconds"]
+    assert [line["step"] for line in read_log(tmp_path / "run")] == [4, 8, 12, 16, 20, 24, 28]
+    views, device = load_scene(config.data.path).split("test")[[0, 1, 3]], torch.device("cpu")
+    state, folder = {"seconds": 1.0, "step": 30}, RunFolder.existing(tmp_path / "run")
+    metrics = evaluate(trainer.model.eval(), config, views, state, folder, device)
+    assert lines[2]["test_psnr"] == pytest.approx(metrics["psnr"], abs=1e-4)
+
+
+def test_a_training_draws_the_same_random_numbers(config, tmp_path):
+    numbers = []
+    for on in (True, False):
+        scored(config, tmp_path / str(on), on=on)
+        numbers.append(torch.get_rng_state())
+    assert torch.equal(*numbers)
+
+
+def test_processes_share_the_views(config, tmp_path):
+    """Scores are those of one process, written once, also where there are fewer views than processes."""
+    config.parallel.steps_scale, config.trainer.steps, config.eval.every = 1.0, 4, 4
+
+    def train_shared(processes):
+        trainer = scored(config, tmp_path / "shared", processes)
+        config.eval.every_views = 1
+        scene = load_scene(config.data.path)
+        few = ScoresOverTime(config, scene.split("test"), trainer.device, processes).score(trainer)
+        config.eval.every_views = 3
+        alone = ScoresOverTime(config, scene.split("test"), trainer.device).score(trainer)
+        return few, alone, read_scores(tmp_path / "shared")
+
+    shares = in_processes(2, tmp_path, train_shared)
+    assert shares[0][0] == shares[1][0] > 5
+    (line,) = shares[0][2]
+    assert line["step"] == 4 and line["test_psnr"] == pytest.approx(shares[1][1], abs=1e-5)
+
+
+def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
+    trainer = scored(config, tmp_path / "run")
+    trainer.folder.append(LOG, json.dumps({"step": 40, "seconds": 9.0, "test_psnr": 99.0}))  # not saved any more
+    config.trainer.steps = 50
+    resumed = make_trainer(config)
+    resumed.restore(tmp_path / "run")
+    views = load_scene(config.data.path).split("test")
+    ScoresOverTime(config, views, resumed.device).attach(resumed, resumed.folder)
+    resumed.train(resumed.folder)
+    lines = read_scores(tmp_path / "run")
+    assert [line["step"] for line in lines] == [10, 20, 30, 40, 50] and max(x["test_psnr"] for x in lines) < 60
+    assert len(read_log(tmp_path / "run")) == 12
+
+
+def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
+    folder, figures = RunFolder(tmp_path / "run"), []
+    folder.claim()
+    monkeypatch.setattr(plot, "Figure", lambda **options: figures.append(figure(**options)) or figures[-1])
+    for step in (1, 2):
+        folder.append(LOG, json.dumps({"step": step, "seconds": step / 2, "loss": 0.1, "psnr": 10.0 + step}))
+    plot.plot_training(folder)
+    folder.append(LOG, json.dumps({"step": 2, "seconds": 1.0, "test_psnr": 8.5}))
+    plot.plot_training(folder)
+    before, after = (shown.axes[1].lines for shown in figures)
+    assert len(before) == 1 and len(after) == 2
+    assert after[1].get_xydata().tolist() == [[1.0, 8.5]] and after[0].get_ydata().tolist() == [11.0, 12.0]
+    assert [text.get_text() for text in figures[1].axes[1].get_legend().get_texts()] == [
+        "training rays",
+        "held-out views",
+    ]
+
+
+figure = plot.Figure
+
+
+@pytest.fixture
+def options(config, tmp_path):
+    config.trainer.preview_every, config.eval.comparisons = 10, 0
+    config_module.dump(config, tmp_path / "options.toml")
+    return ["--config", str(tmp_path / "options.toml"), "--out", str(tmp_path / "run")]
+
+
+def test_the_command_writes_them_all(options, tmp_path, capsys):
+    assert train.main(options) == 0
+    run = tmp_path / "run"
+    assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
+    names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
+    pictures = {f"{step:06d}.png" for step in (10, 20, 30)}
+    assert names == pictures | {"truth.png", "strip.png", "progress.gif", "progress.mp4"}
+    assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
+    more = ["--trainer.steps", "34", "--trainer.preview_every", "2", "--eval.every", "0"]
+    assert train.main(["--resume", str(run), *more]) == 0
+    assert sorted(file.name for file in (run / "previews").glob("0*.png"))[-3:] == [
+        "000030.png",
+        "000032.png",
+        "000034.png",
+    ]
+    assert train.main([*options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0"]) == 0
+    assert not (run / "previews").exists() and read_scores(run) == []
+    assert train.main([*options, "--overwrite", "--eval.split", "val"]) == 0
+    assert "not scored while training" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    nowhere = ["--config", "cpu", "--data.path", str(tmp_path / "nowhere")]
+    with raises_naming(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
+        train.main([*nowhere, "--trainer.tensorboard", "true"])
+    assert not train_options([]).trainer.tensorboard
+
+
+def read_events(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
+    """A run that was resumed has one curve; steps after the checkpoint, which it trains again, are in it once."""
+    pytest.importorskip("tensorboard", reason=WHY_TENSORBOARD)
+    run = tmp_path / "run"
+    assert train.main([*options, "--trainer.tensorboard", "true"]) == 0
+    events = read_events(run / "tensorboard")
+    lines = read_lines(run, "loss")
+    assert [(e.step, e.value) for e in events.Scalars("train/psnr")] == [
+        (line["step"], pytest.approx(line["psnr"], rel=1e-5)) for line in lines
+    ]
+    scores = read_scores(run)
+    assert [e.value for e in events.Scalars("test/psnr")] == [pytest.approx(x["test_psnr"], rel=1e-5) for x in scores]
+    metrics = json.loads((run / "metrics.json").read_text())
+    (final,) = events.Scalars("test/final_psnr")
+    assert final.step == 30 and final.value == pytest.approx(metrics["psnr"], rel=1e-5)
+    assert [(e.step, e.width, e.height) for e in events.Images("preview")] == [(10, 26, 22), (20, 26, 22), (30, 26, 22)]
+    assert "train/step" not in events.Tags()["scalars"] and events.Images("truth")[0].width == 26
+
+    from nerfkit.training.tensorboard import TensorBoard
+
+    ahead = TensorBoard(RunFolder.existing(run), 30)
+    ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved
+    ahead.close()
+    assert train.main(["--resume", str(run), "--trainer.steps", "40"]) == 0
+    events = read_events(run / "tensorboard")
+    assert [e.step for e in events.Scalars("train/psnr")] == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
+    assert max(e.value for e in events.Scalars("train/psnr")) < 60
+    assert [e.step for e in events.Scalars("test/psnr")] == [10, 20, 30, 40]
+    assert train.main([*options, "--overwrite"]) == 0
+    assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"
