@@ -7,15 +7,18 @@ import pytest
 import torch
 
 import nerfkit
+from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError, RunError, SceneError, UserError
 from nerfkit.model.images.blender import Blender
+from nerfkit.model.images.depth_maps import EVERY, SIDE, DepthMaps
 from nerfkit.model.images.lookup import look_up
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.registry import build_model
+from nerfkit.model.renderer import Renderer
 from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.run_images import read_images, save_images
 from tests.naming import raises_naming
@@ -26,6 +29,7 @@ from tests.trainers import make_trainer, state_of
 @pytest.fixture
 def images_config(small_config):
     small_config.model.kind, small_config.model.options = "images", {"views": 3, "state": 8}
+    small_config.model.density_bias = 4.0  # surfaces from the start
     return small_config
 
 
@@ -44,6 +48,13 @@ def trained(config, steps: int = 40):
     return trainer
 
 
+def see_all(trainer) -> None:
+    """Give every view its turn of a depth map."""
+    model = trainer.model
+    for step in range(0, EVERY * len(trainer.cameras), EVERY):
+        model.depth_maps.update(trainer.cameras, step, lambda rays: Renderer.forward(model, rays, torch.ones(3)))
+
+
 def test_the_first_rendering_is_the_fields_bit_for_bit(images_config):
     trainer = make_trainer(images_config)
     rays = trainer.views.draw(300).rays
@@ -60,7 +71,8 @@ def test_a_training_view_never_sees_its_own_image(images_config, view):
     """Other colors in its own image change nothing for its rays, but they do for everybody else's."""
     trainer = trained(images_config)
     model, sources = trainer.model, trainer.model.sources
-    disturb(model)
+    disturb(model, 3.0)
+    see_all(trainer)
     own, others = (trainer.cameras.image_rays(v) for v in (view, (view + 1) % 12))
     before = [model(rays, torch.ones(3)).color for rays in (own, own._replace(view=None))]
     rows = trainer.views.source.pool.rows(view)
@@ -76,6 +88,7 @@ def test_rendering_takes_no_view_for_a_training_view(images_config):
     """Rays of an image are rays of cameras that have numbers of their own."""
     trainer = trained(images_config)
     disturb(trainer.model)
+    see_all(trainer)
     few = trainer.cameras[[7, 2]]
     image = nerfkit.ImageRenderer(trainer.model, torch.ones(3))
     assert torch.equal(image(few, 1)["rgb"], image(trainer.cameras, 2)["rgb"])
@@ -89,8 +102,8 @@ def lenses() -> list[Lens]:
     ]
 
 
-def mixed_sources(masked: bool = False) -> tuple[Sources, Cameras, ImagePool]:
-    """Three images of three lenses and sizes, whose colors are their own pixels' columns and rows."""
+def mixed_sources(masked: bool = False) -> tuple[Sources, DepthMaps, Cameras, ImagePool]:
+    """Three images of three lenses and sizes, whose colors are their own pixels' columns and rows; all see 2 far."""
     eyes = torch.tensor([[2.0, 0.3, 0.2], [1.8, -0.5, 0.4], [1.5, 0.8, -0.3]]).double().numpy()
     poses = torch.tensor(look_at(eyes, eyes[0] * 0), dtype=torch.float32)
     cameras = Cameras.of_lenses(poses, lenses())
@@ -103,12 +116,14 @@ def mixed_sources(masked: bool = False) -> tuple[Sources, Cameras, ImagePool]:
     first = torch.cat([ends.new_zeros(1), ends[:-1]])
     ignored = torch.zeros(len(pixels), dtype=torch.bool) if masked else None
     pool = ImagePool(pixels, first, tuple(cameras.sizes()), ignored)
-    return Sources(cameras, pool), cameras, pool
+    maps = DepthMaps(cameras, SamplingConfig())
+    maps.depths.fill_(2.0)
+    return Sources(cameras, pool), maps, cameras, pool
 
 
 def test_a_look_up_finds_the_pixel_that_the_lens_says():
     """Of a point on the ray of a pixel, each lens and size finds that pixel, and so its color."""
-    sources, cameras, pool = mixed_sources()
+    sources, maps, cameras, pool = mixed_sources()
     for view, (width, height) in enumerate(cameras.sizes()):
         column, row = torch.arange(2, width - 2, 3), torch.arange(2, width - 2, 3) % (height - 4) + 2
         rays = cameras.rays(torch.full_like(column, view), column, row)
@@ -116,18 +131,21 @@ def test_a_look_up_finds_the_pixel_that_the_lens_says():
         pixels, inside = sources.project(points)
         assert inside[:, view].all()
         assert (pixels[:, view] - torch.stack([column, row], -1) - 0.5).abs().max() < 0.02
-        found = look_up(sources, Rays(rays.origins, rays.directions), points, torch.ones(3), 1)
+        found = look_up(sources, maps, Rays(rays.origins, rays.directions), points, torch.ones(3), 1)
         assert (found.view == view).all(), "the image that the ray is of is the nearest"
         wanted = torch.stack([column, row], -1) * 4 / 255
         assert (found.color[:, 0, :2] - wanted).abs().max() < 0.1 / 255 * 4
-        assert found.direction.abs().max() < 1e-3
+        assert found.direction.abs().max() < 1e-3 and (found.agreement > 0.99).all()
 
 
 def test_masked_pixels_weigh_nothing():
-    sources, cameras, pool = mixed_sources(masked=True)
+    sources, maps, cameras, pool = mixed_sources(masked=True)
+    maps.depths.fill_(torch.inf)
+    maps.agreement = lambda view, pixels, distance: torch.ones_like(distance)
     sources.ignored[pool.rows(1)] = True
     rays = cameras.image_rays(0)._replace(view=None)
-    found = look_up(sources, rays, rays.origins + 2 * rays.directions, torch.ones(3), 3)
+    found = look_up(sources, maps, rays, rays.origins + 2 * rays.directions, torch.ones(3), 3)
+    assert (found.agreement == found.valid).all()
     assert not found.valid[found.view == 1].any() and found.valid[found.view == 0].any()
     blender = Blender(6)
     disturb(_holder(blender))
@@ -135,7 +153,7 @@ def test_masked_pixels_weigh_nothing():
     residual = blender(found, color)
     other = blender(found._replace(color=torch.where(found.valid[..., None], found.color, 0.9)), color)
     assert torch.equal(residual, other)
-    nothing = found._replace(valid=torch.zeros_like(found.valid))
+    nothing = found._replace(valid=torch.zeros_like(found.valid), agreement=torch.zeros_like(found.agreement))
     assert (blender(nothing, color) == 0).all()
 
 
@@ -144,11 +162,37 @@ def _holder(blender: Blender):
 
 
 def test_what_no_image_has_is_not_valid():
-    sources, _, _ = mixed_sources()
+    sources, maps, _, _ = mixed_sources()
     behind = torch.tensor([[50.0, 60.0, 70.0]])
     rays = Rays(torch.zeros(1, 3), torch.nn.functional.normalize(behind, dim=-1))
-    found = look_up(sources, rays, behind, torch.ones(3), 2)
+    found = look_up(sources, maps, rays, behind, torch.ones(3), 2)
     assert not found.valid.any() and (found.color == 0).all() and found.direction.isfinite().all()
+
+
+def test_a_point_behind_a_surface_is_not_seen():
+    """Agreement is 1 at the depth that a camera sees, falls to nothing on both sides, and is 0 where it sees none."""
+    _, maps, cameras, _ = mixed_sources()
+    view = torch.tensor([0, 1, 2])[:, None]
+    middle = torch.tensor(cameras.sizes())[:, None] / 2  # [3, 1, 2]
+    seen = [maps.agreement(view, middle, torch.full((3, 1), distance)) for distance in (2.0, 2.05, 1.95, 3.0, 1.0)]
+    assert (seen[0] > 0.999).all() and (seen[1] < 0.9).all() and (seen[2] < 0.9).all()
+    assert (seen[3] < 1e-3).all() and (seen[4] < 1e-3).all()
+    maps.depths[1, :, :32] = 0
+    assert maps.agreement(view, middle - torch.tensor([3.0, 0]), torch.full((3, 1), 2.0))[1] == 0
+
+
+def test_depth_maps_are_those_of_the_field(images_config):
+    """Once all views had their turn, a map has the depths of the view's rays, where they are."""
+    trainer = trained(images_config, 60)
+    model, cameras = trainer.model, trainer.cameras
+    see_all(trainer)
+    image = nerfkit.ImageRenderer(model, torch.ones(3))
+    width, height = cameras.size(5)
+    out = image(cameras, 5, ("depth",))
+    wanted = torch.where(out["opacity"] > 0.5, out["depth_ray"], 0)
+    row, column = ((torch.arange(SIDE) + 0.5) * side / SIDE for side in (height, width))
+    assert torch.equal(model.depth_maps.depths[5], wanted[row.long()][:, column.long()])
+    assert width != height and (wanted > 0).any() and (wanted == 0).any()
 
 
 def test_fewer_images_than_are_asked_for(images_config):
@@ -165,18 +209,32 @@ def test_fewer_images_than_are_asked_for(images_config):
         build_model(images_config)
 
 
-def test_gradients_reach_the_blender_and_not_the_field_through_it(images_config):
+def test_the_field_is_trained_as_it_is_by_itself(images_config):
+    """Bit for bit: what the blender learns takes nothing from it."""
+    ours = trained(images_config, 30)
+    images_config.model.kind, images_config.model.options = "field", {}
+    field = trained(images_config, 30)
+    wanted, found = dict(field.model.named_parameters()), dict(ours.model.named_parameters())
+    assert all(torch.equal(found[name], value) for name, value in wanted.items())
+    assert any(p.abs().max() > 0 for p in ours.model.blender.residual.parameters()), "the blender has learned"
+    assert set(ours.training_step.term_names) == {"mse", "field"}
+
+
+def test_each_error_has_its_own_gradients(images_config):
+    """The color's reach the blender alone, the field's the field alone."""
     trainer = trained(images_config)
-    model = trainer.model
+    model, rays = trainer.model, trainer.views.draw(200).rays
     disturb(model)
-    rays = trainer.views.draw(200).rays
-    model.zero_grad()
-    model(rays, torch.ones(3)).color.sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.blender.parameters())
-    with_images = model.decoder.color_net.packed.grad.clone()
-    model.zero_grad()
-    super(type(model), model).forward(rays, torch.ones(3)).color.sum().backward()
-    assert torch.equal(model.decoder.color_net.packed.grad, with_images)
+    see_all(trainer)
+    for name in ("color", "field_color"):
+        model.zero_grad()
+        getattr(model(rays, torch.ones(3)), name).sum().backward()
+        reached = {
+            n.split(".")[0] for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
+        }
+        assert reached == ({"blender"} if name == "color" else {"grid", "encoder", "aggregator", "decoder"})
+        if name == "color":
+            assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.blender.parameters())
 
 
 def test_a_run_folder_renders_what_was_trained(images_config, tmp_path):
@@ -218,7 +276,7 @@ def test_a_run_does_not_go_on_with_other_images(images_config, tmp_path):
 
 def test_kept_images_are_the_trained_ones(tmp_path):
     """Of several sizes, with masks, and with colors where nothing is opaque."""
-    _, cameras, pool = mixed_sources(masked=True)
+    _, _, cameras, pool = mixed_sources(masked=True)
     pool.ignored[::7] = True
     for alpha in (None, torch.randint(0, 256, (len(pool.pixels), 1), dtype=torch.uint8)):
         pixels = pool.pixels if alpha is None else torch.cat([pool.pixels, alpha], 1)

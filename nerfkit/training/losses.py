@@ -22,12 +22,14 @@ DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the dist
 
 
 def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
-    """The weighted mean of the squared error of the colors, as the term "mse".
+    """The weighted mean of the squared error of the colors, as the term "mse"; of field colors, if any, as "field".
 
     batch.weight [R] is 0 for rays beyond the capacity, and for padding of static shapes: every loss has to use it.
     """
-    error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
-    return {"mse": weighted_mean(error, batch.weight)}
+    truth = blend(batch.pixels, batch.background)  # [R, 3]
+    colors = {"mse": rendering.color} | ({} if rendering.field_color is None else {"field": rendering.field_color})
+    errors = {name: (color - truth).square().mean(-1) for name, color in colors.items()}  # [R] each
+    return {name: weighted_mean(error, batch.weight) for name, error in errors.items()}
 
 
 def default_loss(config: Config, device: torch.device | str = "cpu") -> LossFn:

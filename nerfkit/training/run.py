@@ -71,11 +71,11 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
-    load_model(model, tensors, folder)
     model = model.to(chosen).eval()
-    if model.needs_images:
+    if model.needs_images:  # first, for what a model keeps of each image is in the checkpoint, too
         cameras = scene.cameras("train", folder / SCENE)
         model.look_at(cameras.to(chosen), read_images(folder, cameras).to(chosen))
+    load_model(model, tensors, folder)
     return Run(folder, config, model, scene, state, chosen)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from nerfkit.config import Config
@@ -19,6 +20,7 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError, SceneError, UserError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.images.blender import Blender
+from nerfkit.model.images.depth_maps import DepthMaps
 from nerfkit.model.images.lookup import look_up
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.renderer import Renderer
@@ -47,7 +49,8 @@ class ImageBasedRenderer(Renderer):
         for name, value in vars(self.options).items():
             if not 1 <= value <= 1024:
                 raise ConfigError(f"model.options: {name} must be from 1 to 1024, got {value}")
-        self.blender = Blender(self.options.state)
+        with torch.random.fork_rng(devices=[]):  # the field is drawn and trained as it is by itself
+            self.blender = Blender(self.options.state)
         self.sources: Sources | None = None
         self.ops = (*self.ops, "lltm_cell")
 
@@ -55,6 +58,13 @@ class ImageBasedRenderer(Renderer):
         if len(cameras) < 2:
             raise SceneError("model.kind images needs two training views at least, for a ray sees none but the others")
         self.sources = Sources(cameras, images)
+        self.depth_maps = DepthMaps(cameras, self.config.sampling)
+
+    def update(self, step: int) -> None:
+        super().update(step)
+        if self.sources is not None:
+            nothing = self.sources.pixels.new_zeros(3, dtype=torch.float32)
+            self.depth_maps.update(self.sources.cameras, step, lambda rays: Renderer.forward(self, rays, nothing))
 
     @property
     def max_rays_rendered(self) -> int:
@@ -67,9 +77,10 @@ class ImageBasedRenderer(Renderer):
         """As `Renderer.forward`; `rays.view` are training views, or None for rays of none of them."""
         if self.sources is None:
             raise UserError("the model images has not been given the training images; call its look_at first")
-        rendering = super().forward(rays, background, jitter, capacity)
-        points = rays.origins + rays.directions * rendering.depth[:, None]  # [R, 3]
-        found = look_up(self.sources, rays, points, background, self.options.views)
+        field = super().forward(rays, background, jitter, capacity)
+        color, opacity, depth = (x.detach() for x in field[:3])
+        points = rays.origins + rays.directions * depth[:, None]  # [R, 3]
+        found = look_up(self.sources, self.depth_maps, rays, points, background, self.options.views)
         with self.autocast(rays.origins.device):
-            residual = self.blender(found, rendering.color.detach())  # [R, 3]
-        return rendering._replace(color=rendering.color + rendering.opacity.detach()[:, None] * residual)
+            residual = self.blender(found, color)  # [R, 3]
+        return field._replace(color=color + opacity[:, None] * residual, field_color=field.color)
