@@ -16,6 +16,7 @@ from nerfkit.errors import ConfigError, RunError, SceneError, UserError
 from nerfkit.model.images.blender import Blender
 from nerfkit.model.images.depth_maps import EVERY, SIDE, DepthMaps
 from nerfkit.model.images.lookup import look_up
+from nerfkit.model.images.renderer import disturbed
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
@@ -204,9 +205,10 @@ def test_fewer_images_than_are_asked_for(images_config):
         trainer.model.look_at(cameras[[0]], pool)
     with raises_naming(UserError, "look_at"):
         build_model(images_config)(trainer.views.draw(5).rays, torch.ones(3))
-    images_config.model.options = {"views": 0}
-    with raises_naming(ConfigError, "views", "0"):
-        build_model(images_config)
+    for name, value in (("views", 0), ("noise", float("nan")), ("noise", -0.1)):
+        images_config.model.options = {name: value}
+        with raises_naming(ConfigError, name, str(value)):
+            build_model(images_config)
 
 
 def test_the_field_is_trained_as_it_is_by_itself(images_config):
@@ -217,23 +219,33 @@ def test_the_field_is_trained_as_it_is_by_itself(images_config):
     wanted, found = dict(field.model.named_parameters()), dict(ours.model.named_parameters())
     assert all(torch.equal(found[name], value) for name, value in wanted.items())
     assert any(p.abs().max() > 0 for p in ours.model.blender.residual.parameters()), "the blender has learned"
-    assert set(ours.training_step.term_names) == {"mse", "field"}
+    assert set(ours.training_step.term_names) == {"mse", "corrected"}
+
+
+def test_the_disturbance_is_of_the_size_asked_for():
+    """Without a mean, of three channels and rays that have nothing to do with each other."""
+    color = torch.full((20000, 3), 0.5)
+    error = disturbed(color, torch.rand(20000), 0.1) - color
+    assert error.mean(0).abs().max() < 0.005 and (error.square().mean(0).sqrt() - 0.1).abs().max() < 0.005
+    assert (torch.corrcoef(torch.cat([error, error.roll(1, 0)], 1).T) - torch.eye(6)).abs().max() < 0.05
+    assert torch.equal(disturbed(color, torch.rand(20000), 0.0), color)
 
 
 def test_each_error_has_its_own_gradients(images_config):
-    """The color's reach the blender alone, the field's the field alone."""
+    """The field's color reaches the field alone, the corrected one the blender alone."""
     trainer = trained(images_config)
     model, rays = trainer.model, trainer.views.draw(200).rays
     disturb(model)
     see_all(trainer)
-    for name in ("color", "field_color"):
+    jitter = torch.rand(200)
+    for name in ("color", "corrected"):
         model.zero_grad()
-        getattr(model(rays, torch.ones(3)), name).sum().backward()
+        getattr(model(rays, torch.ones(3), jitter), name).sum().backward()
         reached = {
             n.split(".")[0] for n, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0
         }
-        assert reached == ({"blender"} if name == "color" else {"grid", "encoder", "aggregator", "decoder"})
-        if name == "color":
+        assert reached == ({"grid", "encoder", "aggregator", "decoder"} if name == "color" else {"blender"})
+        if name == "corrected":
             assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.blender.parameters())
 
 
