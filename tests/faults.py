@@ -1448,6 +1448,22 @@ FAULTS = [
         "lossless=True",
         "images_model",
     ),
+    Fault(
+        "the_correction_trains_the_field",
+        "model/images/renderer.py",
+        "(x.detach() for x in field[:3])",
+        "field[:3]",
+        "images_model",
+    ),
+    Fault("hidden_points_are_seen", "model/images/depth_maps.py", "* (depth > 0)", "", "images_model"),
+    Fault("agreement_of_no_depth", "model/images/depth_maps.py", ".clamp(min=self.step)", "", "images_model"),
+    Fault(
+        "corrections_of_colors_too_good",
+        "model/images/renderer.py",
+        "color = disturbed(color, jitter, self.options.noise)",
+        "pass",
+        "images_model",
+    ),
 ]
 
 

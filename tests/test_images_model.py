@@ -64,6 +64,11 @@ def test_the_first_rendering_is_the_fields_bit_for_bit(images_config):
     ours, theirs = (model(rays, torch.ones(3)) for model in (trainer.model, field))
     for name in ("color", "opacity", "depth"):
         assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+    jitter = torch.rand(300)
+    ours, theirs = (model(rays, torch.ones(3), jitter) for model in (trainer.model, field))
+    assert torch.equal(ours.color, theirs.color) and theirs.corrected is None
+    error = (ours.corrected - ours.color).square().mean().sqrt()
+    assert 0.04 < error < 0.08, "in training, what is corrected is disturbed"
     assert field.density(torch.zeros(1, 3)) == trainer.model.density(torch.zeros(1, 3))
 
 
