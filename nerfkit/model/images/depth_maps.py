@@ -41,6 +41,7 @@ class DepthMaps(nn.Module):
         row, column = torch.meshgrid(place[:, 1].long(), place[:, 0].long(), indexing="ij")
         rays = cameras.rays(torch.full_like(row.flatten(), view), column.flatten(), row.flatten())
         seen = render(rays._replace(view=None))
+        # In place, for a CUDA graph of the step reads it; this itself is outside of the graph, and may synchronize.
         self.depths[view] = torch.where(seen.opacity > 0.5, seen.depth, 0.0).view(SIDE, SIDE)
 
     def agreement(self, view: Tensor, pixels: Tensor, distance: Tensor) -> Tensor:
