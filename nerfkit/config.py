@@ -52,6 +52,7 @@ class DataConfig:
     sfm: str = ""  # folder of camera poses that are found for photographs or a video; beside them if empty
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
+    max_views: integer(0, 10**9) = 0  # train on so many of the training views at most, evenly spaced; 0: on all
     masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     background: Background = (
         "auto"  # behind transparent pixels; random: training only; auto: that for a place, else white

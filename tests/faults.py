@@ -376,7 +376,7 @@ FAULTS = [
     Fault(
         "a_place_sampled_in_a_box",
         "training/scene_options.py",
-        '"contracted" if is_place and options.model.kind == "field" else "box"',
+        '"contracted" if is_place and options.model.kind in ("field", "images") else "box"',
         '"box"',
         "capture_masks",
     ),
@@ -607,14 +607,14 @@ FAULTS = [
     Fault(
         "distortion_without_weight",
         "training/losses.py",
-        "self.weight * weighted_mean(of_rays",
+        "weight * weighted_mean(of_rays",
         "0 * weighted_mean(of_rays",
         "contracted",
     ),
     Fault(
         "distortion_from_the_start",
         "training/losses.py",
-        "min(progress / DISTORTION_RAMP, 1.0)",
+        "(batch.progress / DISTORTION_RAMP).clamp(max=1.0)",
         "1.0",
         "contracted",
     ),
@@ -1556,6 +1556,44 @@ FAULTS = [
         "if found.get(name) != made_with[name]",
         "if name not in found",
         "scenes",
+    ),
+    # the model "images"
+    Fault(
+        "a_view_sees_its_own_image",
+        "model/images/lookup.py",
+        "inside, cosine = inside & ~own, cosine - OWN * own",
+        "pass",
+        "images_model",
+    ),
+    Fault(
+        "an_image_of_a_rendering_counts_as_a_training_view",
+        "rendering/image_renderer.py",
+        "._replace(view=None)",
+        "",
+        "images_model",
+    ),
+    Fault(
+        "kept_images_lose_colors",
+        "training/run_images.py",
+        "lossless=True, exact=True",
+        "lossless=True",
+        "images_model",
+    ),
+    Fault(
+        "the_correction_trains_the_field",
+        "model/images/renderer.py",
+        "(x.detach() for x in field[:3])",
+        "field[:3]",
+        "images_model",
+    ),
+    Fault("hidden_points_are_seen", "model/images/depth_maps.py", "* (depth > 0)", "", "images_model"),
+    Fault("agreement_of_no_depth", "model/images/depth_maps.py", ".clamp(min=self.step)", "", "images_model"),
+    Fault(
+        "corrections_of_colors_too_good",
+        "model/images/renderer.py",
+        "color = disturbed(color, jitter, self.options.noise)",
+        "pass",
+        "images_model",
     ),
 ]
 

@@ -73,4 +73,5 @@ def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
     sfm = "" if data else config.data.sfm
     path, of = data or config.data.path, config.data
-    return load_scene(path, of.format, of.downscale, frame=frame, sfm=sfm, cutout=of.masks == "cutout")
+    scene = load_scene(path, of.format, of.downscale, frame=frame, sfm=sfm, cutout=of.masks == "cutout")
+    return scene.with_fewer(of.max_views)

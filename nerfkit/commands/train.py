@@ -24,11 +24,13 @@ from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError
 from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes
+from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
+from nerfkit.training.run_images import kept_bytes
 from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer
@@ -120,6 +122,9 @@ def train(
         print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
     progress.close(score(options, scene, trainer, folder))
     module = f" --module {options.model.module}" if options.model.module else ""
+    if trainer.model.needs_images and processes.is_first:
+        size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
+        print(f"{len(views.cameras)} training images are kept in the run folder, {size}: it is rendered from them")
     print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
     if viewer is not None:
         show_until_stopped(viewer, trainer)
@@ -159,6 +164,7 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     frame = run_frame(Path(resume)) if resume else None
     box, cutout = None if frame else box, data.masks == "cutout"
     scene = load_scene(data.path, data.format, data.downscale, box, frame, data.sfm, cutout, is_unbounded)
+    scene = scene.with_fewer(data.max_views)
     if not resume:
         fit_to_scene(options, scene, given)
     return scene
@@ -223,7 +229,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
     stages = [
         name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used
     ]
-    along = f", along the ray: {' and '.join(stages) or 'nothing'}" if config.model.kind == "field" else ""
+    along = f", along the ray: {' and '.join(stages) or 'nothing'}" if isinstance(trainer.model, Renderer) else ""
     limit = f", at most {config.trainer.max_seconds:g} s" if config.trainer.max_seconds else ""
     lines = [
         f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "

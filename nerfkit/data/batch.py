@@ -23,6 +23,7 @@ class Batch(NamedTuple):
     weight: Tensor  # [R] of each pixel in the loss, float32; 0 excludes a ray
     background: Tensor  # [R, 3] color behind the scene, in [0, 1]
     jitter: Tensor  # [R] in [0, 1], shift of the ray's samples in steps
+    progress: Tensor | None = None  # [] share of the training's schedule that is done, 0 to 1; None: not in a training
 
     @property
     def view(self) -> Tensor:
@@ -75,6 +76,7 @@ class TrainingViews:
         self.cameras = cameras
         self.source = pixel_source(images, device, n_steps)
         self.background = Background(background, images.pixels.shape[-1] == 4, device)
+        self.progress = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
 
     def draw(self, n_rays: int) -> Batch:
         """A batch of random pixels of random views; all pixels are equally likely."""
@@ -87,4 +89,4 @@ class TrainingViews:
             weight = weight * known
         if drawn.ignored is not None:
             weight = weight * ~drawn.ignored
-        return Batch(rays, drawn.color, weight, background, jitter)
+        return Batch(rays, drawn.color, weight, background, jitter, self.progress)

@@ -33,6 +33,7 @@ class PixelSource(Protocol):
 
     device: torch.device
     text: str  # where the pixels are, for people
+    pool: ImagePool  # all images, wherever they are
 
     def draw(self, n_pixels: int) -> DrawnPixels:
         """Random pixels of what is on the device."""

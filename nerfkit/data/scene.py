@@ -141,3 +141,16 @@ class Scene:
         if name not in self.views:
             raise SceneError(f"scene {self.name} has no split {name!r}; it has {', '.join(self.views)}")
         return self.views[name]
+
+    def with_fewer(self, max_views: int) -> Scene:
+        """The scene with `max_views` training views at most, evenly spaced in their order; 0: with all.
+
+        Frame and box stay those of the whole scene.
+        """
+        train = self.split("train")
+        n_all = len(train.cameras)
+        if not 0 < max_views < n_all:
+            return self
+        chosen = [(2 * part + 1) * n_all // (2 * max_views) for part in range(max_views)]  # the middle of each part
+        note = f"{max_views} of {n_all} training views, evenly spaced (data.max_views)"
+        return replace(self, views=self.views | {"train": train[chosen]}, notes=(*self.notes, note))

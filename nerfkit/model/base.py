@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
@@ -28,6 +29,7 @@ class Model(nn.Module):
 
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
     ops: tuple[str, ...] = ()  # the ops of nerfkit that it calls: where all are fused, a step is a CUDA graph
+    needs_images = False  # renders from the training images, too: see `look_at`; a run folder keeps them
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
 
     def __init__(self, config: Config):
@@ -60,6 +62,9 @@ class Model(nn.Module):
         """Called once, before training: its cameras, and whether each step may draw from all of them."""
         if (sampler := self._sampler()) and hasattr(sampler, "observe"):
             sampler.observe(cameras, all_at_once)
+
+    def look_at(self, cameras: Cameras, images: ImagePool) -> None:
+        """Called once where `needs_images`, before training, and before rendering from a run: the training views."""
 
     def agree(self, processes: Processes) -> None:
         """Called before `update` where several processes train: make equal what their own rays have changed."""

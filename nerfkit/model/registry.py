@@ -14,9 +14,10 @@ import torch
 from nerfkit.config import Config
 from nerfkit.errors import ConfigError
 from nerfkit.model.base import Model
+from nerfkit.model.images.renderer import ImageBasedRenderer
 from nerfkit.model.renderer import Renderer
 
-MODELS: dict[str, type[Model]] = {"field": Renderer}
+MODELS: dict[str, type[Model]] = {"field": Renderer, "images": ImageBasedRenderer}
 
 
 def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:

@@ -80,7 +80,7 @@ class ImageRenderer:
     @torch.no_grad()
     def rays(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
         """The same of pixels start..end alone, row by row: [end - start, ...]."""
-        rays = cameras.image_rays(view, start, end)
+        rays = cameras.image_rays(view, start, end)._replace(view=None)  # a view of these, not of the training's
         rendering = self.model(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
         if "depth" in outputs:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from nerfkit.config import Config
@@ -22,17 +21,19 @@ DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the dist
 
 
 def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
-    """The weighted mean of the squared error of the colors, as the term "mse".
+    """The weighted mean of the squared error of the colors, as the term "mse"; if any, of corrected ones: "corrected".
 
     batch.weight [R] is 0 for rays beyond the capacity, and for padding of static shapes: every loss has to use it.
     """
-    error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
-    return {"mse": weighted_mean(error, batch.weight)}
+    truth = blend(batch.pixels, batch.background)  # [R, 3]
+    colors = {"mse": rendering.color} | ({} if rendering.corrected is None else {"corrected": rendering.corrected})
+    errors = {name: (color - truth).square().mean(-1) for name, color in colors.items()}  # [R] each
+    return {name: weighted_mean(error, batch.weight) for name, error in errors.items()}
 
 
-def default_loss(config: Config, device: torch.device | str = "cpu") -> LossFn:
+def default_loss(config: Config) -> LossFn:
     """The squared error and, with `trainer.distortion`, the distortion loss as the term "distortion"."""
-    return DistortedError(config, device) if config.trainer.distortion else squared_error
+    return DistortedError(config) if config.trainer.distortion else squared_error
 
 
 class DistortedError:
@@ -42,13 +43,8 @@ class DistortedError:
     is known of where the scene is, and stay there.
     """
 
-    def __init__(self, config: Config, device: torch.device | str):
+    def __init__(self, config: Config):
         self.full_weight, self.spacing = config.trainer.distortion, spacing(config)
-        self.weight = torch.zeros((), device=device)  # a tensor, for a CUDA graph reads it
-
-    def at(self, progress: float) -> None:
-        """Told before each step which share of the schedule is done, 0 to 1."""
-        self.weight.fill_(self.full_weight * min(progress / DISTORTION_RAMP, 1.0))
 
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         samples, weights = rendering.samples, rendering.weights
@@ -56,7 +52,9 @@ class DistortedError:
             raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
         of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
         of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
-        return squared_error(rendering, batch) | {"distortion": self.weight * weighted_mean(of_rays, batch.weight)}
+        ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
+        weight = self.full_weight * ramp
+        return squared_error(rendering, batch) | {"distortion": weight * weighted_mean(of_rays, batch.weight)}
 
 
 def spacing(config: Config) -> tuple[float, float, float]:

@@ -22,6 +22,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_scene
+from nerfkit.training.run_images import read_images
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,16 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
+    model = model.to(chosen).eval()
+    if model.needs_images:  # first, for what a model keeps of each image is in the checkpoint, too
+        cameras = scene.cameras("train", folder / SCENE)
+        model.look_at(cameras.to(chosen), read_images(folder, cameras).to(chosen))
     load_model(model, tensors, folder)
     refined = None
     if config.data.poses == "refine":
         given = scene.cameras("train", folder / SCENE)
         refined = load_adjustments(ViewAdjustments(config.data, len(given)), tensors, folder).cameras(given)
-    return Run(folder, config, model.to(chosen).eval(), scene, state, chosen, refined)
+    return Run(folder, config, model, scene, state, chosen, refined)
 
 
 def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:

@@ -45,7 +45,7 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     if sampling.kind == "auto":
         is_place = scene.frame is not None and scene.frame.kind != "object"
         # A model of one's own may know boxes alone.
-        sampling.kind = "contracted" if is_place and options.model.kind == "field" else "box"
+        sampling.kind = "contracted" if is_place and options.model.kind in ("field", "images") else "box"
     if scene.frame is not None:
         data.box = tuple(scene.frame.box.flatten().tolist())
         found = {"sampling.near": scene.frame.near}

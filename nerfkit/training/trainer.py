@@ -31,11 +31,12 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.checks import check_seen
-from nerfkit.training.losses import DistortedError, LossFn, default_loss
+from nerfkit.training.losses import LossFn, default_loss
 from nerfkit.training.optim import adam, load_moments
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.scene_options import resolved_background
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
@@ -102,7 +103,9 @@ class Trainer:
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
-        self.loss_fn = loss_fn or default_loss(config, self.device)
+        if self.model.needs_images:
+            self.model.look_at(self.cameras, self.views.source.pool.to(self.device))
+        self.loss_fn = loss_fn or default_loss(config)
         self.training_step = TrainingStep(
             config.trainer,
             self.model,
@@ -227,8 +230,7 @@ class Trainer:
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"].fill_(rate)
         decay_tables(self.model, self.config.trainer, self.step, self.learning_rate())
-        if isinstance(self.loss_fn, DistortedError):
-            self.loss_fn.at(self.progress)
+        self.views.progress.fill_(self.progress)
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic):
@@ -290,6 +292,8 @@ class Trainer:
             "backend": self.backends(),
             "versions": versions(),
         }
+        if self.model.needs_images:
+            save_images(folder, self.views.source.pool)  # before the checkpoint that cannot be rendered without them
         checkpoint.save(folder, tensors | random_tensors, state)
 
     def _parallel_state(self) -> dict[str, Any]:
@@ -319,6 +323,8 @@ class Trainer:
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
         load_adjustments(self.adjustments, tensors, folder.path)
+        if self.model.needs_images:
+            check_images(folder.path, self.views.source.pool)
         try:
             load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})

@@ -83,7 +83,9 @@ def add_scene(subject: Subject, given: Cameras) -> None:
     if not exists(data.path):
         raise UserError(f"its folder {data.path} is not there")
     capture = load_capture(data.path, data.format, data.sfm)
-    scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout")
+    scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout").with_fewer(
+        data.max_views
+    )
     views = scene.split("train")
     if views.cameras.sizes() != given.sizes() or not same_poses(views.cameras, given):
         raise UserError(f"{data.path} has other training views than the run")
