@@ -121,8 +121,8 @@ class TrainerConfig:
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: Steps = 2000  # steps between two checkpoints; 0: only at the end
     log_every: integer(1, 10**9) = 50  # steps between two lines of metrics.jsonl
-    preview_every: integer(-1, 10**9) = -1  # steps between two pictures in previews/; 0: none; -1: 30, most early
-    tensorboard: Flag = False  # write curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
+    preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between pictures in previews/; 0: none; -1: about 30
+    tensorboard: Flag = False  # nerfkit train: curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
 
 
 @dataclass
@@ -131,7 +131,7 @@ class EvalConfig:
 
     split: str = "test"  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
-    every: Steps = 0  # training steps between two scores of some views, in metrics.jsonl and loss.png; 0: none
+    every: Steps = 0  # nerfkit train: steps between scores of some views, in metrics.jsonl and loss.png; 0: none
     every_views: integer(0, 10**6) = 8  # how many views that is, evenly spread over the split; 0: all
     comparisons: integer(-1, 10**6) = 8  # views whose truth, render and error are saved as images; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
@@ -342,6 +342,7 @@ def check(config: Config) -> None:
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
+    _check_decay(config.trainer)
     n_bytes = len(dumps(config).encode())
     if n_bytes > MAX_BYTES:  # the run could not be read again
         raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MAX_BYTES}; shorten model.options")
@@ -417,6 +418,15 @@ def _check_sampling(config: Config) -> None:
         raise ConfigError(
             f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
             "intervals; raise it, or make the box smaller"
+        )
+
+
+def _check_decay(trainer: TrainerConfig) -> None:
+    rate = max(trainer.learning_rate, trainer.final_learning_rate)
+    if rate * trainer.table_decay >= 1:
+        raise ConfigError(
+            f"trainer.table_decay ({trainer.table_decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
+            "or a step would turn the features round; lower one of them"
         )
 
 

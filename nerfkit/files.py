@@ -116,8 +116,7 @@ class OwnFolder:
         if name not in self._listed:
             if not name.endswith("/") and os.path.lexists(self.path / name):
                 raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
-            append_line(self.path / MARKER, name)
-            self._listed.add(name)
+            self.adopt(name)
 
     def adopt(self, name: str) -> None:
         """List as nerfkit's a file that a library has just made here for it, under a name of the library's choice."""

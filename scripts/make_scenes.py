@@ -127,7 +127,8 @@ def digest(kind: str) -> str:
     """Of the code that makes a kind: pictures of two generators do not belong into one scene."""
     parts = Path(shading.__file__).parent
     of_kind = Path(FAMILIES[kind].__file__).name
-    files = ("shapes.py", "casting.py", "lighting.py", "shading.py", "parts.py", "cameras.py", of_kind)
+    shared = ("shapes.py", "casting.py", "lighting.py", "shading.py", "parts.py", "cameras.py", "render.py", "wires.py")
+    files = sorted({*shared, of_kind})
     return hashlib.sha256(b"".join((parts / name).read_bytes() for name in files)).hexdigest()[:16]
 
 

@@ -590,7 +590,7 @@ FAULTS = [
     Fault(
         "scored_views_reach_blocks",
         "model/contracted.py",
-        "if torch.is_grad_enabled():  # not",
+        "if self.training and torch.is_grad_enabled():  # not",
         "if True:  # not",
         "contracted",
     ),

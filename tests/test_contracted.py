@@ -15,6 +15,7 @@ from nerfkit.errors import ConfigError
 from nerfkit.model.contracted import REACHED_UPDATES, ContractedSampler
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import Processes
+from nerfkit.training.alignment import aligned
 from nerfkit.training.losses import default_loss, spacing
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
@@ -282,6 +283,21 @@ def test_the_distortion_losss_weight_rises_to_its_full_value():
     for _ in Trainer(config, forward_cameras(), images, loss_fn=wrapped).steps():
         pass
     assert seen[0] == 0 and seen[10] == pytest.approx(0.5) and seen[-1] == pytest.approx(1)
+
+
+def test_a_pose_that_is_looked_for_leaves_the_sampler_alone():
+    """What training rays reach is noted; the rays of a view that is scored are none."""
+    config = small_config()
+    trainer = Trainer(config, forward_cameras(), torch.full((2, 16, 16, 3), 99, dtype=torch.uint8))
+    for _ in trainer.steps():
+        pass
+    trainer.model.sampler.unreached.fill_(7)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    truth = torch.full((16, 16, 3), 0.4)
+    aligned(trainer.model, config, trainer.cameras, 1, truth, None, torch.ones(3))
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+    trainer.train_step()
+    assert (trainer.model.sampler.unreached == 0).any(), "those of a step do count"
 
 
 def test_distortion_counts_distances_as_the_intervals_are_long():

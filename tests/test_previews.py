@@ -146,6 +146,18 @@ def test_a_picture_that_would_cost_too_much_is_a_coarse_one(small_config, tmp_pa
     assert steps_in(tmp_path / "run") == [30]
 
 
+def test_who_has_stopped_a_training_does_not_wait_for_a_picture(small_config, tmp_path, monkeypatch):
+    small_config.trainer.steps, small_config.trainer.preview_every = 30, 2
+    trainer, pictures = with_previews(small_config, tmp_path / "run")
+    assert not trainer.train(trainer.folder, should_stop=lambda: trainer.step >= 5)
+    most = []
+    coarse = Previews._coarse_picture
+    monkeypatch.setattr(Previews, "_coarse_picture", lambda *given: most.append(given[2]) or coarse(*given))
+    pictures.finish(trainer, stopped=True)
+    assert most == [previews.WAITED] and steps_in(tmp_path / "run") == [2, 4, 5]
+    assert (tmp_path / "run" / "previews" / "strip.png").exists()
+
+
 def test_a_coarse_picture_stands_where_the_whole_one_does():
     ramp = torch.linspace(0, 1, 60)[None, :, None].expand(40, -1, 3) * torch.tensor([1.0, 0.5, 0.2])  # [H, W, 3]
     coarse = ramp.unflatten(0, (8, 5)).unflatten(2, (12, 5)).mean((1, 3))  # [8, 12, 3]

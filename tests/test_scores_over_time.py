@@ -11,12 +11,12 @@ from nerfkit import config as config_module
 from nerfkit.commands import train
 from nerfkit.commands.options import train_options
 from nerfkit.data.load import load_scene
-from nerfkit.errors import UserError
+from nerfkit.errors import RunError, UserError
 from nerfkit.training import plot
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
 from nerfkit.training.scores import ScoresOverTime, chosen_views
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.torchrun import in_processes
 from tests.toy_scene import write_scene
 from tests.trainers import make_trainer, state_of
@@ -108,6 +108,17 @@ def test_a_resumed_run_scores_no_step_twice(config, tmp_path):
     assert len(read_log(tmp_path / "run")) == 12
 
 
+def test_a_view_without_pixels_is_refused_before_training(config, monkeypatch):
+    """Not at its first score, which would end a training."""
+    views = load_scene(config.data.path).split("test")
+    nothing = torch.zeros(22, 26, dtype=torch.bool)
+    monkeypatch.setattr(
+        "nerfkit.training.evaluator.pixels_that_count", lambda images, cameras, view: nothing if view == 2 else None
+    )
+    with raises_naming(RunError, views.names[3], "mask"):
+        ScoresOverTime(config, views, torch.device("cpu"))
+
+
 def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
     folder, figures = RunFolder(tmp_path / "run"), []
     folder.claim()
@@ -117,6 +128,11 @@ def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
     plot.plot_training(folder)
     folder.append(LOG, json.dumps({"step": 2, "seconds": 1.0, "test_psnr": 8.5}))
     plot.plot_training(folder)
+    alone = RunFolder(tmp_path / "alone")  # of a run that is shorter than a line of its log
+    alone.claim()
+    alone.append(LOG, json.dumps({"step": 1, "seconds": 1.0, "test_psnr": 8.5}))
+    plot.plot_training(alone)
+    assert (tmp_path / "alone" / "loss.png").exists() and len(figures.pop().axes[1].lines) == 2
     before, after = (shown.axes[1].lines for shown in figures)
     assert len(before) == 1 and len(after) == 2
     assert after[1].get_xydata().tolist() == [[1.0, 8.5]] and after[0].get_ydata().tolist() == [11.0, 12.0]
@@ -163,6 +179,18 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_pat
     with raises_naming(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
         train.main([*nowhere, "--trainer.tensorboard", "true"])
     assert not train_options([]).trainer.tensorboard
+
+
+def test_files_of_a_users_cost_no_run(options, tmp_path, capsys):
+    """What stands in the way of the events is found when an earlier run is gone already: the new one goes on."""
+    pytest.importorskip("tensorboard", reason=WHY_TENSORBOARD)
+    assert train.main(options) == 0
+    (tmp_path / "run" / "tensorboard").mkdir()
+    (tmp_path / "run" / "tensorboard" / "mine.txt").write_text("mine")
+    assert train.main([*options, "--overwrite", "--trainer.tensorboard", "true"]) == 0
+    assert_names(capsys.readouterr().out, "nothing is written for TensorBoard", tmp_path / "run" / "tensorboard")
+    assert [file.name for file in (tmp_path / "run" / "tensorboard").iterdir()] == ["mine.txt"]
+    assert len(read_scores(tmp_path / "run")) == 3
 
 
 def read_events(folder):

@@ -9,6 +9,7 @@ import torch
 from nerfkit import ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import TrainingError
+from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
 from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.losses import squared_error
@@ -124,6 +125,55 @@ def test_a_recorded_step_is_the_step_itself(gpu_config, tmp_path):
     recorded, other = (trainer.training_step for trainer in trainers)
     assert recorded.graph is not None and other.graph is None
     assert recorded.pop_stats() == other.pop_stats() and differing(*trainers) == []
+
+
+WITH = {  # what changes in a step with its number, or that it learns beside the model
+    "light_and_poses": {"data": {"appearance": "affine", "poses": "refine"}},
+    "table_decay": {"trainer": {"table_decay": 0.1, "schedule": "cosine"}},
+    "unbounded": {"sampling": {"kind": "contracted"}, "trainer": {"distortion": 0.003, "schedule": "linear"}},
+    "unbounded_light_and_poses": {
+        "data": {"appearance": "affine", "poses": "refine"},
+        "sampling": {"kind": "contracted"},
+        "trainer": {"distortion": 0.003},
+    },
+    "images": {"model": {"kind": "images"}},
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", WITH)
+def test_a_recorded_step_is_the_step_itself_with(gpu_config, name: str):
+    for group, values in WITH[name].items():
+        for key, value in values.items():
+            setattr(getattr(gpu_config, group), key, value)
+    trainers = [make_trainer(gpu_config) for _ in ("recorded", "not")]
+    trainers[1].training_step.eager_steps = -1000
+    for trainer in trainers:
+        torch.manual_seed(3)
+        for _ in range(40):
+            trainer.train_step()
+    recorded, other = (trainer.training_step for trainer in trainers)
+    assert recorded.graph is not None and other.graph is None
+    assert recorded.pop_stats() == other.pop_stats() and differing(*trainers) == []
+    if trainers[0].adjustments is not None:
+        ours, theirs = (trainer.adjustments.state_dict() for trainer in trainers)
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours) and any(x.any() for x in ours.values())
+
+
+@pytest.mark.cuda
+def test_pictures_on_the_way_change_no_bit_of_a_recorded_step(gpu_config, tmp_path):
+    """They are rendered between two replays."""
+    trainers = [make_trainer(gpu_config) for _ in ("seen", "not")]
+    cameras = load_scene(gpu_config.data.path).split("test").cameras.to("cuda")
+    for trainer in trainers:
+        torch.manual_seed(3)
+        for _ in range(40):
+            trainer.train_step()
+            if trainer is trainers[0]:
+                trainer.settle()
+                with in_eval_mode(trainer.model):
+                    ImageRenderer(trainer.model, torch.ones(3, device="cuda"))(cameras, 0)
+    assert trainers[0].training_step.graph is not None and differing(*trainers) == []
 
 
 @pytest.mark.cuda

@@ -7,7 +7,8 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit import load_run, ops
-from nerfkit.errors import RunError, SceneError, TrainingError
+from nerfkit.errors import ConfigError, RunError, SceneError, TrainingError
+from nerfkit.model.registry import build_model
 from nerfkit.training import checkpoint, run_folder
 from nerfkit.training.run_folder import NAN_REPORT
 from nerfkit.training.schedule import DECAY_EVERY, decay_tables, learning_rate
@@ -217,6 +218,22 @@ def test_a_table_decays_by_the_rate(small_config):
     untouched = (trainer.optimizer.state[trainer.model.grid.table]["exp_avg_sq"] == 0).all(1)
     assert untouched.any() and shrunk < 0.95
     assert torch.allclose(trainer.model.grid.table[untouched], before["grid.table"][untouched] * shrunk, rtol=1e-5)
+
+
+def test_a_decay_that_would_turn_features_round_is_refused(small_config):
+    small_config.trainer.table_decay = 1 / small_config.trainer.learning_rate
+    with raises_naming(ConfigError, "trainer.table_decay", small_config.trainer.learning_rate):
+        config_module.check(small_config)
+    small_config.trainer.table_decay *= 0.99
+    config_module.check(small_config)
+
+    def without_tables(config):
+        model = build_model(config)
+        model.tables = lambda: []
+        return model
+
+    with raises_naming(ConfigError, "trainer.table_decay", "tables"):
+        make_trainer(small_config, model=without_tables)
 
 
 def test_networks_do_not_decay(small_config):

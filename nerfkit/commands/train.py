@@ -105,14 +105,17 @@ def train(
         progress.attach(folder)
         viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
-        progress.finish()
-        if not finished:
-            progress.close()
+        if finished:
+            progress.finish()
+        else:
             module = f" --model.module {options.model.module}" if options.model.module else ""
             print(
                 f"\nstopped at step {trainer.step}, saved. "
-                f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}"
+                f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}",
+                flush=True,
             )
+            progress.finish(stopped=True)
+            progress.close()
             number = processes.most(torch.tensor(signals.number or 0)).item()
             processes.wait()
             return 128 + number

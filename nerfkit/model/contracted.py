@@ -89,7 +89,7 @@ class ContractedSampler(OccupancySampler):
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
         samples = super().forward(rays, density_fn, jitter, capacity)
-        if torch.is_grad_enabled():  # not where a view is scored
+        if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
             self._note_reached(samples.positions.detach())
         return samples
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
 from nerfkit.model.base import Model
+from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.adjustments import in_light, moved, radius_of, rotated, without_gradients
 
 STEPS, RAYS = 100, 1024  # of Adam, and of random pixels in each
@@ -49,7 +50,7 @@ def aligned(
     move = torch.zeros(6, device=device, requires_grad=True)  # axis-angle, translation in radii
     light = torch.zeros(3, 4, device=device, requires_grad=config.data.appearance == "affine")
     optimizer = torch.optim.Adam([{"params": [move]}, {"params": [light], "lr": LIGHT_RATE}], FIRST_RATE, eps=1e-15)
-    with frozen(model), torch.enable_grad():
+    with frozen(model), in_eval_mode(model), torch.enable_grad():
         for step in range(STEPS):
             drawn = pixels[torch.randint(len(pixels), (RAYS,), generator=generator)]  # [R]
             pixel = drawn.to(device)

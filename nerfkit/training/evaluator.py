@@ -119,10 +119,15 @@ def beside_truth(
     """
     truth = blend(images.image(view), image_of.background.cpu())
     rendered = image_of(cameras, view)
+    return truth, rendered, counted_pixels(images, views, view)
+
+
+def counted_pixels(images: ImagePool, views: Views, view: int) -> Tensor | None:
+    """Pixels [H, W] of one view that are scored, bool, or None for all; raises RunError if none is."""
     counts = pixels_that_count(images, views.cameras, view)
     if counts is not None and not counts.any():
         raise RunError(f"view {views.names[view]}: its mask leaves no pixel to be scored; leave the image out")
-    return truth, rendered, counts
+    return counts
 
 
 def in_order(shares: list[list[Any]]) -> list[Any]:
@@ -165,6 +170,11 @@ def other_scores(
         corrected = color_corrected(images["rgb"], images["opacity"], truth, background.cpu(), counts)
         found[f"psnr{name}_cc"] = psnr_of(corrected, truth, counts)
     return found
+
+
+def both_fitted(config: Config) -> bool:
+    """Whether training views have both a light and a pose of their own."""
+    return config.data.poses == "refine" and config.data.appearance == "affine"
 
 
 def psnr_of(render: Tensor, truth: Tensor, counts: Tensor | None) -> float:
@@ -267,6 +277,7 @@ def protocol(
         "psnr": f"-10 log10(MSE) per view, at most {MAX_PSNR:g}, mean over views",
         **({"psnr_cc": CORRECTED_DEFINITION} if config.data.appearance == "affine" else {}),
         **({"psnr_aligned": ALIGNED_DEFINITION} if config.data.poses == "refine" else {}),
+        **({"psnr_aligned_cc": "psnr_cc of the view that psnr_aligned is of"} if both_fitted(config) else {}),
         "ssim": SSIM_DEFINITION,
         "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),

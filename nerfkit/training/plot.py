@@ -11,9 +11,9 @@ from nerfkit.training.run_folder import LOSS_PLOT, TEST_PSNR, RunFolder, read_lo
 
 
 def plot_training(folder: RunFolder) -> None:
-    """Draw metrics.jsonl as loss.png; nothing if no step was logged yet."""
-    lines = read_log(folder.path)
-    if not lines:
+    """Draw metrics.jsonl as loss.png; nothing if nothing was logged yet."""
+    lines, scores = read_log(folder.path), read_scores(folder.path)
+    if not lines and not scores:
         return
     seconds = [line["seconds"] for line in lines]
     figure = Figure(figsize=(10, 4), layout="constrained")  # not pyplot's, whose backend is the caller's
@@ -22,7 +22,7 @@ def plot_training(folder: RunFolder) -> None:
     left.set(xlabel="training time [s]", ylabel="loss", title="loss")
     right.plot(seconds, [line.get("psnr", float("nan")) for line in lines], color="tab:orange", label="training rays")
     right.set(xlabel="training time [s]", ylabel="PSNR of the training rays [dB]", title="PSNR")
-    if scores := read_scores(folder.path):
+    if scores:
         held_out = [[line[key] for line in scores] for key in ("seconds", TEST_PSNR)]
         right.plot(*held_out, color="tab:green", marker=".", label="held-out views")
         right.set_ylabel("PSNR [dB]")

@@ -40,6 +40,7 @@ SIDE = 200  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
 PICTURES, FIRST = 30, 1 / 500
 MOST_TIME, FREE = 0.03, 1.0  # automatic pictures take about that share of the training time, and so many seconds
+WAITED = 1.0  # seconds for the last picture, at most, where a signal has stopped the training
 COARSE = 5  # pixels each way for which a coarse picture has one
 IN_STRIP, GAP = 8, 4  # pictures, white pixels between two
 FPS, LAST = 8, 2.0  # pictures per second of the videos, seconds for which the last one stays
@@ -99,9 +100,9 @@ class Previews:
         if self._is_due(trainer):
             self._attempt(lambda: self._draw(trainer, self._most_seconds(trainer)))
 
-    def finish(self, trainer: Trainer) -> None:
-        """The last picture, strip and videos, of a training that has ended or was stopped."""
-        self._attempt(lambda: self._finish(trainer))
+    def finish(self, trainer: Trainer, stopped: bool = False) -> None:
+        """The last picture, strip and videos, of a training that has ended, or was `stopped` by somebody who waits."""
+        self._attempt(lambda: self._finish(trainer, WAITED if stopped else math.inf))
 
     def _open(self, folder: RunFolder, step: int) -> None:
         self.folder = folder.child(FOLDER, FOLDER)
@@ -155,9 +156,9 @@ class Previews:
         places_left = PICTURES + 1 - places_passed(trainer.progress)  # this one included
         return (MOST_TIME * whole + FREE - self._spent) / places_left
 
-    def _finish(self, trainer: Trainer) -> None:
+    def _finish(self, trainer: Trainer, most: float) -> None:
         if self._whole_at != trainer.step:
-            self._draw(trainer)
+            self._draw(trainer, most)
         truth = to_uint8(self.truth)
         files = [self.folder.path / _file_name(step) for step in self.steps()]
         pictures = {file: imageio.imread(file) for file in files}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from nerfkit.data.scene import Scene
-from nerfkit.errors import UserError
+from nerfkit.errors import RunError, UserError
 from nerfkit.training.plot import plot_training
 from nerfkit.training.previews import Previews, shown_view
 from nerfkit.training.run_folder import RunFolder
@@ -32,17 +32,24 @@ class Progress:
         """Write into `folder` while it is trained."""
         self.folder, trainer = folder, self.trainer
         if trainer.config.trainer.tensorboard and trainer.processes.is_first:
-            self.board = TensorBoard(folder, trainer.step)
-            self.board.attach(trainer, self.previews)
+            self._attach_board(folder)
         if self.scores is not None:
             self.scores.attach(trainer, folder)
         if self.previews is not None:
             self.previews.attach(trainer, folder)
 
-    def finish(self) -> None:
-        """Draw what shows the whole training, which has ended or was stopped."""
+    def _attach_board(self, folder: RunFolder) -> None:
+        try:
+            self.board = TensorBoard(folder, self.trainer.step)
+        except RunError as error:  # of files of somebody else: the training is worth more
+            print(f"nothing is written for TensorBoard: {error}")
+        else:
+            self.board.attach(self.trainer, self.previews)
+
+    def finish(self, stopped: bool = False) -> None:
+        """Draw what shows the whole training, which has ended, or was `stopped` and has no time to lose."""
         if self.previews is not None:
-            self.previews.finish(self.trainer)
+            self.previews.finish(self.trainer, stopped)
         if self.trainer.processes.is_first:
             plot_training(self.folder)
 

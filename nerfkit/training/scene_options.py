@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from typing import Any
 
 from nerfkit.config import Config, check
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
+from nerfkit.training.adjustments import radius_of
 
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
@@ -75,8 +75,7 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     data = options.data
     if scene.frame is not None and scene.frame.kind != "object" and not has_box:
         data.box = CUBE
-    radius = math.dist(data.box[:3], data.box[3:]) / math.sqrt(12)
-    _set_unless(given, options, {"sampling.far": FAR_RADII * radius} | UNBOUNDED)
+    _set_unless(given, options, {"sampling.far": FAR_RADII * radius_of(data.box)} | UNBOUNDED)
 
 
 def _set_unless(given: Collection[str], options: Config, values: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from nerfkit.data.pixels import background_color
 from nerfkit.data.scene import Views
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import beside_truth, psnr_of
+from nerfkit.training.evaluator import beside_truth, counted_pixels, psnr_of
 from nerfkit.training.run_folder import LOG, TEST_PSNR, RunFolder
 from nerfkit.training.trainer import Trainer
 
@@ -40,6 +40,8 @@ class ScoresOverTime:
         self.views = views[own]
         self.cameras = self.views.cameras.to(device)
         self.images = self.views.load() if own else None
+        for view in range(len(own)):
+            counted_pixels(self.images, self.views, view)  # fails, if it does, before anything is trained
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         """Score what `trainer` trains."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.errors import RunError, UserError
+from nerfkit.training.evaluator import OTHER_SCORES
 from nerfkit.training.previews import Previews
 from nerfkit.training.run_folder import TEST_PSNR, RunFolder
 from nerfkit.training.trainer import Trainer
@@ -68,8 +69,8 @@ class TensorBoard:
 
     def add_scores(self, metrics: dict[str, Any]) -> None:
         """Scores after the training."""
-        for name in ("psnr", "ssim", "lpips"):
-            if metrics[name] is not None:
+        for name in ("psnr", *OTHER_SCORES, "ssim", "lpips"):
+            if metrics.get(name) is not None:
                 self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
 
     def close(self) -> None:

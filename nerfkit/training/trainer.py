@@ -23,7 +23,7 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
-from nerfkit.errors import RunError, TrainingError
+from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
@@ -91,6 +91,8 @@ class Trainer:
         self.config, self.scene = config, scene
         self.device = pick_device(str(device or config.device))
         self.model = (build_model(config) if model is None else model).to(self.device)
+        if config.trainer.table_decay and not self.model.tables():
+            raise ConfigError("trainer.table_decay: this model names no tables (`Model.tables`); set it to 0")
         self.cameras = cameras.to(self.device)
         check_seen(self.model, self.cameras, config.data.box)
         self.adjustments = ViewAdjustments(config.data, len(cameras)).to(self.device)

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable
 
+from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.sharing import Sharing
@@ -64,12 +65,10 @@ class TrainingViewer(Viewer):
         """Called after each training step."""
         if not self.awake:
             return
-        was_training = self.subject.model.training
-        self.subject.model.eval()
         try:
-            self._between_steps(trainer)
+            with in_eval_mode(self.subject.model):
+                self._between_steps(trainer)
         finally:
-            self.subject.model.train(was_training)
             self._left_at = time.perf_counter()
 
     def _between_steps(self, trainer: Trainer) -> None:
