@@ -22,7 +22,8 @@ from tests.processes import ROOT
 
 def torchrun(*command: object, n: int = 2, status: int = 0, seconds: float = 280) -> str:
     """What a script prints in n processes; without NVLink multicast, which shared hosts may not allow."""
-    environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"NCCL_NVLS_ENABLE": "0", "PYTHONPATH": path}
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", n)
     done = subprocess.run(
         [*map(str, (*launcher, *command))], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=seconds
