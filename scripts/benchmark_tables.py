@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from nerfkit.config import TrainerConfig  # noqa: E402
+from nerfkit.training.scene_options import IN_A_BOX  # noqa: E402
 from scripts import lltm_forms  # noqa: E402
 from scripts.bench_ops import markdown, summary  # noqa: E402
 from scripts.bench_train import stages_of, unusual  # noqa: E402
@@ -306,6 +308,31 @@ def warmup() -> str:
     return "\n".join(lines)
 
 
+def recipe() -> str:
+    """Scores of schedule, learning rate and decay of the table on each scene; the defaults are bold."""
+    runs = [run for run in measured("recipe_h100")["runs"] if _is_of_the_recipe(run)]
+    scenes = list(dict.fromkeys(run["scene"] for run in runs))
+    rows: dict[tuple[str, float, float], dict[str, float]] = {}
+    for run in runs:
+        preset = run["preset"]
+        key = (preset["schedule"], preset["learning_rate"], preset["table_decay"])
+        rows.setdefault(key, {})[run["scene"]] = run["psnr"]
+    ours = (TrainerConfig().schedule, *IN_A_BOX.values())
+    lines = [f"| schedule, rate, table decay | {' | '.join(scenes)} | mean |", f"|---|{'---:|' * (len(scenes) + 1)}"]
+    for key, scores in rows.items():
+        title = ", ".join(f"{value:g}" if isinstance(value, float) else value for value in key)
+        cells = [f"{scores[scene]:.2f}" if scene in scores else "" for scene in scenes]
+        mean = f"{statistics.mean(scores.values()):.2f}" if len(scores) == len(scenes) else ""
+        lines.append(f"| {f'**{title}**' if key == ours else title} | {' | '.join(cells)} | {mean} |")
+    return "\n".join(lines)
+
+
+def _is_of_the_recipe(run: dict[str, Any]) -> bool:
+    preset = run["preset"]
+    usual = (preset["final_learning_rate"], preset["samples"]) == (3e-4, 2**18)
+    return usual and run["background"] == "white"
+
+
 def forms() -> str:
     return lltm_forms.markdown(measured("lltm_forms_h200")["runs"])
 
@@ -322,6 +349,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "slower": slower,
     "training": training,
     "modes": modes,
+    "recipe": recipe,
     "stages": stages,
     "forms": forms,
     "warmup": warmup,

@@ -42,7 +42,7 @@ def test_what_is_written_is_read_back(tmp_path):
     assert options.ops.overrides() == {"lltm": "torch"}
 
 
-@pytest.mark.parametrize("name", ["cpu", "lego", "orrery", "orrery_cpu", "field"])
+@pytest.mark.parametrize("name", ["cpu", "lego", "orrery", "orrery_cpu", "field", "quick", "best"])
 def test_shipped_files_are_small_differences(name: str):
     loaded = config.load([f"configs/{name}.toml"])
     assert loaded != config.Config()

@@ -15,6 +15,7 @@ def test_a_run_of_0_1_0_renders_what_it_rendered():
     got = run.render(run.cameras("test").resized(15, 11), 1, ("rgb", "depth"))
     wanted = np.load(FOLDER / "view_1.npz")
     assert run.config.eval.comparisons == 1, "an option under its name of then"
+    assert run.config.trainer.schedule == "exponential", "as it was, which the file does not say"
     assert run.state["step"] == 40 and got["rgb"].std() > 0.05, "there is something to see"
     for name in wanted.files:
         np.testing.assert_allclose(got[name].numpy(), wanted[name], rtol=0, atol=2e-4, err_msg=name)

@@ -52,6 +52,22 @@ def test_a_box_in_unbounded_space_is_what_is_not_contracted(tmp_path: Path):
     np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
 
 
+def test_rate_and_decay_are_those_of_a_box_or_of_unbounded_space(tmp_path: Path):
+    """Unless they are given, be it as the default; what a model of one's own decays is its own business."""
+    folder = place(tmp_path / "place")
+
+    def recipe(*arguments: str) -> tuple[float, float]:
+        settings = options_of(folder, *arguments)[0].trainer
+        return settings.learning_rate, settings.table_decay
+
+    assert recipe() == (0.01, 0.0)
+    assert recipe(*BOX) == (0.02, 0.1)
+    assert recipe(*BOX, "--trainer.learning_rate", "0.01") == (0.01, 0.1)
+    assert recipe(*BOX, "--trainer.table_decay", "0") == (0.02, 0.0)
+    assert recipe(*BOX, "--model.kind", "images") == (0.01, 0.0)
+    assert recipe(*BOX, "--config", "cpu") == (0.03, 0.0)
+
+
 def test_a_box_alone_is_an_object_as_before(tmp_path: Path):
     options, scene = options_of(place(tmp_path / "place"), *BOX)
     assert (options.sampling.kind, options.sampling.near, options.data.background) == ("box", 0.0, "white")

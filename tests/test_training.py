@@ -184,9 +184,10 @@ def test_the_rate_rises_in_the_warm_up(small_config):
     for _ in range(12):
         rates.append(trainer.learning_rate())
         trainer.train_step()
-    first, falls = small_config.trainer.learning_rate, (0.0003 / 0.03) ** (1 / 60)
-    assert rates[0] == pytest.approx(first / 10) and rates[4] == pytest.approx(first / 2 * falls**4)
-    assert rates[11] == pytest.approx(first * falls**11)
+    first, last = small_config.trainer.learning_rate, small_config.trainer.final_learning_rate
+    fallen = [first + (last - first) * step / 60 for step in range(12)]
+    assert rates[0] == pytest.approx(first / 10) and rates[4] == pytest.approx(fallen[4] / 2)
+    assert rates[11] == pytest.approx(fallen[11])
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,9 @@ def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     if not exists(folder / CONFIG):
         raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
-    return config_module.load([folder / CONFIG])
+    before = Config()
+    before.trainer.schedule = "exponential"  # the only one of versions whose runs do not say it
+    return config_module.load([folder / CONFIG], before)
 
 
 def read_scene(folder: Path) -> RunScene:

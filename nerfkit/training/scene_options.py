@@ -23,6 +23,9 @@ UNBOUNDED = {
     "trainer.distortion": 0.003,
 }
 
+# And of a box: docs/benchmarks/recipe_h100.json.
+IN_A_BOX = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
+
 
 def resolved_background(kind: str, scene: Scene | None) -> str:
     """data.background; auto is random for a place, whose every pixel is opaque, and white where nothing is known."""
@@ -54,6 +57,8 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
+    elif options.model.kind == "field":
+        _set_unless(given, options, IN_A_BOX)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
