@@ -82,56 +82,81 @@ def train(
     progress = Progress(trainer, scene)
     with StopSignals() as signals:
         if options.resume:
-            trainer.restore(folder)
-            if options.trainer.steps < trainer.scheduled:
-                raise RunError(
-                    f"the run is at step {trainer.scheduled:g} already; --trainer.steps {options.trainer.steps} is less"
-                )
-            if processes.is_first:
-                folder.save_description(options, describe(scene))
-            print(summary(scene, trainer, folder.path))
-        else:
-            print(summary(scene, trainer, folder.path))
-            trainer.timed_step()  # fails, if it does, before an earlier run is replaced
-            trainer.check_finite()
-            number = processes.most(torch.tensor(signals.number or 0)).item()
-            if number:
-                print("\nstopped before the first checkpoint; nothing was written")
-                processes.wait()  # torchrun ends all as soon as one has
-                return 128 + number
-            if processes.is_first:
-                folder.start(options, describe(scene))
-            trainer.save(folder)
+            go_on(options, scene, trainer, folder)
+        elif number := begin(options, scene, trainer, folder, signals):
+            return 128 + number
         progress.attach(folder)
         viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
-        if finished:
-            progress.finish()
-        else:
-            module = f" --model.module {options.model.module}" if options.model.module else ""
-            print(
-                f"\nstopped at step {trainer.step}, saved. "
-                f"Go on with:\n  {as_typed('train')} --resume {folder.path}{module}",
-                flush=True,
-            )
+        if not finished:
+            print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {to_go_on(options, folder)}", flush=True)
             progress.finish(stopped=True)
             progress.close()
-            number = processes.most(torch.tensor(signals.number or 0)).item()
+            number = agreed_signal(signals, processes)
             processes.wait()
             return 128 + number
+        progress.finish()
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
-    if moved := trainer.adjustments.stats():
-        turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
-        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
+    tell_adjustments(trainer)
     progress.close(score(options, scene, trainer, folder))
-    module = f" --module {options.model.module}" if options.model.module else ""
-    if trainer.model.needs_images and processes.is_first:
-        size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
-        print(f"{len(views.cameras)} training images are kept in the run folder, {size}: it is rendered from them")
-    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
+    tell_the_end(options, trainer, folder)
     if viewer is not None:
         show_until_stopped(viewer, trainer)
     return 0
+
+
+def go_on(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:
+    """Take up the run in `folder`, and say so."""
+    trainer.restore(folder)
+    if options.trainer.steps < trainer.scheduled:
+        raise RunError(
+            f"the run is at step {trainer.scheduled:g} already; --trainer.steps {options.trainer.steps} is less"
+        )
+    if trainer.processes.is_first:
+        folder.save_description(options, describe(scene))
+    print(summary(scene, trainer, folder.path))
+
+
+def begin(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder, signals: StopSignals) -> int:
+    """The first step, after which the run folder is begun; the number of a signal that came before it, or 0."""
+    print(summary(scene, trainer, folder.path))
+    trainer.timed_step()  # fails, if it does, before an earlier run is replaced
+    trainer.check_finite()
+    if number := agreed_signal(signals, trainer.processes):
+        print("\nstopped before the first checkpoint; nothing was written")
+        trainer.processes.wait()  # torchrun ends all as soon as one has
+        return number
+    if trainer.processes.is_first:
+        folder.start(options, describe(scene))
+    trainer.save(folder)
+    return 0
+
+
+def agreed_signal(signals: StopSignals, processes: Processes) -> int:
+    """The number of a signal that any of the processes has got, or 0."""
+    return int(processes.most(torch.tensor(signals.number or 0)).item())
+
+
+def to_go_on(options: TrainOptions, folder: RunFolder) -> str:
+    """The command that goes on with a run."""
+    module = f" --model.module {options.model.module}" if options.model.module else ""
+    return f"{as_typed('train')} --resume {folder.path}{module}"
+
+
+def tell_adjustments(trainer: Trainer) -> None:
+    """Print how far cameras moved that were refined."""
+    if moved := trainer.adjustments.stats():
+        turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
+        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
+
+
+def tell_the_end(options: TrainOptions, trainer: Trainer, folder: RunFolder) -> None:
+    """Print where the run is, and what to do next."""
+    if trainer.model.needs_images and trainer.processes.is_first:
+        size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
+        print(f"{len(trainer.cameras)} training images are kept in the run folder, {size}: it is rendered from them")
+    module = f" --module {options.model.module}" if options.model.module else ""
+    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
 
 
 def start_viewer(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,11 +93,7 @@ def evaluate(
     shares = processes.gathered([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
     metrics = {
-        "psnr": sum(row["psnr"] for row in rows) / len(rows),
-        "ssim": sum(row["ssim"] for row in rows) / len(rows),
-        "lpips": _mean([row["lpips"] for row in rows]),
-        **{name: _mean([row[name] for row in rows]) for name in OTHER_SCORES if name in rows[0]},
-        "n_views": len(rows),
+        **means(rows),
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
         "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
@@ -108,6 +105,17 @@ def evaluate(
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Scores of a split from those of its views."""
+    return {
+        "psnr": sum(row["psnr"] for row in rows) / len(rows),
+        "ssim": sum(row["ssim"] for row in rows) / len(rows),
+        "lpips": _mean([row["lpips"] for row in rows]),
+        **{name: _mean([row[name] for row in rows]) for name in OTHER_SCORES if name in rows[0]},
+        "n_views": len(rows),
+    }
 
 
 def beside_truth(
