@@ -24,7 +24,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.commands import status_of  # noqa: E402
-from nerfkit.commands.render import RenderOptions, check_numbers, choose_cameras, views_surround  # noqa: E402
+from nerfkit.commands.render import RenderOptions, check_numbers, sized_cameras  # noqa: E402
 from nerfkit.data.cameras import Cameras  # noqa: E402
 from nerfkit.errors import RunError  # noqa: E402
 from nerfkit.files import atomic_write  # noqa: E402
@@ -75,14 +75,11 @@ def main(arguments: list[str]) -> int:
 
 def cameras_of(options: FloaterOptions, run: Run) -> tuple[str, Cameras]:
     """Name of the path, and its cameras."""
-    path = options.path
-    if path == "auto":
-        path = "orbit" if views_surround(run) else "interpolate"
-    has_own = path.endswith(".json") or path in run.scene.splits
-    rendered = RenderOptions(options.run, path, None if has_own else options.frames, options.size)
+    has_own = options.path.endswith(".json") or options.path in run.scene.splits
+    rendered = RenderOptions(options.run, options.path, None if has_own else options.frames, options.size)
     check_numbers(rendered)
-    cameras = choose_cameras(rendered, run)
-    return path, cameras if options.size == (0, 0) else cameras.resized(*options.size)
+    cameras = sized_cameras(rendered, run)
+    return rendered.path, cameras
 
 
 def from_the_camera_on(run: Run) -> Model:

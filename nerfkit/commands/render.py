@@ -79,11 +79,7 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     run = load_run(options.run, processes.join(options.device), options.module)
     ops.set_backend(options.ops.backend, options.ops.overrides())
     run.model.resolved(run.device)
-    if options.path == "auto":
-        options.path = "orbit" if views_surround(run) else "interpolate"
-    cameras = choose_cameras(options, run)
-    if options.size != (0, 0):
-        cameras = cameras.resized(*options.size)
+    cameras = sized_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
@@ -129,6 +125,14 @@ def check_numbers(options: RenderOptions) -> None:
     for name, number, most in (("frames", options.frames, 100_000), ("fps", options.fps, 1000)):
         if number is not None and not 1 <= number <= most:
             raise UserError(f"--{name} must be from 1 to {most}, got {number}")
+
+
+def sized_cameras(options: RenderOptions, run: Run) -> Cameras:
+    """The cameras of a path, in the size that is asked for; sets options.path to what `auto` means for the run."""
+    if options.path == "auto":
+        options.path = "orbit" if views_surround(run) else "interpolate"
+    cameras = choose_cameras(options, run)
+    return cameras if options.size == (0, 0) else cameras.resized(*options.size)
 
 
 def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
