@@ -54,9 +54,7 @@ class DataConfig:
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     max_views: integer(0, 10**9) = 0  # train on so many of the training views at most, evenly spaced; 0: on all
     masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
-    background: Background = (
-        "auto"  # behind transparent pixels; random: training only; auto: that for a place, else white
-    )
+    background: Background = "auto"  # behind transparent pixels; random: in training; auto: that for places, or white
     box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
     appearance: Literal["same", "affine"] = "same"  # affine: each training image has its own color transform
     poses: Literal["given", "refine"] = "given"  # refine: where each training image was taken is learned, too

@@ -2,11 +2,14 @@
 """COLMAP folders: where the model, the images and the masks are."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from nerfkit.data.colmap import write_model
+from nerfkit.data.load import load_capture
 from nerfkit.data.readers import colmap
+from nerfkit.data.readers.transforms_writer import write_transforms
 from tests.captures import check_refused, touch
 from tests.naming import assert_names
 from tests.test_colmap import FORMS, a_capture, assert_equal, assert_same_points
@@ -24,6 +27,23 @@ def test_places_of_the_model(tmp_path, place: str, text: bool):
     assert [image.file for image in read.images] == [tmp_path / "images" / name for name in ("a/1.png", "b.png")]
     assert (read.name, read.format, read.notes) == (tmp_path.name, "colmap", ())
     assert_same_points(read.points, capture.points)
+
+
+def test_points_decide_which_of_two_formats_is_read(tmp_path):
+    """COLMAP's, where transforms.json has none: they say where the scene is."""
+    capture = a_capture(["a.png", "b.png"], n_points=3)
+    for name, points in (("with", capture.points), ("without", None)):
+        folder = tmp_path / name
+        touch(folder, "images/a.png", "images/b.png")
+        write_model(folder / "sparse/0", replace(capture, points=points))
+        write_transforms(folder / "transforms.json", replace(capture, points=None))
+        found = load_capture(str(folder))
+        read, other = ("colmap", "transforms") if points is not None else ("transforms", "colmap")
+        assert found.format == read or read == "transforms" and found.format != "colmap"
+        assert_names(found.notes[0], f"read as {read}", f"--data.format {other}")
+        assert (found.points is None) == (points is None)
+    (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
+    assert_names(load_capture(str(tmp_path / "with")).notes[0], "read as transforms")
 
 
 def test_folders_without_a_model(tmp_path):

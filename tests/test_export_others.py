@@ -210,6 +210,11 @@ def test_every_lens_is_read_back_or_refused_by_name(lens, tmp_path):
     else:
         model = read_model(write(capture, "colmap", tmp_path) / "colmap")
         assert {model.cameras[image.camera_id] for image in model.images} == {lens} and len(model.points.positions) == 3
+    refused = {"colmap": lens.model in NOT_OF_COLMAP, "transforms": lens.model not in OF_TRANSFORMS}
+    refused["path"] = not lens.is_pinhole
+    found = export_cameras.refusals(capture)
+    assert set(found) == {format for format, is_refused in refused.items() if is_refused}
+    assert all(lens.model in why and "--formats" not in why for why in found.values())
     if lens.model in OF_TRANSFORMS:
         again = read_transforms(capture, tmp_path)
         assert {image.lens for image in again.images} == {lens} and len(again.points.positions) == 3

@@ -11,7 +11,7 @@ from nerfkit import config as config_module
 from nerfkit.commands import train
 from nerfkit.commands.options import train_options
 from nerfkit.data.load import load_scene
-from nerfkit.errors import RunError, UserError
+from nerfkit.errors import ConfigError, RunError, UserError
 from nerfkit.training import plot
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
@@ -169,8 +169,9 @@ def test_the_command_writes_them_all(options, tmp_path, capsys):
     ]
     assert train.main([*options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0"]) == 0
     assert not (run / "previews").exists() and read_scores(run) == []
-    assert train.main([*options, "--overwrite", "--eval.split", "val"]) == 0
-    assert "not scored while training" in capsys.readouterr().out
+    with raises_naming(ConfigError, "eval.split", "val", "train", "test"):
+        train.main([*options, "--overwrite", "--eval.split", "val"])
+    assert read_scores(run) == [], "the run is still there"
 
 
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):

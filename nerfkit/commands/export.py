@@ -88,7 +88,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views: train, test, ...; or all
-    formats: str = "transforms,colmap,path"  # of transforms,colmap,path
+    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold every lens
 
 
 @dataclass
@@ -268,7 +268,7 @@ def export_splats(run: Run, options: SplatsOptions) -> None:
 
 def export_cameras(run: Run, options: CamerasOptions) -> None:
     """Write cameras."""
-    formats = formats_of(options.formats, cameras.FORMATS)
+    formats = ("auto",) if options.formats == "auto" else formats_of(options.formats, cameras.FORMATS)
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
         run.cameras(split)  # raises RunError if there is none
@@ -278,6 +278,13 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     capture = cameras.capture_of(run, splits, target_frame(run, options))
     capture, note = cameras.with_files(capture, run, options.frame == "files" or run.frame is None)
     print(f"note: {note}")
+    if options.formats == "auto":
+        refused = cameras.refusals(capture)
+        for format, why in refused.items():
+            print(f"note: {format} is left out: {why}")
+        formats = tuple(format for format in cameras.FORMATS if format not in refused)
+        if not formats:
+            raise UserError("no format holds these cameras; the reasons are above")
     if "path" in formats and (loss := cameras.path_loss(capture)):
         print(f"note: {loss}")
     names = cameras.write(capture, formats, output)

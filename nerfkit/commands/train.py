@@ -21,7 +21,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
-from nerfkit.errors import RunError
+from nerfkit.errors import ConfigError, RunError
 from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.model.renderer import Renderer
@@ -70,8 +70,7 @@ def train(
     check_sizes(options, device)  # again: a place takes more than an object
     folder = processes.in_turn(lambda: open_folder(options, scene, processes))
     views = scene.split("train")
-    if options.eval.after_training and options.eval.split in scene.views:
-        check_scorable(scene.split(options.eval.split))
+    check_split(options, scene)
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
@@ -103,6 +102,15 @@ def train(
     if viewer is not None:
         show_until_stopped(viewer, trainer)
     return 0
+
+
+def check_split(options: Config, scene: Scene) -> None:
+    """Raise an error for views that cannot be scored, or that are asked for by name and are not there."""
+    split = options.eval.split
+    if options.eval.after_training and split in scene.views:
+        check_scorable(scene.split(split))
+    elif split not in scene.views and split != Config().eval.split:
+        raise ConfigError(f"eval.split: the scene has no {split} views, only {', '.join(scene.views)}")
 
 
 def go_on(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:

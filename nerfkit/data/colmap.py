@@ -226,7 +226,7 @@ def write_model(folder: Path, capture: Capture, text: bool = False) -> None:
     """
     form = ".txt" if text else ".bin"
     _check_folder(folder, form)
-    cameras = _camera_ids(capture)
+    cameras = camera_ids(capture)
     images = _image_records(capture, cameras, text)
     points, observations, indices = _point_records(capture)
     try:
@@ -248,8 +248,8 @@ def _check_folder(folder: Path, form: str) -> None:
                 raise RunError(f"{shown(file)} is there, of another model; choose another folder")
 
 
-def _camera_ids(capture: Capture) -> dict[Lens, int]:
-    """An id for every lens."""
+def camera_ids(capture: Capture) -> dict[Lens, int]:
+    """An id for every lens; raises RunError for one that COLMAP does not know."""
     ids: dict[Lens, int] = {}
     for image in capture.images:
         if image.lens.model not in shared.MODELS:

@@ -16,7 +16,7 @@ from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_capture
-from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.data.readers.transforms_writer import check_writable, write_transforms
 from nerfkit.errors import SceneError, UserError
 from nerfkit.export.camera_path import camera_path
 from nerfkit.export.output import OutputFolder
@@ -25,6 +25,7 @@ from nerfkit.reading import shown
 from nerfkit.training.run import Run
 
 FORMATS = ("transforms", "colmap", "path")
+LEAVE_OUT = "; leave path out of --formats"
 TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"
 SPLITS = ("train", "val", "test")  # of transforms.json
 
@@ -116,6 +117,23 @@ def _points_of(scene: Capture, capture: Capture) -> Points:
     return replace(scene.points, track_lengths=lengths, views=views[known])
 
 
+def refusals(capture: Capture) -> dict[str, str]:
+    """The formats of FORMATS that cannot hold the cameras, and why."""
+    checks = {"transforms": lambda: check_writable(_listed(capture)), "colmap": lambda: colmap.camera_ids(capture)}
+    refused = {}
+    for format in FORMATS:
+        try:
+            checks.get(format, lambda: path_of(capture))()
+        except UserError as error:
+            refused[format] = str(error).removesuffix(LEAVE_OUT)
+    return refused
+
+
+def _listed(capture: Capture) -> Capture:
+    """With those splits alone that a transforms.json lists."""
+    return replace(capture, splits={split: names for split, names in capture.splits.items() if split in SPLITS})
+
+
 def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> list[str]:
     """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold."""
     names = []
@@ -124,11 +142,10 @@ def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> l
         output.folder.write(PATH, content)
         names.append(PATH)
     if "transforms" in formats:
-        listed = {split: names_ for split, names_ in capture.splits.items() if split in SPLITS}
         for name in (TRANSFORMS, *([POINTS] if capture.points is not None else [])):
             output.folder.note(name)
             names.append(name)
-        write_transforms(output.path / TRANSFORMS, replace(capture, splits=listed))
+        write_transforms(output.path / TRANSFORMS, _listed(capture))
     if "colmap" in formats:
         folder: OwnFolder = output.folder.child(MODEL, "export")
         for part in ("cameras", "images", "points3D"):
@@ -144,13 +161,11 @@ def path_of(capture: Capture) -> dict[str, Any]:
         lens = image.lens
         if not lens.is_pinhole:
             raise UserError(
-                f"image {shown(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion; "
-                "leave path out of --formats"
+                f"image {shown(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion"
+                f"{LEAVE_OUT}"
             )
         if (lens.width, lens.height) != (capture.images[0].lens.width, capture.images[0].lens.height):
-            raise UserError(
-                f"image {shown(image.name)}: a camera path has one size, but images differ; leave path out of --formats"
-            )
+            raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ{LEAVE_OUT}")
     first = capture.images[0].lens
     poses = np.stack([image.camera_to_world for image in capture.images])
     return camera_path(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)

@@ -26,9 +26,8 @@ def write_transforms(file: Path, capture: Capture) -> None:
     Images are named from the file's folder; one that lies there under its own name keeps it. Bounds and which image
     sees which point are not in the format. Raises SceneError naming what cannot be said in it.
     """
-    _check(capture)
+    lenses = check_writable(capture)
     names = {image.name: _from(file.parent, image.file, image.name) for image in capture.images}
-    lenses = _keys(capture.images)
     common = {
         key: lenses[0][key] for family in FAMILIES for key in family if all(map(_equal_in(lenses[0], family), lenses))
     }
@@ -48,6 +47,12 @@ def write_transforms(file: Path, capture: Capture) -> None:
         pose = [*image.camera_to_world.tolist(), [0.0, 0.0, 0.0, 1.0]]
         frames.append({"file_path": names[image.name], **mask, **own, "transform_matrix": pose})
     atomic_write(file, json.dumps({**content, "frames": frames}, indent=1) + "\n")
+
+
+def check_writable(capture: Capture) -> list[dict[str, Any]]:
+    """The keys of every image's lens; raises SceneError naming what cannot be said in the format."""
+    _check(capture)
+    return _keys(capture.images)
 
 
 def _keys(images: list[PosedImage]) -> list[dict[str, Any]]:
