@@ -1206,9 +1206,9 @@ FAULTS = [
     Fault("not_restored", "commands/train.py", "trainer.restore(folder)", "pass", "command_results"),
     Fault(
         "summary_of_ssim_twice",
-        "commands/summary.py",
-        "{metrics['psnr']:.2f}",
-        "{metrics['ssim']:.2f}",
+        "training/evaluator.py",
+        "return f\"PSNR {metrics['psnr']:.2f}",
+        "return f\"PSNR {metrics['ssim']:.2f}",
         "command_results",
     ),
     Fault(

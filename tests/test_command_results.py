@@ -250,12 +250,12 @@ def test_the_views_of_a_split_are_its_cameras(run, path: str, n_frames: int):
 def test_a_summary_has_the_runs_numbers(run, capsys):
     call(render, run, "--frames", 1, "--size", 6, 5, "--device", "cpu")
     metrics = json.loads((run / "metrics.json").read_text())
-    changed = {"psnr": 23.456, "ssim": 0.78912, "n_views": 17, "steps": 4321, "train_seconds": 98.6}
+    changed = {"psnr": 23.456, "ssim": 0.78912, "n_views": 17, "steps": 4321, "train_seconds": 98.6, "psnr_cc": 24.567}
     (run / "metrics.json").write_text(json.dumps(metrics | changed))
     capsys.readouterr()
     call(summary, run)
     output = capsys.readouterr().out
-    for number in ("PSNR 23.46", "SSIM 0.7891", "17 test", "15x13", "4321 steps", "99 s"):
+    for number in ("PSNR 23.46", "24.57 dB", "SSIM 0.7891", "17 test", "15x13", "4321 steps", "99 s"):
         assert number in output
     assert all(str(run / name) in output for name in ("render/orbit/rgb.mp4", "eval", "loss.png"))
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from nerfkit.commands import as_typed
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
-from nerfkit.training import previews
-from nerfkit.training.evaluator import score_name, scores_file
+from nerfkit.training import previews, tensorboard
+from nerfkit.training.evaluator import in_one_line, score_name, scores_file
 from nerfkit.training.run_folder import LOSS_PLOT, read_config
 
 
@@ -27,9 +27,8 @@ def main(arguments: list[str]) -> int:
         protocol = metrics["protocol"]
         size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
         line = (
-            f"\n{folder}: PSNR {metrics['psnr']:.2f} dB, SSIM {metrics['ssim']:.4f} on {metrics['n_views']} "
-            f"{protocol['split']} views of {size}, "
-            f"after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+            f"\n{folder}: {in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
+            f"views of {size}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
@@ -38,7 +37,10 @@ def main(arguments: list[str]) -> int:
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / score_name(split)],
         "loss over time": [folder / LOSS_PLOT],
-        "pictures over time": [folder / previews.FOLDER / name for name in (previews.STRIP, previews.GIF)],
+        "pictures over time": [
+            folder / previews.FOLDER / name for name in (previews.STRIP, previews.GIF, previews.VIDEO)
+        ],
+        "curves of TensorBoard": [folder / tensorboard.FOLDER],
     }
     for kind, paths in kinds.items():
         for path in paths:
