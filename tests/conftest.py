@@ -128,6 +128,7 @@ def small_config(toy_scene) -> Config:
     config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
     config.trainer.steps, config.trainer.samples, config.trainer.max_rays = 60, 4096, 1024
     config.trainer.learning_rate, config.trainer.warmup = 0.03, 10
+    config.trainer.schedule = "exponential"  # the rate is low soon: a field of tens of steps is little noise
     config.trainer.log_every, config.trainer.save_every = 10, 0
     config.device = "cpu"
     return config

@@ -14,6 +14,7 @@ from tests.toy_scene import ANGLE_X, look_at, trace
 
 OVERRIDES = {
     "trainer.steps": "80", "trainer.samples": 4096, "trainer.learning_rate": 0.03, "trainer.warmup": 5,
+    "trainer.schedule": "exponential", "trainer.table_decay": 0.0,
     "model.levels": 2, "model.log2_table": 10, "model.hidden": 16, "model.max_resolution": 40,
     "sampling.step": 0.05, "sampling.occupancy_resolution": 16,
 }  # fmt: skip

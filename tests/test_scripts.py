@@ -138,9 +138,9 @@ def test_a_missing_split_is_said(toy_scene, tmp_path):
     output = call(
         "scripts/train.py", "--config", "configs/orrery_cpu.toml", "--data.path", toy_scene, "--data.downscale", "1",
         "--trainer.steps", "1", "--trainer.samples", "64", "--eval.split", "val", "--out", tmp_path / "run",
-        "--model.log2_table", "8", "--device", "cpu",
+        "--model.log2_table", "8", "--device", "cpu", status=1,
     )  # fmt: skip
-    assert_names(output, "val", "train", "test")
+    assert_names(output, "eval.split", "val", "train", "test")
 
 
 def test_doctor():

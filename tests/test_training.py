@@ -179,6 +179,7 @@ def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands
 
 
 def test_the_rate_rises_in_the_warm_up(small_config):
+    small_config.trainer.schedule = "linear"
     trainer = make_trainer(small_config)
     rates = []
     for _ in range(12):
