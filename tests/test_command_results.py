@@ -2,6 +2,7 @@
 """What the commands write, number by number. They are called in this process: each start of Python costs seconds."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -88,9 +89,13 @@ def test_the_seed_decides(options, tmp_path):
     assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[0], tables[2])
 
 
-def test_a_resumed_run_takes_the_steps_that_are_left(options, run):
+def test_a_resumed_run_takes_the_steps_that_are_left(options, run, capsys):
     seconds = checkpoint.load(run)[1]["seconds"]
-    call(train, "--resume", run, "--trainer.steps", STEPS + 3, "--eval.after_training", "false")
+    limit = ("--trainer.max_seconds", 600)
+    call(train, "--resume", run, "--trainer.steps", STEPS + 3, *limit, "--eval.after_training", "false")
+    printed = capsys.readouterr().out
+    assert f"at most 600 s, of which {seconds:.1f} s are used" in printed
+    assert re.search(rf"trained {STEPS + 3} steps in \d+\.\d s in all", printed)
     state = checkpoint.load(run)[1]
     assert state["step"] == STEPS + 3 and seconds < state["seconds"] < seconds + 60
     with pytest.raises(RunError):

@@ -95,7 +95,7 @@ def train(
             processes.wait()
             return 128 + number
         progress.finish()
-    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s")
+    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}")
     tell_adjustments(trainer)
     progress.close(score(options, scene, trainer, folder))
     tell_the_end(options, trainer, folder)
@@ -266,7 +266,8 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used
     ]
     along = f", along the ray: {' and '.join(stages) or 'nothing'}" if isinstance(trainer.model, Renderer) else ""
-    limit = f", at most {config.trainer.max_seconds:g} s" if config.trainer.max_seconds else ""
+    used = f", of which {trainer.seconds:.1f} s are used" if trainer.seconds else ""
+    limit = f", at most {config.trainer.max_seconds:g} s{used}" if config.trainer.max_seconds else ""
     lines = [
         f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "
         f"{config.data.background} background",
