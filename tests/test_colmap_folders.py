@@ -29,21 +29,19 @@ def test_places_of_the_model(tmp_path, place: str, text: bool):
     assert_same_points(read.points, capture.points)
 
 
-def test_points_decide_which_of_two_formats_is_read(tmp_path):
-    """COLMAP's, where transforms.json has none: they say where the scene is."""
+def test_a_format_that_knows_more_is_named(tmp_path):
+    """COLMAP's, where transforms.json has no sparse points: they say where the scene is."""
     capture = a_capture(["a.png", "b.png"], n_points=3)
     for name, points in (("with", capture.points), ("without", None)):
         folder = tmp_path / name
         touch(folder, "images/a.png", "images/b.png")
         write_model(folder / "sparse/0", replace(capture, points=points))
         write_transforms(folder / "transforms.json", replace(capture, points=None))
-        found = load_capture(str(folder))
-        read, other = ("colmap", "transforms") if points is not None else ("transforms", "colmap")
-        assert found.format == read or read == "transforms" and found.format != "colmap"
-        assert_names(found.notes[0], f"read as {read}", f"--data.format {other}")
-        assert (found.points is None) == (points is None)
+        note = load_capture(str(folder)).notes[0]
+        assert_names(note, "read as transforms", "--data.format colmap")
+        assert ("sparse points" in note) == (points is not None)
     (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
-    assert_names(load_capture(str(tmp_path / "with")).notes[0], "read as transforms")
+    assert "sparse points" not in load_capture(str(tmp_path / "with")).notes[0]
 
 
 def test_folders_without_a_model(tmp_path):

@@ -299,7 +299,18 @@ def test_without_a_gpu_the_sizes_are_those_for_a_cpu(monkeypatch, capsys):
     options = cli.train_options(cli.for_device(["--data.path", "x", "--trainer.steps", "7"]))
     assert (options.trainer.samples, options.trainer.steps) == (preset.trainer.samples, 7)
     assert_names(capsys.readouterr().out, "cpu", "--config")
-    for arguments in (["--config", "lego"], ["--resume", "run"], ["--config=field"], ["--help"]):
+    quick = cli.train_options(cli.for_device(["--data.path", "x", "--config", "quick"]))
+    assert (quick.trainer.samples, quick.trainer.steps) == (preset.trainer.samples, 5000)
+    best = cli.train_options(cli.for_device(["--config", "best", "--data.path", "x"]))
+    assert (best.model.levels, best.trainer.steps, best.trainer.max_seconds) == (preset.model.levels, 50000, 0)
+    assert_names(capsys.readouterr().out, "cpu", "quick", "best")
+    for arguments in (
+        ["--config", "cpu", "quick"],
+        ["--config", "lego"],
+        ["--resume", "run"],
+        ["--config=field"],
+        ["--help"],
+    ):
         assert cli.for_device(arguments) == arguments
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)

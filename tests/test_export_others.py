@@ -215,6 +215,8 @@ def test_every_lens_is_read_back_or_refused_by_name(lens, tmp_path):
     found = export_cameras.refusals(capture)
     assert set(found) == {format for format, is_refused in refused.items() if is_refused}
     assert all(lens.model in why and "--formats" not in why for why in found.values())
+    spaced = replace(capture, images=[replace(image, name=f"p {image.file.name}") for image in capture.images])
+    assert "colmap" in export_cameras.refusals(spaced), "its text form cuts names at spaces"
     if lens.model in OF_TRANSFORMS:
         again = read_transforms(capture, tmp_path)
         assert {image.lens for image in again.images} == {lens} and len(again.points.positions) == 3

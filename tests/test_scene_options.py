@@ -52,7 +52,7 @@ def test_a_box_in_unbounded_space_is_what_is_not_contracted(tmp_path: Path):
     np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
 
 
-def test_rate_and_decay_are_those_of_a_box_or_of_unbounded_space(tmp_path: Path):
+def test_rate_and_decay_are_those_of_an_object_or_of_a_place(tmp_path: Path):
     """Unless they are given, be it as the default; what a model of one's own decays is its own business."""
     folder = place(tmp_path / "place")
 
@@ -62,8 +62,10 @@ def test_rate_and_decay_are_those_of_a_box_or_of_unbounded_space(tmp_path: Path)
 
     assert recipe() == (0.01, 0.0)
     assert recipe(*BOX) == (0.02, 0.1)
-    assert recipe(*BOX, "--trainer.learning_rate", "0.01") == (0.01, 0.1)
-    assert recipe(*BOX, "--trainer.table_decay", "0") == (0.02, 0.0)
+    assert recipe("--sampling.kind", "box") == (0.01, 0.0), "a place in a box"
+    assert recipe(*BOX, "--trainer.learning_rate", "0.01") == (0.01, 0.0)
+    assert recipe(*BOX, "--trainer.table_decay", "0.2") == (0.01, 0.2)
+    assert recipe(*BOX, "--config", "lego") == (0.02, 0.1)
     assert recipe(*BOX, "--model.kind", "images") == (0.01, 0.0)
     assert recipe(*BOX, "--config", "cpu") == (0.03, 0.0)
 

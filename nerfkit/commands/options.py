@@ -19,6 +19,7 @@ from nerfkit.training.run_folder import read_config
 from nerfkit.viewer.page import ViewerOptions
 
 CPU_PRESET = "cpu"
+STEP_PRESETS = ("quick", "best")  # which say nothing of sizes
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
 
 
@@ -57,8 +58,14 @@ def given_options(arguments: list[str]) -> set[str]:
 def for_device(arguments: list[str]) -> list[str]:
     """The arguments, with the preset for a CPU where there is no GPU and nothing says what to train."""
     known = _first_look(arguments)
-    if known.config is not None or known.resume or known.help or pick_device(known.device).type != "cpu":
+    only_steps = bool(known.config) and set(known.config) <= set(STEP_PRESETS) and "--config" in arguments
+    others = known.config is not None and not only_steps
+    if others or known.resume or known.help or pick_device(known.device).type != "cpu":
         return arguments
+    if only_steps:
+        print(f"no GPU is used, so the preset {CPU_PRESET} comes before {' '.join(known.config)}")
+        start = arguments.index("--config") + 1
+        return [*arguments[:start], CPU_PRESET, *arguments[start:]]
     print(f"no GPU is used, so options are those of the preset {CPU_PRESET}; --config chooses others")
     return ["--config", CPU_PRESET, *arguments]
 

@@ -70,7 +70,7 @@ def train(
     check_sizes(options, device)  # again: a place takes more than an object
     folder = processes.in_turn(lambda: open_folder(options, scene, processes))
     views = scene.split("train")
-    check_split(options, scene)
+    check_split(options, scene, given)
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
@@ -104,13 +104,16 @@ def train(
     return 0
 
 
-def check_split(options: Config, scene: Scene) -> None:
+def check_split(options: Config, scene: Scene, given: Collection[str]) -> None:
     """Raise an error for views that cannot be scored, or that are asked for by name and are not there."""
     split = options.eval.split
     if options.eval.after_training and split in scene.views:
         check_scorable(scene.split(split))
-    elif split not in scene.views and split != Config().eval.split:
-        raise ConfigError(f"eval.split: the scene has no {split} views, only {', '.join(scene.views)}")
+    elif split not in scene.views and "eval.split" in given and (options.eval.after_training or options.eval.every):
+        raise ConfigError(
+            f"eval.split: the scene has no {split} views, only {', '.join(scene.views)}; choose one of these with "
+            "--eval.split"
+        )
 
 
 def go_on(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder) -> None:

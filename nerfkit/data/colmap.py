@@ -226,8 +226,7 @@ def write_model(folder: Path, capture: Capture, text: bool = False) -> None:
     """
     form = ".txt" if text else ".bin"
     _check_folder(folder, form)
-    cameras = camera_ids(capture)
-    images = _image_records(capture, cameras, text)
+    cameras, images = check_writable(capture, text)
     points, observations, indices = _point_records(capture)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -239,6 +238,12 @@ def write_model(folder: Path, capture: Capture, text: bool = False) -> None:
     atomic_write(folder / f"points3D{form}", FORMS[form].points_bytes(points, indices))
 
 
+def check_writable(capture: Capture, text: bool) -> tuple[dict[Lens, int], ImageRecords]:
+    """Ids of the lenses and records of the images; raises RunError for what a model cannot hold."""
+    cameras = _camera_ids(capture)
+    return cameras, _image_records(capture, cameras, text)
+
+
 def _check_folder(folder: Path, form: str) -> None:
     """Refuse a folder in which other files of a model would contradict the new ones."""
     for part in PARTS:
@@ -248,7 +253,7 @@ def _check_folder(folder: Path, form: str) -> None:
                 raise RunError(f"{shown(file)} is there, of another model; choose another folder")
 
 
-def camera_ids(capture: Capture) -> dict[Lens, int]:
+def _camera_ids(capture: Capture) -> dict[Lens, int]:
     """An id for every lens; raises RunError for one that COLMAP does not know."""
     ids: dict[Lens, int] = {}
     for image in capture.images:

@@ -119,7 +119,10 @@ def _points_of(scene: Capture, capture: Capture) -> Points:
 
 def refusals(capture: Capture) -> dict[str, str]:
     """The formats of FORMATS that cannot hold the cameras, and why."""
-    checks = {"transforms": lambda: check_writable(_listed(capture)), "colmap": lambda: colmap.camera_ids(capture)}
+    checks = {
+        "transforms": lambda: check_writable(_listed(capture)),
+        "colmap": lambda: colmap.check_writable(capture, text=True),
+    }
     refused = {}
     for format in FORMATS:
         try:

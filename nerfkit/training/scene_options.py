@@ -23,8 +23,8 @@ UNBOUNDED = {
     "trainer.distortion": 0.003,
 }
 
-# And of a box: docs/benchmarks/recipe_h100.json.
-IN_A_BOX = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
+# And of an object in a box: docs/benchmarks/recipe_h100.json.
+OF_AN_OBJECT = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
 
 
 def resolved_background(kind: str, scene: Scene | None) -> str:
@@ -57,8 +57,8 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
-    elif options.model.kind == "field":
-        _set_unless(given, options, IN_A_BOX)
+    elif options.model.kind == "field" and (scene.frame is None or scene.frame.kind == "object"):
+        _fit_object(options, given)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
@@ -81,6 +81,13 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     if scene.frame is not None and scene.frame.kind != "object" and not has_box:
         data.box = CUBE
     _set_unless(given, options, {"sampling.far": FAR_RADII * radius_of(data.box)} | UNBOUNDED)
+
+
+def _fit_object(options: Config, given: Collection[str]) -> None:
+    """Rate and decay belong together: both are set, or what the user says of one of them stands."""
+    settings, default = options.trainer, Config().trainer
+    if OF_AN_OBJECT.keys().isdisjoint(given) and settings.learning_rate == default.learning_rate:
+        _set_unless(given, options, OF_AN_OBJECT)
 
 
 def _set_unless(given: Collection[str], options: Config, values: dict[str, Any]) -> None:

@@ -38,28 +38,31 @@ READERS = {
 }
 
 
-def _of_several(recognised: list[str]) -> Reader:
-    """The first format that a folder can be read as, or COLMAP if that alone has sparse points; it says what else."""
+def _noting(reader: Reader, recognised: list[str]) -> Reader:
+    """The reader, which says as what else its folder could be read, and whether that knows more."""
+    if len(recognised) == 1:
+        return reader
 
     def read(folder: Path) -> Capture:
-        name, why = recognised[0], ""
-        capture = READERS[name].read(folder)
-        if capture.points is None and "colmap" in recognised[1:] and (other := _with_points(folder)):
-            name, why, capture = "colmap", ", whose sparse points say where the scene is", other
-        others = " or ".join(format for format in recognised if format != name)
-        note = f"read as {name}{why}; --data.format {others} would be possible, too"
+        capture = reader.read(folder)
+        note = f"read as {recognised[0]}; --data.format {' or '.join(recognised[1:])} would be possible, too"
+        if recognised[0] == "transforms" and capture.points is None and "colmap" in recognised and _has_points(folder):
+            note = (
+                "read as transforms, which has no sparse points; the COLMAP model beside it has some: "
+                "--data.format colmap knows better where the scene is"
+            )
         return replace(capture, notes=(note, *capture.notes))
 
-    return READERS[recognised[0]]._replace(read=read)
+    return reader._replace(read=read)
 
 
-def _with_points(folder: Path) -> Capture | None:
-    """The folder's COLMAP model, if it can be read and has points."""
+def _has_points(folder: Path) -> bool:
+    """Whether the folder's COLMAP model can be read and has points."""
     try:
-        capture = colmap.read(folder)
+        points = colmap.read(folder).points
     except UserError:
-        return None
-    return capture if capture.points is not None and len(capture.points.positions) else None
+        return False
+    return points is not None and len(points.positions) > 0
 
 
 def find_reader(folder: Path, format: str) -> Reader:
@@ -72,6 +75,6 @@ def find_reader(folder: Path, format: str) -> Reader:
     if recognised == ["transforms", *recognised[1:]] and not os.path.lexists(folder / transforms_capture.MAIN):
         recognised = [*recognised[1:], "transforms"]  # other JSON files only where there is nothing better
     if recognised:
-        return READERS[recognised[0]] if len(recognised) == 1 else _of_several(recognised)
+        return _noting(READERS[recognised[0]], recognised)
     expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
     raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
