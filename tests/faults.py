@@ -284,7 +284,7 @@ FAULTS = [
     Fault(
         "a_place_over_white",
         "training/scene_options.py",
-        'return "random" if is_place else "white"',
+        'return "random" if _is_place(scene) else "white"',
         'return "white"',
         "capture_masks",
     ),
@@ -376,7 +376,7 @@ FAULTS = [
     Fault(
         "a_place_sampled_in_a_box",
         "training/scene_options.py",
-        '"contracted" if is_place and options.model.kind in ("field", "images") else "box"',
+        '"contracted" if _is_place(scene) and options.model.kind in ("field", "images") else "box"',
         '"box"',
         "capture_masks",
     ),

@@ -88,7 +88,7 @@ class CamerasOptions(ExportOptions):
     """Export cameras, for nerfstudio and COLMAP."""
 
     split: str = "all"  # views: train, test, ...; or all
-    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold every lens
+    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold all cameras
 
 
 @dataclass

@@ -31,8 +31,12 @@ def resolved_background(kind: str, scene: Scene | None) -> str:
     """data.background; auto is random for a place, whose every pixel is opaque, and white where nothing is known."""
     if kind != "auto":
         return kind
-    is_place = scene is not None and scene.frame is not None and scene.frame.kind != "object"
-    return "random" if is_place else "white"
+    return "random" if _is_place(scene) else "white"
+
+
+def _is_place(scene: Scene | None) -> bool:
+    """Whether what was photographed surrounds the object, or there is none."""
+    return scene is not None and scene.frame is not None and scene.frame.kind != "object"
 
 
 def box_is_given(options: Config, given: Collection[str]) -> bool:
@@ -46,9 +50,8 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     data, sampling, has_box = options.data, options.sampling, box_is_given(options, given)
     data.background = resolved_background(data.background, scene)
     if sampling.kind == "auto":
-        is_place = scene.frame is not None and scene.frame.kind != "object"
         # A model of one's own may know boxes alone.
-        sampling.kind = "contracted" if is_place and options.model.kind in ("field", "images") else "box"
+        sampling.kind = "contracted" if _is_place(scene) and options.model.kind in ("field", "images") else "box"
     if scene.frame is not None:
         data.box = tuple(scene.frame.box.flatten().tolist())
         found = {"sampling.near": scene.frame.near}
@@ -57,7 +60,7 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
-    elif options.model.kind == "field" and (scene.frame is None or scene.frame.kind == "object"):
+    elif options.model.kind == "field" and not _is_place(scene):
         _fit_object(options, given)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
@@ -78,7 +81,7 @@ def _check_near_and_far(options: Config, scene: Scene, given: Collection[str]) -
 
 def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_box: bool) -> None:
     data = options.data
-    if scene.frame is not None and scene.frame.kind != "object" and not has_box:
+    if _is_place(scene) and not has_box:
         data.box = CUBE
     _set_unless(given, options, {"sampling.far": FAR_RADII * radius_of(data.box)} | UNBOUNDED)
 
