@@ -15,6 +15,7 @@ from nerfkit.errors import TrainingError
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
+from nerfkit.training import together
 from nerfkit.training.gradients import SharedGradients
 from nerfkit.training.randomness import seed_step
 from nerfkit.training.run_folder import read_log
@@ -184,6 +185,39 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
 
     assert in_processes(3, tmp_path, third) == [11] * 3
     assert load_run(run, "cpu").state["step"] == 11
+
+
+def test_unbounded_space(config, tmp_path, monkeypatch):
+    """Each process notes the blocks that its own rays reach; the models are equal for all that, and a run goes on as
+    if it had not stopped, wherever it does."""
+    monkeypatch.setattr(together, "COMPARED_EVERY", 1)
+    config.trainer.deterministic, config.sampling.kind, config.sampling.occupancy_warmup = True, "contracted", 0
+    run = tmp_path / "run"
+
+    def whole(processes):
+        trainer = trained(config, processes, steps=7)
+        noted = trainer.model.sampler.unreached.tolist()
+        assert processes.gathered(noted) != [noted] * 2, "a test of what they have alike needs a difference"
+        trainer.save(run)
+        return bits_of(trainer)
+
+    def second(processes):
+        trainer = make_trainer(config, processes=processes)
+        trainer.restore(run)
+        for _ in range(7):
+            trainer.timed_step()
+        trainer.model.agree(processes)
+        return bits_of(trainer)
+
+    def at_once(processes):
+        trainer = trained(config, processes, steps=14)
+        trainer.model.agree(processes)
+        return bits_of(trainer)
+
+    in_processes(2, tmp_path, whole)
+    parts, wanted = in_processes(2, tmp_path, second), in_processes(2, tmp_path, at_once)
+    for bits in (*parts, wanted[1]):
+        assert all(torch.equal(bits[name], x) for name, x in wanted[0].items())
 
 
 def test_the_clock_of_the_first_is_that_of_all(config, tmp_path):

@@ -47,14 +47,14 @@ class Together:
         return self.seconds
 
     def resume(self, step: int, seconds: float) -> None:
-        """Go on at a step, before which the models are compared."""
+        """Go on at a step; the models are compared at the next update of the occupancy grid."""
         self.compare_at, self.seconds = step, seconds
 
     def compare(
         self, model: nn.Module, step: int, now: bool = False, besides: Mapping[str, Tensor] = MappingProxyType({})
     ) -> None:
-        """At every so many steps, or `now`: raise TrainingError if the bits of the models, or of tensors `besides`,
-        differ."""
+        """After every so many steps, or `now`: raise TrainingError if the bits of the models, or of tensors `besides`,
+        differ. Called where the model's own `agree` has been."""
         if self.alone or not (now or step >= self.compare_at):
             return
         state = {**model.state_dict(), **besides}

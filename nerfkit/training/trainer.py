@@ -227,7 +227,6 @@ class Trainer:
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
-        self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
         rates = (self.learning_rate(), *self.adjustments.rates(self.progress))
         for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
             group["lr"].fill_(rate)
@@ -238,6 +237,7 @@ class Trainer:
         with deterministic(self.config.trainer.deterministic):
             if self.processes.size > 1 and self.step % self.config.sampling.occupancy_every == 0:
                 self.model.agree(self.processes)
+                self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
             self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange
             self.model.update(self.step)
             self.together.seed_own(self.step)
@@ -277,6 +277,7 @@ class Trainer:
         """
         self.check_finite()
         folder = self._own(folder)
+        self.model.agree(self.processes)
         parallel = self._parallel_state()
         self._saved_step = self.step
         if not self.processes.is_first:
