@@ -68,7 +68,7 @@ class Processes:
         return result if self.is_first else call()
 
     def most(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the processes, on the CPU."""
+        """Elementwise maximum over the processes, on the device of `values`."""
         return values
 
     def add(self, values: Tensor) -> None:
@@ -136,8 +136,8 @@ class Several(Processes):
         return [json.loads(self._call(lambda key=key: self.store.get(key))) for key in keys]
 
     def most(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the processes, on the CPU."""
-        values = values.cpu()
+        """Elementwise maximum over the processes, on the device of `values`."""
+        values = values.clone()
         self._call(lambda: self.dist.all_reduce(values, self.dist.ReduceOp.MAX))
         return values
 

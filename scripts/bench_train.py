@@ -196,8 +196,10 @@ def measure(
     began = time.perf_counter()
     for mark in marks:
         while trainer.progress < 1 and trainer.seconds < mark:
-            for _ in range(20):
+            for _ in range(settings.trainer.log_every if trainer.training_step.static_shapes else 1):
                 trainer.train_step()
+                if trainer.progress >= 1:
+                    break
             sums = trainer.training_step.pop_stats()
             if trainer.training_step.failed:
                 raise TrainingError(f"{case.title}, seed {seed}: no finite loss at step {trainer.step}")

@@ -597,11 +597,19 @@ FAULTS = [
     Fault(
         "transparent_samples_rendered",
         "model/contracted.py",
-        ">= self.threshold)",
-        ">= 0 * self.threshold)",
+        ">= self.threshold\n",
+        ">= 0 * self.threshold\n",
         "contracted",
     ),
-    Fault("invisible_samples_rendered", "model/contracted.py", "kept = visible & (", "kept = (", "contracted"),
+    Fault("invisible_samples_rendered", "model/contracted.py", "kept = visible & self", "kept = self", "contracted"),
+    Fault(
+        "visible_samples_of_another_density",
+        "model/contracted.py",
+        "density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]",
+        "density[:n_rows]",
+        "contracted",
+    ),
+    Fault("all_rays_of_an_untrained_place", "model/contracted.py", "2**10), 2**18", "2**18), 2**18", "contracted"),
     Fault("features_of_a_box_outside_of_it", "model/grid.py", "if self.contracted:", "if False:", "contracted"),
     Fault("density_bias_ignored", "model/decoder.py", "+ self.density_bias", "- 1", "contracted"),
     Fault(

@@ -176,6 +176,14 @@ def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
     assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7
 
 
+def test_rays_of_an_image_fit_into_memory():
+    """All cells of an untrained field are occupied, and each ray passes many of them."""
+    sampler = sampler_of(step=1e-3, cone=1e-3)
+    assert sampler.max_rays_rendered * len(sampler.ladder) <= 2**25
+    sampler.occupancy.zero_()
+    assert sampler.max_rays_rendered == 2**18
+
+
 @pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
 @pytest.mark.parametrize("capacity", [None, 40, 4000])
 def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmittance):

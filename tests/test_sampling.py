@@ -43,6 +43,22 @@ def test_rounds_find_the_same_samples(monkeypatch, device: str, density: float):
     assert sum(rounds) == at_once if density <= 2 else sum(rounds) < at_once
 
 
+def test_density_is_evaluated_in_parts_that_fit(monkeypatch, device: str):
+    sampler, rays = sampler_and_rays(device)
+    monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
+    found, looked = [], []
+
+    def density_fn(positions: Tensor) -> Tensor:
+        looked.append(len(positions))
+        return positions.square().sum(-1)
+
+    for most in (10**9, 10):
+        looked.clear()
+        monkeypatch.setattr(sampling, "MAX_ROWS", most)
+        found.append(sampler(rays, density_fn))
+    assert max(looked) == 10 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_rounds_without_samples(monkeypatch, device: str):
     monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
     sampler, rays = sampler_and_rays(device)

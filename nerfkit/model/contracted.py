@@ -17,7 +17,7 @@ from nerfkit.config import SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
-from nerfkit.model.sampling import DensityFn, Marched, OccupancySampler, Samples
+from nerfkit.model.sampling import Chosen, DensityFn, Marched, OccupancySampler, Samples
 from nerfkit.ops import compact_samples, march
 from nerfkit.ops.packed import offsets_from_counts
 from nerfkit.parallel import Processes
@@ -25,12 +25,12 @@ from nerfkit.parallel import Processes
 BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
 REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
 MAX_POINTS = 2**22  # of blocks, projected at a time
+MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of an image have at a time
 
 
 class ContractedSampler(OccupancySampler):
     """Marches rays in steps of max(step, cone * distance) from near to far."""
 
-    max_rays_rendered = 2**16  # at a time: the first of them pass hundreds of samples each
     drops_thin = True
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
 
@@ -53,6 +53,12 @@ class ContractedSampler(OccupancySampler):
         """Intervals from near to far, all of whose cells are occupied."""
         return float(len(self.ladder) - 2)
 
+    @property
+    def max_rays_rendered(self) -> int:
+        """Rays of an image at a time: many in a trained scene, few in an untrained one, all of whose cells count."""
+        passed = self.occupancy.float().mean().item() * len(self.ladder)  # occupied cells on a ray, about
+        return int(min(max(MAX_CANDIDATES / max(passed, 1), 2**10), 2**18))
+
     def sees(self, rays: Rays) -> Tensor:
         """All rays [R]: there is no outside."""
         return torch.ones_like(rays.origins[:, 0], dtype=torch.bool)
@@ -71,19 +77,39 @@ class ContractedSampler(OccupancySampler):
             jitter=jitter, capacity=capacity, ladder=self.ladder,
         )  # fmt: skip
 
-    def chosen(self, marched: Marched, density: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def chosen(self, marched: Marched, density: Tensor, counts: Tensor, waits: bool) -> Chosen:
         """Visible samples but for those of hardly any opacity: rays through unbounded space pass many of them."""
+        if waits:
+            return self._chosen_of_visible(marched, density, counts)
         rays, t_starts, t_ends, ray_offsets = marched
         n_rows = len(t_starts)
         *_, ray_index = compact_samples(*rays[:2], t_starts, t_ends, ray_offsets, ray_offsets, n_rows)  # [M]
         rows = torch.arange(n_rows, device=ray_index.device)
         visible = rows < (ray_offsets[:-1] + counts)[ray_index]  # [M]
-        kept = visible & (-torch.expm1(-density * (t_ends - t_starts)) >= self.threshold)
+        kept = visible & self._counts(density, t_starts, t_ends)
         up_to = offsets_from_counts(kept)  # [M+1] kept before each row
         target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
         t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
         ray_offsets = up_to[ray_offsets]
-        return t_starts, t_ends, ray_offsets, ray_offsets.diff()
+        return Chosen(t_starts, t_ends, ray_offsets, ray_offsets.diff())
+
+    def _chosen_of_visible(self, marched: Marched, density: Tensor, counts: Tensor) -> Chosen:
+        """The same, by way of the visible samples alone, a small part of all that were marched."""
+        rays, t_starts, t_ends, source_offsets = marched
+        ray_offsets = offsets_from_counts(counts)
+        n_rows = int(ray_offsets[-1])
+        _, t_starts, t_ends, ray_index = compact_samples(
+            *rays[:2], t_starts, t_ends, source_offsets, ray_offsets, n_rows
+        )
+        shift = source_offsets[:-1] - ray_offsets[:-1]  # [R]
+        density = density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]
+        kept = self._counts(density, t_starts, t_ends)
+        ray_offsets = offsets_from_counts(kept)[ray_offsets]
+        return Chosen(t_starts[kept], t_ends[kept], ray_offsets, ray_offsets.diff())
+
+    def _counts(self, density: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
+        """Which intervals [M] have an opacity that counts, bool."""
+        return -torch.expm1(-density * (t_ends - t_starts)) >= self.threshold
 
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None

@@ -18,6 +18,7 @@ from nerfkit.parallel import Processes
 
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
+MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
 
 OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
 
@@ -31,6 +32,15 @@ class Marched(NamedTuple):
     t_starts: Tensor  # [M]
     t_ends: Tensor  # [M]
     ray_offsets: Tensor  # [R+1] int64
+
+
+class Chosen(NamedTuple):
+    """Those of M marched samples that are rendered: the first rows of each ray."""
+
+    t_starts: Tensor  # [M]
+    t_ends: Tensor  # [M]
+    ray_offsets: Tensor  # [R+1] int64, where each ray's rows begin
+    counts: Tensor  # [R] how many of them
 
 
 class Samples(NamedTuple):
@@ -122,18 +132,21 @@ class OccupancySampler(nn.Module):
         with torch.no_grad():
             t_starts, t_ends, source_offsets = self.march(rays, jitter, march_capacity)
             n_rows = t_starts.shape[0]
-            source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
+            ray_complete = torch.ones_like(source_offsets[1:], dtype=torch.bool)  # [R]
+            if capacity is not None:
+                source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
             ray_offsets = source_offsets
             if chooses:
                 in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
                 density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
                 counts = self._count_visible(marched, density)
-                t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts)
+                t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts, capacity is None)
                 ray_offsets = offsets_from_counts(counts)
                 n_rows = int(ray_offsets[-1]) if capacity is None else capacity
-                ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
-                ray_complete = ray_complete & fits
+                if capacity is not None:
+                    ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
+                    ray_complete = ray_complete & fits
             compacted = compact_samples(
                 rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
             )
@@ -144,10 +157,10 @@ class OccupancySampler(nn.Module):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
 
-    def chosen(self, marched: Marched, density: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render:
-        t_starts and t_ends in rows, the rays' row pointers [R+1], and how many of each ray [R]."""
-        return marched.t_starts, marched.t_ends, marched.ray_offsets, counts
+    def chosen(self, marched: Marched, density: Tensor, counts: Tensor, waits: bool) -> Chosen:
+        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render;
+        whether this may wait for the GPU."""
+        return Chosen(marched.t_starts, marched.t_ends, marched.ray_offsets, counts)
 
     def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
         """Visible samples [R] of each ray, from the density [M] of all."""
@@ -186,7 +199,9 @@ class OccupancySampler(nn.Module):
             rays.origins, rays.directions, t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
         )
         shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
-        density[torch.arange(n_rows, device=shift.device) + shift[ray_index]] = density_fn(positions).to(density.dtype)
+        target = torch.arange(n_rows, device=shift.device) + shift[ray_index]
+        for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
+            density[rows] = density_fn(points).to(density.dtype)
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:

@@ -44,9 +44,7 @@ class ImageRenderer:
     def __init__(self, model: Model, background: Tensor, chunk: int | None = None, stays_on_device: bool = False):
         self.model = model
         self.background = background  # [3]
-        self.chunk = chunk or min(
-            default_chunk(background.device), getattr(model, "max_rays_rendered", MAX_CHUNK)
-        )  # rays
+        self.chunk = chunk or default_chunk(background.device)  # rays, at most
         self.stays_on_device = stays_on_device
 
     @torch.no_grad()
@@ -61,9 +59,9 @@ class ImageRenderer:
             raise UserError(f"cannot render {what}")
         width, height = cameras.size(view)
         n_pixels = width * height
-        chunks, start = [], 0
+        chunks, start, fitting = [], 0, getattr(self.model, "max_rays_rendered", MAX_CHUNK)
         while start < n_pixels:
-            end = min(start + self.chunk, n_pixels)
+            end = min(start + min(self.chunk, fitting), n_pixels)
             try:
                 chunks.append(self.rays(cameras, view, start, end, outputs))
                 start = end

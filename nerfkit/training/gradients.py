@@ -86,19 +86,20 @@ class SharedGradients(OwnGradients):
         # The gradient is taken of loss * weight / reference, to be of the size of a mean's: half precision has few
         # exponents. The reference is the same in all processes: the mean weight of the step before.
         self.reference = self.parameters[0].new_tensor(n_rays)
+        self.shrunk = processes.size if half else 1  # by which gradients are, for their sum to fit into float16
         self.flat: Tensor | None = None
 
     def weighted(self, loss: Tensor, weight: Tensor) -> Tensor:
         """What the gradient is taken of; `weight` [R] is that of the rays."""
         self.weight = weight.sum()
-        return loss * (self.weight / self.reference).to(loss.dtype)
+        return loss * (self.weight / (self.reference * self.shrunk)).to(loss.dtype)
 
     def collect(self, counts: Tensor, means: Tensor) -> None:
         """Take the parameters' gradients, counts [2] and means [1 or 1+T] of this process."""
         numbers = torch.cat([self.weight.double()[None], counts, means * self.weight])  # [3 + 1 or 3 + 1 + T]
         if self.flat is None:
             self._allocate(len(numbers))
-        pairs = [(view, p.grad) for view, p in zip(self.views, self.parameters, strict=True)]
+        pairs = [(view, p.grad) for view, p in zip(self.views_added, self.parameters, strict=True)]
         missing = [view for view, gradient in pairs if gradient is None]
         if missing:
             torch._foreach_zero_(missing)
@@ -111,17 +112,17 @@ class SharedGradients(OwnGradients):
 
     def add(self) -> None:
         """Add them over the processes."""
-        if not self.half:
-            return self.processes.add(self.flat)
-        torch.mul(self.gradients, 1 / self.processes.size, out=self.packed)  # the sum is no larger than float16 holds
-        self.processes.add(self.packed)
-        self.processes.add(self.numbers)
-        torch.mul(self.packed, self.processes.size, out=self.gradients)
+        if self.half:
+            self.processes.add(self.packed)
+            self.processes.add(self.numbers)
+        else:
+            self.processes.add(self.flat)
 
     def result(self) -> Counted:
         """Make the parameters' gradients those of the mean over all rays."""
-        weight = self.numbers[0].clamp(min=SMALLEST)
-        self.gradients.mul_(self.reference / weight)
+        weight = self.numbers[:1].clamp(min=SMALLEST)
+        torch.mul(self.added, self.reference * self.shrunk / weight, out=self.gradients)
+        weight = weight[0]
         self.reference.copy_((weight / self.processes.size).clamp(min=1))
         return Counted(self.numbers[1:3].double(), self.numbers[3:].double() / weight)
 
@@ -140,15 +141,19 @@ class SharedGradients(OwnGradients):
         self.reference.fill_(state["reference"])
 
     def _allocate(self, n_numbers: int) -> None:
-        """The buffer: gradients of all parameters, each aligned, then numbers."""
+        """The buffer: gradients of all parameters, each aligned, then numbers; and what is added of it."""
         first, ends = self.parameters[0], _aligned_ends([p.numel() for p in self.parameters])
         self.flat = torch.zeros(ends[-1] + n_numbers, dtype=first.dtype, device=first.device)
         self.gradients, self.numbers = self.flat[: ends[-1]], self.flat[ends[-1] :]
-        starts = [0, *ends[:-1]]
-        self.views = [
-            self.flat[start : start + p.numel()].view_as(p) for start, p in zip(starts, self.parameters, strict=True)
-        ]
         self.packed = torch.zeros_like(self.gradients, dtype=torch.float16) if self.half else None
+        self.added = self.packed if self.half else self.gradients
+        self.views, self.views_added = self._views(self.gradients, ends), self._views(self.added, ends)
+
+    def _views(self, flat: Tensor, ends: Sequence[int]) -> list[Tensor]:
+        """The part of each parameter, in its shape."""
+        starts = [0, *ends[:-1]]
+        parts = zip(starts, self.parameters, strict=True)
+        return [flat[start : start + p.numel()].view_as(p) for start, p in parts]
 
 
 def _aligned_ends(sizes: Sequence[int]) -> list[int]:

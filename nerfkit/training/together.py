@@ -59,7 +59,7 @@ class Together:
             return
         state = {**model.state_dict(), **besides}
         sums = torch.stack([_sum_of_bits(x) for x in state.values()]).cpu()
-        most, least = self.processes.most(sums.clone()), -self.processes.most(-sums)
+        most, least = self.processes.most(sums), -self.processes.most(-sums)
         differ = [name for name, one, other in zip(state, most, least, strict=True) if one != other]
         if differ:
             raise TrainingError(
