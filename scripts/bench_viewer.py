@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import queue
 import statistics
 import sys
@@ -20,8 +21,9 @@ import threading
 import time
 from dataclasses import dataclass
 from io import BytesIO
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import tyro
@@ -132,23 +134,33 @@ def looking(position: Any, target: Any, up: Any) -> np.ndarray:
     return quaternion_of(np.stack([right, np.cross(forward, right), forward], axis=1))
 
 
-def circle(subject: Any, angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """A position around the middle of the box, as far away as the training cameras, and that middle."""
-    middle = subject.box.mean(0)
-    radius = float(np.linalg.norm(subject.cameras.positions.numpy() - middle, axis=1).mean())
-    up = np.array(subject.up) / np.linalg.norm(subject.up)
-    across = np.cross(np.eye(3)[np.abs(up).argmin()], up)
-    across /= np.linalg.norm(across)
-    flat = math.cos(angle) * across + math.sin(angle) * np.cross(up, across)
-    return middle + radius * (0.9 * flat + 0.44 * up), middle
+class Circle(NamedTuple):
+    """Positions around the middle of the box, as far away as the training cameras."""
+
+    middle: np.ndarray  # [3]
+    up: np.ndarray  # [3] unit
+    radius: float
+
+    @classmethod
+    def around(cls, subject: Any) -> Circle:
+        """That of a viewer's subject."""
+        middle = subject.box.mean(0)
+        radius = float(np.linalg.norm(subject.cameras.positions.numpy() - middle, axis=1).mean())
+        return cls(middle, np.array(subject.up) / np.linalg.norm(subject.up), radius)
+
+    def send(self, browser: FakeBrowser, angle: float) -> None:
+        """Move a browser's camera there."""
+        across = np.cross(np.eye(3)[np.abs(self.up).argmin()], self.up)
+        across /= np.linalg.norm(across)
+        flat = math.cos(angle) * across + math.sin(angle) * np.cross(self.up, across)
+        browser.send(self.middle + self.radius * (0.9 * flat + 0.44 * self.up), self.middle, self.up)
 
 
-def moving(browser: FakeBrowser, subject: Any, seconds: float) -> dict[str, Any]:
+def moving(browser: FakeBrowser, circle: Circle, seconds: float) -> dict[str, Any]:
     """Pictures while the camera goes round."""
     began, sent, sizes, latencies, n = time.perf_counter(), [], [], [], 0
     while (now := time.perf_counter() - began) < seconds:
-        position, middle = circle(subject, 0.5 * now)
-        browser.send(position, middle, subject.up)
+        circle.send(browser, 0.5 * now)
         sent.append(time.perf_counter())
         while not browser.pictures.empty():
             came, image = browser.picture()
@@ -167,14 +179,14 @@ def moving(browser: FakeBrowser, subject: Any, seconds: float) -> dict[str, Any]
     }
 
 
-def stopping(browser: FakeBrowser, subject: Any, stops: int) -> dict[str, Any]:
+def stopping(browser: FakeBrowser, circle: Circle, stops: int) -> dict[str, Any]:
     """Time from a move of the camera to the first picture, and to the full one."""
     first, full = [], []
     for stop in range(stops):
         while not browser.pictures.empty():
             browser.picture()
         began = time.perf_counter()
-        browser.send(*circle(subject, 1.0 + stop), subject.up)
+        circle.send(browser, 1.0 + stop)
         came, image = browser.picture()
         first.append(came - began)
         while image.shape[1::-1] != browser.size:
@@ -182,6 +194,18 @@ def stopping(browser: FakeBrowser, subject: Any, stops: int) -> dict[str, Any]:
         full.append(came - began)
         time.sleep(0.3)
     return {"first_picture_ms": 1000 * statistics.median(first), "full_picture_ms": 1000 * statistics.median(full)}
+
+
+def look(address: str, circle: Circle, options: BenchOptions, looks: Connection) -> None:
+    """A browser's life, in a process of its own: it would take Python's lock from the thread that renders."""
+    browser = FakeBrowser(address, options.size)
+    circle.send(browser, 0.0)
+    browser.picture()
+    looks.send("sees the scene")
+    looks.recv()
+    moving(browser, circle, min(options.seconds, 3.0))  # until sizes have settled
+    looks.send({"moving": moving(browser, circle, options.seconds), "still": stopping(browser, circle, options.stops)})
+    browser.close()
 
 
 def main() -> None:
@@ -198,21 +222,24 @@ def main() -> None:
     leave_a_core(run.device)
     page = Page(ViewerOptions(port=0), "bench")
     stop = threading.Event()
+    processes = multiprocessing.get_context("spawn")
+    here, there = processes.Pipe()
     try:
         viewer = Viewer(of_run(run), page)
         viewer.state.max_side = max(options.size)
         thread = threading.Thread(target=viewer.serve, args=(stop.is_set,))
         thread.start()
-        browser = FakeBrowser(page.address, options.size)
-        browser.send(*circle(viewer.subject, 0.0), viewer.subject.up)
-        browser.picture()
+        circle = Circle.around(viewer.subject)
+        browser = processes.Process(target=look, args=(page.address, circle, options, there), daemon=True)
+        browser.start()
+        there.close()
+        here.recv()
         for session in viewer.sessions.values():
             session.change(output=options.output)
-        moving(browser, viewer.subject, min(options.seconds, 3.0))  # until sizes have settled
+        here.send("go on")
         result = {"device": device_name(run.device), "window": list(options.size), "output": options.output}
-        result |= {"moving": moving(browser, viewer.subject, options.seconds)}
-        result |= {"still": stopping(browser, viewer.subject, options.stops), "versions": versions()}
-        browser.close()
+        result |= here.recv() | {"versions": versions()}
+        browser.join()
         stop.set()
         thread.join()
     finally:

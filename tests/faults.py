@@ -62,7 +62,8 @@ FAULTS = [
         "trusted = True",
         "viewer_engine",
     ),
-    Fault("chunks_grow_without_bound", "viewer/engine.py", "CHUNK_AIM * CHUNK_SECONDS /", "1.0 /", "viewer_engine"),
+    Fault("chunks_grow_without_bound", "viewer/chunk.py", "max(CHUNK_SECONDS, 2", "max(1.0, 2", "viewer_engine"),
+    Fault("all_time_put_down_to_rays", "viewer/chunk.py", "min(max(fixed, 0.0), seconds)", "0.0", "viewer_engine"),
     Fault(
         "an_onlooker_takes_half", "viewer/sharing.py", "return self.credit >= seconds", "return True", "viewer_engine"
     ),

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from nerfkit.viewer.engine import CHUNK_SECONDS, DONE, FINE, FULL, MOVING, Engine, Request
+from nerfkit.viewer.chunk import CHUNK_SECONDS, SMALLEST_CHUNK
+from nerfkit.viewer.engine import DONE, FINE, FULL, MOVING, Engine, Request
 from nerfkit.viewer.resolution import Resolution
 from nerfkit.viewer.sharing import Sharing
 
@@ -110,6 +111,28 @@ def test_no_chunk_takes_longer_than_eight_milliseconds():
     world.ask(camera="b")
     world.run(5)
     assert max(world.chunks[before:]) <= CHUNK_SECONDS
+
+
+@pytest.mark.parametrize("per_chunk", [0.002, 0.006, 0.009])
+def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
+    """As on a GPU, whose first chunks wait for libraries: pictures become as large as they may."""
+    world = World(per_ray=1e-8, per_chunk=0.2)
+    world.ask(size=(1280, 720))
+    for _ in range(12):
+        world.engine.step()
+    world.per_chunk = per_chunk
+    for i in range(60):
+        world.ask(camera=i, size=(1280, 720))
+        (drawn,) = world.until_drawn()
+    assert drawn.scale == 1.0
+    assert max(world.chunks[-20:]) <= max(CHUNK_SECONDS, 2.2 * per_chunk)
+
+
+def test_chunks_of_slow_rays_are_small():
+    world = World(per_ray=1e-4)
+    world.ask()
+    world.run(5)
+    assert world.engine.chunk.rays == SMALLEST_CHUNK
 
 
 @pytest.mark.parametrize("overhead", [0.0, 0.02])

@@ -16,11 +16,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from nerfkit.viewer.chunk import Chunk
 from nerfkit.viewer.resolution import Resolution
 
-CHUNK_SECONDS = 0.008  # at most, of rays that are rendered at once
-CHUNK_AIM = 0.75  # of that, so that it holds although times vary
-FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 512, 256, 2**20  # rays
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
 
@@ -119,7 +117,7 @@ class Engine:
         self.jobs: list[Job] = []
         self.job_rests = True  # whether the job has come to a good moment to train on
         self.resolutions: dict[Any, Resolution] = {}
-        self.chunk = FIRST_CHUNK  # rays
+        self.chunk = Chunk()
         self._changed = threading.Event()
         self._lock = threading.Lock()
         self._active: _Client | None = None  # whose picture is half drawn
@@ -271,16 +269,13 @@ class Engine:
         self._active = client
 
     def _render_chunk(self, client: _Client) -> None:
-        start, end = client.rays_done, min(client.rays_done + self.chunk, client.picture.n_rays)
+        start, end = client.rays_done, min(client.rays_done + self.chunk.rays, client.picture.n_rays)
         began = self.clock()
         client.picture.render(start, end)
         seconds = self.clock() - began
         client.rays_done = end
         client.render_seconds += seconds
-        if end - start == self.chunk or seconds > CHUNK_SECONDS:
-            factor = CHUNK_AIM * CHUNK_SECONDS / max(seconds, 1e-6)
-            wanted = (end - start) * min(max(factor, 0.5), 2.0)
-            self.chunk = int(min(max(wanted, SMALLEST_CHUNK), LARGEST_CHUNK))
+        self.chunk.add(end - start, seconds)
 
     def _finish(self, client: _Client) -> None:
         picture, request, stage = client.picture, client.of, client.of_stage

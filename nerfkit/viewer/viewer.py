@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
-PICTURE_SECONDS = {"cuda": 1 / 20, "cpu": 1 / 9}  # of a picture while the camera moves
+PICTURE_SECONDS = {"cuda": 1 / 30, "cpu": 1 / 9}  # of a picture while the camera moves
 QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it rests
 
 

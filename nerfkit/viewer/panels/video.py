@@ -65,7 +65,7 @@ class VideoControls:
         engine = self.state.engine
         return self._until_done(
             render_video(
-                copy, engine.start, look, lambda: engine.chunk, self._report,
+                copy, engine.start, look, lambda: engine.chunk.rays, self._report,
                 lambda content: session.client.send_file_download(NAME, content), self._should_stop,
             )
         )  # fmt: skip
