@@ -217,6 +217,13 @@ def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path)
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_progress_in_a_log_is_a_few_lines(options, tmp_path):
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TQDM")}
+    steps = "--trainer.steps", 600, "--trainer.log_every", 1
+    output = call_process("scripts/train.py", "--config", options, "--out", tmp_path / "run", *steps, env=env)
+    assert 1 <= output.count("training:") <= 3 and "600/600" in output
+
+
 def test_names_are_utf8_whatever_the_locale(options, run, tmp_path):
     env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     out = tmp_path / "bäume"

@@ -27,6 +27,7 @@ COMMANDS = {
     "summary": "print a run's scores and where its images are",
     "doctor": "print what this installation can do, with a verdict",
 }
+SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
 USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n\n" + "\n".join(
     f"  {name:<10} {what}" for name, what in COMMANDS.items()
@@ -48,6 +49,8 @@ def main(arguments: list[str] | None = None) -> None:
 def run_command(name: str, arguments: list[str]) -> None:
     """Run one command; ends the process with its exit status."""
     in_utf8()
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_MININTERVAL", SECONDS_IN_A_LOG)  # read when tqdm is imported
 
     def command(*processes: Processes) -> int | None:
         module = importlib.import_module(f"nerfkit.commands.{name}")

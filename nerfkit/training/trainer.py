@@ -365,7 +365,8 @@ class Trainer:
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
         line = self.pop_stats()
         psnr = f"PSNR {line['psnr']:.2f} dB" if "psnr" in line else f"loss {line['loss']:.4g}"
-        bar.set_postfix_str(f"{psnr}, {line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray")
+        speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
+        bar.set_postfix_str(f"{psnr}, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
             bar.total = max(self.step, round(self.step / self.progress))  # estimated from the time limit, for the ETA
         if folder is not None and self.processes.is_first:
