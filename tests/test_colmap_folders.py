@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nerfkit.data.colmap import write_model
-from nerfkit.data.load import load_capture
+from nerfkit.data.load import format_elsewhere, format_of_run, load_capture
 from nerfkit.data.readers import colmap
 from nerfkit.data.readers.transforms_writer import write_transforms
 from tests.captures import check_refused, touch
@@ -29,19 +29,36 @@ def test_places_of_the_model(tmp_path, place: str, text: bool):
     assert_same_points(read.points, capture.points)
 
 
-def test_a_format_that_knows_more_is_named(tmp_path):
-    """COLMAP's, where transforms.json has no sparse points: they say where the scene is."""
+def test_the_format_that_knows_more_is_read(tmp_path):
+    """COLMAP's, where transforms.json has no sparse points: they say where the scene is. Others are named."""
     capture = a_capture(["a.png", "b.png"], n_points=3)
     for name, points in (("with", capture.points), ("without", None)):
         folder = tmp_path / name
         touch(folder, "images/a.png", "images/b.png")
         write_model(folder / "sparse/0", replace(capture, points=points))
         write_transforms(folder / "transforms.json", replace(capture, points=None))
-        note = load_capture(str(folder)).notes[0]
-        assert_names(note, "read as transforms", "--data.format colmap")
-        assert ("sparse points" in note) == (points is not None)
+        taken, other = ("colmap", "transforms") if points is not None else ("transforms", "colmap")
+        read = load_capture(str(folder))
+        assert (read.format == "colmap") == (taken == "colmap") and (read.points is None) == (points is None)
+        assert_names(read.notes[0], f"read as {taken}", f"--data.format {other}")
+        assert load_capture(str(folder), "transforms").format != "colmap"
+        assert load_capture(str(folder), seeks_points=False).format != "colmap", "as by runs that say auto"
     (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
-    assert "sparse points" not in load_capture(str(tmp_path / "with")).notes[0]
+    assert load_capture(str(tmp_path / "with")).format != "colmap"
+
+
+def test_a_run_reads_its_scene_alike_later(tmp_path):
+    capture = a_capture(["a.png", "b.png"], n_points=3)
+    touch(tmp_path, "images/a.png", "images/b.png")
+    assert format_of_run(str(tmp_path), "auto") == "auto", "poses of photographs are looked for again"
+    write_transforms(tmp_path / "transforms.json", replace(capture, points=None))
+    assert format_of_run(str(tmp_path), "auto") == "transforms"
+    write_model(tmp_path / "sparse/0", capture)
+    assert format_of_run(str(tmp_path), "auto") == "colmap" and format_of_run(str(tmp_path), "llff") == "llff"
+    (tmp_path / "transforms.json").unlink()
+    assert format_elsewhere(str(tmp_path), "colmap") == "colmap"
+    for missing in ("transforms", "auto"):
+        assert format_elsewhere(str(tmp_path), missing) == "auto"
 
 
 def test_folders_without_a_model(tmp_path):

@@ -34,6 +34,7 @@ def trained(tmp_path_factory):
     output = call("scripts/train.py", "--config", folder / "options.toml", "--out", folder / "first")
     assert_names(output, "nerf_synthetic", "12 train", "2 test", "17x15", "lltm", "PSNR")
     score_twice(folder / "first")
+    assert 'format = "nerf_synthetic"' in (folder / "first" / "config.toml").read_text(), "found, not auto"
     shutil.move(folder / "first", folder / "moved")
     shutil.rmtree(folder / "scene")
     return folder / "moved"

@@ -17,8 +17,9 @@ import tyro
 from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
+from nerfkit.data.assemble import assemble
 from nerfkit.data.frame import Frame
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import format_elsewhere, load_capture
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.parallel import ALONE, Processes
@@ -73,5 +74,7 @@ def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
     sfm = "" if data else config.data.sfm
     path, of = data or config.data.path, config.data
-    scene = load_scene(path, of.format, of.downscale, frame=frame, sfm=sfm, cutout=of.masks == "cutout")
+    format = format_elsewhere(data, of.format) if data else of.format
+    capture = load_capture(path, format, sfm, seeks_points=False)
+    scene = assemble(capture, of.downscale, frame=frame, cutout=of.masks == "cutout")
     return scene.with_fewer(of.max_views)

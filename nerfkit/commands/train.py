@@ -15,9 +15,10 @@ from nerfkit.commands import as_typed
 from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
+from nerfkit.data.assemble import assemble
 from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.frame import WARNING
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import format_of_run, load_capture
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
@@ -202,9 +203,11 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     box = data.box if box_is_given(options, given) else None
     frame = run_frame(Path(resume)) if resume else None
     box, cutout = None if frame else box, data.masks == "cutout"
-    scene = load_scene(data.path, data.format, data.downscale, box, frame, data.sfm, cutout, is_unbounded)
+    capture = load_capture(data.path, data.format, data.sfm, seeks_points=not resume)
+    scene = assemble(capture, data.downscale, box, frame, cutout, is_unbounded)
     scene = scene.with_fewer(data.max_views)
     if not resume:
+        data.format = format_of_run(data.path, data.format)
         fit_to_scene(options, scene, given)
     return scene
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from nerfkit.data.assemble import assemble
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import Frame
-from nerfkit.data.readers import READERS, find_reader
+from nerfkit.data.readers import READERS, find_reader, formats_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve, video_frames
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
@@ -42,8 +42,18 @@ def load_scene(
     return assemble(load_capture(path, format, sfm), downscale, box, frame, cutout, unbounded)
 
 
-def load_capture(path: str, format: str = "auto", sfm: str = "", report: Callable[[str], None] = print) -> Capture:
-    """What a reader finds at `path`; `report` gets the progress of finding poses."""
+def load_capture(
+    path: str,
+    format: str = "auto",
+    sfm: str = "",
+    report: Callable[[str], None] = print,
+    seeks_points: bool = True,
+) -> Capture:
+    """What a reader finds at `path`; `report` gets the progress of finding poses.
+
+    Of several formats in a folder, "auto" takes the one with sparse points if it `seeks_points`, or else the first:
+    runs that say "auto" are of a time when it did.
+    """
     if not path:
         raise SceneError("no scene given: set data.path to the folder of a scene")
     folder = _path(path, "data.path")
@@ -55,7 +65,19 @@ def load_capture(path: str, format: str = "auto", sfm: str = "", report: Callabl
         folder = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
     if format == "auto" and not _is_known(folder):
         _check_no_other_photographs(folder)
-    return find_reader(folder, format).read(folder)
+    return find_reader(folder, format, seeks_points).read(folder)
+
+
+def format_of_run(path: str, format: str) -> str:
+    """The data.format by which what is at `path` is read alike later: that found, if it is auto, unless poses are."""
+    found = formats_of(_path(path, "data.path")) if format == "auto" else []
+    return found[0] if found else format
+
+
+def format_elsewhere(path: str, format: str) -> str:
+    """The data.format of a run for a folder of its scene that is elsewhere now, maybe in another format."""
+    known = format in READERS and READERS[format].recognises(_path(path, "--data"))
+    return format if known else "auto"
 
 
 def _path(text: str, option: str) -> Path:

@@ -71,7 +71,7 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     """The capture with the files of the scene's images and its sparse points, where they are at hand; a note."""
     data = run.config.data
     try:
-        scene = load_capture(data.path, data.format, data.sfm, lambda text: None)
+        scene = load_capture(data.path, data.format, data.sfm, lambda text: None, seeks_points=False)
     except (UserError, OSError) as error:
         return capture, f"images are named as in the run, without folders: the scene is not at hand ({error})"
     at_hand = _by_name(scene.images)

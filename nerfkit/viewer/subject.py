@@ -82,7 +82,7 @@ def add_scene(subject: Subject, given: Cameras) -> None:
     data = subject.config.data
     if not exists(data.path):
         raise UserError(f"its folder {data.path} is not there")
-    capture = load_capture(data.path, data.format, data.sfm)
+    capture = load_capture(data.path, data.format, data.sfm, seeks_points=False)
     scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout").with_fewer(
         data.max_views
     )
@@ -107,7 +107,8 @@ def of_training(
         photos=PoolPhotos(images, views.cameras, background.cpu()), history=read_lines(folder.path),
     )  # fmt: skip
     try:
-        points = load_capture(config.data.path, config.data.format, config.data.sfm, report=lambda line: None).points
+        data = config.data
+        points = load_capture(data.path, data.format, data.sfm, lambda line: None, seeks_points=False).points
         subject.points = None if points is None else shown_points(points, scene.frame)
     except UserError as error:
         subject.notes.append(f"no points of the scene: {error}")

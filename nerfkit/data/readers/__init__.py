@@ -39,42 +39,46 @@ READERS = {
 
 
 def _noting(reader: Reader, recognised: list[str]) -> Reader:
-    """The reader, which says as what else its folder could be read, and whether that knows more."""
+    """The reader, which says as what else its folder could be read."""
     if len(recognised) == 1:
         return reader
+    note = f"read as {recognised[0]}; --data.format {' or '.join(recognised[1:])} would be possible, too"
 
     def read(folder: Path) -> Capture:
         capture = reader.read(folder)
-        note = f"read as {recognised[0]}; --data.format {' or '.join(recognised[1:])} would be possible, too"
-        if recognised[0] == "transforms" and capture.points is None and "colmap" in recognised and _has_points(folder):
-            note = (
-                "read as transforms, which has no sparse points; the COLMAP model beside it has some: "
-                "--data.format colmap knows better where the scene is"
-            )
         return replace(capture, notes=(note, *capture.notes))
 
     return reader._replace(read=read)
 
 
-def _has_points(folder: Path) -> bool:
-    """Whether the folder's COLMAP model can be read and has points."""
+def _has_points(reader: Reader, folder: Path) -> bool:
+    """Whether a reader finds sparse points, which say where the scene is."""
     try:
-        points = colmap.read(folder).points
+        points = reader.read(folder).points
     except UserError:
         return False
     return points is not None and len(points.positions) > 0
 
 
-def find_reader(folder: Path, format: str) -> Reader:
-    """The reader of `format`, or with "auto" the first that recognises `folder`."""
+def formats_of(folder: Path, seeks_points: bool = True) -> list[str]:
+    """Names of the readers that recognise a folder, the one to take first; COLMAP's where it alone finds sparse points,
+    if they are sought."""
+    names = [name for name, reader in READERS.items() if reader.recognises(folder)]
+    if names[:1] == ["transforms"] and not os.path.lexists(folder / transforms_capture.MAIN):
+        names = [*names[1:], "transforms"]  # other JSON files only where there is nothing better
+    if names[:1] == ["transforms"] and "colmap" in names and seeks_points:
+        if _has_points(READERS["colmap"], folder) and not _has_points(READERS["transforms"], folder):
+            names.sort(key=lambda name: name != "colmap")
+    return names
+
+
+def find_reader(folder: Path, format: str, seeks_points: bool = True) -> Reader:
+    """The reader of `format`, or with "auto" the first of `formats_of`."""
     if format != "auto":
         if format not in READERS:
             raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(READERS)}")
         return READERS[format]
-    recognised = [name for name, reader in READERS.items() if reader.recognises(folder)]
-    if recognised == ["transforms", *recognised[1:]] and not os.path.lexists(folder / transforms_capture.MAIN):
-        recognised = [*recognised[1:], "transforms"]  # other JSON files only where there is nothing better
-    if recognised:
-        return _noting(READERS[recognised[0]], recognised)
+    if names := formats_of(folder, seeks_points):
+        return _noting(READERS[names[0]], names)
     expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
     raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
