@@ -1251,15 +1251,15 @@ FAULTS = [
     Fault(
         "train_downscale_ignored",
         "commands/train.py",
-        "data.format, data.downscale, box",
-        "data.format, 1.0, box",
+        "assemble(capture, data.downscale",
+        "assemble(capture, 1.0",
         "command_results",
     ),
     Fault(
         "eval_downscale_ignored",
         "commands/eval.py",
-        "of.format, of.downscale, frame=frame",
-        "of.format, 1.0, frame=frame",
+        "assemble(capture, of.downscale",
+        "assemble(capture, 1.0",
         "command_results",
     ),
     Fault(
@@ -1351,8 +1351,8 @@ FAULTS = [
     Fault(
         "sums_divided_by_the_processes",
         "training/gradients.py",
-        "self.gradients.mul_(self.reference / weight)",
-        "self.gradients.mul_(1 / self.processes.size)",
+        "self.reference * self.shrunk / weight, out",
+        "1 / self.processes.size, out",
         "parallel",
     ),
     Fault(
@@ -1387,7 +1387,7 @@ FAULTS = [
         "pass",
         "parallel",
     ),
-    Fault("halves_are_not_divided", "training/gradients.py", "1 / self.processes.size, out", "1, out", "parallel"),
+    Fault("halves_are_not_divided", "training/gradients.py", "processes.size if half", "1 if half", "parallel"),
     Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
     Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),
     # the shipped capture, and the error of a depth

@@ -208,6 +208,7 @@ def test_in_a_step_of_fixed_sizes_they_have_the_same_gradients(config):
 def test_several_processes_train_them_together(config, tmp_path):
     config.parallel.steps_scale = 1.0
     config.trainer.steps = 6
+    config.sampling.occupancy_every = 6  # where models are compared
 
     def train(processes):
         trainer = make_trainer(config, processes=processes)
