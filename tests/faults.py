@@ -1278,7 +1278,7 @@ FAULTS = [
     ),
     Fault(
         "first_file_beats_the_later",
-        "config.py",
+        "config/toml_files.py",
         "return values | changes | inner",
         "return changes | values | inner",
         "config",

@@ -190,7 +190,8 @@ def test_options_of_a_model_of_your_own(tmp_path):
 
 
 def test_files_with_an_old_name_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(config, "RENAMED", {"model.width": "model.hidden", "net.depth": "model.levels", "tag": "out"})
+    renamed = {"model.width": "model.hidden", "net.depth": "model.levels", "tag": "out"}
+    monkeypatch.setattr(config.toml_files, "RENAMED", renamed)
     read = config.load([write(tmp_path, "tag = 'x'\n[model]\nwidth = 32\n[net]\ndepth = 3\n")])
     assert (read.model.hidden, read.model.levels, read.out) == (32, 3, "x")
     assert config.load([write(tmp_path, "[model]\nwidth = 32\nhidden = 48\n")]).model.hidden == 48

@@ -43,8 +43,8 @@ def api_page(package: str, text: str) -> str:
 
 
 def options_page() -> str:
-    """The groups of options, in the order of nerfkit/config.py."""
-    tree = ast.parse((ROOT / "nerfkit/config.py").read_text(encoding="utf-8"))
+    """The groups of options, in the order of nerfkit/config/options.py."""
+    tree = ast.parse((ROOT / "nerfkit/config/options.py").read_text(encoding="utf-8"))
     groups = [
         node.name for node in tree.body if isinstance(node, ast.ClassDef) and re.fullmatch(r"\w+Config", node.name)
     ]
@@ -52,7 +52,7 @@ def options_page() -> str:
         "# Options",
         "Fields of `nerfkit.Config`; on the command line `--group.name value`, in a TOML file `[group]`.",
     ]
-    parts += [f"::: nerfkit.config.{name}\n    options:\n      heading: {name}" for name in groups]
+    parts += [f"::: nerfkit.config.options.{name}\n    options:\n      heading: {name}" for name in groups]
     return "\n\n".join(parts) + "\n"
 
 

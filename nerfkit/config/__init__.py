@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The options of a run: what they are, what they may be, and their files.
+
+A TOML file changes some of them (`configs/*.toml` are such differences), the command line overrides the file.
+"""
+
+from nerfkit.config.checks import check as check
+from nerfkit.config.checks import from_dict as from_dict
+from nerfkit.config.options import Box as Box
+from nerfkit.config.options import Config as Config
+from nerfkit.config.options import DataConfig as DataConfig
+from nerfkit.config.options import EvalConfig as EvalConfig
+from nerfkit.config.options import ModelConfig as ModelConfig
+from nerfkit.config.options import OpsConfig as OpsConfig
+from nerfkit.config.options import ParallelConfig as ParallelConfig
+from nerfkit.config.options import SamplingConfig as SamplingConfig
+from nerfkit.config.options import TrainerConfig as TrainerConfig
+from nerfkit.config.toml_files import changes_of as changes_of
+from nerfkit.config.toml_files import dump as dump
+from nerfkit.config.toml_files import load as load
+from nerfkit.config.toml_files import merged as merged
+from nerfkit.config.toml_files import preset_path as preset_path
+from nerfkit.config.values import dumps as dumps
+from nerfkit.config.values import fixed_differences as fixed_differences
+from nerfkit.config.values import flat as flat
+from nerfkit.config.values import to_dict as to_dict

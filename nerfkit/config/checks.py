@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An unknown name, a wrong type or a value out of range is an error that names the option and its range."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import Any, get_type_hints
+
+import msgspec
+
+from nerfkit.config.options import Config, ModelConfig, SamplingConfig, TrainerConfig
+from nerfkit.config.values import dumps
+from nerfkit.contraction import exponential_ladder
+from nerfkit.errors import ConfigError
+from nerfkit.ops.march import BLOCK, MAX_BLOCKS
+from nerfkit.option_types import LARGEST, Range, one_line
+
+MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
+MAX_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
+MAX_TEXT = 4096  # characters of an option; the longest path
+MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
+
+
+def from_dict(values: dict[str, Any], source: str) -> Config:
+    """Config from nested dictionaries; raises ConfigError naming `source` and the key."""
+    config = converted(values, source)
+    check(config)
+    return config
+
+
+def converted(values: dict[str, Any], source: str) -> Config:
+    """Config from nested dictionaries, each value checked by itself."""
+    _check_names(values, Config, source, prefix="")
+    try:
+        config = msgspec.convert(values, Config)
+    except msgspec.ValidationError as error:
+        message, _, key = str(error).partition(" - at `$.")
+        raise ConfigError(f"{source}: {key.rstrip('`')}: {one_line(message)}") from None
+    _check_values(config, f"{source}: ")
+    return config
+
+
+def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) -> None:
+    known = {f.name: f for f in dataclasses.fields(table)}
+    for name, value in values.items():
+        if name not in known:
+            near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
+            raise ConfigError(f"{source}: unknown option {prefix}{one_line(name)}; {hint}")
+        factory = known[name].default_factory
+        if dataclasses.is_dataclass(factory) and isinstance(value, dict):
+            _check_names(value, factory, source, f"{prefix}{name}.")
+
+
+def check(config: Config) -> None:
+    """Raise ConfigError for a value out of its range, and for values that contradict each other."""
+    _check_values(config, "")
+    _check_box(config.data.box)
+    _check_model(config.model)
+    _check_sampling(config)
+    _check_decay(config.trainer)
+    n_bytes = len(dumps(config).encode())
+    if n_bytes > MAX_BYTES:  # the run could not be read again
+        raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MAX_BYTES}; shorten model.options")
+
+
+def _check_values(options: Any, prefix: str) -> None:
+    hints = get_type_hints(type(options), include_extras=True)
+    for name in vars(options).keys() - hints.keys():  # set in Python, where a dataclass takes any name
+        near = difflib.get_close_matches(name, hints, n=1, cutoff=0.5)
+        raise ConfigError(f"unknown option {prefix}{name}" + (f"; did you mean {prefix}{near[0]}?" if near else ""))
+    for name, kind in hints.items():
+        value, full_name = getattr(options, name), f"{prefix}{name}"
+        if dataclasses.is_dataclass(value):
+            _check_values(value, f"{full_name}.")
+        elif isinstance(value, dict):
+            for key, own in value.items():
+                _check_text(f"a name in {full_name}", key)
+                _check_value(f"{full_name}.{one_line(key)}", own, (Range(-LARGEST, LARGEST),))
+        else:
+            _check_value(full_name, value, getattr(kind, "__metadata__", ()))
+
+
+def _check_value(name: str, value: Any, metadata: tuple) -> None:
+    if isinstance(value, str):
+        _check_text(name, value)
+    else:
+        for limits in metadata:
+            if isinstance(limits, Range):
+                limits.check(name, value)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Require text that a TOML file can hold and, as most of it is a path, the system accepts as one."""
+    is_unicode = text.encode(errors="replace").decode() == text
+    if len(text) > MAX_TEXT or "\0" in text or not is_unicode:
+        raise ConfigError(
+            f"{name} must be text in UTF-8 of at most {MAX_TEXT} characters without NUL, got {one_line(text)!r:.60}"
+        )
+
+
+def _check_box(box: tuple[float, ...]) -> None:
+    low, high = box[:3], box[3:]
+    for a, b in zip(low, high, strict=True):
+        if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would not tell them apart
+            raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
+
+
+def _check_model(model: ModelConfig) -> None:
+    if model.kernel % 2 == 0:
+        raise ConfigError(f"model.kernel must be odd, got {model.kernel}")
+    if model.max_resolution < model.base_resolution:
+        raise ConfigError(
+            f"model.max_resolution ({model.max_resolution}) must be at least "
+            f"model.base_resolution ({model.base_resolution})"
+        )
+    if model.levels * 2**model.log2_table > MAX_ROWS:
+        raise ConfigError(
+            f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
+            f"2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+        )
+
+
+def _check_sampling(config: Config) -> None:
+    near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
+    if near >= far:
+        raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+    if config.sampling.kind == "contracted":
+        return _check_ladder(config.sampling) if far < SamplingConfig.far else None  # else the scene sets it yet
+    longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
+    if step > longest:
+        raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
+    if longest / step > MAX_INTERVALS:
+        raise ConfigError(
+            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
+            "intervals; raise it, or make the box smaller"
+        )
+
+
+def _check_ladder(sampling: SamplingConfig) -> None:
+    """Of unbounded space."""
+    try:
+        exponential_ladder(sampling.near, sampling.far, sampling.step, sampling.cone)
+    except ValueError as error:
+        raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
+
+
+def _check_decay(trainer: TrainerConfig) -> None:
+    rate = max(trainer.learning_rate, trainer.final_learning_rate)
+    if rate * trainer.table_decay >= 1:
+        raise ConfigError(
+            f"trainer.table_decay ({trainer.table_decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
+            "or a step would turn the features round; lower one of them"
+        )

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options in TOML files: presets, and what a file changes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from nerfkit.config.checks import MAX_BYTES, check, converted
+from nerfkit.config.options import Config
+from nerfkit.config.values import dumps, to_dict
+from nerfkit.errors import ConfigError
+from nerfkit.files import atomic_write
+from nerfkit.option_types import one_line
+from nerfkit.reading import read_text_utf8, shown
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+RENAMED = {  # old name of an option, in files of earlier versions -> current name
+    "sampling.candidates": "sampling.candidates_per_sample",
+    "eval.sheets": "eval.comparisons",
+    "ops.visible": "ops.count_visible",
+    "ops.place": "ops.compact_samples",
+}
+
+
+def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
+    """Defaults (or `base`), changed by each file in turn."""
+    config = merged(paths, base)
+    check(config)
+    return config
+
+
+def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
+    """As `load`, without checking values against each other: `check` does, once the command line is known.
+
+    Each file is checked by itself, to name it in errors.
+    """
+    values = to_dict(base or Config())
+    for path in paths:
+        changes = changes_of(path)
+        converted(changes, one_line(str(preset_path(str(path)))))
+        values = _changed(values, changes)
+    return converted(values, "configuration")
+
+
+def changes_of(path: str | Path) -> dict[str, Any]:
+    """What a file, or the preset of that name, says, under current names of options."""
+    return _renamed(read_toml(preset_path(str(path))))
+
+
+def _renamed(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a file under current names; where it has both, the current one's."""
+    for old, new in RENAMED.items():
+        (old_group, _, old_key), (group, _, key) = old.rpartition("."), new.rpartition(".")
+        table = values.get(old_group) if old_group else values
+        if not isinstance(table, dict) or old_key not in table:
+            continue
+        value = table.pop(old_key)
+        if not table:
+            del values[old_group]
+        target = values.setdefault(group, {}) if group else values
+        if isinstance(target, dict):
+            target.setdefault(key, value)
+    return values
+
+
+def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inner = {name: _changed(values.get(name, {}), new) for name, new in changes.items() if isinstance(new, dict)}
+    return values | changes | inner
+
+
+def preset_path(name: str) -> Path:
+    """The TOML file `name`, or else the preset of that name."""
+    installed = Path(__file__).parents[1] / "configs"
+    folder = installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
+    presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
+    if os.path.exists(name) and not (name in presets and os.path.isdir(name)):
+        return Path(name)
+    if name not in presets:
+        raise ConfigError(
+            f"no configuration {one_line(name)!r}; give the path of a TOML file, or one of {', '.join(presets)}"
+        )
+    return presets[name]
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """Values of a TOML file; raises ConfigError if it is missing or broken."""
+    name = shown(path)
+    text = read_text_utf8(Path(path), ConfigError, "the configuration", MAX_BYTES)
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{name} is nested too deeply; options are [group] and name = value") from None
+    except ValueError as error:
+        raise ConfigError(f"{name} is not valid TOML: {one_line(str(error))}") from None
+
+
+def dump(config: Config, path: Path) -> None:
+    """Write every option to a TOML file."""
+    atomic_write(path, dumps(config))
