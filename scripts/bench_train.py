@@ -15,7 +15,6 @@ their gradients are measured, too.
 from __future__ import annotations
 
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -42,10 +41,11 @@ from nerfkit.model.registry import build_model  # noqa: E402
 from nerfkit.parallel import ALONE, Processes  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
-from nerfkit.training.gradients import SharedGradients  # noqa: E402
 from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
+from scripts.train_tables import draw, markdown  # noqa: E402
+from scripts.train_timing import frames_per_second, step_profile, times_of_processes  # noqa: E402
 
 
 @dataclass
@@ -191,28 +191,15 @@ def measure(
 
     curve: list[dict[str, float]] = []
     end = float("inf") if options.steps else options.seconds
-    marks = sorted({*(t for t in options.at if t < end), end})
     samples = rays = 0
-    began = time.perf_counter()
-    for mark in marks:
-        while trainer.progress < 1 and trainer.seconds < mark:
-            for _ in range(settings.trainer.log_every if trainer.training_step.static_shapes else 1):
-                trainer.train_step()
-                if trainer.progress >= 1:
-                    break
-            sums = trainer.training_step.pop_stats()
-            if trainer.training_step.failed:
-                raise TrainingError(f"{case.title}, seed {seed}: no finite loss at step {trainer.step}")
-            samples, rays = samples + sums.samples, rays + sums.rays
-            trainer.seconds += time.perf_counter() - began
-            began = time.perf_counter()
-            trainer.agree()
-        reached = round(score(), 3)
-        if not curve or curve[-1]["steps"] < trainer.step:
-            curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": reached})
+    for mark in sorted({*(t for t in options.at if t < end), end}):
+        seen = train_until(trainer, mark, f"{case.title}, seed {seed}")
+        if curve and curve[-1]["steps"] == trainer.step:
+            break  # it ended before this mark
+        samples, rays = samples + seen[0], rays + seen[1]
+        curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score(), 3)})
         print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)
         processes.wait()
-        began = time.perf_counter()
     result = {
         "name": case.title,
         "variant": case.changes,
@@ -240,6 +227,25 @@ def measure(
     return result | ({"profile": step_profile(trainer)} if options.profile else {})
 
 
+def train_until(trainer: Trainer, mark: float, title: str) -> tuple[int, int]:
+    """Train to a time [s] or the end of the schedule: how many samples and rays that took."""
+    samples = rays = 0
+    began = time.perf_counter()
+    while trainer.progress < 1 and trainer.seconds < mark:
+        for _ in range(trainer.config.trainer.log_every if trainer.training_step.static_shapes else 1):
+            trainer.train_step()
+            if trainer.progress >= 1:
+                break
+        sums = trainer.training_step.pop_stats()
+        if trainer.training_step.failed:
+            raise TrainingError(f"{title}: no finite loss at step {trainer.step}")
+        samples, rays = samples + sums.samples, rays + sums.rays
+        trainer.seconds += time.perf_counter() - began
+        began = time.perf_counter()
+        trainer.agree()
+    return samples, rays
+
+
 def seconds_to(psnr: float, curve: list[dict[str, float]]) -> float | None:
     """Training time after which a score was reached, on a line between two points of the curve; None if it was not."""
     before = {"seconds": 0.0, "psnr": 0.0}
@@ -249,81 +255,6 @@ def seconds_to(psnr: float, curve: list[dict[str, float]]) -> float | None:
             return round(before["seconds"] + share * (point["seconds"] - before["seconds"]), 2)
         before = point
     return None
-
-
-def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
-    """A step with the gradients added inside its CUDA graph, beside it, and not at all [ms]; the trainer is done then.
-
-    The slowest process counts. Without the addition the models train apart, and no process waits for another.
-    """
-    step, processes = trainer.training_step, trainer.processes
-    shared, kinds = step.gradients, {"added": (True, processes), "alone": (True, ALONE)}
-    if step.static_shapes:
-        kinds["beside"] = (False, processes)
-    ms = {}
-    for name in sorted(kinds, key="added beside alone".split().index):
-        shared.in_graph, adding = kinds[name]
-        step.release_graph()
-        shared.add = SharedGradients.add.__get__(shared) if adding is processes else lambda: None
-        times = []
-        for _ in range(5):
-            for _ in range(shared.warm_up_steps + 2):
-                step()
-            synchronize(trainer.device)
-            processes.wait()
-            began = time.perf_counter()
-            for _ in range(steps):
-                step()
-            synchronize(trainer.device)
-            times.append((time.perf_counter() - began) / steps * 1e3)
-        step.release_graph()  # NCCL cannot end while a graph holds its calls
-        ms[name] = round(processes.most(torch.tensor(statistics.median(times))).item(), 4)
-    return {
-        "processes": processes.size,
-        "text": processes.text,
-        "precision": trainer.config.parallel.precision,
-        "bytes_added": shared.flat.numel() * (2 if shared.half else shared.flat.element_size()),
-        "ms": ms,
-        "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),
-    }
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def step_profile(trainer: Trainer, steps: int = 64) -> dict[str, Any]:
-    """Share of the time that the GPU computes, and the kernels that take most of it [us a step]."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        for _ in range(steps):
-            trainer.train_step()
-        torch.cuda.synchronize()
-    kernels = sorted(
-        (e.time_range.start, e.time_range.end, e.name)
-        for e in trace.events()
-        if e.device_type == torch.autograd.DeviceType.CUDA
-    )
-    busy, until, by_name = 0.0, kernels[0][0], {}
-    for start, end, name in kernels:
-        busy += max(0.0, end - max(start, until))
-        until = max(until, end)
-        by_name[name] = by_name.get(name, 0.0) + (end - start) / steps
-    top = sorted(by_name.items(), key=lambda item: -item[1])[:20]
-    return {
-        "busy_share": round(busy / (until - kernels[0][0]), 4),
-        "kernels_per_step": round(len(kernels) / steps),
-        "us_per_step": {short_name(name): round(us, 1) for name, us in top},
-    }
-
-
-def short_name(kernel: str) -> str:
-    """A kernel's name as far as it tells one from another."""
-    for noise in ("void ", "(anonymous namespace)::", "at::native::"):
-        kernel = kernel.replace(noise, "")
-    return kernel[:90]
 
 
 def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.device) -> dict[str, float]:
@@ -341,94 +272,6 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
     ]
     rows = in_order(trainer.processes.gathered(rows))
     return {name: sum(row[name] for row in rows) / len(rows) for name in ("psnr", "ssim")}
-
-
-def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
-    """Of whole images, which stay on the device."""
-    background = background_color(trainer.config.data.background, device)
-    image_of = ImageRenderer(trainer.model, background, stays_on_device=True)
-    cameras = test.cameras.to(device)
-
-    def render(frames: range) -> None:
-        for frame in frames:
-            image = image_of(cameras, frame % len(cameras))
-        image["rgb"][0, 0].tolist()  # waits
-
-    render(range(2))
-    began = time.perf_counter()
-    render(range(n_frames))
-    return n_frames / (time.perf_counter() - began)
-
-
-def stages_of(r: dict[str, Any]) -> str:
-    """What of the model a run had along the ray, and on which backend."""
-    named = [name for name, key in (("encoder", "encoder"), ("LLTM", "aggregator")) if r["preset"][key]]
-    return (" and ".join(named) or "field") + (", torch backend" if "torch" in r["backend"].values() else "")
-
-
-def markdown(runs: list[dict[str, Any]]) -> str:
-    """A line for each preset, stages and budget: mean and half the spread over the runs whose loss stayed finite."""
-    lines = [
-        "| scene | along the ray | rows, state, rate | training | PSNR | runs | steps | ms a step | samples, rays | "
-        "frames/s | GB |",
-        "|---|---|---|---|---|---|---:|---:|---|---:|---:|",
-    ]
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for r in runs:
-        preset = r["preset"]
-        budget = f"{r['steps']} steps" if preset["max_seconds"] == 0 else f"{preset['max_seconds']:g} s"
-        sizes = f"2^{preset['log2_table']}, {preset['state']}, {preset['learning_rate']:g}"
-        sizes += "".join(f", {k} {v:g}" for k, v in unusual(preset).items())
-        sizes += ", random background" if r["background"] == "random" else ""
-        groups.setdefault((r["scene"], stages_of(r), sizes, budget), []).append(r)
-    for names, group in groups.items():
-        scores = [r["psnr"] for r in group if r["psnr"] is not None]
-        spread = f" ± {(max(scores) - min(scores)) / 2:.2f}" if len(scores) > 1 else ""
-        score = f"{sum(scores) / len(scores):.2f}{spread} dB" if scores else "none"
-        keys = ("steps", "ms_per_step", "samples_per_step", "rays_per_step", "fps")
-        steps, ms, samples, rays, fps = (sum(r[k] for r in group) / len(group) for k in keys)
-        memory = max(r["peak_gb"] or 0 for r in group)
-        lines.append(
-            f"| {' | '.join(names)} | {score} | {len(scores)} of {len(group)} | {steps:.0f} | {ms:.2f} | "
-            f"{samples / 1e3:.0f}k, {rays / 1e3:.0f}k | {fps:.0f} | {memory:.1f} |"
-        )
-    return "\n".join(lines)
-
-
-USUAL = {"final_learning_rate": 0.0003, "candidates_per_sample": 3.0, "occupancy_threshold": 0.01,
-         "max_resolution": 2048, "samples": 262144, "background_warmup": 500}  # fmt: skip
-
-
-def unusual(preset: dict[str, Any]) -> dict[str, float]:
-    return {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
-
-
-# nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
-PEER = ((8, 31.2), (16, 33.4), (38, 34.8), (148, 35.86))
-
-
-def draw(runs: list[dict[str, Any]], file: Path) -> None:
-    """PSNR over seconds of the default variant on lego, and of the peer."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
-    for r in runs:
-        is_default = stages_of(r) == "encoder and LLTM" and not unusual(r["preset"]) and r["background"] == "white"
-        if r["scene"].startswith("lego") and is_default and r["preset"]["max_seconds"]:
-            points = [(point["seconds"], point["psnr"]) for point in r["curve"] if point["psnr"] is not None]
-            axes.plot(*zip(*points, strict=True), "o-", color="tab:blue", alpha=0.4, markersize=3)
-    axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line a run")
-    *batches, last = PEER
-    axes.plot(*zip(*batches, strict=True), "s--", color="tab:orange", label="nerfacc + tiny-cuda-nn, training batches")
-    axes.plot(*last, "*", color="tab:orange", markersize=12, label="the same, test views")
-    axes.set(xscale="log", xlabel="seconds of training, one H200", ylabel="PSNR [dB]", title="lego 800x800")
-    axes.set_xticks([2, 5, 10, 20, 40, 80, 160], ["2", "5", "10", "20", "40", "80", "160"])
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(file, dpi=120)
 
 
 def line_of(case: Case, result: dict[str, Any]) -> str:

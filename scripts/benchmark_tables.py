@@ -25,7 +25,7 @@ from nerfkit.config import TrainerConfig  # noqa: E402
 from nerfkit.training.scene_options import OF_AN_OBJECT  # noqa: E402
 from scripts import lltm_forms  # noqa: E402
 from scripts.bench_ops import markdown, summary  # noqa: E402
-from scripts.bench_train import stages_of, unusual  # noqa: E402
+from scripts.train_tables import stages_of, unusual  # noqa: E402
 
 MEASURED = ROOT / "docs/benchmarks"
 NAMES = {"place": "compact_samples", "visible": "count_visible"}  # ops that the JSON has under an earlier name

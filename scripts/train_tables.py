@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and curves of what scripts/bench_train.py measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def stages_of(r: dict[str, Any]) -> str:
+    """What of the model a run had along the ray, and on which backend."""
+    named = [name for name, key in (("encoder", "encoder"), ("LLTM", "aggregator")) if r["preset"][key]]
+    return (" and ".join(named) or "field") + (", torch backend" if "torch" in r["backend"].values() else "")
+
+
+def markdown(runs: list[dict[str, Any]]) -> str:
+    """A line for each preset, stages and budget: mean and half the spread over the runs whose loss stayed finite."""
+    lines = [
+        "| scene | along the ray | rows, state, rate | training | PSNR | runs | steps | ms a step | samples, rays | "
+        "frames/s | GB |",
+        "|---|---|---|---|---|---|---:|---:|---|---:|---:|",
+    ]
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for r in runs:
+        preset = r["preset"]
+        budget = f"{r['steps']} steps" if preset["max_seconds"] == 0 else f"{preset['max_seconds']:g} s"
+        sizes = f"2^{preset['log2_table']}, {preset['state']}, {preset['learning_rate']:g}"
+        sizes += "".join(f", {k} {v:g}" for k, v in unusual(preset).items())
+        sizes += ", random background" if r["background"] == "random" else ""
+        groups.setdefault((r["scene"], stages_of(r), sizes, budget), []).append(r)
+    for names, group in groups.items():
+        scores = [r["psnr"] for r in group if r["psnr"] is not None]
+        spread = f" ± {(max(scores) - min(scores)) / 2:.2f}" if len(scores) > 1 else ""
+        score = f"{sum(scores) / len(scores):.2f}{spread} dB" if scores else "none"
+        keys = ("steps", "ms_per_step", "samples_per_step", "rays_per_step", "fps")
+        steps, ms, samples, rays, fps = (sum(r[k] for r in group) / len(group) for k in keys)
+        memory = max(r["peak_gb"] or 0 for r in group)
+        lines.append(
+            f"| {' | '.join(names)} | {score} | {len(scores)} of {len(group)} | {steps:.0f} | {ms:.2f} | "
+            f"{samples / 1e3:.0f}k, {rays / 1e3:.0f}k | {fps:.0f} | {memory:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+USUAL = {"final_learning_rate": 0.0003, "candidates_per_sample": 3.0, "occupancy_threshold": 0.01,
+         "max_resolution": 2048, "samples": 262144, "background_warmup": 500}  # fmt: skip
+
+
+def unusual(preset: dict[str, Any]) -> dict[str, float]:
+    return {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
+
+
+# nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
+PEER = ((8, 31.2), (16, 33.4), (38, 34.8), (148, 35.86))
+
+
+def draw(runs: list[dict[str, Any]], file: Path) -> None:
+    """PSNR over seconds of the default variant on lego, and of the peer."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
+    for r in runs:
+        is_default = stages_of(r) == "encoder and LLTM" and not unusual(r["preset"]) and r["background"] == "white"
+        if r["scene"].startswith("lego") and is_default and r["preset"]["max_seconds"]:
+            points = [(point["seconds"], point["psnr"]) for point in r["curve"] if point["psnr"] is not None]
+            axes.plot(*zip(*points, strict=True), "o-", color="tab:blue", alpha=0.4, markersize=3)
+    axes.plot([], [], "o-", color="tab:blue", label="nerfkit, test views; a line a run")
+    *batches, last = PEER
+    axes.plot(*zip(*batches, strict=True), "s--", color="tab:orange", label="nerfacc + tiny-cuda-nn, training batches")
+    axes.plot(*last, "*", color="tab:orange", markersize=12, label="the same, test views")
+    axes.set(xscale="log", xlabel="seconds of training, one H200", ylabel="PSNR [dB]", title="lego 800x800")
+    axes.set_xticks([2, 5, 10, 20, 40, 80, 160], ["2", "5", "10", "20", "40", "80", "160"])
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(file, dpi=120)
