@@ -1387,6 +1387,13 @@ FAULTS = [
         "pass",
         "parallel",
     ),
+    Fault(
+        "halves_of_a_loss_that_is_not_scaled",
+        "training/step.py",
+        " or _adds_halves(processes, parallel)",
+        "",
+        "parallel",
+    ),
     Fault("halves_are_not_divided", "training/gradients.py", "processes.size if half", "1 if half", "parallel"),
     Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
     Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),

@@ -100,6 +100,22 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     assert shares[0][2]["loss"] == shares[1][2]["loss"]
 
 
+def test_halves_train_nearly_the_same(config, tmp_path):
+    """Sums in float16 of a scaled loss, with networks in float32."""
+
+    def train(processes):
+        trainer = trained(config, processes)
+        assert trainer.training_step.scaler.is_enabled() == (config.parallel.precision == "float16")
+        return bits_of(trainer)
+
+    whole = in_processes(2, tmp_path, train)[0]
+    config.parallel.precision = "float16"
+    one, two = in_processes(2, tmp_path, train)
+    name = "decoder.density_net.packed"
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert 0 < (one[name] - whole[name]).abs().max() < 0.02 * whole[name].abs().max()
+
+
 @pytest.mark.parametrize("half", [False, True])
 def test_gradients_are_divided_by_the_weights_of_all(half: bool):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""

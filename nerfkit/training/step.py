@@ -77,10 +77,11 @@ class TrainingStep:
         self.steps = 0  # since `pop_stats`
         self.backends = ops.choices()
         self.static_shapes = self._can_be_recorded()
+        parallel = parallel or ParallelConfig()
         # Skips a step whose gradients are not finite, and lowers the loss scale.
-        is_half = model.half_precision and device.type == "cuda"
+        is_half = (model.half_precision and device.type == "cuda") or _adds_halves(processes, parallel)
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
-        self.gradients = self._shared(processes, parallel or ParallelConfig())
+        self.gradients = self._shared(processes, parallel)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
         self.graph: torch.cuda.CUDAGraph | InParts | None = None
         self.eager_steps = 0
@@ -248,15 +249,10 @@ class TrainingStep:
             return OwnGradients()
         if parallel.graph == "true" and not self.static_shapes:
             raise RunError("parallel.graph true: a step of this run is no CUDA graph on this device; set it to auto")
-        if parallel.precision == "float16" and not self.scaler.is_enabled():
-            raise RunError(
-                "parallel.precision float16 needs a loss that is scaled, as model.precision float16 on a GPU has it; "
-                "set it to float32"
-            )
         return SharedGradients(
             [*self.model.parameters(), *self.adjustments.parameters()],
             processes,
-            parallel.precision == "float16",
+            _adds_halves(processes, parallel),
             float(self.n_rays),
             in_graph=parallel.graph != "false",
         )
@@ -288,6 +284,10 @@ class InParts(NamedTuple):
 def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:
     named = rays._asdict() | rendering._asdict()
     return {name: x.detach() for name, x in named.items() if isinstance(x, Tensor)}
+
+
+def _adds_halves(processes: Processes, parallel: ParallelConfig) -> bool:
+    return processes.size > 1 and parallel.precision == "float16"
 
 
 def _is_scalar(term: Any) -> bool:
