@@ -1045,10 +1045,10 @@ FAULTS = [
         "capture_masks",
     ),
     Fault(
-        "a_comparison_too_many",
+        "the_first_views_are_compared",
         "training/evaluator.py",
-        "if view < n_comparisons and",
-        "if view <= n_comparisons and",
+        "evenly_chosen(len(cameras), n_comparisons)",
+        "range(n_comparisons)",
         "evaluation",
     ),
     Fault(

@@ -87,3 +87,15 @@ def test_as_many_comparisons_as_asked_for(small_config, tmp_path, asked: int, wr
     views = load_scene(small_config.data.path).split("test")
     evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
     assert len(list((tmp_path / "run").glob("eval/*.png"))) == written
+
+
+def test_comparisons_are_spread_over_the_views(small_config, tmp_path):
+    small_config.eval.comparisons, small_config.eval.split = 3, "train"
+    trainer = make_trainer(small_config)
+    trainer.save(tmp_path / "run")
+    views = load_scene(small_config.data.path).split("train")
+    metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+    names = [row["view"].split("/")[-1] for row in metrics["views"]]
+    third = len(names) / 3
+    written = {file.stem for file in (tmp_path / "run").rglob("*.png")}
+    assert written == {names[0], names[int(third)], names[int(2 * third)]}

@@ -13,9 +13,9 @@ from nerfkit.commands.options import train_options
 from nerfkit.data.load import load_scene
 from nerfkit.errors import ConfigError, RunError, UserError
 from nerfkit.training import plot
-from nerfkit.training.evaluator import evaluate
+from nerfkit.training.evaluator import evaluate, evenly_chosen
 from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
-from nerfkit.training.scores import ScoresOverTime, chosen_views
+from nerfkit.training.scores import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.torchrun import in_processes
 from tests.toy_scene import write_scene
@@ -25,8 +25,8 @@ WHY_TENSORBOARD = "needs the extra 'tensorboard'"
 
 
 def test_views_are_evenly_spread():
-    assert chosen_views(200, 8) == [0, 25, 50, 75, 100, 125, 150, 175]
-    assert chosen_views(5, 3) == [0, 1, 3] and chosen_views(3, 8) == [0, 1, 2] and chosen_views(3, 0) == [0, 1, 2]
+    assert evenly_chosen(200, 8) == [0, 25, 50, 75, 100, 125, 150, 175]
+    assert evenly_chosen(5, 3) == [0, 1, 3] and evenly_chosen(3, 8) == [0, 1, 2] and evenly_chosen(3, 0) == []
 
 
 @pytest.fixture

@@ -73,8 +73,9 @@ def evaluate(
     cameras = views.cameras.to(device)
     split = config.eval.split
     n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
-    compared = [_file_name(name, view) for view, name in enumerate(views.names[:n_comparisons])]
-    comparisons = processes.in_turn(lambda: _comparison_folder(folder, split, other_scene, compared))
+    compared = {view: _file_name(views.names[view], view) for view in evenly_chosen(len(cameras), n_comparisons)}
+    files = list(compared.values())
+    comparisons = processes.in_turn(lambda: _comparison_folder(folder, split, other_scene, files))
     rows, n_ignored = [], 0
     bar = tqdm(
         processes.share(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True,
@@ -88,7 +89,7 @@ def evaluate(
         rows.append(scores(render, truth, counts, lpips) | others | {"view": views.names[view]})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB", refresh=False)
-        if view < n_comparisons and comparisons is not None:
+        if view in compared and comparisons is not None:
             comparisons.write(compared[view], png_bytes(comparison_image(truth, render)))
     shares = processes.gathered([rows, n_ignored])
     rows, n_ignored = in_order([rows for rows, _ in shares]), sum(n for _, n in shares)
@@ -105,6 +106,12 @@ def evaluate(
     owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
     owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
+
+
+def evenly_chosen(n: int, most: int) -> list[int]:
+    """Numbers of `most` of n views, evenly spread from the first on; of all if there are not more."""
+    most = min(most, n)
+    return [i * n // most for i in range(most)]
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

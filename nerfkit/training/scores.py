@@ -13,15 +13,9 @@ from nerfkit.data.pixels import background_color
 from nerfkit.data.scene import Views
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training.evaluator import beside_truth, counted_pixels, psnr_of
+from nerfkit.training.evaluator import beside_truth, counted_pixels, evenly_chosen, psnr_of
 from nerfkit.training.run_folder import LOG, TEST_PSNR, RunFolder
 from nerfkit.training.trainer import Trainer
-
-
-def chosen_views(n: int, most: int) -> list[int]:
-    """Numbers of `most` of n views, evenly spread from the first on; of all if `most` is 0 or more than there are."""
-    most = min(most or n, n)
-    return [i * n // most for i in range(most)]
 
 
 class ScoresOverTime:
@@ -34,7 +28,7 @@ class ScoresOverTime:
     def __init__(self, config: Config, views: Views, device: torch.device, processes: Processes = ALONE):
         self.every, self.processes = config.eval.every, processes
         self.background = background_color(config.data.background, device)  # [3]
-        chosen = chosen_views(len(views.cameras), config.eval.every_views)
+        chosen = evenly_chosen(len(views.cameras), config.eval.every_views or len(views.cameras))
         own = [chosen[i] for i in processes.share(len(chosen))]
         self.n_views = len(chosen)
         self.views = views[own]
