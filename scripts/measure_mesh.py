@@ -1,33 +1,43 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How far a mesh of the Orrery is from the true surface, whose triangles the scene was rendered from.
+"""How far a mesh of the Orrery, or of the room around it, is from the true surface that the scene was rendered from.
 
-python scripts/measure_mesh.py runs/orrery/export/mesh.ply --data data/orrery --json mesh.json
+python scripts/measure_mesh.py runs/orrery/export/mesh.ply --json mesh.json
+python scripts/measure_mesh.py runs/room/export/mesh.ply --scene room --data data/room --parts
 
     truth to mesh   from points of the true surface that some training camera sees to the nearest point of the mesh
     mesh to truth   from points of the mesh to the nearest point of the true surface
     chamfer         the mean of both means
 
-All in percent of the scene's size, the longest side of the true surface's box.
+All in percent of the scene's size, the longest side of the true surface's box. Of the room, what lies outside of its
+walls does not count. --parts tells the same for each part: of the mesh's points, those that are nearest to it.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 import tyro
-from orrery import model
+from orrery import model, room, room_views
 from scipy.spatial import cKDTree
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from nerfkit.data.load import load_scene  # noqa: E402
+from nerfkit.export.hidden import InImage, hidden  # noqa: E402
+
 POINTS = 200_000  # that distances are measured from
-DENSE = 4_000_000  # that distances are measured to, before the triangles of the nearest are asked, and that hide others
+DENSE = 4_000_000  # that distances are measured to, before the triangles of the nearest are asked
 NEAREST = 4  # of the dense points
-SIDE = 800  # pixels of the depth images that decide what a camera sees
-SLACK = 0.004  # scene units behind the depth image that are still seen
+HIDING = 1_000_000  # that hide others from a camera
+COVERS, BEHIND = 1.5, 2.0  # mean distances between those that one covers, and that a point behind it is still seen
 
 
 class Surface(NamedTuple):
@@ -36,22 +46,29 @@ class Surface(NamedTuple):
     vertices: np.ndarray  # [V, 3]
     faces: np.ndarray  # [F, 3]
 
+    def areas(self) -> np.ndarray:
+        """Of each triangle, doubled, [F]."""
+        a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
+        return np.linalg.norm(np.cross(b - a, c - a), axis=1)
+
     def sample(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Points [n, 3] evenly over the area, and their triangles [n]."""
         generator = np.random.default_rng(seed)
         a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
-        area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        area = self.areas()
         face = np.sort(generator.choice(len(area), n, p=area / area.sum()))
         u, v = generator.random((2, n, 1))
         u, v = np.where(u + v > 1, 1 - u, u), np.where(u + v > 1, 1 - v, v)
         return a[face] + u * (b[face] - a[face]) + v * (c[face] - a[face]), face
 
-    def distance(self, points: np.ndarray, seed: int) -> np.ndarray:
-        """Distance [P] from points [P, 3]: to the triangles of the nearest of many points on them."""
+    def nearest(self, points: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Distance [P] from points [P, 3], and the triangle [P]: of those of the nearest of many points on them."""
         dense, face = self.sample(DENSE, seed)
         _, index = cKDTree(dense).query(points, NEAREST, workers=-1)
         distances = [to_triangles(points, *(self.vertices[self.faces[face[i], k]] for k in range(3))) for i in index.T]
-        return np.min(distances, axis=0)
+        best = np.argmin(distances, axis=0)
+        rows = np.arange(len(points))
+        return np.array(distances)[best, rows], face[index[rows, best]]
 
 
 def to_triangles(p: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
@@ -75,45 +92,91 @@ def to_segments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.linalg.norm(p - a - t.clip(0, 1)[:, None] * ab, axis=1)
 
 
-def truth() -> Surface:
-    """All triangles of the Orrery."""
-    meshes = [part.mesh for part in model.build()]
+class Truth(NamedTuple):
+    """What a scene was rendered from, in the world in which it was modelled."""
+
+    surface: Surface
+    parts: list[str]  # a name for each kind of part
+    part: np.ndarray  # [F] of each triangle, number in `parts`
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """The lowest and the highest corner of all triangles, [2, 3]."""
+        used = self.surface.vertices[np.unique(self.surface.faces)]
+        return np.stack([used.min(axis=0), used.max(axis=0)])
+
+
+def truth(scene: Literal["orrery", "room"]) -> Truth:
+    """All triangles of a scene; of the room, without the land outside."""
+    outside = {part.name for part in room.land()}
+    of_scene = model.build() if scene == "orrery" else [part for part in room.build() if part.name not in outside]
+    meshes = [part.mesh for part in of_scene]
     starts = np.cumsum([0, *(len(mesh.vertices) for mesh in meshes)])
     vertices = np.concatenate([np.asarray(mesh.vertices, dtype=np.float64) for mesh in meshes])
     faces = np.concatenate([mesh.faces + start for mesh, start in zip(meshes, starts, strict=False)])
-    return Surface(vertices, faces.astype(np.int64))
+    kinds = [re.sub(r"\d+$", "", part.name) for part in of_scene]
+    parts = list(dict.fromkeys(kinds))
+    part = np.repeat([parts.index(kind) for kind in kinds], [len(mesh.faces) for mesh in meshes])
+    return Truth(Surface(vertices, faces.astype(np.int64)), parts, part)
 
 
-def seen_by(points: np.ndarray, hiding: np.ndarray, transforms: dict[str, Any]) -> np.ndarray:
-    """Which points [P, 3] some camera sees, [P] bool; `hiding` [D, 3] cover what hides others."""
-    focal = 0.5 * SIDE / np.tan(0.5 * transforms["camera_angle_x"])
-    seen = np.zeros(len(points), dtype=bool)
-    for frame in transforms["frames"]:
-        pose = np.array(frame["transform_matrix"])
-        depth = np.full(SIDE * SIDE, np.inf)
-        pixel, z = project(hiding, pose, focal)
-        np.minimum.at(depth, pixel[pixel >= 0], z[pixel >= 0])
-        pixel, z = project(points, pose, focal)
-        seen |= (pixel >= 0) & (z < depth[pixel.clip(0)] + SLACK)
-    return seen
+class Eyes:
+    """The training cameras of a scene."""
+
+    def __init__(self, data: Path, scene: str):
+        self.scene, self.loaded = scene, load_scene(str(data))
+        self.cameras = self.loaded.split("train").cameras
+
+    def to_world(self, vertices: np.ndarray) -> np.ndarray:
+        """Points [P, 3] of the scene's files in the world."""
+        return room_views.points_to_world(vertices) if self.scene == "room" else vertices
+
+    def see(self, points: np.ndarray, hiding: np.ndarray, spacing: float) -> np.ndarray:
+        """Which points [P, 3] of the world some camera sees, [P] bool; `hiding` [D, 3], `spacing` apart, hide them."""
+        both = np.concatenate([points, hiding])
+        files = room_views.points_to_files(both) if self.scene == "room" else both
+        frame = self.loaded.frame
+        placed = torch.from_numpy(files if frame is None else frame.to_model(files)).float()
+        unit = spacing * (placed[1] - placed[0]).norm().item() / float(np.linalg.norm(both[1] - both[0]))
+        seen = np.zeros(len(points), dtype=bool)
+        for view in range(len(self.cameras)):
+            pixel, depth = self.cameras.project(placed, view)
+            width, height = size = self.cameras.size(view)
+            inside = ((pixel >= 0) & (pixel < torch.tensor([width, height]))).all(-1) & (depth > 0)  # NaN is not
+            distance = torch.where(inside, (placed - self.cameras.positions[view]).norm(dim=-1), torch.inf)
+            side = COVERS * unit * self.cameras.focal[view].max() / distance
+            some, all_points = (InImage(distance[:end], pixel[:end]) for end in (len(points), len(both)))
+            seen |= (inside[: len(points)] & ~hidden(some, all_points, side, size, BEHIND * unit)).numpy()
+        return seen
 
 
-def project(points: np.ndarray, pose: np.ndarray, focal: float) -> tuple[np.ndarray, np.ndarray]:
-    """Flat pixels [P], -1 outside of the image, and depths [P]."""
-    x, y, z = ((points - pose[:3, 3]) @ pose[:3, :3]).T
-    column, row = np.floor(focal * x / -z + SIDE / 2), np.floor(SIDE / 2 - focal * y / -z)
-    inside = (z < 0) & (column >= 0) & (column < SIDE) & (row >= 0) & (row < SIDE)
-    return np.where(inside, row * SIDE + column, -1).astype(np.int64), -z
-
-
-def measure(mesh: Surface, transforms: dict[str, Any]) -> dict[str, float]:
+def measure(mesh: Surface, true: Truth, eyes: Eyes, of_parts: bool) -> dict[str, Any]:
     """Distances both ways, in percent of the scene's size."""
-    true = truth()
-    size = float(np.ptp(true.vertices[np.unique(true.faces)], axis=0).max())
-    points, _ = true.sample(POINTS, 0)
-    visible = points[seen_by(points, true.sample(DENSE, 1)[0], transforms)]
-    to_mesh, to_truth = mesh.distance(visible, 2), true.distance(mesh.sample(POINTS, 3)[0], 4)
-    result = {"size": size, "visible_share": len(visible) / len(points), "faces": len(mesh.faces)}
+    size = float(np.ptp(true.bounds, axis=0).max())
+    points, face = true.surface.sample(POINTS, 0)
+    spacing = float(np.sqrt(0.5 * true.surface.areas().sum() / HIDING))
+    visible = eyes.see(points, true.surface.sample(HIDING, 1)[0], spacing)
+    of_mesh = mesh.sample(POINTS, 3)[0]
+    slack = 0.02 * size
+    of_mesh = of_mesh[((of_mesh > true.bounds[0] - slack) & (of_mesh < true.bounds[1] + slack)).all(axis=1)]
+    to_mesh, _ = mesh.nearest(points[visible], 2)
+    to_truth, nearest = true.surface.nearest(of_mesh, 4)
+    result = {"size": size, "visible_share": visible.mean(), "faces": len(mesh.faces)}
+    result |= both_ways(to_mesh, to_truth, size)
+    if of_parts:
+        here, there = true.part[face[visible]], true.part[nearest]
+        result["parts"] = {
+            name: {"share_of_mesh": round(float((there == k).mean()), 5)}
+            | both_ways(to_mesh[here == k], to_truth[there == k], size)
+            for k, name in enumerate(true.parts)
+            if (here == k).any() and (there == k).any()
+        }
+    return result
+
+
+def both_ways(to_mesh: np.ndarray, to_truth: np.ndarray, size: float) -> dict[str, float]:
+    """Means and more of distances to the mesh and to the truth."""
+    result = {}
     for name, distance in (("truth_to_mesh", to_mesh), ("mesh_to_truth", to_truth)):
         result[f"{name}_percent"] = 100 * distance.mean() / size
         result[f"{name}_median_percent"] = 100 * float(np.median(distance)) / size
@@ -122,12 +185,27 @@ def measure(mesh: Surface, transforms: dict[str, Any]) -> dict[str, float]:
     return {name: round(float(value), 5) for name, value in result.items()}
 
 
+def table_of(parts: dict[str, dict[str, float]]) -> str:
+    """A line for each part, those first that add most to the mean."""
+    lines = [f"{'part':<20} {'of mesh':>8} {'truth to mesh':>14} {'mesh to truth':>14}   percent"]
+    for name, row in sorted(
+        parts.items(), key=lambda part: -part[1]["share_of_mesh"] * part[1]["mesh_to_truth_percent"]
+    ):
+        lines.append(
+            f"{name:<20} {100 * row['share_of_mesh']:8.2f} {row['truth_to_mesh_percent']:14.3f} "
+            f"{row['mesh_to_truth_percent']:14.3f}"
+        )
+    return "\n".join(lines)
+
+
 @dataclass
 class Options:
-    """Compare a mesh of the Orrery, in the frame of its files, with the true surface."""
+    """Compare a mesh, in the frame of the scene's files, with the true surface."""
 
     mesh: Annotated[Path, tyro.conf.Positional]  # PLY file of nerfkit export
-    data: Path = Path("data/orrery")  # the scene, for its training cameras
+    scene: Literal["orrery", "room"] = "orrery"  # of which it is
+    data: Path | None = None  # the scene's folder, for its training cameras; data/<scene> if left out
+    parts: bool = False  # also part by part
     seconds: float = 0.0  # that the export took, as it printed them, to be kept with the result
     json: str = ""  # file in which the result is kept under the mesh's name; it is printed anyway
 
@@ -136,15 +214,18 @@ def main() -> None:
     options = tyro.cli(Options, prog="scripts/measure_mesh.py", use_underscores=True)
     from plyfile import PlyData
 
+    eyes = Eyes(options.data or Path("data") / options.scene, options.scene)
     data = PlyData.read(options.mesh)
     vertices = np.stack([data["vertex"][axis] for axis in "xyz"], axis=1).astype(np.float64)
-    mesh = Surface(vertices, np.stack(data["face"]["vertex_indices"]).astype(np.int64))
-    result = measure(mesh, json.loads((options.data / "transforms_train.json").read_text()))
+    mesh = Surface(eyes.to_world(vertices), np.stack(data["face"]["vertex_indices"]).astype(np.int64))
+    result = measure(mesh, truth(options.scene), eyes, options.parts)
     about = json.loads(options.mesh.with_name(options.mesh.stem + ".export.json").read_text())
-    kept = {name: about[name] for name in ("checkpoint_step", "counts", "thresholds")}
+    kept = {name: about[name] for name in ("checkpoint_step", "counts", "thresholds", "crop")}
     kept["options"] = {name: about["options"][name] for name in ("source", "resolution", "level", "min_part")}
     result |= {**kept, **({"seconds": options.seconds} if options.seconds else {})}
-    print(json.dumps(result, indent=1))
+    if options.parts:
+        print(table_of(result["parts"]))
+    print(json.dumps({name: value for name, value in result.items() if name != "parts"}, indent=1))
     if options.json:
         file = Path(options.json)
         before = json.loads(file.read_text()) if file.exists() else {}

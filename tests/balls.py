@@ -14,7 +14,7 @@ from nerfkit.data.frame import Frame
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import composite_samples
-from nerfkit.model.registry import register_model
+from nerfkit.model.registry import build_model, register_model
 from nerfkit.model.samplers import build_sampler
 from nerfkit.training import checkpoint
 from nerfkit.training.run_folder import RunFolder, RunScene
@@ -47,6 +47,19 @@ class Balls(Model):
         return composite_samples(samples, self.density(samples.positions), rgb, background)
 
 
+SHELL, SHELL_DENSITY, CORE = 0.1, 6.3, 0.2  # thickness, density and the radius of what is opaque within
+
+
+@register_model("shell")
+class Shell(Balls):
+    """A ball of which half of the light goes through the shell, to an opaque core."""
+
+    def density(self, positions):
+        r = (positions - torch.tensor(CENTER, dtype=positions.dtype)).norm(dim=-1)
+        shell = torch.sigmoid(torch.minimum(RADIUS - r, r - RADIUS + SHELL) / EDGE)
+        return SHELL_DENSITY * shell + self.amount * torch.sigmoid((CORE - r) / EDGE)
+
+
 def frame() -> Frame:
     """A similarity that is none of the simple ones."""
     rotation = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0]
@@ -73,17 +86,23 @@ def config(space: str = "box", box: tuple[float, ...] = BOX) -> Config:
 
 
 def write_run(
-    path: Path, amount: float = DENSITY, turned: bool = True, space: str = "box", box: tuple[float, ...] = BOX
+    path: Path,
+    amount: float = DENSITY,
+    turned: bool = True,
+    space: str = "box",
+    box: tuple[float, ...] = BOX,
+    kind: str = "balls",
 ) -> Path:
     """A run folder of the field."""
-    folder, views = RunFolder.for_new_run(path), cameras()
+    folder, views, of_run = RunFolder.for_new_run(path), cameras(), config(space, box)
+    of_run.model.kind = kind
     splits = {
         "train": to_json(views, [f"photo_{index}" for index in range(len(views))]),
         "test": to_json(views[:2], ["held_out_0", "held_out_1"]),
     }
-    folder.start(config(space, box), RunScene("balls", (0.0, 0.0, 1.0), splits, frame().to_json() if turned else None))
+    folder.start(of_run, RunScene("balls", (0.0, 0.0, 1.0), splits, frame().to_json() if turned else None))
     torch.manual_seed(0)
-    model = Balls(config(space, box))
+    model = build_model(of_run)
     with torch.no_grad():
         model.amount.fill_(amount)
         model.update(0)

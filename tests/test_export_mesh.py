@@ -12,11 +12,28 @@ from nerfkit.crop import CROP
 from nerfkit.data.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
-from nerfkit.export.grid import BLOCK, Grid, occupied_blocks
+from nerfkit.export.grid import Grid, occupied_blocks
+from nerfkit.export.hidden import InImage, hidden
 from nerfkit.export.surface import joined, piece_of_block
+from nerfkit.export.work import Work
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
-from tests.balls import BOX, CENTER, DENSITY, EDGE, HOLLOW, RADIUS, SPECK, SPECK_RADIUS, Balls, config, frame, write_run
+from nerfkit.training.run import load_run
+from tests.balls import (
+    BOX,
+    CENTER,
+    DENSITY,
+    EDGE,
+    HOLLOW,
+    RADIUS,
+    SHELL,
+    SPECK,
+    SPECK_RADIUS,
+    Balls,
+    config,
+    frame,
+    write_run,
+)
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
 
@@ -103,12 +120,33 @@ def test_what_no_camera_sees_is_hidden():
     """The same mesh without the test of depths has the hollow inside, too."""
     grid = Grid.over(np.array(BOX).reshape(2, 3), RESOLUTION)
     model = Balls(config())
-    pieces = [
-        piece_of_block(grid, block, fields.DensityField(model, 0.5, torch.device("cpu")).inside(grid, block))
-        for block in grid.all_blocks()
-    ]
-    radius = np.linalg.norm(grid.origin + grid.cell * joined(pieces).vertices - CENTER, axis=1)
+    piece = whole(grid, fields.DensityField(model, 0.5, torch.device("cpu")))
+    radius = np.linalg.norm(grid.origin + grid.cell * piece.vertices - CENTER, axis=1)
     assert (np.abs(radius - HOLLOW) < CELL).sum() > 100
+
+
+def test_what_a_shell_that_lets_light_through_hides_is_left_out(tmp_path):
+    """The depth of its pixels is that of the core within."""
+    run = write_run(tmp_path / "run", kind="shell")
+    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)
+    radius = np.linalg.norm(in_model(shape["vertices"]) - CENTER, axis=1)
+    assert radius.min() > RADIUS - SHELL - CELL and (radius > RADIUS - 1.5 * CELL).mean() > 0.98
+    assert len(shape["faces"]) > 1000
+
+
+def test_a_vertex_hides_what_is_behind_it_and_no_more():
+    """Near ones, sparse in the image, hide all behind them; what is beside them or little behind is seen."""
+    rows = [
+        (1.0, (20.2, 20.7), 8.0),  # in the squares of 8 pixels
+        (2.0, (23.9, 16.0), 1.0),  # behind it, at the edge of its square
+        (2.0, (24.1, 20.0), 1.0),  # beside it
+        (1.2, (20.0, 20.0), 1.0),  # a little behind it
+        (9.0, (3.5, 3.5), 1.0),  # alone
+        (float("inf"), (float("nan"), 2.0), 1.0),  # not in the image
+    ]
+    distance, pixel, side = (torch.tensor([row[k] for row in rows]) for k in range(3))
+    points = InImage(distance, pixel)
+    assert hidden(points, points, side, (45, 30), 0.3).tolist() == [False, True, False, False, False, False]
 
 
 def test_glb_holds_the_same_mesh(run, tmp_path):
@@ -262,32 +300,52 @@ def test_what_to_export_must_be_said(run):
 
 class OneBall(fields.DensityField):
     def __init__(self):
-        self.most = 0
+        pass
 
-    def inside(self, grid, block):
-        points = grid.points(block, torch.device("cpu"))
-        self.most = max(self.most, len(points))
-        return torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05).view(grid.corners(block)).numpy()
+    def inside(self, grid, blocks):
+        points, _ = grid.points(blocks, torch.device("cpu"))
+        return grid.split(blocks, torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05))
+
+
+def whole(grid: Grid, field, at_once: int = 50):
+    """The surface of all blocks, some worked on at once."""
+    blocks = grid.all_blocks()
+    parts = [blocks[start : start + at_once] for start in range(0, len(blocks), at_once)]
+    values = [values for part in parts for values in field.inside(grid, part)]
+    return joined([piece_of_block(grid, *of_block) for of_block in zip(blocks, values, strict=True)])
 
 
 def test_blocks_fit_together_without_a_seam():
     grid, field = Grid.over(np.array([[-1.0, -0.9, -0.8], [1, 0.9, 0.8]]), 81), OneBall()
-    piece = joined([piece_of_block(grid, block, field.inside(grid, block)) for block in grid.all_blocks()])
+    piece = whole(grid, field)
     edges = np.sort(np.concatenate([piece.faces[:, [0, 1]], piece.faces[:, [1, 2]], piece.faces[:, [2, 0]]]), axis=1)
     unique, counts = np.unique(edges, axis=0, return_counts=True)
     assert (counts == 2).all(), "every edge has two faces"
     assert len(piece.vertices) - len(unique) + len(piece.faces) == 2, "it is one ball"
-    assert field.most == (BLOCK + 1) ** 3, "one block at a time is in memory"
     radius = np.linalg.norm(grid.origin + grid.cell * piece.vertices, axis=1)
     assert np.abs(radius - 0.6).max() < 0.05 * grid.cell
 
 
 def test_corners_of_which_nothing_is_known_have_no_surface():
     grid, field = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), OneBall()
-    values = field.inside(grid, np.zeros(3, int))
-    values[:17] = np.nan
-    piece = piece_of_block(grid, np.zeros(3, int), values)
-    assert piece.vertices[:, 0].min() >= 17 and len(piece.faces) > 100
+    block = np.zeros(3, int)
+    (values,) = field.inside(grid, block[None])
+    values[:9] = np.nan
+    piece = piece_of_block(grid, block, values)
+    assert 9 <= piece.vertices[:, 0].min() < 10 and len(piece.faces) > 50
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_depths_are_fused_the_same_however_many_blocks_at_once(run, tmp_path, seed):
+    loaded = load_run(run, "cpu")
+    grid = Grid.over(np.array(BOX).reshape(2, 3), 40)
+    with Work(tmp_path / "m.ply", {}) as work:
+        field = fields.DepthField(export.training_views(loaded, work, 0.0), torch.device("cpu"))
+        blocks = np.random.default_rng(seed).permutation(grid.all_blocks())
+        together = field.inside(grid, blocks)
+        for block, values in zip(blocks, together, strict=True):
+            np.testing.assert_array_equal(field.inside(grid, block[None])[0], values)
+    assert sum(np.isfinite(values).any() and (values < 0.5).any() and (values > 0.5).any() for values in together) > 3
 
 
 def test_blocks_without_an_occupied_cell_are_left_out():
@@ -297,7 +355,7 @@ def test_blocks_without_an_occupied_cell_are_left_out():
     assert len(occupied_blocks(grid, model)) == 0
     model.sampler.occupancy[-1, 3, 5] = True  # x is near the upper side, y and z near the lower
     blocks = occupied_blocks(grid, model)
-    assert 0 < len(blocks) <= 8 and (blocks[:, 0] >= 6).all() and (blocks[:, 1:] <= 2).all()
+    assert 0 < len(blocks) <= 18 and (blocks[:, 0] >= 14).all() and (blocks[:, 1] <= 2).all() and blocks.max() <= 15
 
 
 def test_median_depth_of_packed_samples():

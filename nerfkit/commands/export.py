@@ -22,7 +22,7 @@ from nerfkit.data.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, images, mesh, mesh_files, points, splats
 from nerfkit.export.domain import domain
-from nerfkit.export.grid import Grid
+from nerfkit.export.grid import BLOCK, Grid
 from nerfkit.export.output import Output, OutputFolder, formats_of
 from nerfkit.export.views import Views, check_any
 from nerfkit.export.work import Work
@@ -200,7 +200,8 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     output.check(options.overwrite)
     cut = crop(run, options)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
-    settings = {"from": options.source, "level": options.level, "grid": [grid.origin.tolist(), grid.cell, grid.cells]}
+    in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
+    settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = training_views(run, work, finest=grid.cell / 2)
         density = options.source == "density"
@@ -213,7 +214,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError("no surface lies in the crop; change --crop, or delete the run's crop.json")
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
-        shape, n_unseen = mesh.colored(shape, views, mesh.TOLERANCE * grid.cell, run.device)
+        shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         counts = {
             "vertices": len(shape.vertices),
             "faces": len(shape.faces),

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nerfkit.data.cameras import Cameras
 from nerfkit.errors import UserError
 from nerfkit.export.grid import Grid, occupied_blocks
 from nerfkit.export.views import Seen, View, Views
@@ -26,8 +27,8 @@ class Field(Protocol):
     def blocks(self, grid: Grid) -> np.ndarray:
         """Blocks [N, 3] in which there may be a surface."""
 
-    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
-        """Values [X, Y, Z] at a block's corners, 0.5 on the surface; NaN where nothing is known."""
+    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
 
 
 class DensityField:
@@ -41,11 +42,12 @@ class DensityField:
         return occupied_blocks(grid, self.model)
 
     @torch.no_grad()
-    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
-        density = torch.cat([self.model.density(part).float() for part in grid.points(block, self.device).split(CHUNK)])
+    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        points, _ = grid.points(blocks, self.device)
+        density = torch.cat([self.model.density(part).float() for part in points.split(CHUNK)])
         # Near the level this is as straight as the logarithm of the density, which is what a network gives.
         values = density / (density + self.optical / grid.cell)
-        return values.nan_to_num(nan=1.0).view(grid.corners(block)).cpu().numpy()  # inf / inf
+        return grid.split(blocks, values.nan_to_num(nan=1.0))  # inf / inf
 
 
 class DepthField:
@@ -65,20 +67,26 @@ class DepthField:
         return grid.unflat(np.array(sorted(found), dtype=np.int64))
 
     @torch.no_grad()
-    def inside(self, grid: Grid, block: np.ndarray) -> np.ndarray:
-        points = grid.points(block, self.device)
-        low, high = grid.bounds(block[None])
-        center = torch.tensor((low[0] + high[0]) / 2, dtype=torch.float32, device=self.device)
-        radius = float(np.linalg.norm(high - low) / 2)
+    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        points, block = grid.points(blocks, self.device)  # [P, 3], [P]
+        low, high = grid.bounds(blocks)
+        centers = torch.tensor((low + high) / 2, dtype=torch.float32, device=self.device)  # [B, 3]
+        radius = float(np.linalg.norm(high[0] - low[0]) / 2)
         total, weights = (torch.zeros(len(points), device=self.device) for _ in range(2))
         for number in range(len(self.views)):
-            if may_see(self.views.cameras[number], center, radius):
-                self._add(self._view(number), points, TRUNCATION * grid.cell, total, weights)
+            near = may_see(self.views.cameras[number], centers, radius)[block].nonzero()[:, 0]
+            if len(near):
+                distance, weight = self._distances(self._view(number), points[near], TRUNCATION * grid.cell)
+                total[near] += weight * distance
+                weights[near] += weight
         values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
-        return values.view(grid.corners(block)).cpu().numpy()
+        return grid.split(blocks, values)
 
-    def _add(self, view: View, points: Tensor, truncation: float, total: Tensor, weights: Tensor) -> None:
-        """Add a view's weighted distances, in truncations: of a pixel without depth, the ray is free."""
+    def _distances(self, view: View, points: Tensor, truncation: float) -> tuple[Tensor, Tensor]:
+        """How far points [P, 3] lie before what a view sees, in truncations, and their weights.
+
+        1 where it sees nothing: the ray is free.
+        """
         seen = view.see(points)
         depth, opacity = view.depth_at(seen)
         # Between pixels depth changes by a truncation at most, or it is not interpolated: farther points stay clamped.
@@ -86,8 +94,7 @@ class DepthField:
         depth[near] = view.smooth_depth_at(Seen(*(x[near] for x in seen)), truncation)
         ahead = torch.where(depth > 0, (depth - seen.distance) / truncation, 1)
         weight = torch.where(depth > 0, opacity, 1 - opacity) * (seen.inside & (ahead > -1))
-        total += weight * ahead.clamp(-1, 1)
-        weights += weight
+        return ahead.clamp(-1, 1), weight
 
     def _view(self, number: int) -> View:
         if number not in self._loaded:
@@ -100,22 +107,18 @@ class DepthField:
 MOST_LOADED = 256  # views in memory
 
 
-def may_see(camera, center: Tensor, radius: float) -> bool:
-    """Whether a ball may be within the image of one camera without distortion; True if that is not simple."""
+def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
+    """Whether balls around centers [B, 3] may be within the image of one camera, [B] bool; with distortion, all may."""
     if camera.lenses:
-        return True
-    offset = (center - camera.positions[0]) @ camera.camera_to_world[0, :, :3]  # camera axes
-    depth = -offset[2].item()
-    if depth < -radius:
-        return False
-    if depth <= 2 * radius:
-        return True
-    width, height = camera.size(0)
-    x, y = (
-        offset[:2] * torch.tensor([1.0, -1.0], device=center.device) / depth * camera.focal[0] + camera.center[0]
-    ).tolist()
-    reach = 1.5 * radius * camera.focal[0].max().item() / (depth - radius)
-    return -reach < x < width + reach and -reach < y < height + reach
+        return torch.ones(len(centers), dtype=torch.bool, device=centers.device)
+    offset = (centers - camera.positions[0]) @ camera.camera_to_world[0, :, :3]  # [B, 3] camera axes
+    depth = -offset[:, 2]
+    flipped = offset[:, :2] * torch.tensor([1.0, -1.0], device=centers.device)
+    pixel = flipped / depth[:, None] * camera.focal[0] + camera.center[0]  # [B, 2]
+    reach = 1.5 * radius * camera.focal[0].max() / (depth - radius)  # [B]
+    size = torch.tensor(camera.size(0), device=centers.device)
+    within = ((pixel > -reach[:, None]) & (pixel < size + reach[:, None])).all(-1)
+    return torch.where(depth <= 2 * radius, depth >= -radius, within)
 
 
 def points_of(view: View, above: float = 0.0) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from nerfkit.model.base import Model
 from nerfkit.model.contracted import ContractedSampler
 
-BLOCK = 32  # cells a side
+BLOCK = 16  # cells a side: fewer are far from a surface than in larger ones
 CORNERS_ALONG = np.arange(BLOCK + 1)
 
 
@@ -39,15 +40,28 @@ class Grid:
 
     def corners(self, block: np.ndarray) -> tuple[int, int, int]:
         """Corners of a block [3] along x, y, z: one more than cells, shared with the next block."""
-        return tuple(np.minimum(BLOCK, np.array(self.cells) - block * BLOCK) + 1)
+        return tuple((np.minimum(BLOCK, np.array(self.cells) - block * BLOCK) + 1).tolist())
 
-    def points(self, block: np.ndarray, device: torch.device) -> Tensor:
-        """Positions [N, 3] float32 of a block's corners, x slowest."""
+    def points(self, blocks: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest; the block [P] of each."""
+        positions = [self._points(block) for block in blocks]
+        counts = torch.tensor([len(part) for part in positions])
+        number = torch.arange(len(blocks)).repeat_interleave(counts)
+        return torch.tensor(np.concatenate(positions), dtype=torch.float32, device=device), number.to(device)
+
+    def _points(self, block: np.ndarray) -> np.ndarray:
+        """Corners [P, 3] float64 of one block."""
         axes = [
             self.origin[axis] + self.cell * (block[axis] * BLOCK + CORNERS_ALONG[:n])
             for axis, n in enumerate(self.corners(block))
         ]
-        return torch.cartesian_prod(*(torch.tensor(axis, dtype=torch.float32, device=device) for axis in axes))
+        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+
+    def split(self, blocks: np.ndarray, values: Tensor) -> list[np.ndarray]:
+        """Values [P] at the corners of blocks, in the order of `points`, as one array [X, Y, Z] for each."""
+        shapes = [self.corners(block) for block in blocks]
+        parts = values.cpu().split([math.prod(shape) for shape in shapes])
+        return [part.view(shape).numpy() for part, shape in zip(parts, shapes, strict=True)]
 
     def bounds(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Lowest and highest corners [N, 3] of blocks [N, 3]."""

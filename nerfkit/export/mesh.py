@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,15 +17,18 @@ from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export.fields import Field
 from nerfkit.export.grid import BLOCK, Grid
+from nerfkit.export.hidden import InImage, hidden
 from nerfkit.export.missing import optional
 from nerfkit.export.surface import Piece, joined, piece_of_block
-from nerfkit.export.views import Views
+from nerfkit.export.views import View, Views
 from nerfkit.export.work import Work
 
-BLOCKS_OF_A_PART = 32  # that are kept together
+BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
+COVERS = 1.0  # cells that a vertex, or the middle of a face, hides
+BEHIND = 4.0  # cells that a vertex may lie behind what hides it and still be seen: surfaces slope
 CHUNK = 2**19  # vertices that a view sees at once
 
 
@@ -76,7 +80,8 @@ def surface(grid: Grid, field: Field, work: Work) -> Mesh:
 
 
 def _surface_of(grid: Grid, field: Field, blocks: np.ndarray) -> dict[str, np.ndarray]:
-    return joined([piece_of_block(grid, block, field.inside(grid, block)) for block in blocks])._asdict()
+    values = field.inside(grid, blocks)
+    return joined([piece_of_block(grid, *of_block) for of_block in zip(blocks, values, strict=True)])._asdict()
 
 
 def vertex_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
@@ -113,24 +118,40 @@ class Colors:
 
     def __init__(self, mesh: Mesh, device: torch.device):
         self.mesh, self.device = mesh, device
+        self.on_faces = torch.from_numpy(mesh.vertices[mesh.faces].mean(axis=1)).float()  # [F, 3] their middles
         self.best = torch.zeros(len(mesh.vertices), BEST)  # scores of the best cameras, on the CPU
         self.colors = torch.zeros(len(mesh.vertices), BEST, 3, dtype=torch.uint8)
 
     @torch.no_grad()
-    def look(self, views: Views, tolerance: float) -> None:
-        """Let all views see the vertices; one may lie `tolerance` [model units] behind the median depth."""
+    def look(self, views: Views, cell: float) -> None:
+        """Let all views see the vertices, of a mesh from cells of a size [model units]."""
         vertices, normals = (torch.from_numpy(x).float() for x in (self.mesh.vertices, self.mesh.normals))
         for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
+            hidden = self._hidden(view, vertices, cell)
             for start in range(0, len(vertices), CHUNK):
                 part = slice(start, start + CHUNK)
                 points, normal = vertices[part].to(self.device), normals[part].to(self.device)
                 seen = view.see(points)
                 depth, _ = view.depth_at(seen)
                 cosine = ((view.camera.positions[0] - points) * normal).sum(-1) / seen.distance
-                visible = seen.inside & (depth > 0) & (seen.distance < depth + tolerance) & (cosine > 0)
+                near = (depth > 0) & (seen.distance < depth + TOLERANCE * cell)
+                visible = seen.inside & near & (cosine > 0) & ~hidden[part]
                 # Pixels per length of the surface: facing, near and through a long lens is best.
                 score = torch.where(visible, cosine * view.camera.focal[0].mean() / seen.distance, 0)
                 self._offer(part, score.cpu(), (view.color_at(seen) * 255 + 0.5).to(torch.uint8).cpu())
+
+    def _hidden(self, view: View, vertices: Tensor, cell: float) -> Tensor:
+        """Which vertices are hidden from a view by faces, [V] bool."""
+        of_vertices, of_faces = (self._in_image(view, points) for points in (vertices, self.on_faces))
+        surface = InImage(*(torch.cat(pair) for pair in zip(of_vertices, of_faces, strict=True)))
+        side = COVERS * cell * view.camera.focal[0].max() / surface.distance
+        return hidden(of_vertices, surface, side, view.camera.size(0), BEHIND * cell)
+
+    def _in_image(self, view: View, points: Tensor) -> InImage:
+        """Points [P, 3] as a view has them."""
+        parts = [view.see(part.to(self.device)) for part in points.split(CHUNK)]
+        distance, pixel, inside = (torch.cat(values) for values in zip(*parts, strict=True))
+        return InImage(torch.where(inside, distance, math.inf), pixel)
 
     def _offer(self, part: slice, score: Tensor, color: Tensor) -> None:
         """Take a view's colors where its score is above the worst of the best."""
@@ -147,10 +168,10 @@ class Colors:
         return (self.best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
 
 
-def colored(mesh: Mesh, views: Views, tolerance: float, device: torch.device) -> tuple[Mesh, int]:
+def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[Mesh, int]:
     """The mesh with colors, without the faces of which no camera sees a corner, and how many those were."""
     colors = Colors(mesh, device)
-    colors.look(views, tolerance)
+    colors.look(views, cell)
     seen, color = colors.result()
     kept = seen[mesh.faces].any(axis=1)
     if not kept.any():
