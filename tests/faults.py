@@ -1347,6 +1347,23 @@ FAULTS = [
         "if len(ladder) > 10 * MAX_LADDER:",
         "contraction",
     ),
+    # meshes
+    Fault("what_a_mesh_hides_is_seen", "export/mesh.py", "(cosine > 0) & ~hidden[part]", "(cosine > 0)", "export_mesh"),
+    Fault(
+        "far_faces_hide_what_is_beside_them",
+        "export/hidden.py",
+        "mine = (drawn & (level == number))",
+        "mine = (drawn & (level <= number))",
+        "export_mesh",
+    ),
+    Fault("a_vertex_unseen_is_a_hole", "export/mesh.py", "2 * total >= 1 +", "2 * seen >= 1 + 0 *", "export_mesh"),
+    Fault(
+        "a_block_at_the_edge_of_an_image_is_left_out",
+        "export/fields.py",
+        "(pixel > -reach[:, None])",
+        "(pixel > reach[:, None])",
+        "export_mesh",
+    ),
     # several processes
     Fault(
         "sums_divided_by_the_processes",

@@ -30,6 +30,7 @@ from tests.balls import (
     SPECK,
     SPECK_RADIUS,
     Balls,
+    cameras,
     config,
     frame,
     write_run,
@@ -147,6 +148,19 @@ def test_a_vertex_hides_what_is_behind_it_and_no_more():
     distance, pixel, side = (torch.tensor([row[k] for row in rows]) for k in range(3))
     points = InImage(distance, pixel)
     assert hidden(points, points, side, (45, 30), 0.3).tolist() == [False, True, False, False, False, False]
+
+
+def test_a_single_vertex_makes_no_hole_and_no_island():
+    n = 9  # vertices a side of a square of triangles
+    k = np.arange(n * n).reshape(n, n)
+    corner, right, down, far = (part.ravel() for part in (k[:-1, :-1], k[:-1, 1:], k[1:, :-1], k[1:, 1:]))
+    faces = np.concatenate([np.stack([corner, right, down], 1), np.stack([right, far, down], 1)])
+    seen = np.zeros((n, n), dtype=bool)
+    seen[:, :5] = True
+    wanted = seen.copy()
+    seen[4, 1], seen[2, 7] = False, True
+    found = mesh.by_most_neighbours(faces, seen.ravel()).reshape(n, n)
+    assert (found == wanted)[1:-1, 1:-1].all()
 
 
 def test_glb_holds_the_same_mesh(run, tmp_path):
@@ -333,6 +347,18 @@ def test_corners_of_which_nothing_is_known_have_no_surface():
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
     assert 9 <= piece.vertices[:, 0].min() < 10 and len(piece.faces) > 50
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_block_that_a_camera_sees_a_point_of_is_not_left_out(seed):
+    generator = torch.Generator().manual_seed(seed)
+    camera, radius = cameras(3)[[seed]], 0.3
+    centers = camera.positions + torch.randn(300, 3, generator=generator)
+    inside = torch.nn.functional.normalize(torch.randn(300, 60, 3, generator=generator), dim=-1) * radius
+    pixel, depth = camera.project((centers[:, None] + inside).flatten(0, 1), 0)
+    seen = ((pixel >= 0) & (pixel < torch.tensor(camera.size(0)))).all(-1) & (depth > 0)
+    seen, found = seen.view(300, 60).any(1), fields.may_see(camera, centers, radius)
+    assert found[seen].all() and 10 < seen.sum() <= found.sum() < 250
 
 
 @pytest.mark.parametrize("seed", [0, 1])

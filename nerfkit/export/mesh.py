@@ -28,7 +28,7 @@ BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all t
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
 COVERS = 1.0  # cells that a vertex, or the middle of a face, hides
-BEHIND = 4.0  # cells that a vertex may lie behind what hides it and still be seen: surfaces slope
+BEHIND = 1.0  # cells that a vertex may lie behind what hides it and still be seen: surfaces slope
 CHUNK = 2**19  # vertices that a view sees at once
 
 
@@ -169,15 +169,22 @@ class Colors:
 
 
 def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[Mesh, int]:
-    """The mesh with colors, without the faces of which no camera sees a corner, and how many those were."""
+    """The mesh with colors, without the faces that no camera sees, and how many those were."""
     colors = Colors(mesh, device)
     colors.look(views, cell)
-    seen, color = colors.result()
-    kept = seen[mesh.faces].any(axis=1)
+    has_color, color = colors.result()
+    kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)
     if not kept.any():
         raise UserError("no training camera sees any of the surface: is the crop inside of something?")
-    color = _from_neighbours(mesh.faces[kept], seen, color)
+    color = _from_neighbours(mesh.faces[kept], has_color, color)
     return replace(mesh, colors=color).keep(kept), int((~kept).sum())
+
+
+def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    """Which vertices [V] bool are seen, as half of a vertex and its neighbours have it: no single one makes a hole."""
+    start, end = faces.ravel(), np.roll(faces, -1, axis=1).ravel()
+    total = seen + np.bincount(start, seen[end], len(seen))
+    return 2 * total >= 1 + np.bincount(start, minlength=len(seen))
 
 
 def _from_neighbours(faces: np.ndarray, seen: np.ndarray, color: np.ndarray) -> np.ndarray:
