@@ -1347,6 +1347,13 @@ FAULTS = [
         "if len(ladder) > 10 * MAX_LADDER:",
         "contraction",
     ),
+    Fault(
+        "cameras_of_smaller_images",
+        "export/cameras.py",
+        "of_run, capture = [], capture, in_sizes_of_files(capture)",
+        "of_run = [], capture",
+        "export_others",
+    ),
     # meshes
     Fault("what_a_mesh_hides_is_seen", "export/mesh.py", "(cosine > 0) & ~hidden[part]", "(cosine > 0)", "export_mesh"),
     Fault(

@@ -275,16 +275,24 @@ def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_confi
     from nerfkit.training import checkpoint
     from nerfkit.training.run_folder import RunFolder, describe
 
-    scene, folder = load_scene(str(toy_scene)), RunFolder.for_new_run(tmp_path / "run")
+    scene, folder = load_scene(str(toy_scene), downscale=2), RunFolder.for_new_run(tmp_path / "run")
     folder.start(small_config, describe(scene))
     tensors = {f"model.{name}": value for name, value in build_model(small_config).state_dict().items()}
     checkpoint.save(folder, tensors, {"step": 1, "seconds": 1.0, "n_rays": 1, "random": {}})
     folder.unlock()
-    call(tmp_path / "run", "cameras", "--formats", "transforms", "--out", tmp_path / "c")
+    call(tmp_path / "run", "cameras", "--formats", "transforms,colmap,path", "--out", tmp_path / "c")
     content = json.loads((tmp_path / "c" / "transforms.json").read_text())
     files = [tmp_path / "c" / entry["file_path"] for entry in content["frames"]]
     assert len(files) == 14 and all(file.is_file() for file in files)
     assert len(content["test_filenames"]) == 2
+    whole = load_scene(str(toy_scene)).split("train").cameras
+    sizes = {(entry.get("w", content.get("w")), entry.get("h", content.get("h"))) for entry in content["frames"]}
+    assert sizes == {whole.size()}, "of the files, not of the run's smaller images"
+    assert content.get("fl_x", content["frames"][0].get("fl_x")) == pytest.approx(whole.focal[0, 0].item(), rel=1e-5)
+    model = read_model(tmp_path / "c" / "colmap")
+    assert {(lens.width, lens.height) for lens in model.cameras.values()} == {whole.size()}
+    path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
+    assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()
 
 
 def test_an_export_is_not_replaced_unasked(run, tmp_path):

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data import colmap
+from nerfkit.data.assemble import fitted_lens, on_disk
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_capture
+from nerfkit.data.pixels import image_header
 from nerfkit.data.readers.transforms_writer import check_writable, write_transforms
 from nerfkit.errors import SceneError, UserError
 from nerfkit.export.camera_path import camera_path
@@ -138,10 +140,13 @@ def _listed(capture: Capture) -> Capture:
 
 
 def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> list[str]:
-    """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold."""
-    names = []
+    """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold.
+
+    Lenses are of the images as they are on disk; a camera path, which has none, is of the run's own size.
+    """
+    names, of_run, capture = [], capture, in_sizes_of_files(capture)
     if "path" in formats:
-        content = json.dumps(path_of(capture), indent=1)
+        content = json.dumps(path_of(of_run), indent=1)
         output.folder.write(PATH, content)
         names.append(PATH)
     if "transforms" in formats:
@@ -156,6 +161,15 @@ def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> l
             names.append(f"{MODEL}/{part}.txt")
         colmap.write_model(folder.path, capture, text=True)
     return names
+
+
+def in_sizes_of_files(capture: Capture) -> Capture:
+    """With the lens of each image that is on disk in its size there: a run may have been trained on less."""
+    images = []
+    for image in capture.images:
+        file = None if image.file == Path(image.name) else on_disk(image.file)  # named as in the run: no file
+        images.append(image if file is None else replace(image, lens=fitted_lens(image, image_header(file), 1.0)))
+    return replace(capture, images=images)
 
 
 def path_of(capture: Capture) -> dict[str, Any]:
