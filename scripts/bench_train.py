@@ -37,7 +37,7 @@ from nerfkit.data.scene import Views, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError  # noqa: E402
 from nerfkit.model.base import Model  # noqa: E402
-from nerfkit.model.registry import build_model  # noqa: E402
+from nerfkit.model.registry import build_model, import_models  # noqa: E402
 from nerfkit.parallel import ALONE, Processes  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
@@ -172,6 +172,7 @@ def measure(
     processes: Processes = ALONE,
 ) -> dict[str, Any]:
     settings = varied(options, case.changes, seed)
+    import_models(settings.model.module)
     ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
