@@ -249,7 +249,8 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
             raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
         if not -POSITION_LIMIT <= value <= POSITION_LIMIT:
             limit = f"finite and at most {POSITION_LIMIT:g}"
-            change = "divide all positions by one number" if abs(value) < math.inf else "leave the frame out"
+            others = "; if others are as large, divide all positions by one number" if abs(value) < math.inf else ""
+            change = f"leave the frame out{others}"
             raise SceneError(
                 f"{where}: the values of transform_matrix must be {limit}, got {reprlib.repr(value)}; {change}"
             )
