@@ -166,8 +166,11 @@ def measure(mesh: Surface, true: Truth, eyes: Eyes, of_parts: bool) -> dict[str,
     if of_parts:
         here, there = true.part[face[visible]], true.part[nearest]
         result["parts"] = {
-            name: {"share_of_mesh": round(float((there == k).mean()), 5)}
-            | both_ways(to_mesh[here == k], to_truth[there == k], size)
+            name: {
+                "share_of_mesh": round(float((there == k).mean()), 5),
+                "truth_to_mesh_percent": round(100 * float(to_mesh[here == k].mean()) / size, 5),
+                "mesh_to_truth_percent": round(100 * float(to_truth[there == k].mean()) / size, 5),
+            }
             for k, name in enumerate(true.parts)
             if (here == k).any() and (there == k).any()
         }
