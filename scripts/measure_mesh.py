@@ -31,13 +31,12 @@ from scipy.spatial import cKDTree
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.data.load import load_scene  # noqa: E402
-from nerfkit.export.hidden import InImage, hidden  # noqa: E402
+from nerfkit.export.hidden import InImage, Occluder  # noqa: E402
 
 POINTS = 200_000  # that distances are measured from
 DENSE = 4_000_000  # that distances are measured to, before the triangles of the nearest are asked
 NEAREST = 4  # of the dense points
 HIDING = 1_000_000  # that hide others from a camera
-COVERS, BEHIND = 1.5, 2.0  # mean distances between those that one covers, and that a point behind it is still seen
 
 
 class Surface(NamedTuple):
@@ -48,8 +47,15 @@ class Surface(NamedTuple):
 
     def areas(self) -> np.ndarray:
         """Of each triangle, doubled, [F]."""
+        return np.linalg.norm(self._crosses(), axis=1)
+
+    def normals(self) -> np.ndarray:
+        """Of each triangle, [F, 3] of length 1."""
+        return self._crosses() / self.areas().clip(1e-30)[:, None]
+
+    def _crosses(self) -> np.ndarray:
         a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
-        return np.linalg.norm(np.cross(b - a, c - a), axis=1)
+        return np.cross(b - a, c - a)
 
     def sample(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Points [n, 3] evenly over the area, and their triangles [n]."""
@@ -131,23 +137,30 @@ class Eyes:
         """Points [P, 3] of the scene's files in the world."""
         return room_views.points_to_world(vertices) if self.scene == "room" else vertices
 
-    def see(self, points: np.ndarray, hiding: np.ndarray, spacing: float) -> np.ndarray:
+    def see(self, points: np.ndarray, normals: np.ndarray, hiding: np.ndarray, spacing: float) -> np.ndarray:
         """Which points [P, 3] of the world some camera sees, [P] bool; `hiding` [D, 3], `spacing` apart, hide them."""
-        both = np.concatenate([points, hiding])
-        files = room_views.points_to_files(both) if self.scene == "room" else both
-        frame = self.loaded.frame
-        placed = torch.from_numpy(files if frame is None else frame.to_model(files)).float()
-        unit = spacing * (placed[1] - placed[0]).norm().item() / float(np.linalg.norm(both[1] - both[0]))
+        placed, hides = self._to_model(points), self._to_model(hiding)
+        tips = self._to_model(points + normals) - placed  # [P, 3] as long as one of the world is in the model
+        unit = tips[0].norm().item()
         seen = np.zeros(len(points), dtype=bool)
         for view in range(len(self.cameras)):
-            pixel, depth = self.cameras.project(placed, view)
-            width, height = size = self.cameras.size(view)
-            inside = ((pixel >= 0) & (pixel < torch.tensor([width, height]))).all(-1) & (depth > 0)  # NaN is not
-            distance = torch.where(inside, (placed - self.cameras.positions[view]).norm(dim=-1), torch.inf)
-            side = COVERS * unit * self.cameras.focal[view].max() / distance
-            some, all_points = (InImage(distance[:end], pixel[:end]) for end in (len(points), len(both)))
-            seen |= (inside[: len(points)] & ~hidden(some, all_points, side, size, BEHIND * unit)).numpy()
+            surface, here = self._in_image(view, hides), self._in_image(view, placed)
+            occluder = Occluder(surface, 1.5 * spacing * unit, self.cameras.focal[view].max(), self.cameras.size(view))
+            way = self.cameras.positions[view] - placed
+            cosine = (way * tips).sum(-1) / (way.norm(dim=-1) * unit)
+            seen |= (here.distance.isfinite() & ~occluder.hides(here, cosine)).numpy()
         return seen
+
+    def _to_model(self, points: np.ndarray) -> torch.Tensor:
+        files = room_views.points_to_files(points) if self.scene == "room" else points
+        frame = self.loaded.frame
+        return torch.from_numpy(files if frame is None else frame.to_model(files)).float()
+
+    def _in_image(self, view: int, points: torch.Tensor) -> InImage:
+        pixel, depth = self.cameras.project(points, view)
+        inside = ((pixel >= 0) & (pixel < torch.tensor(self.cameras.size(view)))).all(-1) & (depth > 0)  # NaN is not
+        distance = torch.where(inside, (points - self.cameras.positions[view]).norm(dim=-1), torch.inf)
+        return InImage(distance, pixel)
 
 
 def measure(mesh: Surface, true: Truth, eyes: Eyes, of_parts: bool) -> dict[str, Any]:
@@ -155,7 +168,7 @@ def measure(mesh: Surface, true: Truth, eyes: Eyes, of_parts: bool) -> dict[str,
     size = float(np.ptp(true.bounds, axis=0).max())
     points, face = true.surface.sample(POINTS, 0)
     spacing = float(np.sqrt(0.5 * true.surface.areas().sum() / HIDING))
-    visible = eyes.see(points, true.surface.sample(HIDING, 1)[0], spacing)
+    visible = eyes.see(points, true.surface.normals()[face], true.surface.sample(HIDING, 1)[0], spacing)
     of_mesh = mesh.sample(POINTS, 3)[0]
     slack = 0.02 * size
     of_mesh = of_mesh[((of_mesh > true.bounds[0] - slack) & (of_mesh < true.bounds[1] + slack)).all(axis=1)]

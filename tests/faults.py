@@ -1355,7 +1355,14 @@ FAULTS = [
         "export_others",
     ),
     # meshes
-    Fault("what_a_mesh_hides_is_seen", "export/mesh.py", "(cosine > 0) & ~hidden[part]", "(cosine > 0)", "export_mesh"),
+    Fault(
+        "what_a_mesh_hides_is_seen",
+        "export/mesh.py",
+        "(cosine > 0) & ~occluder.hides(in_image(seen), cosine)",
+        "(cosine > 0)",
+        "export_mesh",
+    ),
+    Fault("a_slope_hides_itself", "export/hidden.py", "2 * COVERS * slope)", "COVERS)", "export_mesh"),
     Fault(
         "far_faces_hide_what_is_beside_them",
         "export/hidden.py",
@@ -1492,7 +1499,7 @@ FAULTS = [
     Fault(
         "hidden_faces_stay",
         "export/mesh.py",
-        "kept = seen[mesh.faces].any(axis=1)",
+        "kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)",
         "kept = np.ones(len(mesh.faces), dtype=bool)",
         "export_mesh",
     ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nerfkit.data.colmap import write_model
-from nerfkit.data.load import format_elsewhere, format_of_run, load_capture
+from nerfkit.data.load import format_elsewhere, load_capture
 from nerfkit.data.readers import colmap
 from nerfkit.data.readers.transforms_writer import write_transforms
 from tests.captures import check_refused, touch
@@ -43,18 +43,28 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         assert_names(read.notes[0], f"read as {taken}", f"--data.format {other}")
         assert load_capture(str(folder), "transforms").format != "colmap"
         assert load_capture(str(folder), seeks_points=False).format != "colmap", "as by runs that say auto"
+    for name, has_split in (("with", True), ("masked", False)):
+        folder = tmp_path / name
+        touch(folder, "images/a.png", "images/b.png", "other/a.png")
+        write_model(folder / "sparse/0", capture)
+        masked = [replace(image, mask=None if has_split else folder / "other/a.png") for image in capture.images]
+        splits = {"train": ["a.png"], "test": ["b.png"]} if has_split else {}
+        write_transforms(folder / "transforms.json", replace(capture, images=masked, points=None, splits=splits))
+        assert load_capture(str(folder)).reader == "transforms", "it knows which are tests, or what counts"
     (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
     assert load_capture(str(tmp_path / "with")).format != "colmap"
+    (tmp_path / "with/transforms.json").write_text('{"frames": [')
+    check_refused(load_capture, str(tmp_path / "with"), "transforms.json", "JSON")
 
 
 def test_a_run_reads_its_scene_alike_later(tmp_path):
     capture = a_capture(["a.png", "b.png"], n_points=3)
     touch(tmp_path, "images/a.png", "images/b.png")
-    assert format_of_run(str(tmp_path), "auto") == "auto", "poses of photographs are looked for again"
     write_transforms(tmp_path / "transforms.json", replace(capture, points=None))
-    assert format_of_run(str(tmp_path), "auto") == "transforms"
+    assert load_capture(str(tmp_path)).reader == "transforms"
     write_model(tmp_path / "sparse/0", capture)
-    assert format_of_run(str(tmp_path), "auto") == "colmap" and format_of_run(str(tmp_path), "llff") == "llff"
+    assert load_capture(str(tmp_path)).reader == "colmap"
+    assert load_capture(str(tmp_path), "transforms").reader == "transforms"
     (tmp_path / "transforms.json").unlink()
     assert format_elsewhere(str(tmp_path), "colmap") == "colmap"
     for missing in ("transforms", "auto"):

@@ -9,11 +9,12 @@ import torch
 
 from nerfkit.commands import export
 from nerfkit.crop import CROP
+from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
 from nerfkit.export.grid import Grid, occupied_blocks
-from nerfkit.export.hidden import InImage, hidden
+from nerfkit.export.hidden import InImage, Occluder
 from nerfkit.export.surface import joined, piece_of_block
 from nerfkit.export.work import Work
 from nerfkit.model.compositing import Rendering, median_depth
@@ -37,6 +38,7 @@ from tests.balls import (
 )
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
+from tests.rigs import look_at
 
 pytest.importorskip("skimage")
 RESOLUTION = 48
@@ -135,19 +137,44 @@ def test_what_a_shell_that_lets_light_through_hides_is_left_out(tmp_path):
     assert len(shape["faces"]) > 1000
 
 
-def test_a_vertex_hides_what_is_behind_it_and_no_more():
+def test_a_point_hides_what_is_behind_it_and_no_more():
     """Near ones, sparse in the image, hide all behind them; what is beside them or little behind is seen."""
     rows = [
-        (1.0, (20.2, 20.7), 8.0),  # in the squares of 8 pixels
-        (2.0, (23.9, 16.0), 1.0),  # behind it, at the edge of its square
-        (2.0, (24.1, 20.0), 1.0),  # beside it
-        (1.2, (20.0, 20.0), 1.0),  # a little behind it
-        (9.0, (3.5, 3.5), 1.0),  # alone
-        (float("inf"), (float("nan"), 2.0), 1.0),  # not in the image
+        (1.0, (20.2, 20.7)),  # a cell here has 7 pixels: it is drawn as a square of 8
+        (2.0, (23.9, 16.0)),  # behind it, at the edge of its square
+        (2.0, (24.1, 20.0)),  # beside it
+        (1.1, (20.0, 20.0)),  # a little behind it
+        (9.0, (3.5, 3.5)),  # alone
+        (float("inf"), (float("nan"), 2.0)),  # not in the image
     ]
-    distance, pixel, side = (torch.tensor([row[k] for row in rows]) for k in range(3))
-    points = InImage(distance, pixel)
-    assert hidden(points, points, side, (45, 30), 0.3).tolist() == [False, True, False, False, False, False]
+    points = InImage(*(torch.tensor([row[k] for row in rows]) for k in range(2)))
+    occluder = Occluder(InImage(*(x[[0, 4]] for x in points)), 0.14, torch.tensor(50.0), (45, 30))
+    assert occluder.hides(points, torch.ones(6)).tolist() == [False, True, False, False, False, False]
+
+
+@pytest.mark.parametrize("elevation", [15, 20, 30, 60])
+def test_a_flat_floor_does_not_hide_itself(elevation: int):
+    """Seen at a grazing angle by one camera; a second floor three cells below is hidden."""
+    place = torch.arange(-60, 61) * 0.02
+    points = torch.cartesian_prod(place, place, torch.zeros(1))
+    angle = np.radians(elevation)
+    eye = 3 * np.array([np.cos(angle), 0, np.sin(angle)])
+    pose = torch.tensor(look_at(eye[None], np.zeros(3)), dtype=torch.float32)
+    camera = Cameras(pose, torch.full((1, 2), 150.0), torch.full((1, 2), 64.0), 128, 128)
+    size, position = camera.size(0), camera.positions[0]
+
+    def seen(points):
+        pixel, depth = camera.project(points, 0)
+        inside = ((pixel >= 0) & (pixel < 128)).all(-1) & (depth > 0)
+        distance = torch.where(inside, (points - position).norm(dim=-1), torch.inf)
+        return InImage(distance, pixel), (position - points)[:, 2] / (points - position).norm(dim=-1)
+
+    on_floor, cosine = seen(points)
+    occluder = Occluder(on_floor, 0.02, camera.focal[0, 0], size)
+    assert not occluder.hides(on_floor, cosine)[on_floor.distance.isfinite()].any()
+    below, cosine = seen(points - torch.tensor([0, 0, 0.06]))
+    inner = below.distance.isfinite() & (points[:, :2].abs() < 0.6).all(-1)
+    assert occluder.hides(below, cosine)[inner].float().mean() > 0.99
 
 
 def test_a_single_vertex_makes_no_hole_and_no_island():

@@ -20,7 +20,7 @@ from nerfkit.config import OpsConfig
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.frame import Frame
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, fields, images, mesh, mesh_files, points, splats
+from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
 from nerfkit.export.domain import domain
 from nerfkit.export.grid import BLOCK, Grid
 from nerfkit.export.output import Output, OutputFolder, formats_of
@@ -229,6 +229,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             "level": options.level,
             "truncation_cells": fields.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
+            "hidden_by_cells": [hidden.COVERS, hidden.BEHIND, hidden.LEAST_COSINE],
         }
         report(output.write(content, about(run, options, counts=counts, thresholds=thresholds)), counts)
         work.remove()

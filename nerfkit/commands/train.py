@@ -18,7 +18,7 @@ from nerfkit.config import Config
 from nerfkit.data.assemble import assemble
 from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.frame import WARNING
-from nerfkit.data.load import format_of_run, load_capture
+from nerfkit.data.load import load_capture
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
@@ -207,7 +207,7 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     scene = assemble(capture, data.downscale, box, frame, cutout, is_unbounded)
     scene = scene.with_fewer(data.max_views)
     if not resume:
-        data.format = format_of_run(data.path, data.format)
+        data.format = capture.reader
         fit_to_scene(options, scene, given)
     return scene
 

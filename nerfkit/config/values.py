@@ -25,10 +25,10 @@ def dumps(config: Config) -> str:
 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
-    "out", "device", "data.path", "model.module", "trainer.steps", "trainer.max_seconds", "trainer.learning_rate",
-    "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay", "trainer.save_every",
-    "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every", "trainer.tensorboard",
-    "eval.", "parallel.", "ops.",
+    "out", "device", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
+    "trainer.learning_rate", "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay",
+    "trainer.save_every", "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every",
+    "trainer.tensorboard", "eval.", "parallel.", "ops.",
 )  # fmt: skip
 
 

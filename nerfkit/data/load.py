@@ -7,12 +7,14 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+from nerfkit.data import readers
 from nerfkit.data.assemble import assemble
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import Frame
-from nerfkit.data.readers import READERS, find_reader, formats_of
+from nerfkit.data.readers import READERS
 from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve, video_frames
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
@@ -62,16 +64,11 @@ def load_capture(
     if format == "auto" and not _is_known(folder) and (os.path.isfile(folder) or _has_photographs(folder)):
         _check_not_inside(folder)
         report(f"{shown(folder)} has no camera poses; they are looked for")
-        folder = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+        solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
+        return replace(readers.read(solved, format, seeks_points), reader=format)  # poses are looked for again
     if format == "auto" and not _is_known(folder):
         _check_no_other_photographs(folder)
-    return find_reader(folder, format, seeks_points).read(folder)
-
-
-def format_of_run(path: str, format: str) -> str:
-    """The data.format by which what is at `path` is read alike later: that found, if it is auto, unless poses are."""
-    found = formats_of(_path(path, "data.path")) if format == "auto" else []
-    return found[0] if found else format
+    return readers.read(folder, format, seeks_points)
 
 
 def format_elsewhere(path: str, format: str) -> str:

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor
 
 LEVELS = 12  # of the buffer; the coarsest has squares of 2**11 pixels
+COVERS = 1.0  # cells that a point of the surface hides, at least; at most twice as many, for levels are powers of two
+BEHIND = 1.0  # cells that a point may lie behind what hides it and still be seen
+LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 degrees of it, it may hide itself
 
 
 class InImage(NamedTuple):
@@ -19,32 +22,48 @@ class InImage(NamedTuple):
     pixel: Tensor  # [P, 2] column and row
 
 
-def hidden(points: InImage, surface: InImage, side: Tensor, size: tuple[int, int], tolerance: float) -> Tensor:
-    """Whether points [P] lie more than `tolerance` behind points [S] of a surface that cover the same pixels, [P] bool.
+class Occluder:
+    r"""A surface that hides points from one camera.
 
-    A point of the surface is drawn into one level of a pyramid of buffers, that whose squares are at least as large as
-    its `side`, and hides what is behind it in any: so near ones, which lie far apart in the image, leave no gaps, and
-    far ones do not hide what is beside them.
+    Each of its points is drawn into one level of a pyramid of depth buffers, that whose squares are at least as large
+    as a cell is there, and hides what is behind it in any: so near ones, which lie far apart in the image, leave no
+    gaps, and far ones do not hide what is beside them. As a square reaches over a slope, a point is seen up to
+
+    .. math::
+        cell\, (BEHIND + 2\, COVERS \tan\theta)
+
+    behind the nearest, with theta between its normal and the way to the camera. Of two parallel sheets the farther one
+    is hidden if they are 2.3 cells apart, under whatever angle.
 
     Args:
-        points: that are asked for.
-        surface: points on it.
-        side: [S] pixels that each has to cover to reach its neighbours.
+        surface: S points on it, about a cell apart.
+        cell: in the unit of distances.
+        focal: [] pixels.
         size: width and height of the image, pixels.
-        tolerance: in the unit of distances.
     """
-    drawn = surface.distance.isfinite()
-    level = torch.where(drawn, side, 1).clamp(min=1).log2().ceil().long().clamp(max=LEVELS - 1)  # [S]
-    asked = points.distance.isfinite()
-    nearest = torch.full_like(points.distance, math.inf)
-    for number in torch.unique(level[drawn]).tolist():
-        width, height = ((length - 1 >> number) + 1 for length in size)
-        mine = (drawn & (level == number)).nonzero()[:, 0]
-        buffer = torch.full((width * height,), math.inf, dtype=nearest.dtype, device=nearest.device)
-        buffer.scatter_reduce_(0, _square(surface.pixel[mine], number, width), surface.distance[mine], "amin")
-        pixel = torch.where(asked[:, None], points.pixel, 0)
-        nearest = torch.minimum(nearest, buffer[_square(pixel, number, width)])
-    return points.distance > nearest + tolerance
+
+    def __init__(self, surface: InImage, cell: float, focal: Tensor, size: tuple[int, int]):
+        self.cell = cell
+        side = COVERS * cell * focal / surface.distance  # [S] pixels
+        drawn = surface.distance.isfinite()
+        level = torch.where(drawn, side, 1).clamp(min=1).log2().ceil().long().clamp(max=LEVELS - 1)  # [S]
+        self.buffers: list[tuple[int, int, Tensor]] = []  # level, width, distances
+        for number in torch.unique(level[drawn]).tolist():
+            width, height = ((length - 1 >> number) + 1 for length in size)
+            mine = (drawn & (level == number)).nonzero()[:, 0]
+            buffer = torch.full((width * height,), math.inf, dtype=side.dtype, device=side.device)
+            buffer.scatter_reduce_(0, _square(surface.pixel[mine], number, width), surface.distance[mine], "amin")
+            self.buffers.append((number, width, buffer))
+
+    def hides(self, points: InImage, cosine: Tensor) -> Tensor:
+        """Which points [P] are hidden, bool; `cosine` [P] of theta."""
+        nearest = torch.full_like(points.distance, math.inf)
+        pixel = torch.where(points.distance.isfinite()[:, None], points.pixel, 0)
+        for number, width, buffer in self.buffers:
+            nearest = torch.minimum(nearest, buffer[_square(pixel, number, width)])
+        cosine = cosine.abs().clamp(LEAST_COSINE, 1)
+        slope = (1 - cosine.square()).sqrt() / cosine
+        return points.distance > nearest + self.cell * (BEHIND + 2 * COVERS * slope)
 
 
 def _square(pixel: Tensor, level: int, width: int) -> Tensor:

@@ -17,18 +17,16 @@ from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export.fields import Field
 from nerfkit.export.grid import BLOCK, Grid
-from nerfkit.export.hidden import InImage, hidden
+from nerfkit.export.hidden import InImage, Occluder
 from nerfkit.export.missing import optional
 from nerfkit.export.surface import Piece, joined, piece_of_block
-from nerfkit.export.views import View, Views
+from nerfkit.export.views import Seen, View, Views
 from nerfkit.export.work import Work
 
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
-COVERS = 1.0  # cells that a vertex, or the middle of a face, hides
-BEHIND = 1.0  # cells that a vertex may lie behind what hides it and still be seen: surfaces slope
 CHUNK = 2**19  # vertices that a view sees at once
 
 
@@ -118,7 +116,7 @@ class Colors:
 
     def __init__(self, mesh: Mesh, device: torch.device):
         self.mesh, self.device = mesh, device
-        self.on_faces = torch.from_numpy(mesh.vertices[mesh.faces].mean(axis=1)).float()  # [F, 3] their middles
+        self.middles = torch.from_numpy(mesh.vertices[mesh.faces].mean(axis=1)).float()  # [F, 3] of faces
         self.best = torch.zeros(len(mesh.vertices), BEST)  # scores of the best cameras, on the CPU
         self.colors = torch.zeros(len(mesh.vertices), BEST, 3, dtype=torch.uint8)
 
@@ -127,7 +125,7 @@ class Colors:
         """Let all views see the vertices, of a mesh from cells of a size [model units]."""
         vertices, normals = (torch.from_numpy(x).float() for x in (self.mesh.vertices, self.mesh.normals))
         for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
-            hidden = self._hidden(view, vertices, cell)
+            occluder = self._occluder(view, vertices, cell)
             for start in range(0, len(vertices), CHUNK):
                 part = slice(start, start + CHUNK)
                 points, normal = vertices[part].to(self.device), normals[part].to(self.device)
@@ -135,23 +133,17 @@ class Colors:
                 depth, _ = view.depth_at(seen)
                 cosine = ((view.camera.positions[0] - points) * normal).sum(-1) / seen.distance
                 near = (depth > 0) & (seen.distance < depth + TOLERANCE * cell)
-                visible = seen.inside & near & (cosine > 0) & ~hidden[part]
+                visible = seen.inside & near & (cosine > 0) & ~occluder.hides(in_image(seen), cosine)
                 # Pixels per length of the surface: facing, near and through a long lens is best.
                 score = torch.where(visible, cosine * view.camera.focal[0].mean() / seen.distance, 0)
                 self._offer(part, score.cpu(), (view.color_at(seen) * 255 + 0.5).to(torch.uint8).cpu())
 
-    def _hidden(self, view: View, vertices: Tensor, cell: float) -> Tensor:
-        """Which vertices are hidden from a view by faces, [V] bool."""
-        of_vertices, of_faces = (self._in_image(view, points) for points in (vertices, self.on_faces))
-        surface = InImage(*(torch.cat(pair) for pair in zip(of_vertices, of_faces, strict=True)))
-        side = COVERS * cell * view.camera.focal[0].max() / surface.distance
-        return hidden(of_vertices, surface, side, view.camera.size(0), BEHIND * cell)
-
-    def _in_image(self, view: View, points: Tensor) -> InImage:
-        """Points [P, 3] as a view has them."""
-        parts = [view.see(part.to(self.device)) for part in points.split(CHUNK)]
-        distance, pixel, inside = (torch.cat(values) for values in zip(*parts, strict=True))
-        return InImage(torch.where(inside, distance, math.inf), pixel)
+    def _occluder(self, view: View, vertices: Tensor, cell: float) -> Occluder:
+        """The mesh as it hides itself from a view: its vertices, and the middles of its faces."""
+        chunks = (*vertices.split(CHUNK), *self.middles.split(CHUNK))
+        parts = [in_image(view.see(chunk.to(self.device))) for chunk in chunks]
+        surface = InImage(*(torch.cat(values) for values in zip(*parts, strict=True)))
+        return Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
 
     def _offer(self, part: slice, score: Tensor, color: Tensor) -> None:
         """Take a view's colors where its score is above the worst of the best."""
@@ -166,6 +158,11 @@ class Colors:
         taken = (self.best > 0).float()  # [V, BEST]
         mean = (self.colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
         return (self.best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
+
+
+def in_image(seen: Seen) -> InImage:
+    """What a view has, for a depth buffer."""
+    return InImage(torch.where(seen.inside, seen.distance, math.inf), seen.pixel)
 
 
 def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[Mesh, int]:
@@ -187,13 +184,18 @@ def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:
     return 2 * total >= 1 + np.bincount(start, minlength=len(seen))
 
 
-def _from_neighbours(faces: np.ndarray, seen: np.ndarray, color: np.ndarray) -> np.ndarray:
-    """Colors [V, 3] in which an unseen corner has the mean of the seen ones of its faces."""
-    total, count = np.zeros((len(color), 3)), np.zeros(len(color))
-    for k in range(3):
-        for other in ((k + 1) % 3, (k + 2) % 3):
-            rows = ~seen[faces[:, k]] & seen[faces[:, other]]
-            np.add.at(total, faces[rows, k], color[faces[rows, other]])
-            np.add.at(count, faces[rows, k], 1)
-    mean = (total / count.clip(1)[:, None] + 0.5).astype(np.uint8)
-    return np.where((count > 0)[:, None], mean, color)
+def _from_neighbours(faces: np.ndarray, has_color: np.ndarray, color: np.ndarray) -> np.ndarray:
+    """Colors [V, 3] in which corners without one have the mean of their neighbours', from neighbour to neighbour."""
+    color, has_color = color.astype(np.float64), has_color.copy()
+    while True:
+        total, count = np.zeros_like(color), np.zeros(len(color))
+        for k in range(3):
+            for other in ((k + 1) % 3, (k + 2) % 3):
+                rows = ~has_color[faces[:, k]] & has_color[faces[:, other]]
+                np.add.at(total, faces[rows, k], color[faces[rows, other]])
+                np.add.at(count, faces[rows, k], 1)
+        found = count > 0
+        if not found.any():
+            return (color + 0.5).astype(np.uint8)
+        color[found] = total[found] / count[found, None]
+        has_color |= found

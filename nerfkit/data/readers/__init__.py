@@ -38,47 +38,50 @@ READERS = {
 }
 
 
-def _noting(reader: Reader, recognised: list[str]) -> Reader:
-    """The reader, which says as what else its folder could be read."""
-    if len(recognised) == 1:
-        return reader
-    note = f"read as {recognised[0]}; --data.format {' or '.join(recognised[1:])} would be possible, too"
-
-    def read(folder: Path) -> Capture:
-        capture = reader.read(folder)
-        return replace(capture, notes=(note, *capture.notes))
-
-    return reader._replace(read=read)
-
-
-def _has_points(reader: Reader, folder: Path) -> bool:
-    """Whether a reader finds sparse points, which say where the scene is."""
-    try:
-        points = reader.read(folder).points
-    except UserError:
-        return False
-    return points is not None and len(points.positions) > 0
-
-
-def formats_of(folder: Path, seeks_points: bool = True) -> list[str]:
-    """Names of the readers that recognise a folder, the one to take first; COLMAP's where it alone finds sparse points,
-    if they are sought."""
+def formats_of(folder: Path) -> list[str]:
+    """Names of the readers that recognise a folder, the one to take first."""
     names = [name for name, reader in READERS.items() if reader.recognises(folder)]
     if names[:1] == ["transforms"] and not os.path.lexists(folder / transforms_capture.MAIN):
         names = [*names[1:], "transforms"]  # other JSON files only where there is nothing better
-    if names[:1] == ["transforms"] and "colmap" in names and seeks_points:
-        if _has_points(READERS["colmap"], folder) and not _has_points(READERS["transforms"], folder):
-            names.sort(key=lambda name: name != "colmap")
     return names
 
 
-def find_reader(folder: Path, format: str, seeks_points: bool = True) -> Reader:
-    """The reader of `format`, or with "auto" the first of `formats_of`."""
+def read(folder: Path, format: str, seeks_points: bool = True) -> Capture:
+    """The capture in a folder, read as `format`, or with "auto" as the first of `formats_of`; but as COLMAP's where a
+    transforms.json has no sparse points, if they are sought. `Capture.reader` tells which it was."""
     if format != "auto":
         if format not in READERS:
             raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(READERS)}")
-        return READERS[format]
-    if names := formats_of(folder, seeks_points):
-        return _noting(READERS[names[0]], names)
-    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
-    raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
+        return replace(READERS[format].read(folder), reader=format)
+    names = formats_of(folder)
+    if not names:
+        expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
+        raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
+    capture = READERS[names[0]].read(folder)
+    if names[0] == "transforms" and "colmap" in names and seeks_points:
+        model = _model_that_knows_more(folder, capture)
+        if model is not None:
+            capture = model
+            names.sort(key=lambda name: name != "colmap")
+    notes = capture.notes
+    if len(names) > 1:
+        others = " or ".join(names[1:])
+        notes = (f"read as {names[0]}; --data.format {others} would be possible, too", *notes)
+    return replace(capture, reader=names[0], notes=notes)
+
+
+def _model_that_knows_more(folder: Path, of_json: Capture) -> Capture | None:
+    """COLMAP's model, where it alone has sparse points, which say where the scene is, and the JSON neither splits nor
+    masks that it lacks."""
+    if _has_points(of_json) or of_json.splits:
+        return None
+    try:
+        model = READERS["colmap"].read(folder)
+    except UserError:
+        return None
+    lacks_masks = any(image.mask for image in of_json.images) and not any(image.mask for image in model.images)
+    return model if _has_points(model) and not lacks_masks else None
+
+
+def _has_points(capture: Capture) -> bool:
+    return capture.points is not None and len(capture.points.positions) > 0
