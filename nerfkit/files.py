@@ -163,6 +163,13 @@ class OwnFolder:
         self._listed &= set(keep)
         self.mark()
 
+    def drop(self, names: set[str]) -> None:
+        """Delete files of nerfkit's, and forget them."""
+        for name in sorted(names & self._listed):
+            self._delete(name)
+        self._listed -= names
+        self.mark()
+
     def _delete(self, name: str) -> None:
         """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
         try:

@@ -196,7 +196,7 @@ def measure(
     for mark in sorted({*(t for t in options.at if t < end), end}):
         seen = train_until(trainer, mark, f"{case.title}, seed {seed}")
         if curve and curve[-1]["steps"] == trainer.step:
-            break  # it ended before this mark
+            continue  # it ended before this mark, or was past it at the last
         samples, rays = samples + seen[0], rays + seen[1]
         curve.append({"seconds": round(trainer.seconds, 2), "steps": trainer.step, "psnr": round(score(), 3)})
         print(f"  {case.title} seed {seed}: {curve[-1]}", flush=True)

@@ -62,7 +62,13 @@ FAULTS = [
         "trusted = True",
         "viewer_engine",
     ),
-    Fault("chunks_grow_without_bound", "viewer/chunk.py", "max(CHUNK_SECONDS, 2", "max(1.0, 2", "viewer_engine"),
+    Fault(
+        "chunks_grow_without_bound",
+        "viewer/chunk.py",
+        "return max(CHUNK_SECONDS, 2",
+        "return max(1.0, 2",
+        "viewer_engine",
+    ),
     Fault("all_time_put_down_to_rays", "viewer/chunk.py", "min(max(fixed, 0.0), seconds)", "0.0", "viewer_engine"),
     Fault(
         "an_onlooker_takes_half", "viewer/sharing.py", "return self.credit >= seconds", "return True", "viewer_engine"
@@ -1350,10 +1356,12 @@ FAULTS = [
     Fault(
         "cameras_of_smaller_images",
         "export/cameras.py",
-        "of_run, capture = [], capture, in_sizes_of_files(capture)",
-        "of_run = [], capture",
+        "lens = image.lens if on_this_disk is None else",
+        "lens = image.lens if True else",
         "export_others",
     ),
+    Fault("comparisons_of_before_stay", "training/evaluator.py", "- set(files))", "- found.names())", "evaluation"),
+    Fault("a_rest_makes_chunks_smaller", "viewer/chunk.py", "2 * self._fixed_before", "0", "viewer_engine"),
     # meshes
     Fault(
         "what_a_mesh_hides_is_seen",

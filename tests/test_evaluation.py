@@ -99,3 +99,8 @@ def test_comparisons_are_spread_over_the_views(small_config, tmp_path):
     third = len(names) / 3
     written = {file.stem for file in (tmp_path / "run").rglob("*.png")}
     assert written == {names[0], names[int(third)], names[int(2 * third)]}
+    small_config.eval.comparisons = 2
+    (tmp_path / "run/eval/train/mine.png").write_bytes(b"")
+    evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+    left = {file.stem for file in (tmp_path / "run").rglob("*.png")}
+    assert left == {names[0], names[len(names) // 2], "mine"}, "of this scoring alone, and what nerfkit did not write"

@@ -293,6 +293,12 @@ def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_confi
     assert {(lens.width, lens.height) for lens in model.cameras.values()} == {whole.size()}
     path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
     assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()
+    scene.split("train").files[0].write_bytes(b"no image")
+    call(tmp_path / "run", "cameras", "--formats", "transforms", "--out", tmp_path / "d")
+    content = json.loads((tmp_path / "d" / "transforms.json").read_text())
+    assert content.get("w", content["frames"][0].get("w")) == scene.split("train").cameras.size()[0], (
+        "as the run has it"
+    )
 
 
 def test_an_export_is_not_replaced_unasked(run, tmp_path):

@@ -72,3 +72,14 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
         sweep.main([*arguments, "--cases", "data.downscale=2"])
     assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
+
+
+def test_marks_within_one_step_do_not_end_a_run(toy_scene, tmp_path):
+    (tmp_path / "small.toml").write_text(
+        "[model]\nlog2_table = 8\n[sampling]\nstep = 0.1\noccupancy_resolution = 8\n[trainer]\nsamples = 256\n"
+    )
+    arguments = ["--config", tmp_path / "small.toml", "--data.path", toy_scene, "--device", "cpu", "--steps", 6]
+    arguments += ["--at", 1e-9, 2e-9, "--frames", 1, "--views", 1, "--json", tmp_path / "out.json"]
+    bench_train.main(list(map(str, arguments)))
+    (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert run["steps"] == 6 and [point["steps"] for point in run["curve"]] == [1, 6]

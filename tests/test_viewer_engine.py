@@ -128,6 +128,19 @@ def test_what_a_chunk_costs_anyway_does_not_make_chunks_smaller(per_chunk):
     assert max(world.chunks[-20:]) <= max(CHUNK_SECONDS, 2.2 * per_chunk)
 
 
+@pytest.mark.parametrize("per_chunk", [0.009, 0.02])
+def test_the_rest_of_a_picture_does_not_make_chunks_smaller(per_chunk):
+    """Where a chunk costs more than it should anyway, whatever its rays."""
+    world = World(per_ray=1e-8, per_chunk=per_chunk)
+    chunks = []
+    for i in range(80):
+        before = len(world.chunks)
+        world.ask(camera=i, size=(200, 200))
+        world.until_drawn()
+        chunks.append(len(world.chunks) - before)
+    assert sum(chunks[40:]) <= 1.3 * 40
+
+
 def test_chunks_of_slow_rays_are_small():
     world = World(per_ray=1e-4)
     world.ask()

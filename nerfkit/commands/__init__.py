@@ -50,7 +50,8 @@ def run_command(name: str, arguments: list[str]) -> None:
     """Run one command; ends the process with its exit status."""
     in_utf8()
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_MININTERVAL", SECONDS_IN_A_LOG)  # read when tqdm is imported
+        for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported
+            os.environ.setdefault(limit, SECONDS_IN_A_LOG)
 
     def command(*processes: Processes) -> int | None:
         module = importlib.import_module(f"nerfkit.commands.{name}")

@@ -277,8 +277,8 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     output = OutputFolder(
         run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
     )
-    capture = cameras.capture_of(run, splits, target_frame(run, options))
-    capture, note = cameras.with_files(capture, run, options.frame == "files" or run.frame is None)
+    of_run = cameras.capture_of(run, splits, target_frame(run, options))
+    capture, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
     print(f"note: {note}")
     if options.formats == "auto":
         refused = cameras.refusals(capture)
@@ -289,7 +289,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
             raise UserError("no format holds these cameras; the reasons are above")
     if "path" in formats and (loss := cameras.path_loss(capture)):
         print(f"note: {loss}")
-    names = cameras.write(capture, formats, output)
+    names = cameras.write(capture, formats, output, of_run)
     counts = {"cameras": len(capture.images), "points": 0 if capture.points is None else len(capture.points.positions)}
     output.finish(about(run, options, counts=counts, files=names, note=note))
     report([output.path / name for name in names], counts)

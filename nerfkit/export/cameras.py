@@ -83,10 +83,10 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
         missing = next(image.name for image, there in zip(capture.images, found, strict=True) if there is None)
         return capture, f"images are named as in the run, without folders: which image is {shown(missing)} is not clear"
     names = {image.name: there.name for image, there in zip(capture.images, found, strict=True)}
-    images = [
-        replace(image, name=names[image.name], file=there.file)
-        for image, there in zip(capture.images, found, strict=True)
-    ]
+    try:
+        images = [_of_file(image, there) for image, there in zip(capture.images, found, strict=True)]
+    except SceneError as error:
+        return capture, f"images are named as in the run, without folders: {error}"
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
     capture = replace(capture, images=images, splits=splits)
     if scene.points is None or not frame_is_files:
@@ -97,6 +97,13 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     return replace(
         capture, points=_points_of(scene, capture)
     ), f"{len(scene.points.positions)} sparse points of the scene"
+
+
+def _of_file(image: PosedImage, there: PosedImage) -> PosedImage:
+    """An image of the run as the scene has it, with the lens of the size on disk: the run may be of a smaller one."""
+    image, on_this_disk = replace(image, name=there.name, file=there.file), on_disk(there.file)
+    lens = image.lens if on_this_disk is None else fitted_lens(image, image_header(on_this_disk), 1.0)
+    return replace(image, lens=lens)
 
 
 def _by_name(images: list[PosedImage]) -> dict[str, PosedImage]:
@@ -139,14 +146,14 @@ def _listed(capture: Capture) -> Capture:
     return replace(capture, splits={split: names for split, names in capture.splits.items() if split in SPLITS})
 
 
-def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> list[str]:
+def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder, of_run: Capture | None = None) -> list[str]:
     """Write the files of FORMATS; their names. Raises an error that names what a format cannot hold.
 
-    Lenses are of the images as they are on disk; a camera path, which has none, is of the run's own size.
+    A camera path, which has no images, is of the size that the run has, where `of_run` is given.
     """
-    names, of_run, capture = [], capture, in_sizes_of_files(capture)
+    names = []
     if "path" in formats:
-        content = json.dumps(path_of(of_run), indent=1)
+        content = json.dumps(path_of(of_run or capture), indent=1)
         output.folder.write(PATH, content)
         names.append(PATH)
     if "transforms" in formats:
@@ -161,15 +168,6 @@ def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder) -> l
             names.append(f"{MODEL}/{part}.txt")
         colmap.write_model(folder.path, capture, text=True)
     return names
-
-
-def in_sizes_of_files(capture: Capture) -> Capture:
-    """With the lens of each image that is on disk in its size there: a run may have been trained on less."""
-    images = []
-    for image in capture.images:
-        file = None if image.file == Path(image.name) else on_disk(image.file)  # named as in the run: no file
-        images.append(image if file is None else replace(image, lens=fitted_lens(image, image_header(file), 1.0)))
-    return replace(capture, images=images)
 
 
 def path_of(capture: Capture) -> dict[str, Any]:

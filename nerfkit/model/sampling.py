@@ -35,10 +35,10 @@ class Marched(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Those of M marched samples that are rendered: the first rows of each ray."""
+    """Those of the marched samples that are rendered: of K rows, the first ones of each ray."""
 
-    t_starts: Tensor  # [M]
-    t_ends: Tensor  # [M]
+    t_starts: Tensor  # [K]
+    t_ends: Tensor  # [K]
     ray_offsets: Tensor  # [R+1] int64, where each ray's rows begin
     counts: Tensor  # [R] how many of them
 

@@ -242,6 +242,7 @@ def _comparison_folder(folder: RunFolder, split: str, other_scene: str, files: l
     """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
     try:
         found = _score_folder(folder, split, other_scene)
+        found.drop({name for name in found.names() if name.endswith(".png")} - set(files))  # of an earlier checkpoint
         for file in files:  # which several processes are about to write
             found.note(file)
         return found

@@ -18,18 +18,21 @@ class Chunk:
     def __init__(self) -> None:
         self.rays = FIRST_CHUNK
         self._seconds: dict[int, float] = {}  # of chunks, by their rays
+        self._fixed_before = 0.0  # seconds of a chunk besides its rays, as last told
         self._added = 0
 
     def add(self, n_rays: int, seconds: float) -> None:
         """A chunk took so long; the next one has half as many rays, as many, or twice as many."""
         if n_rays < self.rays:  # the rest of a picture
-            if seconds > CHUNK_SECONDS:
+            if seconds > max(CHUNK_SECONDS, 2 * self._fixed_before):
                 self.rays = max(self.rays // 2, SMALLEST_CHUNK)
             return
         self._added += 1
         if self._added % FORGOTTEN_AFTER == 0:
             self._seconds.clear()
         self._seconds[n_rays] = seconds
+        if self._seconds.keys() & {n_rays // 2, n_rays * 2}:
+            self._fixed_before = self._fixed(n_rays, seconds)
         if self._should_grow(n_rays, seconds):
             self.rays = min(n_rays * 2, LARGEST_CHUNK)
         elif self._should_shrink(n_rays, seconds):
