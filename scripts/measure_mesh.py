@@ -26,17 +26,17 @@ import numpy as np
 import torch
 import tyro
 from orrery import model, room, room_views
+from orrery.sight import hidden
 from scipy.spatial import cKDTree
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.data.load import load_scene  # noqa: E402
-from nerfkit.export.hidden import InImage, Occluder  # noqa: E402
 
 POINTS = 200_000  # that distances are measured from
 DENSE = 4_000_000  # that distances are measured to, before the triangles of the nearest are asked
 NEAREST = 4  # of the dense points
-HIDING = 1_000_000  # that hide others from a camera
+SLACK = 2e-4  # of the scene's size: what is less far before a point does not hide it
 
 
 class Surface(NamedTuple):
@@ -47,15 +47,8 @@ class Surface(NamedTuple):
 
     def areas(self) -> np.ndarray:
         """Of each triangle, doubled, [F]."""
-        return np.linalg.norm(self._crosses(), axis=1)
-
-    def normals(self) -> np.ndarray:
-        """Of each triangle, [F, 3] of length 1."""
-        return self._crosses() / self.areas().clip(1e-30)[:, None]
-
-    def _crosses(self) -> np.ndarray:
         a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
-        return np.cross(b - a, c - a)
+        return np.linalg.norm(np.cross(b - a, c - a), axis=1)
 
     def sample(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Points [n, 3] evenly over the area, and their triangles [n]."""
@@ -137,38 +130,32 @@ class Eyes:
         """Points [P, 3] of the scene's files in the world."""
         return room_views.points_to_world(vertices) if self.scene == "room" else vertices
 
-    def see(self, points: np.ndarray, normals: np.ndarray, hiding: np.ndarray, spacing: float) -> np.ndarray:
-        """Which points [P, 3] of the world some camera sees, [P] bool; `hiding` [D, 3], `spacing` apart, hide them."""
-        placed, hides = self._to_model(points), self._to_model(hiding)
-        tips = self._to_model(points + normals) - placed  # [P, 3] as long as one of the world is in the model
-        unit = tips[0].norm().item()
+    def see(self, points: np.ndarray, surface: Surface) -> np.ndarray:
+        """Which points [P, 3] of a surface some camera sees, [P] bool; all in the world."""
+        placed, corners = self._to_model(points), self._to_model(surface.vertices)[surface.faces]
+        slack = SLACK * float(np.ptp(corners.reshape(-1, 3), axis=0).max())
+        places = torch.from_numpy(placed).float()
         seen = np.zeros(len(points), dtype=bool)
         for view in range(len(self.cameras)):
-            surface, here = self._in_image(view, hides), self._in_image(view, placed)
-            occluder = Occluder(surface, 1.5 * spacing * unit, self.cameras.focal[view].max(), self.cameras.size(view))
-            way = self.cameras.positions[view] - placed
-            cosine = (way * tips).sum(-1) / (way.norm(dim=-1) * unit)
-            seen |= (here.distance.isfinite() & ~occluder.hides(here, cosine)).numpy()
+            pixel, depth = self.cameras.project(places, view)
+            inside = ((pixel >= 0) & (pixel < torch.tensor(self.cameras.size(view)))).all(-1) & (
+                depth > 0
+            )  # NaN is not
+            asked = np.flatnonzero(inside.numpy() & ~seen)
+            eye, axes = self.cameras.positions[view], self.cameras.camera_to_world[view, :, :3]
+            seen[asked] = ~hidden(placed[asked], corners, eye.double().numpy(), axes.double().numpy(), slack)
         return seen
 
-    def _to_model(self, points: np.ndarray) -> torch.Tensor:
+    def _to_model(self, points: np.ndarray) -> np.ndarray:
         files = room_views.points_to_files(points) if self.scene == "room" else points
-        frame = self.loaded.frame
-        return torch.from_numpy(files if frame is None else frame.to_model(files)).float()
-
-    def _in_image(self, view: int, points: torch.Tensor) -> InImage:
-        pixel, depth = self.cameras.project(points, view)
-        inside = ((pixel >= 0) & (pixel < torch.tensor(self.cameras.size(view)))).all(-1) & (depth > 0)  # NaN is not
-        distance = torch.where(inside, (points - self.cameras.positions[view]).norm(dim=-1), torch.inf)
-        return InImage(distance, pixel)
+        return files if self.loaded.frame is None else self.loaded.frame.to_model(files)
 
 
 def measure(mesh: Surface, true: Truth, eyes: Eyes, of_parts: bool) -> dict[str, Any]:
     """Distances both ways, in percent of the scene's size."""
     size = float(np.ptp(true.bounds, axis=0).max())
     points, face = true.surface.sample(POINTS, 0)
-    spacing = float(np.sqrt(0.5 * true.surface.areas().sum() / HIDING))
-    visible = eyes.see(points, true.surface.normals()[face], true.surface.sample(HIDING, 1)[0], spacing)
+    visible = eyes.see(points, true.surface)
     of_mesh = mesh.sample(POINTS, 3)[0]
     slack = 0.02 * size
     of_mesh = of_mesh[((of_mesh > true.bounds[0] - slack) & (of_mesh < true.bounds[1] + slack)).all(axis=1)]

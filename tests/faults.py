@@ -1378,6 +1378,16 @@ FAULTS = [
         "mine = (drawn & (level <= number))",
         "export_mesh",
     ),
+    Fault(
+        "what_lies_behind_a_point_hides_it", "../scripts/orrery/sight.py", " & (t > 0) & short", " & (t > 0)", "sight"
+    ),
+    Fault(
+        "triangles_that_reach_behind_the_eye_hide_nothing",
+        "../scripts/orrery/sight.py",
+        "(depth > NEAR).any(axis=1)",
+        "(depth > NEAR).all(axis=1)",
+        "sight",
+    ),
     Fault("a_vertex_unseen_is_a_hole", "export/mesh.py", "2 * total >= 1 +", "2 * seen >= 1 + 0 *", "export_mesh"),
     Fault(
         "a_block_at_the_edge_of_an_image_is_left_out",

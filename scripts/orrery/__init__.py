@@ -8,6 +8,7 @@ Everything is computed: no outside asset is read. One module per concern:
     textures   planets, wood, lettered scales and the light of the studio
     model      the parts of the orrery
     render     Mitsuba scene, path tracing, PNG
+    sight      which points triangles hide from an eye
 
 Scenes of `scripts/make_scenes.py` are cast in torch instead, without noise:
 
