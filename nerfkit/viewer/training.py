@@ -73,9 +73,11 @@ class TrainingViewer(Viewer):
 
     def _between_steps(self, trainer: Trainer) -> None:
         now = time.perf_counter()
-        if not self.engine.clients and not self.sessions:
+        self.awake = False  # before the look: who comes or leaves meanwhile wakes it again
+        if self.engine.clients or self.sessions or self._leavings_since is not None:
+            self.awake = True
+        if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end
-            self.awake = False
         self.do_calls()
         due = self.engine.next()
         self.sharing.trained(now - self._left_at, due.seconds if due else 0.0)
