@@ -68,6 +68,10 @@ FAULTS = [
         "an_onlooker_takes_half", "viewer/sharing.py", "return self.credit >= seconds", "return True", "viewer_engine"
     ),
     Fault("what_browsers_leave_is_kept", "viewer/memory.py", "gc.collect()", "pass", "viewer_leaving"),
+    Fault(
+        "frozen_browsers_are_kept", "viewer/frozen.py", "return connection.transport.abort()", "pass", "viewer_leaving"
+    ),
+    Fault("slow_browsers_are_hung_up_on", "viewer/frozen.py", ">= unread", ">= 0", "viewer_leaving"),
     Fault("who_has_left_is_drawn_for", "viewer/session.py", "not in self.state.sessions", "is None", "viewer_leaving"),
     Fault("foreign_names_are_answered", "viewer/guard.py", "found[1].lower() not in names", "False", "viewer_guard"),
     Fault(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Browsers that leave or vanish: nothing of them stays."""
+"""Browsers that leave, vanish or freeze: nothing of them stays, and others see on."""
 
 import asyncio
 import os
@@ -13,9 +13,12 @@ import pytest
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
+from nerfkit.viewer import frozen
 from nerfkit.viewer import viewer as viewer_module
 from scripts.soak_viewer import Browser, Circle
 from tests.viewing import served, small_run, wait_for
+
+MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
 
 
 @pytest.fixture
@@ -79,3 +82,71 @@ def test_a_request_of_a_browser_that_has_left_is_not_drawn(viewer):
 
     asyncio.run(live())
     assert not viewer.engine.clients
+
+
+def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
+    monkeypatch.setattr(frozen, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(frozen, "FROZEN_SECONDS", 2.0)
+
+    async def live() -> None:
+        still = await come(viewer)
+        (session,) = viewer.sessions.values()
+        other = await come(viewer)
+        still.freeze()
+        session.client.send_file_download("much", MUCH)  # there is no room to send a ping
+        seen = other.n_pictures
+        await other.drag(1.5)
+        assert len(viewer.sessions) == 2 and other.n_pictures >= seen + 5
+        await until(lambda: list(viewer.sessions.values()) not in ([], [session]) and len(viewer.sessions) == 1)
+        assert await still.is_hung_up()
+        seen = other.n_pictures
+        await other.drag(0.5)
+        assert other.n_pictures > seen
+        await other.connection.close()
+
+    asyncio.run(live())
+
+
+def test_an_end_does_not_wait_for_a_frozen_browser(viewer):
+    async def live() -> None:
+        browser = await come(viewer)
+        browser.freeze()
+        (session,) = viewer.sessions.values()
+        session.client.send_file_download("much", MUCH)
+        await asyncio.sleep(0.5)
+        began = time.monotonic()
+        await asyncio.to_thread(viewer.page.stop)
+        assert time.monotonic() - began < 3 and not viewer.page.server._websock_server._server_thread.is_alive()
+        browser.connection.transport.abort()
+
+    asyncio.run(live())
+
+
+class FakeConnection:
+    """Never answers; `read` bytes of what was sent are read each time that somebody looks."""
+
+    def __init__(self, read: int):
+        self.transport, self.read, self.unread, self.aborted = self, read, 10, False
+
+    async def ping(self):
+        return asyncio.get_running_loop().create_future()
+
+    def get_write_buffer_size(self) -> int:
+        self.unread = max(self.unread - self.read, 0)
+        return self.unread
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_a_slow_browser_that_reads_is_waited_for(monkeypatch):
+    monkeypatch.setattr(frozen, "PING_SECONDS", 0.0)
+    monkeypatch.setattr(frozen, "FROZEN_SECONDS", 0.05)
+
+    async def seconds(read: int) -> float:
+        connection, began = FakeConnection(read), time.monotonic()
+        await frozen.hang_up_when_frozen(connection)
+        assert connection.aborted
+        return time.monotonic() - began
+
+    assert asyncio.run(seconds(0)) < 0.2 < asyncio.run(seconds(1))
