@@ -22,6 +22,7 @@ import json
 import multiprocessing
 import os
 import random
+import re
 import sys
 import tempfile
 import threading
@@ -65,7 +66,7 @@ class SoakOptions:
 def sample(viewer: Any) -> dict[str, Any]:
     """What this process holds."""
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    kinds = Counter(type(thing).__name__ for thing in gc.get_objects())
+    kinds = kinds_of_objects()
     return {
         "rss_mib": round(resident / 2**20, 2),
         "threads": len(os.listdir("/proc/self/task")),
@@ -74,6 +75,19 @@ def sample(viewer: Any) -> dict[str, Any]:
         "sessions": len(viewer.sessions),
         **{name: kinds[name] for name in COUNTED},
     }
+
+
+def kinds_of_objects() -> Counter[str]:
+    """How many objects there are of each kind; no other thread runs meanwhile.
+
+    For it might be building a tuple, which fails if somebody else, as here, has a reference to that.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(60)
+    try:
+        return Counter(type(thing).__name__ for thing in gc.get_objects())
+    finally:
+        sys.setswitchinterval(before)
 
 
 def serve(run_folder: Path, trains: bool, line: Connection) -> None:
@@ -227,13 +241,15 @@ class Crowd:
         self.address, self.circle, self.options = address, circle, options
         self.dice = random.Random(options.seed)
         self.came: Counter[str] = Counter()
-        self.n_pictures = self.n_hung_up = 0
+        self.n_pictures = self.n_hung_up = self.n_lost = 0
 
     async def live(self, end: float) -> None:
         """Have `options.browsers` here until `end`, by time.monotonic."""
         await asyncio.gather(*(self._one_after_another(end) for _ in range(self.options.browsers)))
 
     async def _one_after_another(self, end: float) -> None:
+        from websockets.exceptions import ConnectionClosed
+
         while (left := end - time.monotonic()) > 0:
             kinds = {kind: often for kind, often in OFTEN.items() if kind != "freezes" or left > FROZEN_SECONDS + 10}
             (kind,) = self.dice.choices(list(kinds), list(kinds.values()))
@@ -241,10 +257,12 @@ class Crowd:
             self.came[kind] += 1
             await browser.come()
             try:
-                self.n_hung_up += bool(await getattr(browser, kind)())
-            finally:
-                browser.connection.transport.abort()
-                await browser.reading
+                is_hung_up = bool(await getattr(browser, kind)())
+                self.n_hung_up += is_hung_up
+            except ConnectionClosed:
+                self.n_lost += 1
+            browser.connection.transport.abort()
+            await browser.reading
             self.n_pictures += browser.n_pictures
             await asyncio.sleep(self.dice.uniform(0, 1))
 
@@ -276,7 +294,7 @@ async def watch(options: SoakOptions, trains: bool) -> dict[str, Any]:
     await asyncio.to_thread(process.join)
     return summary(samples, n_before, n_after) | {
         "browsers": sum(crowd.came.values()), "came": dict(crowd.came), "hung_up": crowd.n_hung_up,
-        "pictures": crowd.n_pictures, "samples": samples,
+        "lost": crowd.n_lost, "pictures": crowd.n_pictures, "samples": samples,
     }  # fmt: skip
 
 
@@ -305,9 +323,15 @@ def faults(result: dict[str, Any], most: float) -> list[str]:
     before, after = result["before"], result["after"]
     left = [f"{name} {before[name]} -> {after[name]}" for name in ("threads", "files") if after[name] > before[name]]
     left += [f"{after['sessions']} sessions are left"] * (after["sessions"] > 0)
+    left += [f"{result['lost']} browsers were hung up on that were not frozen"] * (result["lost"] > 0)
     frozen = result["came"].get("freezes", 0) - result["hung_up"]
     left += [f"{frozen} frozen browsers were not hung up on"] * (frozen > 0)
     return left + [f"memory grows by {result['mib_per_hour']} MiB per hour"] * (result["mib_per_hour"] > most)
+
+
+def a_line_each(text: str) -> str:
+    """JSON of which each innermost object, such as a sample, has one line."""
+    return re.sub(r"\{[^{}]*\}", lambda found: " ".join(found[0].split()), text)
 
 
 def main() -> int:
@@ -325,8 +349,8 @@ def main() -> int:
         slope = f"{result['mib_per_hour']:+} +- {result['mib_per_hour_error']} MiB per hour"
         verdict = "; ".join(wrong) or "flat, and nothing is left"
         print(f"{name}: {result['browsers']} browsers, {', '.join(held)}, {slope}: {verdict}", flush=True)
-    if options.out:
-        Path(options.out).write_text(json.dumps(report, indent=1) + "\n")
+        if options.out:
+            Path(options.out).write_text(a_line_each(json.dumps(report, indent=1)) + "\n")
     return bad
 
 

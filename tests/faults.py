@@ -73,6 +73,9 @@ FAULTS = [
     ),
     Fault("slow_browsers_are_hung_up_on", "viewer/frozen.py", ">= unread", ">= 0", "viewer_leaving"),
     Fault("who_has_left_is_drawn_for", "viewer/session.py", "not in self.state.sessions", "is None", "viewer_leaving"),
+    Fault("videos_mix_steps", "viewer/panels/video.py", "deepcopy(subject.model)", "subject.model", "viewer_video"),
+    Fault("pictures_starve_videos", "viewer/training.py", "self.sharing.job_credit <= 0", "True", "viewer_video"),
+    Fault("videos_of_nobody_go_on", "viewer/panels/__init__.py", "self.path.video.left(client)", "", "viewer_video"),
     Fault("foreign_names_are_answered", "viewer/guard.py", "found[1].lower() not in names", "False", "viewer_guard"),
     Fault(
         "foreign_pages_are_answered",

@@ -84,6 +84,21 @@ def test_a_request_of_a_browser_that_has_left_is_not_drawn(viewer):
     assert not viewer.engine.clients
 
 
+def test_a_picture_for_a_browser_that_is_leaving_is_no_error(viewer, capfd):
+    async def live() -> None:
+        browser = await come(viewer)
+        (session,) = viewer.sessions.values()
+        browser.connection.transport.abort()
+        await until(lambda: not viewer.sessions)
+        viewer.sessions[session.client.client_id] = session  # as before viser has told that it left
+        session._status_at = 0.0
+        session.ask()
+        await asyncio.sleep(1.0)
+
+    asyncio.run(live())
+    assert "viewer:" not in capfd.readouterr().err
+
+
 def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
     monkeypatch.setattr(frozen, "PING_SECONDS", 0.3)
     monkeypatch.setattr(frozen, "FROZEN_SECONDS", 2.0)

@@ -64,6 +64,12 @@ class Viewer:
         """Draw what is asked for until `should_stop`."""
         while not should_stop():
             self.work_or_wait()
+        self.drop_jobs()
+
+    def drop_jobs(self) -> None:
+        """End what is not done, such as a video, with its files and its process."""
+        for job in list(self.engine.jobs):
+            self.engine.drop_job(job)
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
@@ -104,6 +110,7 @@ class Viewer:
     async def _left(self, client: viser.ClientHandle) -> None:
         self.sessions.pop(client.client_id, None)
         self.engine.forget(client.client_id)
+        self.panels.part(client.client_id)
         self._leavings_since = self._leavings_since or time.perf_counter()
         self.awake = True
 
@@ -112,7 +119,11 @@ class Viewer:
         if session is None:
             return
         image = shrunk(drawn.image) if drawn.stage == FINE else drawn.image
-        session.show(image, QUALITY[drawn.stage == MOVING])
+        try:
+            session.show(image, QUALITY[drawn.stage == MOVING])
+        except RuntimeError:
+            if drawn.client in self.page.server.get_clients():
+                raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
