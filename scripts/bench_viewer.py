@@ -70,11 +70,7 @@ class FakeBrowser:
 
     def send(self, position: Any, target: Any = (0.0, 0.0, 0.0), up: Any = (0.0, 0.0, 1.0)) -> None:
         """Move its camera to `position`, looking at `target`."""
-        position, target, up = (list(map(float, vector)) for vector in (position, target, up))
-        message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": self.fov}
-        message |= {"position": position, "look_at": target, "up_direction": up}
-        message |= {"near": 0.01, "far": 1000.0, "image_width": self.size[0], "image_height": self.size[1]}
-        self.tell(message)
+        self.tell(camera_message(position, target, up, self.fov, self.size))
 
     def click(self, name: str) -> None:
         """Click on something in the scene."""
@@ -111,6 +107,14 @@ class FakeBrowser:
                         self.messages.append(message)
         except ConnectionClosed:
             return  # the viewer or `close` has ended it; pictures that are missing are noticed where they are awaited
+
+
+def camera_message(position: Any, target: Any, up: Any, fov: float, size: tuple[int, int]) -> dict[str, Any]:
+    """What a browser says when its camera moves to `position`, looking at `target`."""
+    position, target, up = (list(map(float, vector)) for vector in (position, target, up))
+    message = {"type": "ViewerCameraMessage", "wxyz": looking(position, target, up).tolist(), "fov": fov}
+    message |= {"position": position, "look_at": target, "up_direction": up}
+    return message | {"near": 0.01, "far": 1000.0, "image_width": size[0], "image_height": size[1]}
 
 
 def decoded(frame: bytes) -> list[dict[str, Any]]:
@@ -150,10 +154,14 @@ class Circle(NamedTuple):
 
     def send(self, browser: FakeBrowser, angle: float) -> None:
         """Move a browser's camera there."""
+        browser.send(self.at(angle), self.middle, self.up)
+
+    def at(self, angle: float) -> np.ndarray:
+        """The position [3] at an angle."""
         across = np.cross(np.eye(3)[np.abs(self.up).argmin()], self.up)
         across /= np.linalg.norm(across)
         flat = math.cos(angle) * across + math.sin(angle) * np.cross(self.up, across)
-        browser.send(self.middle + self.radius * (0.9 * flat + 0.44 * self.up), self.middle, self.up)
+        return self.middle + self.radius * (0.9 * flat + 0.44 * self.up)
 
 
 def moving(browser: FakeBrowser, circle: Circle, seconds: float) -> dict[str, Any]:

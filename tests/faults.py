@@ -73,6 +73,15 @@ FAULTS = [
     Fault(
         "an_onlooker_takes_half", "viewer/sharing.py", "return self.credit >= seconds", "return True", "viewer_engine"
     ),
+    Fault("what_browsers_leave_is_kept", "viewer/memory.py", "gc.collect()", "pass", "viewer_leaving"),
+    Fault(
+        "frozen_browsers_are_kept", "viewer/frozen.py", "return connection.transport.abort()", "pass", "viewer_leaving"
+    ),
+    Fault("slow_browsers_are_hung_up_on", "viewer/frozen.py", ">= unread", ">= 0", "viewer_leaving"),
+    Fault("who_has_left_is_drawn_for", "viewer/session.py", "not in self.state.sessions", "is None", "viewer_leaving"),
+    Fault("videos_mix_steps", "viewer/panels/video.py", "deepcopy(subject.model)", "subject.model", "viewer_video"),
+    Fault("pictures_starve_videos", "viewer/training.py", "self.sharing.job_credit <= 0", "True", "viewer_video"),
+    Fault("videos_of_nobody_go_on", "viewer/panels/__init__.py", "self.path.video.left(client)", "", "viewer_video"),
     Fault("foreign_names_are_answered", "viewer/guard.py", "found[1].lower() not in names", "False", "viewer_guard"),
     Fault(
         "foreign_pages_are_answered",

@@ -15,7 +15,7 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import COMMANDS, eval, export, render, view
 from nerfkit.commands.options import TrainOptions
-from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, sweep, train_tables
+from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, soak_viewer, sweep, train_tables
 from scripts.bench_ops import summary
 
 sys.path.insert(0, "scripts")
@@ -84,6 +84,7 @@ OPTIONS = {
     "bench_ops": options_of(bench_ops.Options),
     "bench_train": options_of(bench_train.BenchOptions),
     "bench_viewer": options_of(bench_viewer.BenchOptions),
+    "soak_viewer": options_of(soak_viewer.SoakOptions),
     "lltm_forms": options_of(bench_train.BenchOptions),
     "sweep": options_of(sweep.SweepOptions),
     "make_scenes": options_of(make_scenes.Options),

@@ -244,7 +244,7 @@ def test_jobs_wait_for_pictures():
     def job():
         for i in range(3):
             done.append(i)
-            yield True
+            yield
 
     world.ask()
     world.engine.add_job(job())
@@ -306,6 +306,15 @@ def test_a_client_that_only_looks_on_costs_what_it_may(picture, step):
     sharing = Sharing()
     share = trained(sharing, picture, step, 300.0, FULL, again=True)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
+
+
+def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
+    sharing = Sharing(training=0.5)
+    sharing.trained(0.2, 0.0, has_job=True)
+    assert sharing.credit == sharing.job_credit == pytest.approx(0.1)
+    for _ in range(100):
+        sharing.trained(0.2, 0.0, has_job=True)
+    assert sharing.job_credit == pytest.approx(0.25), "else the training would stop for seconds"
 
 
 def test_a_camera_that_moves_gets_half_of_the_time():

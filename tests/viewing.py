@@ -18,9 +18,9 @@ from nerfkit.viewer.viewer import Viewer
 from tests.trainers import make_trainer
 
 
-def small_run(config, folder: Path) -> Path:
+def small_run(config, folder: Path, steps: int = 300) -> Path:
     """A run folder of the toy scene, trained for seconds."""
-    config.trainer.steps = 300
+    config.trainer.steps = steps
     trainer = make_trainer(config)
     trainer.train(folder)
     return folder

@@ -89,6 +89,8 @@ def train(
         viewer = start_viewer(page, trainer, scene, images, folder, signals) if page is not None else None
         finished = trainer.train(folder, progress_bar=True, should_stop=signals.arrived)
         if not finished:
+            if viewer is not None:
+                viewer.drop_jobs()
             print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {to_go_on(options, folder)}", flush=True)
             progress.finish(stopped=True)
             progress.close()

@@ -22,7 +22,7 @@ from nerfkit.viewer.resolution import Resolution
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
 
-Job = Generator[bool, None, None]  # yields after each slice of work; True where it is a good moment to train on
+Job = Generator[None, None, None]  # yields after each slice of work
 
 
 class Request(NamedTuple):
@@ -115,7 +115,6 @@ class Engine:
         self.settings = Settings()
         self.clients: dict[int, _Client] = {}
         self.jobs: list[Job] = []
-        self.job_rests = True  # whether the job has come to a good moment to train on
         self.resolutions: dict[Any, Resolution] = {}
         self.chunk = Chunk()
         self._changed = threading.Event()
@@ -144,6 +143,12 @@ class Engine:
         """Work for when no picture is wanted."""
         self.jobs.append(job)
         self._changed.set()
+
+    def drop_job(self, job: Job) -> None:
+        """Nobody wants a job any more: it ends where it is."""
+        if job in self.jobs:
+            self.jobs.remove(job)
+            job.close()
 
     def wake(self) -> None:
         """End a `wait`."""
@@ -177,7 +182,7 @@ class Engine:
         self._drop_outdated()
         client = self._active or self._choose()
         if client is None:
-            return self._step_job()
+            return self.step_job()
         try:
             if client.picture is None:
                 self._begin(client)
@@ -196,12 +201,13 @@ class Engine:
         """Whether no picture is half drawn."""
         return self._active is None
 
-    def _step_job(self) -> bool:
+    def step_job(self) -> bool:
+        """Do a slice of the first job; False if there is none."""
         if not self.jobs:
             return False
         job = self.jobs[0]
         try:
-            self.job_rests = next(job)
+            next(job)
         except StopIteration:
             self.jobs.remove(job)
         except Exception as error:

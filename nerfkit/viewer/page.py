@@ -7,7 +7,7 @@ import http
 import socket
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
@@ -15,6 +15,7 @@ import tyro
 
 from nerfkit.errors import UserError
 from nerfkit.option_types import Switch, integer
+from nerfkit.viewer.frozen import watched
 from nerfkit.viewer.guard import own_names, policy, refusal
 
 if TYPE_CHECKING:
@@ -84,6 +85,10 @@ class Page:
 
     def stop(self) -> None:
         """Free the port, end all threads."""
+        loop = self.server.get_event_loop()
+        with suppress(RuntimeError):  # it has been stopped before
+            for connection in list(self.server._websock_server._live_connections.values()):
+                loop.call_soon_threadsafe(connection.transport.abort)  # a frozen browser would be waited for
         with _quiet():
             self.server.stop()
             self.server._websock_server._server_thread.join(timeout=5)
@@ -135,8 +140,8 @@ def _server_class(viser: Any) -> type:
 def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bool]]:
     """Inside, viser's server starts on `listener` and answers only requests that are not refused.
 
-    viser has no parameter for either, so the function by which it starts the one server of page and websocket is
-    replaced for that moment. Yields a list, to which the start adds an item.
+    It hangs up on frozen browsers. viser has no parameter for any of this, so the function by which it starts
+    the one server of page and websocket is replaced for that moment. Yields a list, to which the start adds an item.
     """
     from websockets.asyncio import server as module
 
@@ -144,7 +149,10 @@ def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bo
 
     def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **options: Any) -> Any:
         served.append(True)
-        return original(handler, sock=listener, process_request=checked(process_request, names), **options)
+        return original(
+            watched(handler), sock=listener, process_request=checked(process_request, names), ping_interval=None,
+            **options,
+        )  # fmt: skip
 
     module.serve = serve
     try:

@@ -59,6 +59,8 @@ class Session:
         if subject.photos is not None and (look.split is not None or look.output == "error"):
             look = replace(look, view=self.nearest[0])
         self.state.engine.request(self.client.client_id, Request(here, self.size(), look))
+        if self.client.client_id not in self.state.sessions:  # it has left meanwhile
+            self.state.engine.forget(self.client.client_id)
 
     def change(self, **look: object) -> None:
         """Change what it looks at."""

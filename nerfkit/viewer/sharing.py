@@ -16,17 +16,22 @@ class Sharing:
     """Credit for drawing, earned by training.
 
     A picture that somebody waits for, of a camera that moves or has just stopped, gets half of the time: training has a
-    turn as long as the last such picture. One that only shows that training goes on waits until it is paid for.
+    turn as long as the last such picture. One that only shows that training goes on waits until it is paid for. While
+    there is a job, such as a video, it gets half of what such pictures would.
     """
 
     training: float = 0.96  # share of wall time for training, while cameras stand still
     credit: float = 0.0  # seconds
+    job_credit: float = 0.0  # seconds
     turn: float = 0.0  # seconds of training that are due before the next awaited picture
 
-    def trained(self, seconds: float, most: float) -> None:
+    def trained(self, seconds: float, most: float, has_job: bool = False) -> None:
         """Training has had `seconds`; the next picture costs `most`."""
-        self.credit += seconds * (1 - self.training) / self.training
-        self.credit = min(self.credit, max(most, SAVED_UP))
+        earned = seconds * (1 - self.training) / self.training
+        if has_job:
+            earned /= 2
+            self.job_credit = min(self.job_credit + earned, max(earned, LONGEST_TURN))
+        self.credit = min(self.credit + earned, max(most, SAVED_UP))
         self.turn -= seconds
 
     def affords(self, stage: int, is_awaited: bool, seconds: float) -> bool:

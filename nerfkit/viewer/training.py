@@ -73,31 +73,37 @@ class TrainingViewer(Viewer):
 
     def _between_steps(self, trainer: Trainer) -> None:
         now = time.perf_counter()
-        if not self.engine.clients and not self.sessions:
+        self.awake = False  # before the look: who comes or leaves meanwhile wakes it again
+        if self.engine.clients or self.sessions or self._leavings_since is not None:
+            self.awake = True
+        if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end
-            self.awake = False
         self.do_calls()
         due = self.engine.next()
-        self.sharing.trained(now - self._left_at, due.seconds if due else 0.0)
+        self.sharing.trained(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
         self.tick()
         if self.state.paused:
             self._pause(trainer)
         elif due is not None and self.sharing.affords(due.stage, not due.again, due.seconds):
             trainer.settle()
-            seconds = self._draw(lambda: self.engine.is_between_pictures)
-            self.sharing.drew(seconds, due.stage, not due.again)
-        elif due is None:
-            self.engine.refresh()
-            if self.engine.jobs and self.sharing.credit > 0:
-                trainer.settle()
-                self.sharing.credit -= self._draw(lambda: self.engine.job_rests and self.engine.is_between_pictures)
+            began = time.perf_counter()
+            while self.engine.step() and not self.engine.is_between_pictures and not self.should_stop():
+                pass
+            self.sharing.drew(time.perf_counter() - began, due.stage, not due.again)
+        else:
+            if due is None:
+                self.engine.refresh()
+            self._do_jobs(trainer)
 
-    def _draw(self, is_done: Callable[[], bool]) -> float:
-        """Draw until `is_done`, or training is to stop; returns the seconds that took."""
-        began = time.perf_counter()
-        while self.engine.step() and not is_done() and not self.should_stop():
-            pass
-        return time.perf_counter() - began
+    def _do_jobs(self, trainer: Trainer) -> None:
+        """Do slices of jobs until what they may cost is spent, or training is to stop."""
+        if not self.engine.jobs or self.sharing.job_credit <= 0:
+            return
+        trainer.settle()
+        while self.engine.jobs and self.sharing.job_credit > 0 and not self.should_stop():
+            began = time.perf_counter()
+            self.engine.step_job()
+            self.sharing.job_credit -= time.perf_counter() - began
 
     def _pause(self, trainer: Trainer) -> None:
         """Draw as if the training had ended, until it is to go on."""

@@ -21,11 +21,10 @@ def render_video(
     chunk: Callable[[], int],
     report: Callable[[float], None],
     done: Callable[[bytes], None],
-    should_stop: Callable[[], bool],
-) -> Iterator[bool]:
-    """A job of the engine: renders frame after frame, and hands the MP4 to `done`, unless it is stopped.
+) -> Iterator[None]:
+    """A job of the engine: renders frame after frame, and hands the MP4 to `done`.
 
-    Yields after each chunk of rays, True between two frames. `report` gets the share that is done.
+    Yields after each chunk of rays. `report` gets the share that is done.
     """
     width, height = path.size
     poses, fovs = path.at(path.times())
@@ -40,12 +39,9 @@ def render_video(
                     end = min(start + chunk(), picture.n_rays)
                     picture.render(start, end)
                     start = end
-                    if should_stop():
-                        return
-                    yield False
+                    yield
                 writer.add(torch.from_numpy(picture.finish()).float() / 255)
                 report((index + 1) / len(poses))
-                yield True
         finally:
             writer.close()
         done(file.read_bytes())

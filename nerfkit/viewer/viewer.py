@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nerfkit.viewer.engine import FINE, MOVING, Drawn, Engine
+from nerfkit.viewer.memory import give_back
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.picture import ModelPictures, shrunk
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
+FREE_AFTER = 5.0  # seconds after a browser has left, in which others may leave, too
 PICTURE_SECONDS = {"cuda": 1 / 30, "cpu": 1 / 9}  # of a picture while the camera moves
 QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it rests
 
@@ -39,6 +41,7 @@ class Viewer:
         self.engine.settings.picture_seconds = PICTURE_SECONDS[subject.background.device.type]
         self.sessions: dict[int, Session] = {}
         self.awake = False  # whether a client is here, or work is left
+        self._leavings_since: float | None = None  # when the first one left of the browsers whose things are not freed
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
         page.server.gui.set_panel_label(f"nerfkit: {subject.name}")
@@ -61,6 +64,12 @@ class Viewer:
         """Draw what is asked for until `should_stop`."""
         while not should_stop():
             self.work_or_wait()
+        self.drop_jobs()
+
+    def drop_jobs(self) -> None:
+        """End what is not done, such as a video, with its files and its process."""
+        for job in list(self.engine.jobs):
+            self.engine.drop_job(job)
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
@@ -70,9 +79,13 @@ class Viewer:
             self.engine.wait(IDLE_SECONDS)
 
     def tick(self) -> None:
-        """Let the panels do what is due."""
+        """Let the panels do what is due, and free what browsers have left behind."""
+        now = time.perf_counter()
+        if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:
+            self._leavings_since = None
+            give_back()
         try:
-            self.panels.tick(time.perf_counter())
+            self.panels.tick(now)
         except Exception as error:  # such as a run folder that cannot be written
             self._failed(-1, error)
 
@@ -97,13 +110,20 @@ class Viewer:
     async def _left(self, client: viser.ClientHandle) -> None:
         self.sessions.pop(client.client_id, None)
         self.engine.forget(client.client_id)
+        self.panels.part(client.client_id)
+        self._leavings_since = self._leavings_since or time.perf_counter()
+        self.awake = True
 
     def _deliver(self, drawn: Drawn) -> None:
         session = self.sessions.get(drawn.client)
         if session is None:
             return
         image = shrunk(drawn.image) if drawn.stage == FINE else drawn.image
-        session.show(image, QUALITY[drawn.stage == MOVING])
+        try:
+            session.show(image, QUALITY[drawn.stage == MOVING])
+        except RuntimeError:
+            if drawn.client in self.page.server.get_clients():
+                raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""

@@ -45,6 +45,10 @@ class Panels:
         self.look.greet(session)
         session.ask()
 
+    def part(self, client: int) -> None:
+        """A client has left."""
+        self.path.video.left(client)
+
     def tick(self, now: float) -> None:
         """Called often by the thread that renders, `now` in seconds."""
         for panel in self.clocked:

@@ -112,13 +112,13 @@ class CamerasPanel:
 
         return clicked
 
-    def _thumbnails(self) -> Iterator[bool]:
+    def _thumbnails(self) -> Iterator[None]:
         """Put small training images into the frusta, one at a time."""
         views = list(self.frusta)
         for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
             image = self.state.subject.photos.image(view)  # [H, W, 3]
             self.frusta[view].image = thumbnail(image)
-            yield True
+            yield
 
 
 def thumbnail(image: torch.Tensor) -> np.ndarray:
