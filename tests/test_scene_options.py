@@ -67,7 +67,9 @@ def test_rate_and_decay_are_those_of_an_object_or_of_a_place(tmp_path: Path):
     assert recipe(*BOX, "--trainer.table_decay", "0.2") == (0.01, 0.2)
     assert recipe(*BOX, "--config", "lego") == (0.02, 0.1)
     assert recipe(*BOX, "--model.kind", "images") == (0.01, 0.0)
-    assert recipe(*BOX, "--config", "cpu") == (0.03, 0.0)
+    assert recipe(*BOX, "--config", "cpu") == (0.02, 0.1)
+    assert recipe("--config", "cpu") == (0.02, 0.0)
+    assert recipe(*BOX, "--config", "orrery_cpu") == (0.03, 0.0)
 
 
 def test_a_box_alone_is_an_object_as_before(tmp_path: Path):

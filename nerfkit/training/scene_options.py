@@ -87,9 +87,13 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
 
 
 def _fit_object(options: Config, given: Collection[str]) -> None:
-    """Rate and decay belong together: both are set, or what the user says of one of them stands."""
-    settings, default = options.trainer, Config().trainer
-    if OF_AN_OBJECT.keys().isdisjoint(given) and settings.learning_rate == default.learning_rate:
+    """Rate and decay belong together: both are set, or what the user says of one of them stands.
+
+    With the rate of an object that a preset states, as that for a CPU does, goes the decay.
+    """
+    rate = options.trainer.learning_rate
+    is_unset = OF_AN_OBJECT.keys().isdisjoint(given) and rate == Config().trainer.learning_rate
+    if is_unset or rate == OF_AN_OBJECT["trainer.learning_rate"]:
         _set_unless(given, options, OF_AN_OBJECT)
 
 
