@@ -10,9 +10,10 @@ looks     loads the page, drags, changes the output, rests, and leaves as a tab 
 vanishes  ends its connection in the middle of a drag, without a word
 freezes   reads nothing any more and keeps its connection, like a tab that is suspended or a computer without a network
 
-Memory is flat where its slope over the samples after the first fifth, and twice its standard error, stay below `--most`:
-pictures come and go in it, so a short run cannot tell. The exit status is 1 if it is not, or if a thread, an open file
-or a session is left when all are gone.
+Memory is flat where its slope over the samples after the first fifth, plus twice its standard error, is below `--most`.
+It swings, so a short run cannot tell; the error takes samples as independent, and so is too small.
+`--browsers 0` is what the process does by itself. The exit status is 1 if memory is not flat, or if a thread, an open
+file or a session is left when all are gone.
 """
 
 from __future__ import annotations
