@@ -51,6 +51,8 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         splits = {"train": ["a.png"], "test": ["b.png"]} if has_split else {}
         write_transforms(folder / "transforms.json", replace(capture, images=masked, points=None, splits=splits))
         assert load_capture(str(folder)).reader == "transforms", "it knows which are tests, or what counts"
+    check_refused(load_capture, str(tmp_path / "wiht"), "does not exist", str(tmp_path / "with"))
+    check_refused(load_capture, str(tmp_path / "with/transforms.json"), "not a folder", f"folder {tmp_path / 'with'}")
     (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
     assert load_capture(str(tmp_path / "with")).format != "colmap"
     (tmp_path / "with/transforms.json").write_text('{"frames": [')

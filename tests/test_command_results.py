@@ -100,6 +100,11 @@ def test_a_resumed_run_takes_the_steps_that_are_left(options, run, capsys):
     assert state["step"] == STEPS + 3 and seconds < state["seconds"] < seconds + 60
     with pytest.raises(RunError):
         call(train, "--resume", run, "--trainer.steps", STEPS)
+    assert "nothing is left" not in printed
+    for limits, option in (((), "--trainer.steps"), (("--trainer.max_seconds", 1e-3), "--trainer.max_seconds")):
+        steps = STEPS + 3 if not limits else STEPS + 9
+        call(train, "--resume", run, "--trainer.steps", steps, *limits, "--eval.after_training", "false")
+        assert f"nothing is left to train; to go on, raise {option}, now" in capsys.readouterr().out
 
 
 def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):

@@ -254,6 +254,14 @@ def test_a_crop_outside_of_the_scene_is_refused(run, tmp_path):
     assert not list(tmp_path.glob("m.ply"))
 
 
+def test_a_crop_of_empty_space_is_refused_before_views_are_rendered(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("nerfkit.export.views.Views.render", None)
+    corner = [-0.9, -0.8, -0.7, -0.7, -0.6, -0.5]
+    with raises_naming(UserError, "--level", "--crop", "training cameras", "--frame model"):
+        call(run, "mesh", "--frame", "model", "--crop", *corner, "--out", tmp_path / "m.ply")
+    assert not list(tmp_path.iterdir())
+
+
 # ---- files, resuming, memory
 
 

@@ -268,7 +268,7 @@ def test_pycolmap_reads_the_model(lens, tmp_path):
         assert np.allclose(image.projection_center(), wanted[:, 3], atol=1e-9)
 
 
-def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_config):
+def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_config, monkeypatch, capsys):
     """Names with folders and endings, so that others find the images."""
     from nerfkit.data.load import load_scene
     from nerfkit.model.registry import build_model
@@ -293,6 +293,18 @@ def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_confi
     assert {(lens.width, lens.height) for lens in model.cameras.values()} == {whole.size()}
     path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
     assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()
+    black = tmp_path / "black.png"
+    read_scene = export_cameras.load_capture
+
+    def masked(*arguments, **more):
+        found = read_scene(*arguments, **more)
+        return replace(found, images=[replace(image, mask=black) for image in found.images])
+
+    monkeypatch.setattr(export_cameras, "load_capture", masked)
+    call(tmp_path / "run", "cameras", "--formats", "transforms", "--out", tmp_path / "m")
+    content = json.loads((tmp_path / "m" / "transforms.json").read_text())
+    assert {(tmp_path / "m" / entry["mask_path"]).resolve() for entry in content["frames"]} == {black.resolve()}
+    assert "masks are named" in capsys.readouterr().out
     scene.split("train").files[0].write_bytes(b"no image")
     call(tmp_path / "run", "cameras", "--formats", "transforms", "--out", tmp_path / "d")
     content = json.loads((tmp_path / "d" / "transforms.json").read_text())

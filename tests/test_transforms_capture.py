@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nerfkit.data.frame import WARNING
 from nerfkit.data.readers.transforms_capture import read, read_synthetic, recognises
 from tests.captures import check_refused
 from tests.naming import assert_names
@@ -268,6 +269,7 @@ def axes_note(folder: Path, content: dict) -> str:
 def test_poses_in_opencv_axes(tmp_path):
     assert axes_note(tmp_path, content_of(40)) == axes_note(tmp_path, content_of(40, aabb_scale=1)) == ""
     assert "outwards" in axes_note(tmp_path, turned(content_of(40))), "without an up, it may be so"
+    assert axes_note(tmp_path, turned(content_of(40))).startswith(WARNING), "so that nobody calls it ready to train"
     for values in ({"aabb_scale": 1}, {"camera_model": "OPENCV"}, {"up": [0, 0, 1]}):
         check_refused(read, put(tmp_path, turned(content_of(40, **values))), "OpenCV axes", "transform_matrix")
     assert "outwards" in axes_note(tmp_path, turned(content_of(40, aabb_scale=1, up=[0, 0, -1])))

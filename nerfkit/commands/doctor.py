@@ -6,12 +6,20 @@ from __future__ import annotations
 import platform
 import shutil
 import sys
+from importlib.util import find_spec
 
 import torch
 
 from nerfkit import ops
 from nerfkit.ops import dispatch, native
 from nerfkit.version import __version__
+
+EXTRAS = (  # name, a module that it brings, what it is for
+    ("viewer", "viser", "the viewer"),
+    ("export", "skimage", "meshes and EXR images"),
+    ("photos", "pycolmap", "poses of photographs"),
+    ("tensorboard", "tensorboard", "TensorBoard"),
+)
 
 
 def report() -> tuple[list[str], bool]:
@@ -39,6 +47,7 @@ def report() -> tuple[list[str], bool]:
         ran, broken = _run_on_gpus()
         lines += ran
     lines.append(f"ffmpeg    {_ffmpeg()}")
+    lines += [f"{'extras' if not k else '':<9} {line}" for k, line in enumerate(_extras())]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     lines.append(f"ops       on {device}, ops.backend=auto:")
     for op in dispatch.OPS:
@@ -94,6 +103,14 @@ def _error_on(device: str) -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None if torch.allclose(result, expected, atol=1e-5) else "trilinear differs from its definition"
+
+
+def _extras() -> list[str]:
+    """What of the optional packages is there, and what to type for the rest."""
+    return [
+        f"{what}: " + ("there" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"')
+        for extra, module, what in EXTRAS
+    ]
 
 
 def _ffmpeg() -> str:

@@ -18,7 +18,7 @@ from nerfkit import ops
 from nerfkit.commands.options import TYRO
 from nerfkit.config import OpsConfig
 from nerfkit.crop import Crop, active_crop, crop_of
-from nerfkit.data.frame import Frame
+from nerfkit.data.frame import Frame, corner_text
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
 from nerfkit.export.domain import domain
@@ -185,11 +185,21 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
 
 
 def training_views(run: Run, work: Work, finest: float) -> Views:
-    """The training views, rendered."""
+    """The training views, which are rendered as they are asked for, or at once."""
     views = Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
     check_any(views)
-    views.render()
     return views
+
+
+def where(run: Run, options: GeometryOptions) -> str:
+    """Advice for a crop in which nothing is."""
+    frame = target_frame(run, options)
+    eyes = run.cameras("train").positions.double().cpu().numpy()
+    eyes = eyes if frame is None else frame.to_input(eyes)
+    return (
+        "change --crop, or delete the run's crop.json. The training cameras are within "
+        f"{corner_text(np.stack([eyes.min(axis=0), eyes.max(axis=0)]))}, in the coordinates of --frame {options.frame}"
+    )
 
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
@@ -204,15 +214,20 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
     with Work(output.file(output.formats[0]), key(run, **settings)) as work:
         views = training_views(run, work, finest=grid.cell / 2)
-        density = options.source == "density"
-        source = (
-            fields.DensityField(run.model, options.level, run.device)
-            if density
-            else fields.DepthField(views, run.device)
-        )
-        shape = mesh.cropped(mesh.surface(grid, source, work), cut)
+        if options.source == "density":
+            source = fields.DensityField(run.model, options.level, run.device)  # an empty crop shows at once
+        else:
+            views.render()
+            source = fields.DepthField(views, run.device)
+        try:
+            shape = mesh.cropped(mesh.surface(grid, source, work), cut)
+        except mesh.NoSurfaceError as error:
+            work.remove()
+            raise UserError(f"{error}; lower --level, or {where(run, options)}") from None
         if not len(shape.faces):
-            raise UserError("no surface lies in the crop; change --crop, or delete the run's crop.json")
+            work.remove()
+            raise UserError(f"no surface lies in the crop; {where(run, options)}")
+        views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         counts = {
@@ -240,6 +255,7 @@ def point_cloud(run: Run, options: PointsOptions | SplatsOptions, work: Work) ->
     cut = crop(run, options)
     box = domain(run.model, run.config, cut, run.frame)
     views = training_views(run, work, finest=0.0)
+    views.render()
     return points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
 
 

@@ -129,6 +129,11 @@ def go_on(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
     if trainer.processes.is_first:
         folder.save_description(options, describe(scene))
     print(summary(scene, trainer, folder.path))
+    if trainer.progress >= 1:
+        seconds = options.trainer.max_seconds
+        limit = f"--trainer.max_seconds, now {seconds:g}, of which {trainer.seconds:.1f} are used" if seconds else ""
+        more = limit if trainer.scheduled < options.trainer.steps else f"--trainer.steps, now {options.trainer.steps}"
+        print(f"nothing is left to train; to go on, raise {more}")
 
 
 def begin(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFolder, signals: StopSignals) -> int:

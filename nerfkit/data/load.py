@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections import Counter
@@ -60,7 +61,7 @@ def load_capture(
         raise SceneError("no scene given: set data.path to the folder of a scene")
     folder = _path(path, "data.path")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
-        raise SceneError(f"data.path: {shown(folder)} is not a folder, nor a video")
+        raise SceneError(f"data.path: {shown(folder)} {_what_is_there(folder)}")
     if format == "auto" and not _is_known(folder) and (os.path.isfile(folder) or _has_photographs(folder)):
         _check_not_inside(folder)
         report(f"{shown(folder)} has no camera poses; they are looked for")
@@ -69,6 +70,17 @@ def load_capture(
     if format == "auto" and not _is_known(folder):
         _check_no_other_photographs(folder)
     return readers.read(folder, format, seeks_points)
+
+
+def _what_is_there(path: Path) -> str:
+    """Why a path is no scene, and what might be meant."""
+    if os.path.lexists(path):
+        return f"is not a folder, nor a video; is the folder {shown(path.parent)} meant?"
+    try:
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except OSError:
+        near = []
+    return "does not exist" + (f"; did you mean {shown(path.parent / near[0])}?" if near else "")
 
 
 def format_elsewhere(path: str, format: str) -> str:

@@ -88,20 +88,24 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     except SceneError as error:
         return capture, f"images are named as in the run, without folders: {error}"
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
+    about_masks = ""
+    if any(image.mask for image in images):
+        about_masks = "; masks are named in transforms.json, the other formats have none"
+        if scene.white_ignores or not all(image.mask for image in images):
+            about_masks = "; without masks: a transforms.json has them for all images or none, and black is ignored"
+            images = [replace(image, mask=None) for image in images]
     capture = replace(capture, images=images, splits=splits)
-    if scene.points is None or not frame_is_files:
-        return (
-            capture,
-            "no sparse points: the scene has none" if scene.points is None else "no sparse points in --frame model",
-        )
-    return replace(
-        capture, points=_points_of(scene, capture)
-    ), f"{len(scene.points.positions)} sparse points of the scene"
+    if scene.points is None:
+        return capture, f"no sparse points: the scene has none{about_masks}"
+    if not frame_is_files:
+        return capture, f"no sparse points in --frame model{about_masks}"
+    count = f"{len(scene.points.positions)} sparse points of the scene"
+    return replace(capture, points=_points_of(scene, capture)), count + about_masks
 
 
 def _of_file(image: PosedImage, there: PosedImage) -> PosedImage:
     """An image of the run as the scene has it, with the lens of the size on disk: the run may be of a smaller one."""
-    image, on_this_disk = replace(image, name=there.name, file=there.file), on_disk(there.file)
+    image, on_this_disk = replace(image, name=there.name, file=there.file, mask=there.mask), on_disk(there.file)
     lens = image.lens if on_this_disk is None else fitted_lens(image, image_header(on_this_disk), 1.0)
     return replace(image, lens=lens)
 

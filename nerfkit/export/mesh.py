@@ -30,6 +30,10 @@ TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still
 CHUNK = 2**19  # vertices that a view sees at once
 
 
+class NoSurfaceError(UserError):
+    """Nothing is solid in a grid."""
+
+
 @dataclass(frozen=True, eq=False)
 class Mesh:
     """Triangles in the model's frame."""
@@ -69,9 +73,7 @@ def surface(grid: Grid, field: Field, work: Work) -> Mesh:
             bar.update(len(part))
     piece = joined(pieces)
     if not len(piece.faces):
-        raise UserError(
-            "there is no surface: nowhere does the field reach the level; is the crop empty, or --level too high?"
-        )
+        raise NoSurfaceError("there is no surface: nowhere does the field reach the level")
     vertices = grid.origin + grid.cell * piece.vertices
     colors = np.zeros((len(vertices), 3), dtype=np.uint8)
     return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), colors)

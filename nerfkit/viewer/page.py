@@ -21,7 +21,7 @@ from nerfkit.viewer.guard import own_names, policy, refusal
 if TYPE_CHECKING:
     import viser
 
-INSTALL = "pip install nerfkit[viewer]"
+INSTALL = 'pip install "nerfkit[viewer]"'
 BACKLOG = 100  # connections that wait
 
 

@@ -56,6 +56,7 @@ def read(folder: Path, format: str, seeks_points: bool = True) -> Capture:
     names = formats_of(folder)
     if not names:
         expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
+        expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
         raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
     capture = READERS[names[0]].read(folder)
     if names[0] == "transforms" and "colmap" in names and seeks_points:

@@ -56,9 +56,11 @@ def suspect(
         cause = f"{away}, and stand upside down"
         return Verdict(f"the poses look like OpenCV axes: {cause}; {ADVICE}, or else give the world's 'up'", True)
     if behind == 1:
-        return Verdict(f"the poses look like OpenCV axes, or the capture looks outwards: {away}; {ADVICE}", False)
+        return Verdict(
+            f"{WARNING}the poses look like OpenCV axes, or the capture looks outwards: {away}; {ADVICE}", False
+        )
     if behind is None and upside_down:
-        return Verdict(f"the poses look like OpenCV axes: the cameras stand upside down; {ADVICE}", False)
+        return Verdict(f"{WARNING}the poses look like OpenCV axes: the cameras stand upside down; {ADVICE}", False)
     return None
 
 
