@@ -1399,6 +1399,13 @@ FAULTS = [
     ),
     Fault("a_vertex_unseen_is_a_hole", "export/mesh.py", "2 * total >= 1 +", "2 * seen >= 1 + 0 *", "export_mesh"),
     Fault(
+        "rows_of_pixels_as_long_as_columns",
+        "export/views.py",
+        "row.long() * self.camera.size(0)[0]",
+        "row.long() * self.camera.size(0)[1]",
+        "export_mesh",
+    ),
+    Fault(
         "a_block_at_the_edge_of_an_image_is_left_out",
         "export/fields.py",
         "(pixel > -reach[:, None])",

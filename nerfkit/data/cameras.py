@@ -191,11 +191,11 @@ class Cameras:
     def project(self, points: Tensor, view: int) -> tuple[Tensor, Tensor]:
         """Pixel coordinates [P, 2] and depth along -z [P] of world points [P, 3] in one view."""
         pose = self.camera_to_world[view]
-        x, y, z = ((points - pose[:, 3]) @ pose[:, :3]).unbind(-1)  # camera axes
+        x, y, z = pose[:, :3].T @ (points - pose[:, 3]).T  # camera axes, each in one piece of memory
         if self.lenses:
             return self.lenses[view].project(torch.stack([x, -y, -z], dim=-1)), -z
         depth = -z
-        return torch.stack([x, -y], dim=-1) / depth[:, None] * self.focal[view] + self.center[view], depth
+        return (torch.stack([x, -y]) / depth * self.focal[view][:, None] + self.center[view][:, None]).T, depth
 
     def z_per_distance(self, view: int, directions: Tensor) -> Tensor:
         """Factor [R] that turns distance along each ray into depth along the view's -z axis."""

@@ -69,6 +69,7 @@ class DepthField:
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
         points, block = grid.points(blocks, self.device)  # [P, 3], [P]
+        columns = points.T.contiguous()
         low, high = grid.bounds(blocks)
         centers = torch.tensor((low + high) / 2, dtype=torch.float32, device=self.device)  # [B, 3]
         radius = float(np.linalg.norm(high[0] - low[0]) / 2)
@@ -76,9 +77,10 @@ class DepthField:
         for number in range(len(self.views)):
             near = may_see(self.views.cameras[number], centers, radius)[block].nonzero()[:, 0]
             if len(near):
-                distance, weight = self._distances(self._view(number), points[near], TRUNCATION * grid.cell)
-                total[near] += weight * distance
-                weights[near] += weight
+                here = columns.index_select(1, near).T
+                distance, weight = self._distances(self._view(number), here, TRUNCATION * grid.cell)
+                total.index_add_(0, near, weight * distance)
+                weights.index_add_(0, near, weight)
         values = torch.where(weights >= MIN_WEIGHT, 0.5 - 0.5 * total / weights.clamp(min=1e-9), math.nan)
         return grid.split(blocks, values)
 

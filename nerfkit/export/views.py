@@ -35,23 +35,26 @@ class View:
     def see(self, points: Tensor) -> Seen:
         """Where points [P, 3] are in the view."""
         pixel, z = self.camera.project(points, 0)
+        column, row = pixel.unbind(-1)  # all by columns: sums and comparisons over a last axis of two or three are slow
         width, height = self.camera.size(0)
-        inside = (pixel >= 0).all(-1) & (pixel[:, 0] < width) & (pixel[:, 1] < height)  # NaN is not
+        inside = (column >= 0) & (row >= 0) & (column < width) & (row < height)  # NaN is not
         if not self.camera.lenses:
             inside &= z > 0
+        x, y, z = (points - self.camera.positions[0]).unbind(-1)
+        seen = Seen((x * x + y * y + z * z).sqrt(), pixel, inside)
         if self.known is not None:
-            column, row = self._pixel(pixel, inside)
-            inside &= self.known[row, column]
-        return Seen((points - self.camera.positions[0]).norm(dim=-1), pixel, inside)
+            inside &= self.known.flatten()[self._pixel(seen)]
+        return seen
 
-    def _pixel(self, pixel: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
-        whole = torch.where(inside[:, None], pixel, 0).long()
-        return whole[:, 0], whole[:, 1]
+    def _pixel(self, seen: Seen) -> Tensor:
+        """The number [P] of the pixel that each point falls on, row by row; 0 where not inside."""
+        column, row = seen.pixel.unbind(-1)
+        return torch.where(seen.inside, row.long() * self.camera.size(0)[0] + column.long(), 0)
 
     def depth_at(self, seen: Seen) -> tuple[Tensor, Tensor]:
         """Median depth [P], 0 where there is none, and opacity [P] of the pixels that points fall on."""
-        column, row = self._pixel(seen.pixel, seen.inside)
-        return self.depth[row, column], self.opacity[row, column]
+        pixel = self._pixel(seen)
+        return self.depth.flatten().index_select(0, pixel), self.opacity.flatten().index_select(0, pixel)
 
     def smooth_depth_at(self, seen: Seen, most: float) -> Tensor:
         """The depth [P] of `depth_at`, interpolated between four pixels where these differ by less than `most`."""
