@@ -25,6 +25,7 @@ from nerfkit.rendering.path_files import read_path
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
+from tests.toy_scene import write_scene
 
 
 @pytest.fixture(scope="module")
@@ -268,13 +269,15 @@ def test_pycolmap_reads_the_model(lens, tmp_path):
         assert np.allclose(image.projection_center(), wanted[:, 3], atol=1e-9)
 
 
-def test_images_and_points_of_the_scene_at_hand(toy_scene, tmp_path, small_config, monkeypatch, capsys):
+def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypatch, capsys):
     """Names with folders and endings, so that others find the images."""
     from nerfkit.data.load import load_scene
     from nerfkit.model.registry import build_model
     from nerfkit.training import checkpoint
     from nerfkit.training.run_folder import RunFolder, describe
 
+    toy_scene = write_scene(tmp_path / "toy")
+    small_config.data.path = str(toy_scene)
     scene, folder = load_scene(str(toy_scene), downscale=2), RunFolder.for_new_run(tmp_path / "run")
     folder.start(small_config, describe(scene))
     tensors = {f"model.{name}": value for name, value in build_model(small_config).state_dict().items()}
