@@ -37,7 +37,7 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_pat
         lambda: view.main([str(tmp_path)]),
         lambda: train.main(["--config", "cpu", "--data.path", str(tmp_path), "--viewer"]),
     ):
-        with pytest.raises(UserError, match=r"viser.*pip install "nerfkit\[viewer\]""):
+        with pytest.raises(UserError, match=r"viser.*pip install .nerfkit\[viewer\]"):
             command()
 
 
