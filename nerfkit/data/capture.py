@@ -44,5 +44,5 @@ class Capture:
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
     white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
-    reader: str = ""  # by which data.format it is read
     notes: tuple[str, ...] = ()  # what a user should know, one line each: which of several models was read, ...
+    reader: str = ""  # by which data.format it is read
