@@ -15,7 +15,6 @@ from nerfkit.data import readers
 from nerfkit.data.assemble import assemble
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import Frame
-from nerfkit.data.readers import READERS
 from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve, video_frames
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
@@ -85,7 +84,7 @@ def _what_is_there(path: Path) -> str:
 
 def format_elsewhere(path: str, format: str) -> str:
     """The data.format of a run for a folder of its scene that is elsewhere now, maybe in another format."""
-    known = format in READERS and READERS[format].recognises(_path(path, "--data"))
+    known = format in readers.READERS and readers.READERS[format].recognises(_path(path, "--data"))
     return format if known else "auto"
 
 
@@ -98,7 +97,7 @@ def _path(text: str, option: str) -> Path:
 
 def _is_known(folder: Path) -> bool:
     """Whether a reader knows what is in the folder."""
-    return any(reader.recognises(folder) for reader in READERS.values())
+    return any(reader.recognises(folder) for reader in readers.READERS.values())
 
 
 def _has_photographs(folder: Path) -> bool:
