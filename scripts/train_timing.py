@@ -13,24 +13,19 @@ from nerfkit.data.pixels import background_color
 from nerfkit.data.scene import Views
 from nerfkit.parallel import ALONE
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.gradients import SharedGradients
 from nerfkit.training.trainer import Trainer
 
 
 def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
-    """A step with the gradients added inside its CUDA graph, beside it, and not at all [ms]; the trainer is done then.
+    """A step with the gradients added, and without [ms]; the trainer is done then.
 
     The slowest process counts. Without the addition the models train apart, and no process waits for another.
     """
     step, processes = trainer.training_step, trainer.processes
-    shared, kinds = step.gradients, {"added": (True, processes), "alone": (True, ALONE)}
-    if step.static_shapes:
-        kinds["beside"] = (False, processes)
-    ms = {}
-    for name in sorted(kinds, key="added beside alone".split().index):
-        shared.in_graph, adding = kinds[name]
+    shared, ms = step.gradients, {}
+    for name, adding in (("added", processes), ("alone", ALONE)):
         step.release_graph()
-        shared.add = SharedGradients.add.__get__(shared) if adding is processes else lambda: None
+        shared.processes = adding
         times = []
         for _ in range(5):
             for _ in range(shared.warm_up_steps + 2):
@@ -48,7 +43,7 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
         "processes": processes.size,
         "text": processes.text,
         "precision": trainer.config.parallel.precision,
-        "bytes_added": shared.flat.numel() * (2 if shared.half else shared.flat.element_size()),
+        "bytes_added": shared.bytes_added,
         "ms": ms,
         "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),
     }

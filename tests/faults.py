@@ -1416,8 +1416,8 @@ FAULTS = [
     Fault(
         "sums_divided_by_the_processes",
         "training/gradients.py",
-        "self.reference * self.shrunk / weight, out",
-        "1 / self.processes.size, out",
+        "own / total.clamp(min=SMALLEST)",
+        "torch.ones_like(own) / self.processes.size",
         "parallel",
     ),
     Fault(
@@ -1448,8 +1448,8 @@ FAULTS = [
     Fault(
         "parameters_without_gradient_keep_the_last",
         "training/gradients.py",
-        "torch._foreach_zero_(missing)",
-        "pass",
+        "p.grad = torch.zeros_like(p)",
+        "p.grad = torch.ones_like(p)",
         "parallel",
     ),
     Fault(
@@ -1459,7 +1459,9 @@ FAULTS = [
         "",
         "parallel",
     ),
-    Fault("halves_are_not_divided", "training/gradients.py", "processes.size if half", "1 if half", "parallel"),
+    Fault(
+        "sums_of_halves_stay_behind", "training/gradients.py", "torch._foreach_copy_(large, sums)", "pass", "parallel"
+    ),
     Fault("views_are_not_shared_out", "parallel.py", "range(self.rank, n, self.size)", "range(n)", "parallel"),
     Fault("every_process_prints", "commands/__init__.py", 'sys.stdout = open(os.devnull, "w")', "pass", "parallel"),
     # the shipped capture, and the error of a depth

@@ -15,8 +15,7 @@ from nerfkit.errors import TrainingError
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
-from nerfkit.training import together
-from nerfkit.training.gradients import SharedGradients
+from nerfkit.training import gradients, together
 from nerfkit.training.randomness import seed_step
 from nerfkit.training.run_folder import read_log
 from nerfkit.training.trainer import Trainer
@@ -100,8 +99,9 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     assert shares[0][2]["loss"] == shares[1][2]["loss"]
 
 
-def test_halves_train_nearly_the_same(config, tmp_path):
+def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
     """Sums in float16 of a scaled loss, with networks in float32."""
+    monkeypatch.setattr(gradients, "LARGE", 1)
 
     def train(processes):
         trainer = trained(config, processes)
@@ -117,33 +117,36 @@ def test_halves_train_nearly_the_same(config, tmp_path):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_gradients_are_divided_by_the_weights_of_all(half: bool):
+def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
+    monkeypatch.setattr(gradients, "LARGE", 3)
     x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
     sent = []
 
     class Two:
-        """With another process, whose weight is 2.5 and whose loss is (2 * x).sum()."""
+        """With another process, whose weight is 2.5 and whose loss is (2 * x).sum(), 6."""
 
         size = 2
 
         def add(self, values):
-            sent.append(values.dtype)
-            if len(values) > 4:
-                values[:3] += 2.5 * 2 / gradients.reference / (2 if half else 1)  # halves are divided by their number
-            if values.dtype == torch.float32:
-                values[-4] += 2.5
+            sent.append((values.dtype, tuple(values.shape)))
+            share = 1 - shared.share if len(sent) % 3 != 1 else None
+            values += (2.5, 2 * share if share is not None else 0, 0)[(len(sent) - 1) % 3]
+            if len(sent) % 3 == 0:
+                values[-1] += 6 * share
 
-    gradients = SharedGradients([x, y], Two(), half=half, n_rays=1)
+    shared = gradients.SharedGradients([x, y], Two(), half=half)
     for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
         x.grad = y.grad = None
-        gradients.weighted(loss(), torch.full((1,), weight)).backward()
-        gradients.collect(torch.zeros(2), torch.zeros(1, dtype=torch.float64))
-        gradients.add()
-        gradients.result()
+        own = loss()
+        shared.weighted(own, torch.full((1,), weight)).backward()
+        counted = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
         assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
         assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
-    assert sent == ([torch.float16, torch.float32] if half else [torch.float32]) * 2
+        assert counted.counts.tolist() == [4, 9]
+        assert counted.means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
+    precision = torch.float16 if half else torch.float32
+    assert sent == [(torch.float64, ()), (precision, (3,)), (torch.float32, (5,))] * 2
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):

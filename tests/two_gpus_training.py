@@ -33,15 +33,14 @@ def result_of(trainer: Trainer, steps: int, recorded: bool = True) -> dict[str, 
 
 
 def graphs(config, processes: Processes, folder: Path) -> dict:
-    """The gradients added inside a graph, beside it, and without one; and in float16."""
+    """The gradients added inside a graph and without one; and in float16."""
     results = {}
-    for name, recorded, graph, precision in (
-        ("inside", True, "true", "float32"),
-        ("beside", True, "false", "float32"),
-        ("eager", False, "auto", "float32"),
-        ("half", True, "auto", "float16"),
+    for name, recorded, precision in (
+        ("graph", True, "float32"),
+        ("eager", False, "float32"),
+        ("half", True, "float16"),
     ):
-        config.parallel.graph, config.parallel.precision = graph, precision
+        config.parallel.precision = precision
         results[name] = result_of(make_trainer(config, processes=processes), STEPS, recorded)
     return results
 

@@ -323,10 +323,8 @@ def in_parallel(trainer: Trainer) -> list[str]:
     processes, steps = trainer.processes, trainer.config.trainer.steps
     if processes.size == 1:
         return []
-    is_graph, inside = trainer.training_step.static_shapes, trainer.training_step.gradients.in_graph
-    where = f", {'inside' if inside else 'beside'} the CUDA graph" if is_graph else ""
     return [
-        f"parallel  {processes.text}{where}; each draws {trainer.config.trainer.samples} samples a step, "
+        f"parallel  {processes.text}; each draws {trainer.config.trainer.samples} samples a step, "
         f"and a step counts as {trainer.steps_at_once:g} of trainer.steps {steps}"
     ]
 

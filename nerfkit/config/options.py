@@ -113,8 +113,7 @@ class ParallelConfig:
     """Training on several GPUs, with a process each that torchrun starts; one process heeds none of it."""
 
     steps_scale: number(0, 1) = 0.0  # share of trainer.steps that are trained; 0: 1 / processes, as many rays in all
-    graph: Literal["auto", "true", "false"] = "auto"  # add gradients inside the CUDA graph of a step, or beside it
-    precision: Literal["float32", "float16"] = "float32"  # in which gradients are added
+    precision: Literal["float32", "float16"] = "float32"  # in which the gradients of tables are added
 
 
 @dataclass

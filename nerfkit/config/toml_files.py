@@ -27,6 +27,7 @@ RENAMED = {  # old name of an option, in files of earlier versions -> current na
     "ops.visible": "ops.count_visible",
     "ops.place": "ops.compact_samples",
 }
+REMOVED = ("parallel.graph",)  # options of earlier versions that changed how a step runs, and none of its results
 
 
 def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
@@ -56,6 +57,10 @@ def changes_of(path: str | Path) -> dict[str, Any]:
 
 def _renamed(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a file under current names; where it has both, the current one's."""
+    for name in REMOVED:
+        group, _, key = name.rpartition(".")
+        if isinstance(values.get(group), dict):
+            values[group].pop(key, None)
     for old, new in RENAMED.items():
         (old_group, _, old_key), (group, _, key) = old.rpartition("."), new.rpartition(".")
         table = values.get(old_group) if old_group else values

@@ -8,7 +8,6 @@ processes each draws rays of its own, and their gradients are added: `nerfkit.tr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from nerfkit import ops
 from nerfkit.config import DataConfig, ParallelConfig, TrainerConfig
 from nerfkit.data.batch import Batch, TrainingViews
 from nerfkit.data.cameras import Rays
-from nerfkit.errors import RunError
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering
 from nerfkit.parallel import ALONE, Processes
@@ -41,13 +39,6 @@ class StepStats(NamedTuple):
     rays: int
     samples: int
     terms: dict[str, float]  # of the loss
-
-
-class Drawn(NamedTuple):
-    """Of the rays of one process, what is needed when its gradients have been added to the others'."""
-
-    n_complete: Tensor  # [] rays in the mean
-    n_samples: Tensor | None  # []
 
 
 class TrainingStep:
@@ -83,7 +74,7 @@ class TrainingStep:
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
         self.gradients = self._shared(processes, parallel)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
-        self.graph: torch.cuda.CUDAGraph | InParts | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
         self.eager_steps = 0
 
     def __call__(self) -> None:
@@ -133,8 +124,6 @@ class TrainingStep:
         self.n_rays.fill_(state["n_rays"])
         if self.scaler.is_enabled() and state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
-        shared = state.get("parallel", {})
-        self.gradients.load_state_dict({"reference": shared.get("reference", state["n_rays"])})
         self.reset_graph()
 
     def _reset_stats(self) -> None:
@@ -142,26 +131,15 @@ class TrainingStep:
         self.steps = 0
 
     def _run(self) -> None:
-        self._find_gradients()
-        self.gradients.add()
-        self._apply_gradients()
-
-    def _find_gradients(self) -> None:
-        """Draw rays, render them, and find the gradients of the loss."""
+        """Draw rays, render them, find the gradients of the loss, and change the parameters unless it is not finite."""
         terms, ray_complete, n_samples, weight = self._forward()
         loss = _added(list(terms.values()))
         self.optimizer.zero_grad()
         self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
         self.adjustments.check_gradients(self.model)
         n_complete = ray_complete.sum()
-        samples = n_complete.new_zeros(()) if n_samples is None else n_samples
-        counts = torch.stack([n_complete.double(), samples.double()])
-        self.gradients.collect(counts, self._parts(loss, terms))
-        self.drawn = Drawn(n_complete, n_samples)
-
-    def _apply_gradients(self) -> None:
-        """The step of the optimiser, unless the loss is not finite."""
-        counts, means = self.gradients.result()
+        counts = torch.stack([n_complete.double(), (n_complete * 0 if n_samples is None else n_samples).double()])
+        counts, means = self.gradients.added(counts, self._parts(loss, terms))
         self.loss = means[0]
         is_finite = self.loss.isfinite()
         self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))
@@ -170,8 +148,8 @@ class TrainingStep:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self._add_up(torch.cat([counts, torch.where(is_finite, means, 0)]))
-        if self.drawn.n_samples is not None:
-            self._adapt_ray_count(*self.drawn)
+        if n_samples is not None:
+            self._adapt_ray_count(n_complete, n_samples)
 
     def _parts(self, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
         """The loss and, where there are several, its terms [1 or 1+T], float64."""
@@ -229,33 +207,19 @@ class TrainingStep:
     def _record(self) -> None:
         self.optimizer.zero_grad()
         self.gradients.meet()
-        if self.gradients.in_graph:
-            self.graph = self._recorded(self._run)
-        else:
-            before, after = self._recorded(self._find_gradients), self._recorded(self._apply_gradients)
-            self.graph = InParts(before, self.gradients.add, after)
-        self.gradients.meet()
-
-    def _recorded(self, part: Callable[[], None]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
-            part()
-        return graph
+            self._run()
+        self.graph = graph
+        self.gradients.meet()
 
     def _shared(self, processes: Processes, parallel: ParallelConfig) -> OwnGradients:
         """The gradients, added over the processes if there are several."""
         if processes.size == 1:
             return OwnGradients()
-        if parallel.graph == "true" and not self.static_shapes:
-            raise RunError("parallel.graph true: a step of this run is no CUDA graph on this device; set it to auto")
-        return SharedGradients(
-            [*self.model.parameters(), *self.adjustments.parameters()],
-            processes,
-            _adds_halves(processes, parallel),
-            float(self.n_rays),
-            in_graph=parallel.graph != "false",
-        )
+        parameters = [*self.model.parameters(), *self.adjustments.parameters()]
+        return SharedGradients(parameters, processes, _adds_halves(processes, parallel))
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
@@ -266,19 +230,6 @@ class TrainingStep:
             resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), self.backends["lazy_adam"])}
         recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in resolved.items())
         return all(recordable) and self.longest_ray <= self.settings.samples
-
-
-class InParts(NamedTuple):
-    """A step as two CUDA graphs, with the addition of gradients between."""
-
-    before: torch.cuda.CUDAGraph
-    add: Callable[[], None]
-    after: torch.cuda.CUDAGraph
-
-    def replay(self) -> None:
-        self.before.replay()
-        self.add()
-        self.after.replay()
 
 
 def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:

@@ -304,9 +304,7 @@ class Trainer:
         if self.scheduled == self.step and self.processes.size == 1:
             return {}
         n_rays = self.processes.gathered(int(self.training_step.n_rays))
-        return {
-            "parallel": {"scheduled": self.scheduled, "n_rays": n_rays, **self.training_step.gradients.state_dict()}
-        }
+        return {"parallel": {"scheduled": self.scheduled, "n_rays": n_rays}}
 
     def backends(self) -> dict[str, str]:
         """What each op of model and optimiser runs on now."""
