@@ -35,7 +35,7 @@ from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.pool import ImagePool  # noqa: E402
 from nerfkit.data.scene import Views, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
-from nerfkit.errors import TrainingError  # noqa: E402
+from nerfkit.errors import TrainingError, UserError  # noqa: E402
 from nerfkit.model.base import Model  # noqa: E402
 from nerfkit.model.registry import build_model, import_models  # noqa: E402
 from nerfkit.parallel import ALONE, Processes  # noqa: E402
@@ -158,8 +158,18 @@ def changed(options: config.Config, changes: str) -> config.Config:
     for change in filter(None, changes.split(",")):
         name, _, value = change.partition("=")
         group, _, key = name.partition(".")
-        values[group][key] = json.loads(value)
+        if not key or not isinstance(values.get(group), dict):
+            raise UserError(f"{changes!r}: write GROUP.OPTION=VALUE, with commas between")
+        values[group][key] = _value(value)
     return config.from_dict(values, changes or "options")
+
+
+def _value(text: str) -> Any:
+    """A number, true or false; anything else is text, with or without quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def measure(

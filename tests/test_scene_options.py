@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from nerfkit.commands import train
 from nerfkit.commands.options import given_options, train_options
@@ -70,6 +71,23 @@ def test_rate_and_decay_are_those_of_an_object_or_of_a_place(tmp_path: Path):
     assert recipe(*BOX, "--config", "cpu") == (0.02, 0.1)
     assert recipe("--config", "cpu") == (0.02, 0.0)
     assert recipe(*BOX, "--config", "orrery_cpu") == (0.03, 0.0)
+
+
+def test_the_finest_cells_of_an_object_follow_from_its_pixels():
+    """Of the shipped scene, 1.25 of them a pixel; as many where the images are halved as their number of pixels says."""
+
+    def finest(*arguments: str) -> int:
+        return options_of(Path("data/orrery"), "--config", "orrery", *arguments)[0].model.max_resolution
+
+    scene = options_of(Path("data/orrery"), "--config", "orrery")[1]
+    cameras = scene.split("train").cameras
+    middle = torch.tensor([0, 0, 0.05])
+    across = 2.65 * (cameras.focal[:, 0] / (cameras.positions - middle).norm(dim=-1)).median().item()  # pixels
+    assert finest() == pytest.approx(1.25 * across, abs=1)
+    assert finest("--data.downscale", "2") == pytest.approx(1.25 * across / 2, abs=1)
+    assert finest("--data.downscale", "0.1") == 2048, "at most"
+    assert finest("--data.downscale", "40", "--model.base_resolution", "32") == 32, "at least"
+    assert finest("--model.max_resolution", "2048") == 2048 and finest("--config", "orrery_cpu") == 224, "given"
 
 
 def test_a_box_alone_is_an_object_as_before(tmp_path: Path):

@@ -83,3 +83,12 @@ def test_marks_within_one_step_do_not_end_a_run(toy_scene, tmp_path):
     bench_train.main(list(map(str, arguments)))
     (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert run["steps"] == 6 and [point["steps"] for point in run["curve"]] == [1, 6]
+
+
+def test_values_of_a_case_need_no_quotes():
+    options = bench_train.BenchOptions()
+    changed = bench_train.changed(options, 'data.masks=cutout,trainer.schedule="cosine",model.state=8')
+    assert (changed.data.masks, changed.trainer.schedule, changed.model.state) == ("cutout", "cosine", 8)
+    for wrong in ("state=8", "nothing.at_all=1", "model"):
+        with raises_naming(UserError, wrong, "GROUP.OPTION"):
+            bench_train.changed(options, wrong)

@@ -27,7 +27,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import background_color
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
-from nerfkit.data.scene import Scene
+from nerfkit.data.scene import Scene, Views
 from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError, SceneError
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -147,12 +147,13 @@ class NerfKit:
         names = [image.name for image in capture.images]
         is_unbounded = self.config.sampling.kind == "contracted"
         self.capture_frame = frame = found or scene_frame(capture, names, has_alpha, box, is_unbounded)
+        images = capture.images
+        cameras = cameras_of([i.camera_to_world for i in images], [i.lens for i in images], frame)
         if self.run is None:
             if data.background == "auto" and (color := metadata.get("background_color")) is not None:
                 data.background = "white" if np.mean(color) > 127 else "black"
-            fit_to_scene(self.config, Scene(capture.name, capture.format, {}, tuple(frame.up.tolist()), frame), given)
-        images = capture.images
-        cameras = cameras_of([i.camera_to_world for i in images], [i.lens for i in images], frame)
+            views = {"train": Views(cameras, [], [])}
+            fit_to_scene(self.config, Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame), given)
         self.scene = RunScene(
             capture.name, tuple(frame.up.tolist()), {"train": to_json(cameras, names)}, frame.to_json()
         )

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
+import torch
+
 from nerfkit.config import Config, check
+from nerfkit.data.cameras import Cameras
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
 from nerfkit.training.adjustments import radius_of
@@ -25,6 +28,7 @@ UNBOUNDED = {
 
 # And of an object in a box: docs/benchmarks/recipe_h100.json.
 OF_AN_OBJECT = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
+CELLS_A_PIXEL = 1.25  # of the finest level, at the middle of the box: finer ones take time, and learn noise
 
 
 def resolved_background(kind: str, scene: Scene | None) -> str:
@@ -61,7 +65,7 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
     elif options.model.kind == "field" and not _is_place(scene):
-        _fit_object(options, given)
+        _fit_object(options, scene, given)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
@@ -86,15 +90,27 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     _set_unless(given, options, {"sampling.far": FAR_RADII * radius_of(data.box)} | UNBOUNDED)
 
 
-def _fit_object(options: Config, given: Collection[str]) -> None:
+def _fit_object(options: Config, scene: Scene, given: Collection[str]) -> None:
     """Rate and decay belong together: both are set, or what the user says of one of them stands.
 
     With the rate of an object that a preset states, as that for a CPU does, goes the decay.
     """
+    if "train" in scene.views:
+        cells = round(CELLS_A_PIXEL * _pixels_across(scene.views["train"].cameras, options.data.box))
+        lowest, highest = options.model.base_resolution, Config().model.max_resolution
+        _set_unless(given, options, {"model.max_resolution": min(max(cells, lowest), highest)})
     rate = options.trainer.learning_rate
     is_unset = OF_AN_OBJECT.keys().isdisjoint(given) and rate == Config().trainer.learning_rate
     if is_unset or rate == OF_AN_OBJECT["trainer.learning_rate"]:
         _set_unless(given, options, OF_AN_OBJECT)
+
+
+def _pixels_across(cameras: Cameras, box: Sequence[float]) -> float:
+    """Pixels that the longest side of a box is wide at its middle, in half of the images at least."""
+    lowest, highest = torch.tensor(box).view(2, 3)
+    distance = torch.linalg.vector_norm(cameras.positions - (lowest + highest) / 2, dim=-1)  # [V]
+    pixels = cameras.focal.mean(-1) / distance.clamp(min=1e-6)  # [V] of a scene unit
+    return (pixels.median() * (highest - lowest).max()).item()
 
 
 def _set_unless(given: Collection[str], options: Config, values: dict[str, Any]) -> None:
