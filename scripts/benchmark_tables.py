@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from nerfkit.config import TrainerConfig  # noqa: E402
-from nerfkit.training.scene_options import OF_AN_OBJECT  # noqa: E402
+from nerfkit.training.scene_options import RECIPE  # noqa: E402
 from scripts import lltm_forms  # noqa: E402
 from scripts.bench_ops import markdown, summary  # noqa: E402
 from scripts.train_tables import stages_of, unusual  # noqa: E402
@@ -317,7 +317,7 @@ def recipe() -> str:
         preset = run["preset"]
         key = (preset["schedule"], preset["learning_rate"], preset["table_decay"])
         rows.setdefault(key, {})[run["scene"]] = run["psnr"]
-    ours = (TrainerConfig().schedule, *OF_AN_OBJECT.values())
+    ours = (TrainerConfig().schedule, *RECIPE.values())
     lines = [f"| schedule, rate, table decay | {' | '.join(scenes)} | mean |", f"|---|{'---:|' * (len(scenes) + 1)}"]
     for key, scores in rows.items():
         title = ", ".join(f"{value:g}" if isinstance(value, float) else value for value in key)

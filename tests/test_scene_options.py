@@ -17,7 +17,7 @@ from nerfkit.integrations.nerfbaselines import NerfKit
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.odd_captures import SMALL, write_capture
-from tests.rigs import ring
+from tests.rigs import grid, ring
 from tests.test_nerfbaselines import OVERRIDES, dataset
 from tests.toy_scene import write_scene
 
@@ -53,7 +53,7 @@ def test_a_box_in_unbounded_space_is_what_is_not_contracted(tmp_path: Path):
     np.testing.assert_allclose(in_files.split("train").cameras.positions, positions, atol=1e-5)
 
 
-def test_rate_and_decay_are_those_of_an_object_or_of_a_place(tmp_path: Path):
+def test_rate_and_decay_are_those_of_a_field(tmp_path: Path):
     """Unless they are given, be it as the default; what a model of one's own decays is its own business."""
     folder = place(tmp_path / "place")
 
@@ -61,20 +61,34 @@ def test_rate_and_decay_are_those_of_an_object_or_of_a_place(tmp_path: Path):
         settings = options_of(folder, *arguments)[0].trainer
         return settings.learning_rate, settings.table_decay
 
-    assert recipe() == (0.01, 0.0)
-    assert recipe(*BOX) == (0.02, 0.1)
-    assert recipe("--sampling.kind", "box") == (0.01, 0.0), "a place in a box"
-    assert recipe(*BOX, "--trainer.learning_rate", "0.01") == (0.01, 0.0)
-    assert recipe(*BOX, "--trainer.table_decay", "0.2") == (0.01, 0.2)
+    for where in ((), BOX, ("--sampling.kind", "box")):
+        assert recipe(*where) == (0.02, 0.1)
+        assert recipe(*where, "--trainer.learning_rate", "0.01") == (0.01, 0.0)
+        assert recipe(*where, "--trainer.table_decay", "0.2") == (0.01, 0.2)
+        assert recipe(*where, "--model.kind", "images") == (0.01, 0.0)
+        assert recipe(*where, "--config", "cpu") == (0.02, 0.1)
+        assert recipe(*where, "--config", "orrery_cpu") == (0.03, 0.0)
     assert recipe(*BOX, "--config", "lego") == (0.02, 0.1)
-    assert recipe(*BOX, "--model.kind", "images") == (0.01, 0.0)
-    assert recipe(*BOX, "--config", "cpu") == (0.02, 0.1)
-    assert recipe("--config", "cpu") == (0.02, 0.0)
-    assert recipe(*BOX, "--config", "orrery_cpu") == (0.03, 0.0)
+
+
+def test_intervals_follow_from_the_sides_that_cameras_see(tmp_path: Path):
+    """Finer ones where surfaces are seen from all sides; a box that is given is the unit."""
+
+    def intervals(*arguments: str) -> tuple[float, ...]:
+        sampling = options_of(*arguments)[0].sampling
+        return sampling.step, sampling.cone, sampling.occupancy_threshold, sampling.candidates_per_sample
+
+    folder, row = place(tmp_path / "place"), tmp_path / "row"
+    assert intervals(folder) == (0.0025, 1 / 256, 0.001, 8)
+    assert intervals(folder, *BOX, *UNBOUNDED) == (0.01, 1 / 256, 0.001, 8)
+    assert intervals(folder, "--sampling.step", "0.005") == (0.005, 1 / 256, 0.001, 8), "given"
+    write_capture(row, grid(), points=np.array([0, 6, 0.5]) + np.random.default_rng(0).normal(size=(300, 3)))
+    assert options_of(row)[1].frame.kind == "forward"
+    assert intervals(row) == (0.005, 1 / 128, 0.003, 6)
 
 
 def test_the_finest_cells_of_an_object_follow_from_its_pixels():
-    """Of the shipped scene, 1.25 of them a pixel; as many where the images are halved as their number of pixels says."""
+    """Of the shipped scene, 1.25 of them a pixel, as large as the images are trained."""
 
     def finest(*arguments: str) -> int:
         return options_of(Path("data/orrery"), "--config", "orrery", *arguments)[0].model.max_resolution

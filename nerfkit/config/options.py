@@ -81,11 +81,11 @@ class TrainerConfig:
     samples: integer(1, 2**26) = 262144  # per step, by the number of rays; the capacity of a CUDA graph
     max_rays: integer(1, 2**24) = 65536  # rays per step at most
     optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: skips what has no gradient; for large batches
-    learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up; of an object 0.02
+    learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up; of a field 0.02
     final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises
     schedule: Literal["linear", "cosine", "exponential"] = "linear"  # how it falls to its final value
-    table_decay: number(0, 100) = 0.0  # a step shrinks the feature table by learning rate x this; of an object 0.1
+    table_decay: number(0, 100) = 0.0  # a step shrinks the feature table by learning rate x this; of a field 0.1
     distortion: number(0, 100) = 0.0  # weight of the distortion loss, which makes a ray's samples one surface
     background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend

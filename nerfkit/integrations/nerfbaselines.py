@@ -149,14 +149,13 @@ class NerfKit:
         self.capture_frame = frame = found or scene_frame(capture, names, has_alpha, box, is_unbounded)
         images = capture.images
         cameras = cameras_of([i.camera_to_world for i in images], [i.lens for i in images], frame)
+        up = tuple(frame.up.tolist())
         if self.run is None:
             if data.background == "auto" and (color := metadata.get("background_color")) is not None:
                 data.background = "white" if np.mean(color) > 127 else "black"
             views = {"train": Views(cameras, [], [])}
-            fit_to_scene(self.config, Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame), given)
-        self.scene = RunScene(
-            capture.name, tuple(frame.up.tolist()), {"train": to_json(cameras, names)}, frame.to_json()
-        )
+            fit_to_scene(self.config, Scene(capture.name, capture.format, views, up, frame), given)
+        self.scene = RunScene(capture.name, up, {"train": to_json(cameras, names)}, frame.to_json())
         seed_everything(self.config.seed)
         pool = pool_of(dataset["images"], dataset.get("masks"))
         self.trainer = Trainer(self.config, cameras, pool, device=pick_device(self.config.device))

@@ -18,17 +18,24 @@ CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius i
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 
 # Options of unbounded space where neither the user nor a preset says anything: space is four radii wide instead of a
-# box, most of it far away and empty.
+# box, most of it far away and empty. Cameras around a scene, or within, see all sides of a surface, whose samples then
+# have to be as close along a ray as across; before one that all of them face, rays are worth more than samples.
 UNBOUNDED = {
     "model.max_resolution": 8192,
     "sampling.occupancy_resolution": 256,
-    "sampling.candidates_per_sample": 4.0,
     "trainer.distortion": 0.003,
 }
+SEEN_FROM_ONE_SIDE = {"sampling.occupancy_threshold": 0.003, "sampling.candidates_per_sample": 6.0}
+SEEN_FROM_ALL_SIDES = {
+    "sampling.step": 0.0025,  # radii
+    "sampling.cone": 1 / 256,
+    "sampling.occupancy_threshold": 0.001,
+    "sampling.candidates_per_sample": 8.0,
+}
 
-# And of an object in a box: docs/benchmarks/recipe_h100.json.
-OF_AN_OBJECT = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
-CELLS_A_PIXEL = 1.25  # of the finest level, at the middle of the box: finer ones take time, and learn noise
+# Of a field, in a box or not: docs/benchmarks/recipe_h100.json.
+RECIPE = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
+CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
 
 
 def resolved_background(kind: str, scene: Scene | None) -> str:
@@ -65,7 +72,9 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
     elif options.model.kind == "field" and not _is_place(scene):
-        _fit_object(options, scene, given)
+        _fit_cells(options, scene, given)
+    if options.model.kind == "field":
+        _fit_recipe(options, given)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
@@ -87,22 +96,30 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     data = options.data
     if _is_place(scene) and not has_box:
         data.box = CUBE
-    _set_unless(given, options, {"sampling.far": FAR_RADII * radius_of(data.box)} | UNBOUNDED)
+    is_forward = scene.frame is not None and scene.frame.kind == "forward"
+    values = UNBOUNDED | (SEEN_FROM_ONE_SIDE if is_forward else SEEN_FROM_ALL_SIDES)
+    radius = radius_of(data.box)
+    if not is_forward:
+        values["sampling.step"] *= radius
+    _set_unless(given, options, values | {"sampling.far": FAR_RADII * radius})
 
 
-def _fit_object(options: Config, scene: Scene, given: Collection[str]) -> None:
-    """Rate and decay belong together: both are set, or what the user says of one of them stands.
-
-    With the rate of an object that a preset states, as that for a CPU does, goes the decay.
-    """
+def _fit_cells(options: Config, scene: Scene, given: Collection[str]) -> None:
     if "train" in scene.views:
         cells = round(CELLS_A_PIXEL * _pixels_across(scene.views["train"].cameras, options.data.box))
         lowest, highest = options.model.base_resolution, Config().model.max_resolution
         _set_unless(given, options, {"model.max_resolution": min(max(cells, lowest), highest)})
+
+
+def _fit_recipe(options: Config, given: Collection[str]) -> None:
+    """Rate and decay belong together: both are set, or what the user says of one of them stands.
+
+    With that rate, where a preset states it as that for a CPU does, goes the decay.
+    """
     rate = options.trainer.learning_rate
-    is_unset = OF_AN_OBJECT.keys().isdisjoint(given) and rate == Config().trainer.learning_rate
-    if is_unset or rate == OF_AN_OBJECT["trainer.learning_rate"]:
-        _set_unless(given, options, OF_AN_OBJECT)
+    is_unset = RECIPE.keys().isdisjoint(given) and rate == Config().trainer.learning_rate
+    if is_unset or rate == RECIPE["trainer.learning_rate"]:
+        _set_unless(given, options, RECIPE)
 
 
 def _pixels_across(cameras: Cameras, box: Sequence[float]) -> float:
