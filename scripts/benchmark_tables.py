@@ -333,6 +333,23 @@ def _is_of_the_recipe(run: dict[str, Any]) -> bool:
     return usual and run["background"] == "white"
 
 
+def finest() -> str:
+    """Scores of a finest level of so many cells a side on each scene; the best of a scene are bold."""
+    runs = measured("finest_level_h100")["runs"]
+    scenes, cases = (list(dict.fromkeys(run[key] for run in runs)) for key in ("scene", "case"))
+    best = {scene: max(run["psnr"] for run in runs if run["scene"] == scene) for scene in scenes}
+    lines = [f"| cells a side | {' | '.join(scenes)} | ms a step |", f"|---|{'---:|' * (len(scenes) + 1)}"]
+    for case in cases:
+        of_case = [run for run in runs if run["case"] == case]
+        texts = {scene: [f"{run['psnr']:.2f}" for run in of_case if run["scene"] == scene] for scene in scenes}
+        bold = {run["scene"] for run in of_case if run["psnr"] == best[run["scene"]]}
+        cells = [f"**{', '.join(texts[scene])}**" if scene in bold else ", ".join(texts[scene]) for scene in scenes]
+        times = [run["ms_per_step"] for run in of_case]
+        span = " to ".join(dict.fromkeys(f"{ms:.2f}" for ms in (min(times), max(times))))
+        lines.append(f"| {case} | {' | '.join(cells)} | {span} |")
+    return "\n".join(lines)
+
+
 def forms() -> str:
     return lltm_forms.markdown(measured("lltm_forms_h200")["runs"])
 
@@ -350,6 +367,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training": training,
     "modes": modes,
     "recipe": recipe,
+    "finest": finest,
     "stages": stages,
     "forms": forms,
     "warmup": warmup,

@@ -16,7 +16,7 @@ OVERRIDES = {
     "trainer.steps": "80", "trainer.samples": 4096, "trainer.learning_rate": 0.03, "trainer.warmup": 5,
     "trainer.schedule": "exponential", "trainer.table_decay": 0.0,
     "model.levels": 2, "model.log2_table": 10, "model.hidden": 16, "model.max_resolution": 40,
-    "sampling.step": 0.05, "sampling.occupancy_resolution": 16,
+    "sampling.step": 0.05, "sampling.occupancy_resolution": 16, "sampling.occupancy_threshold": 0.03,
 }  # fmt: skip
 SCALE, SHIFT = 4.0, np.array([30.0, -7, 2])  # of the files, beside the toy scene
 
