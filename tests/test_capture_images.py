@@ -12,7 +12,7 @@ from nerfkit.commands import inspect
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
-from tests.posed_captures import FOCAL, PINHOLE, SIZE, call, capture_in, colmap_in, write_synthetic
+from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_synthetic
 
 
 @pytest.mark.parametrize("orientation, turn", [(6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)])
@@ -41,7 +41,7 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     write_synthetic(tmp_path, replace(capture, images=images))
     warned = load_scene(str(tmp_path)).frame.warnings()
     assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
-    call(inspect, tmp_path)
+    inspect.main([str(tmp_path)])
     assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
     box = (aside - 1, -1, -1, aside + 1, 1, 1)
     assert not load_scene(str(tmp_path), box=box).frame.warnings()
@@ -61,7 +61,7 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
         image.transpose(turn).save(folder / "images" / name, exif=tags)
     note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note)
     assert "2 of 5" in note and "r_01.png" in note
-    call(inspect, folder)
+    inspect.main([str(folder)])
     assert "EXIF orientation: 2" in capsys.readouterr().out
 
 

@@ -29,6 +29,10 @@ from tests.posed_captures import (
 )
 
 
+def inspect_of(*arguments) -> int:
+    return inspect.main([str(argument) for argument in arguments])
+
+
 @pytest.fixture(scope="module")
 def run_of_capture(tmp_path_factory) -> Path:
     """A run of a COLMAP folder by the commands; beside it the scene and the options."""
@@ -145,15 +149,15 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     (scene / "images" / "r_03.png").unlink()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    call(inspect, scene)
+    assert inspect_of(scene) == 1
     printed = capsys.readouterr().out
     assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
     assert sorted(tmp_path.rglob("*")) == before, "it only prints"
-    call(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2)
+    assert inspect_of(scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
-    call(inspect, scene, "--out", tmp_path / "out", "--data.box", *BOX)  # again
+    assert inspect_of(scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
     assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
 
 
@@ -171,7 +175,9 @@ def test_inspect_says_what_training_would(tmp_path):
 def test_inspect_of_a_scene_of_which_most_is_missing(tmp_path, capsys):
     """Unlike training it goes on, for this is when its page is wanted."""
     scene = colmap_in(tmp_path, [PINHOLE] * 20)
+    assert inspect_of(scene) == 0
+    assert "ready to train" in capsys.readouterr().out
     for index in range(15):
         (scene / "images" / f"r_{index:02d}.png").unlink()
-    call(inspect, scene)
+    assert inspect_of(scene) == 1
     assert_names(capsys.readouterr().out, "15 of 20", "more than half", "train: 5 (r_15.png", "no test images")

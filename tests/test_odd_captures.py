@@ -68,7 +68,7 @@ def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, caps
     warnings = load_scene(str(folder)).frame.warnings()
     assert any(all(part in line for part in named) for line in warnings), warnings
     assert all(line.isprintable() and len(line) < 400 for line in warnings)
-    assert inspect.main([str(folder)]) == 0
+    assert inspect.main([str(folder)]) == 1
     said = capsys.readouterr().out
     assert all(line in said for line in warnings) and "ready to train" not in said
 
@@ -155,7 +155,7 @@ def test_training_goes_on_with_pictures_of_nothing_but_says_so(poses, picture, n
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
     assert named in line and "test views: PSNR" in said
-    assert inspect.main([str(folder)]) == 0
+    assert inspect.main([str(folder)]) == 1
     assert named in capsys.readouterr().out
 
 
@@ -163,7 +163,7 @@ def test_a_picture_that_cannot_be_read_is_in_the_verdict(tmp_path: Path, capsys)
     folder = write_capture(tmp_path / "odd", ring(20))
     file = folder / "images" / "000.png"
     file.write_bytes(file.read_bytes()[:-300])
-    assert inspect.main([str(folder)]) == 0
+    assert inspect.main([str(folder)]) == 1
     assert_names(capsys.readouterr().out, "verdict", "000.png", "truncated")
 
 
@@ -172,5 +172,5 @@ def test_no_test_views(tmp_path: Path, capsys):
     assert train.main([*SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert_names(said, "scoring", "none", "no test views", "not scored")
-    assert inspect.main([str(folder)]) == 0
+    assert inspect.main([str(folder)]) == 1
     assert_names(capsys.readouterr().out, "10 training images are few", "no test images")

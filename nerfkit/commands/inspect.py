@@ -44,7 +44,7 @@ class InspectData:
 
 @dataclass
 class InspectOptions:
-    """Print what is found in a folder, and what to mend, without training."""
+    """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
 
     scene: Annotated[str, tyro.conf.Positional]  # folder of the scene, or of photographs, or a video
     out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
@@ -57,13 +57,13 @@ def main(arguments: list[str]) -> int:
     folder = OwnFolder(Path(options.out), "inspection") if options.out else None
     if folder is not None:
         folder.claim()
-    page, drawing = examine(load_capture(options.scene, options.data.format, options.data.sfm), options.data)
+    page, is_ready, drawing = examine(load_capture(options.scene, options.data.format, options.data.sfm), options.data)
     print(page)
     if folder is not None:
         folder.write(PAGE, page + "\n")
         folder.write(DRAWING, drawing())
         print(f"\nthe page and a drawing of the cameras: {folder.path / PAGE}, {folder.path / DRAWING}")
-    return 0
+    return 0 if is_ready else 1
 
 
 def check_data(data: InspectData) -> None:
@@ -74,8 +74,8 @@ def check_data(data: InspectData) -> None:
     check(config)
 
 
-def examine(capture: Capture, data: InspectData) -> tuple[str, Callable[[], bytes]]:
-    """The page about a capture, and what draws it."""
+def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[], bytes]]:
+    """The page about a capture, whether it is ready to train, and what draws it."""
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         found = list(pool.map(lambda image: look_at(image, data.downscale, capture.white_ignores), capture.images))
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
@@ -88,7 +88,8 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, Callable[[], byte
         note = f"data.downscale {data.downscale:g}: sizes of images are those that are trained"
         capture = replace(capture, notes=(*capture.notes, note))
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
-    return inspect.report(found=found, rule=rule, **given), lambda: inspect.draw(**given)
+    is_ready = inspect.verdict(found=found, **given) == [inspect.READY]
+    return inspect.report(found=found, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
 
 
 def doubts_of_files(images: list[PosedImage]) -> list[str]:

@@ -23,6 +23,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.rig import evenly
 from nerfkit.reading import shown
 
+READY = "ready to train"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
@@ -83,7 +84,7 @@ def report(
 
 
 def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]]) -> list[str]:
-    """What to change before training, most important first; one line that says so if there is nothing."""
+    """What to change before training, most important first; READY alone if there is nothing."""
     noted = [note.removeprefix(WARNING) for note in capture.notes if note.startswith(WARNING)]
     problems = [*noted, *_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
     train, test = (len(splits.get(name, [])) for name in ("train", "test"))
@@ -94,7 +95,7 @@ def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], spli
     alpha = sum(image.has_alpha for image in found if image)
     if 0 < alpha < sum(image is not None for image in found):
         problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
-    return problems or ["ready to train"]
+    return problems or [READY]
 
 
 def draw(capture: Capture, frame: Frame, splits: dict[str, list[str]], width: int = 1500, height: int = 600) -> bytes:
