@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.commands import export
+from nerfkit.commands import export, inspect
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.colmap import read_model
 from nerfkit.data.lens import Lens
@@ -23,7 +23,7 @@ from nerfkit.export.splats import FLAT, rotations
 from nerfkit.export.work import Work
 from nerfkit.rendering.path_files import read_path
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.ply_files import read_ply
 from tests.toy_scene import write_scene
 
@@ -294,6 +294,16 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     assert content.get("fl_x", content["frames"][0].get("fl_x")) == pytest.approx(whole.focal[0, 0].item(), rel=1e-5)
     model = read_model(tmp_path / "c" / "colmap")
     assert {(lens.width, lens.height) for lens in model.cameras.values()} == {whole.size()}
+    about = json.loads((tmp_path / "c" / "export.json").read_text())
+    assert (tmp_path / "c" / about["images"]).resolve() == toy_scene.resolve()
+    assert all((tmp_path / "c" / about["images"] / image.name).is_file() for image in model.images), "with endings"
+    assert f"images of the COLMAP model: {toy_scene}" in capsys.readouterr().out
+    assert inspect.main([str(tmp_path / "c" / "colmap")]) == 1
+    said = capsys.readouterr().out
+    assert_names(said, "14 of 14 images are missing", "train/r_0.png", "no image of the model", "there, as images")
+    (tmp_path / "c" / "colmap" / "images").symlink_to(tmp_path / "c" / about["images"])
+    inspect.main([str(tmp_path / "c" / "colmap")])
+    assert "14 exist, 0 missing" in capsys.readouterr().out
     path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
     assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()
     black = tmp_path / "black.png"

@@ -19,6 +19,7 @@ from nerfkit.commands.options import TYRO
 from nerfkit.config import OpsConfig
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.frame import Frame, corner_text
+from nerfkit.data.readers.transforms_writer import path_from
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
 from nerfkit.export.domain import domain
@@ -294,7 +295,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
         run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
     )
     of_run = cameras.capture_of(run, splits, target_frame(run, options))
-    capture, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
+    capture, folder, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
     print(f"note: {note}")
     if options.formats == "auto":
         refused = cameras.refusals(capture)
@@ -307,8 +308,11 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
         print(f"note: {loss}")
     names = cameras.write(capture, formats, output, of_run)
     counts = {"cameras": len(capture.images), "points": 0 if capture.points is None else len(capture.points.positions)}
-    output.finish(about(run, options, counts=counts, files=names, note=note))
+    of_images = None if folder is None else path_from(output.path, folder, "")
+    output.finish(about(run, options, counts=counts, files=names, images=of_images, note=note))
     report([output.path / name for name in names], counts)
+    if "colmap" in formats and folder is not None:
+        print(f"  images of the COLMAP model: {folder}")
 
 
 def export_depth(run: Run, options: DepthOptions) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -69,24 +70,28 @@ def _lens(entry: dict[str, Any], cameras, view: int, name: str) -> Lens:
         raise UserError(f"view {shown(name)} of the run has a lens that is none: {error}") from None
 
 
-def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, str]:
-    """The capture with the files of the scene's images and its sparse points, where they are at hand; a note."""
-    data = run.config.data
+def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, Path | None, str]:
+    """The capture with the files of the scene's images and its sparse points, where they are at hand, and a note.
+
+    Between them, the folder in which the names of the images are their files; None if they are not at hand.
+    """
+    data, as_in_run = run.config.data, "images are named as in the run, without folders"
     try:
         scene = load_capture(data.path, data.format, data.sfm, lambda text: None, seeks_points=False)
     except (UserError, OSError) as error:
-        return capture, f"images are named as in the run, without folders: the scene is not at hand ({error})"
+        return capture, None, f"{as_in_run}: the scene is not at hand ({error})"
+    folder, scene = _named_from_a_folder(scene)
     at_hand = _by_name(scene.images)
     split_of = {name: split for split, names in capture.splits.items() for name in names}
     found = [at_hand.get(image.name) or at_hand.get(f"{split_of[image.name]}/{image.name}") for image in capture.images]
     if not all(found):
         missing = next(image.name for image, there in zip(capture.images, found, strict=True) if there is None)
-        return capture, f"images are named as in the run, without folders: which image is {shown(missing)} is not clear"
+        return capture, None, f"{as_in_run}: which image is {shown(missing)} is not clear"
     names = {image.name: there.name for image, there in zip(capture.images, found, strict=True)}
     try:
         images = [_of_file(image, there) for image, there in zip(capture.images, found, strict=True)]
     except SceneError as error:
-        return capture, f"images are named as in the run, without folders: {error}"
+        return capture, None, f"{as_in_run}: {error}"
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
     about_masks = ""
     if any(image.mask for image in images):
@@ -96,11 +101,23 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
             images = [replace(image, mask=None) for image in images]
     capture = replace(capture, images=images, splits=splits)
     if scene.points is None:
-        return capture, f"no sparse points: the scene has none{about_masks}"
+        return capture, folder, f"no sparse points: the scene has none{about_masks}"
     if not frame_is_files:
-        return capture, f"no sparse points in --frame model{about_masks}"
+        return capture, folder, f"no sparse points in --frame model{about_masks}"
     count = f"{len(scene.points.positions)} sparse points of the scene"
-    return replace(capture, points=_points_of(scene, capture)), count + about_masks
+    return replace(capture, points=_points_of(scene, capture)), folder, count + about_masks
+
+
+def _named_from_a_folder(scene: Capture) -> tuple[Path, Capture]:
+    """A folder, and the scene with the paths of its files from there as names: its own names where these are that."""
+    files = [os.path.abspath(image.file) for image in scene.images]
+    folder = Path(files[0].removesuffix(os.path.normpath(scene.images[0].name)))
+    paths = [os.path.abspath(folder / image.name) for image in scene.images]
+    if paths == files and folder.is_absolute():
+        return folder, scene
+    folder = Path(os.path.commonpath(map(os.path.dirname, files)))
+    names = [Path(file).relative_to(folder).as_posix() for file in files]
+    return folder, replace(scene, images=[replace(i, name=name) for i, name in zip(scene.images, names, strict=True)])
 
 
 def _of_file(image: PosedImage, there: PosedImage) -> PosedImage:

@@ -106,7 +106,8 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
         counts = [_n_there(candidate, probes) for candidate in candidates]
         if not any(counts):
             place = usual[0] if usual else folder / IMAGE_FOLDERS[0]
-            return place, [f"no image of the model is in {shown(folder)} (first: {first_of(names)})"]
+            missing = f"no image of the model is in {shown(folder)} (first: {first_of(names, 1)})"
+            return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
         candidate = candidates[counts.index(max(counts))]
     notes = [f"images are taken from {_short(candidate, folder)}"] if candidate.name != IMAGE_FOLDERS[0] else []
     return candidate, notes + _unregistered(candidate, names, within_names=candidate == folder)

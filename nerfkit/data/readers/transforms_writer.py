@@ -27,7 +27,7 @@ def write_transforms(file: Path, capture: Capture) -> None:
     sees which point are not in the format. Raises SceneError naming what cannot be said in it.
     """
     lenses = check_writable(capture)
-    names = {image.name: _from(file.parent, image.file, image.name) for image in capture.images}
+    names = {image.name: path_from(file.parent, image.file, image.name) for image in capture.images}
     common = {
         key: lenses[0][key] for family in FAMILIES for key in family if all(map(_equal_in(lenses[0], family), lenses))
     }
@@ -43,7 +43,7 @@ def write_transforms(file: Path, capture: Capture) -> None:
     frames = []
     for image, keys in zip(capture.images, lenses, strict=True):
         own = {key: value for key, value in keys.items() if key not in common}
-        mask = {} if image.mask is None else {"mask_path": _from(file.parent, image.mask, "")}
+        mask = {} if image.mask is None else {"mask_path": path_from(file.parent, image.mask, "")}
         pose = [*image.camera_to_world.tolist(), [0.0, 0.0, 0.0, 1.0]]
         frames.append({"file_path": names[image.name], **mask, **own, "transform_matrix": pose})
     atomic_write(file, json.dumps({**content, "frames": frames}, indent=1) + "\n")
@@ -85,7 +85,7 @@ def _check(capture: Capture) -> None:
             raise SceneError(f"split {shown(split)} cannot be written; known: {', '.join(SPLITS)}")
 
 
-def _from(folder: Path, file: Path, name: str) -> str:
+def path_from(folder: Path, file: Path, name: str) -> str:
     """`name` if that leads from `folder` to `file`, or else the relative path to it."""
     if name and os.path.abspath(folder / name) == os.path.abspath(file):
         return name
