@@ -50,6 +50,11 @@ def test_one_module_costs_no_more_than_itself():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+def test_options_are_read_before_slow_modules_are_imported():
+    code = "import sys, nerfkit.commands.train; print([m for m in ('matplotlib', 'torchmetrics') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
 def test_no_backend_of_matplotlib_is_forced():
     code = (
         "import matplotlib; before = matplotlib.rcParams._get_backend_or_none()\n"

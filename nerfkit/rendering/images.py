@@ -6,7 +6,6 @@ from __future__ import annotations
 import io
 
 import imageio.v2 as imageio
-import matplotlib
 import numpy as np
 import torch
 from torch import Tensor
@@ -33,6 +32,8 @@ def npz_bytes(**values: np.ndarray) -> bytes:
 
 def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
     """Image [H, W, 3] of values [H, W], low to high along a colormap."""
+    import matplotlib  # slow to import
+
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
     return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
 

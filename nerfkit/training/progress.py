@@ -7,7 +7,6 @@ from typing import Any
 
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError, UserError
-from nerfkit.training.plot import plot_training
 from nerfkit.training.previews import Previews, shown_view
 from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.scores import ScoresOverTime
@@ -51,6 +50,8 @@ class Progress:
         if self.previews is not None:
             self.previews.finish(self.trainer, stopped)
         if self.trainer.processes.is_first:
+            from nerfkit.training.plot import plot_training  # matplotlib is slow to import
+
             plot_training(self.folder)
 
     def close(self, metrics: dict[str, Any] | None = None) -> None:
