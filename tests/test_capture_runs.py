@@ -136,6 +136,10 @@ def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
     call(train, "--config", options, "--data.path", scene, "--out", tmp_path / "run", "--eval.after_training", "false")
     printed = capsys.readouterr().out
     assert_names(printed, "colmap", "19 of 20", "r_03.png", "every 8th")
+    config = load_run(tmp_path / "run", "cpu").config
+    cells = f"{config.model.base_resolution} to {config.model.max_resolution} cells a side"
+    rate = f"learning rate {config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}"
+    assert_names(printed, cells, rate)
     frame = load_scene(str(scene)).frame
     assert frame.text and all(line in printed for line in frame.text)
 

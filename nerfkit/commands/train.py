@@ -278,7 +278,9 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
     stages = [
         name for name, used in (("encoder", config.model.encoder), ("aggregator", config.model.aggregator)) if used
     ]
-    along = f", along the ray: {' and '.join(stages) or 'nothing'}" if isinstance(trainer.model, Renderer) else ""
+    grid = f", a grid of {config.model.base_resolution} to {config.model.max_resolution} cells a side"
+    along = f", along the ray: {' and '.join(stages) or 'nothing'}"
+    parts = grid + along if isinstance(trainer.model, Renderer) else ""
     used = f", of which {trainer.seconds:.1f} s are used" if trainer.seconds else ""
     limit = f", at most {config.trainer.max_seconds:g} s{used}" if config.trainer.max_seconds else ""
     lines = [
@@ -288,9 +290,10 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
         f"images    {trainer.views.source.text}",
         f"{space_text(config)}",
-        f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{along}",
+        f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}",
         *of_each_view(config),
-        f"training  steps {trainer.step} to {trainer.last_step}{limit}, {config.trainer.samples} samples a step",
+        f"training  steps {trainer.step} to {trainer.last_step}{limit}, {config.trainer.samples} samples a step, "
+        f"learning rate {config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}",
         *in_parallel(trainer),
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
         f"device    {trainer.device}; {how_it_runs(trainer)}",
