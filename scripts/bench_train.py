@@ -126,10 +126,11 @@ class LoadedViews(NamedTuple):
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
-    """Add a result to a file of results, or begin one."""
+    """Add a result to a file of results, a line each, or begin one."""
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    report = {"device": device_name(device), "versions": versions(), "runs": [*runs, result]}
-    file.write_text(json.dumps(report, indent=1) + "\n")
+    lines = ",\n".join(json.dumps(run) for run in [*runs, result])
+    head = json.dumps({"device": device_name(device), "versions": versions()}).removesuffix("}")
+    file.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
 
 
 def _after(arguments: list[str], name: str) -> list[str]:
