@@ -318,3 +318,9 @@ def test_without_a_gpu_the_sizes_are_those_for_a_cpu(monkeypatch, capsys):
     assert cli.for_device(["--data.path", "x"]) == ["--data.path", "x"]
     assert "cpu" in cli.for_device(["--device", "cpu"])
     assert capsys.readouterr().out.count("preset") == 1
+
+
+def test_an_option_that_is_gone_is_read_in_files(tmp_path):
+    file = tmp_path / "earlier.toml"
+    file.write_text('[parallel]\ngraph = "false"\nprecision = "float16"\n')
+    assert config.load([file]).parallel.precision == "float16"
