@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from nerfkit.config import ModelConfig, SamplingConfig, TrainerConfig
 
 
 def stages_of(r: dict[str, Any]) -> str:
@@ -42,12 +45,14 @@ def markdown(runs: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-USUAL = {"final_learning_rate": 0.0003, "candidates_per_sample": 3.0, "occupancy_threshold": 0.01,
-         "max_resolution": 2048, "samples": 262144, "background_warmup": 500}  # fmt: skip
+TOLD = ("final_learning_rate", "candidates_per_sample", "occupancy_threshold", "max_resolution", "samples",
+        "background_warmup")  # fmt: skip
+DEFAULTS = asdict(ModelConfig()) | asdict(SamplingConfig()) | asdict(TrainerConfig())
 
 
-def unusual(preset: dict[str, Any]) -> dict[str, float]:
-    return {k: preset[k] for k, usual in USUAL.items() if preset[k] != usual}
+def unusual(preset: dict[str, Any], usual: dict[str, Any] = DEFAULTS) -> dict[str, float]:
+    """Options of a run that are told because they differ from `usual`."""
+    return {name: preset[name] for name in TOLD if preset[name] != usual[name]}
 
 
 # nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.

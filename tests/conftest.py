@@ -125,7 +125,7 @@ def small_config(toy_scene) -> Config:
     config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
     config.model.hidden = config.model.state = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
+    config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_threshold = 0.04, 24, 0.01
     config.trainer.steps, config.trainer.samples, config.trainer.max_rays = 60, 4096, 1024
     config.trainer.learning_rate, config.trainer.warmup = 0.03, 10
     config.trainer.schedule = "exponential"  # the rate is low soon: a field of tens of steps is little noise

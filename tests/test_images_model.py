@@ -13,6 +13,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError, RunError, SceneError, UserError
+from nerfkit.model.images import lookup
 from nerfkit.model.images.blender import Blender
 from nerfkit.model.images.depth_maps import EVERY, SIDE, DepthMaps
 from nerfkit.model.images.lookup import look_up
@@ -134,7 +135,7 @@ def test_a_look_up_finds_the_pixel_that_the_lens_says():
         column, row = torch.arange(2, width - 2, 3), torch.arange(2, width - 2, 3) % (height - 4) + 2
         rays = cameras.rays(torch.full_like(column, view), column, row)
         points = rays.origins + rays.directions * 2.0
-        pixels, inside = sources.project(points)
+        pixels, inside = sources.project(points, torch.arange(3).expand(len(points), 3))
         assert inside[:, view].all()
         assert (pixels[:, view] - torch.stack([column, row], -1) - 0.5).abs().max() < 0.02
         found = look_up(sources, maps, Rays(rays.origins, rays.directions), points, torch.ones(3), 1)
@@ -142,6 +143,30 @@ def test_a_look_up_finds_the_pixel_that_the_lens_says():
         wanted = torch.stack([column, row], -1) * 4 / 255
         assert (found.color[:, 0, :2] - wanted).abs().max() < 0.1 / 255 * 4
         assert found.direction.abs().max() < 1e-3 and (found.agreement > 0.99).all()
+
+
+@pytest.mark.parametrize("own", (True, False))
+def test_a_point_is_projected_into_the_images_that_look_its_way(images_config, monkeypatch, own: bool):
+    """Half of twelve images suffice for three: where all of them have the point, the look-ups are the same."""
+    trainer = make_trainer(images_config)
+    sources, maps, cameras = trainer.model.sources, trainer.model.depth_maps, trainer.cameras
+    maps.depths.fill_(torch.inf)
+    rays = cameras.rays(*(torch.tensor(x) for x in ([3, 3, 3, 8, 8, 8], [5, 9, 13, 5, 9, 13], [8, 4, 6, 8, 4, 6])))
+    rays = rays if own else rays._replace(view=None)
+    points = rays.origins + rays.directions * rays.origins.norm(dim=-1, keepdim=True)  # about the middle
+    every = look_up(sources, maps, rays, points, torch.ones(3), 3)
+    monkeypatch.setattr(lookup, "CANDIDATES", 2)
+    monkeypatch.setattr(lookup, "LEAST", 6)
+    counts = []
+    project = sources.project
+    monkeypatch.setattr(
+        sources, "project", lambda points, view: (counts.append(view.shape[1]), project(points, view))[1]
+    )
+    few = look_up(sources, maps, rays, points, torch.ones(3), 3)
+    assert counts == [6] and every.valid.all()
+    for name, x in every._asdict().items():
+        assert torch.equal(getattr(few, name), x), name
+    assert own == (every.view != torch.tensor([3, 3, 3, 8, 8, 8])[:, None]).all()
 
 
 def test_masked_pixels_weigh_nothing():

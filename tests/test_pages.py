@@ -15,7 +15,16 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import COMMANDS, eval, export, render, view
 from nerfkit.commands.options import TrainOptions
-from scripts import bench_ops, bench_train, bench_viewer, benchmark_tables, soak_viewer, sweep, train_tables
+from scripts import (
+    bench_ops,
+    bench_train,
+    bench_viewer,
+    benchmark_tables,
+    soak_viewer,
+    sweep,
+    train_tables,
+    training_pages,
+)
 from scripts.bench_ops import summary
 
 sys.path.insert(0, "scripts")
@@ -136,7 +145,7 @@ def test_every_table_of_the_pages_is_generated():
 def test_a_page_is_generated_from_what_was_measured():
     page = "text 36.0\n\n<!-- table: modes -->\n\n| old |\n|---|\n| 1.00 |\n\nmore\n"
     filled = benchmark_tables.filled(page)
-    assert filled == page.replace("| old |\n|---|\n| 1.00 |", benchmark_tables.modes())
+    assert filled == page.replace("| old |\n|---|\n| 1.00 |", training_pages.modes())
     assert benchmark_tables.filled(filled) == filled
 
 
@@ -161,8 +170,8 @@ def test_ops_have_their_present_names():
 
 def test_scores_in_the_readme_are_measured_ones():
     runs = [r["psnr"] for r in json.loads(Path("docs/measured.json").read_text())]
-    means = {f"{statistics.mean(r['psnr'] for r in group.runs):.2f}" for group in benchmark_tables.groups()}
-    runs += [run["psnr"] for run in benchmark_tables.measured("recipe_h100")["runs"]]
+    means = {f"{statistics.mean(r['psnr'] for r in group.runs):.2f}" for group in training_pages.groups()}
+    runs += [run["psnr"] for name in ("recipe_h100", "train_h100") for run in training_pages.runs_of(name)]
     measured = means | {f"{psnr:.2f}" for psnr in runs} | {f"{train_tables.PEER[-1][1]:.2f}"}
     shown = re.findall(r"(\d+\.\d\d) dB", Path("README.md").read_text())
     assert shown and set(shown) <= measured

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.two_gpus
 @pytest.fixture
 def config(small_config, tmp_path):
     small_config.device, small_config.trainer.deterministic = "cuda", True
-    small_config.model.levels = 8
+    small_config.model.levels, small_config.model.log2_table = 8, 16  # a table whose gradient is added by itself
     small_config.parallel.steps_scale, small_config.trainer.steps = 1.0, 1000
     small_config.sampling.occupancy_every, small_config.trainer.warmup = 4, 10
     return small_config
@@ -52,7 +52,7 @@ def test_graphs_with_the_addition(config, tmp_path, optimizer: str):
     states = run_case("graphs", config, tmp_path)
     assert differing(states["graph"], states["eager"]) == []
     assert "grid.table" in differing(states["half"], states["graph"])
-    torch.testing.assert_close(states["half"]["loss"], states["graph"]["loss"], rtol=0.05, atol=0)
+    torch.testing.assert_close(states["half"]["loss"], states["graph"]["loss"], rtol=0.2, atol=0)  # of 40 steps
 
 
 def test_going_on_gives_the_same_bits(config, tmp_path):

@@ -137,6 +137,21 @@ def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
     assert sampler.occupancy[7].all() and not sampler.occupancy[0].any()
 
 
+def test_thin_samples_are_rendered_in_the_warm_up_alone():
+    """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
+    sampler, rays = plain_sampler(occupancy_threshold=0.01, occupancy_every=4, occupancy_warmup=8)
+
+    def density_fn(positions: Tensor) -> Tensor:
+        return torch.where((positions[:, 0] * 5).floor() % 2 == 0, 1.0, 0.05)
+
+    rendered = []
+    for step in range(10):
+        sampler.update(density_fn, step)
+        sampler.occupancy.fill_(True)
+        rendered.append(len(sampler(rays, density_fn).positions))
+    assert rendered == [20] * 8 + [10] * 2
+
+
 def test_what_is_gone_is_forgotten_step_by_step():
     """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
     sampler, _ = plain_sampler(occupancy_threshold=0.5, occupancy_every=1, occupancy_warmup=100)

@@ -70,6 +70,12 @@ def test_rate_and_decay_are_those_of_a_field(tmp_path: Path):
         assert recipe(*where, "--config", "orrery_cpu") == (0.03, 0.0)
     assert recipe(*BOX, "--config", "lego") == (0.02, 0.1)
 
+    def distortion(*arguments: str) -> float:
+        return options_of(folder, *arguments)[0].trainer.distortion
+
+    assert distortion() == 0.003 and distortion(*BOX) == distortion("--sampling.kind", "box") == 0.0003
+    assert distortion(*BOX, "--trainer.distortion", "0") == distortion(*BOX, "--model.kind", "images") == 0
+
 
 def test_intervals_follow_from_the_sides_that_cameras_see(tmp_path: Path):
     """Finer ones where surfaces are seen from all sides; a box that is given is the unit."""

@@ -67,9 +67,9 @@ class SamplingConfig:
     occupancy_resolution: integer(1, 1024) = 128  # cells a side of the occupancy grid
     occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
-    occupancy_threshold: number(0, 1) = 0.01  # a cell is occupied above this opacity of an interval as long as step
-    candidates_per_sample: number(1, 16) = 3.0  # of a CUDA graph: capacity for marched samples per visible one
-    min_transmittance: number(0, 0.99) = 1e-4  # a ray ends where its transmittance falls to this
+    occupancy_threshold: number(0, 1) = 0.003  # opacity below which an interval is not rendered, a cell empty
+    candidates_per_sample: number(1, 16) = 6.0  # of a CUDA graph: capacity for marched samples per rendered one
+    min_transmittance: number(0, 0.99) = 1e-3  # a ray ends where its transmittance falls to this
 
 
 @dataclass

@@ -17,9 +17,8 @@ from nerfkit.config import SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
-from nerfkit.model.sampling import Chosen, DensityFn, Marched, OccupancySampler, Samples
-from nerfkit.ops import compact_samples, march
-from nerfkit.ops.packed import offsets_from_counts
+from nerfkit.model.sampling import DensityFn, OccupancySampler, Samples
+from nerfkit.ops import march
 from nerfkit.parallel import Processes
 
 BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
@@ -31,7 +30,6 @@ MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of a
 class ContractedSampler(OccupancySampler):
     """Marches rays in steps of max(step, cone * distance) from near to far."""
 
-    drops_thin = True
     drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
 
     def __init__(self, config: SamplingConfig, box: Tensor):
@@ -43,7 +41,6 @@ class ContractedSampler(OccupancySampler):
         self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
         side = config.occupancy_resolution
         self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
-        self.register_buffer("threshold", torch.zeros(()))  # opacity of an interval, below which it is not rendered
         self.empties = True  # blocks that no ray reaches
         blocks = (-(-side // BLOCK),) * 3
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
@@ -76,40 +73,6 @@ class ContractedSampler(OccupancySampler):
             rays.origins, rays.directions, self.occupancy, self.box, None,
             jitter=jitter, capacity=capacity, ladder=self.ladder,
         )  # fmt: skip
-
-    def chosen(self, marched: Marched, density: Tensor, counts: Tensor, waits: bool) -> Chosen:
-        """Visible samples but for those of hardly any opacity: rays through unbounded space pass many of them."""
-        if waits:
-            return self._chosen_of_visible(marched, density, counts)
-        rays, t_starts, t_ends, ray_offsets = marched
-        n_rows = len(t_starts)
-        *_, ray_index = compact_samples(*rays[:2], t_starts, t_ends, ray_offsets, ray_offsets, n_rows)  # [M]
-        rows = torch.arange(n_rows, device=ray_index.device)
-        visible = rows < (ray_offsets[:-1] + counts)[ray_index]  # [M]
-        kept = visible & self._counts(density, t_starts, t_ends)
-        up_to = offsets_from_counts(kept)  # [M+1] kept before each row
-        target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
-        t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
-        ray_offsets = up_to[ray_offsets]
-        return Chosen(t_starts, t_ends, ray_offsets, ray_offsets.diff())
-
-    def _chosen_of_visible(self, marched: Marched, density: Tensor, counts: Tensor) -> Chosen:
-        """The same, by way of the visible samples alone, a small part of all that were marched."""
-        rays, t_starts, t_ends, source_offsets = marched
-        ray_offsets = offsets_from_counts(counts)
-        n_rows = int(ray_offsets[-1])
-        _, t_starts, t_ends, ray_index = compact_samples(
-            *rays[:2], t_starts, t_ends, source_offsets, ray_offsets, n_rows
-        )
-        shift = source_offsets[:-1] - ray_offsets[:-1]  # [R]
-        density = density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]
-        kept = self._counts(density, t_starts, t_ends)
-        ray_offsets = offsets_from_counts(kept)[ray_offsets]
-        return Chosen(t_starts[kept], t_ends[kept], ray_offsets, ray_offsets.diff())
-
-    def _counts(self, density: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
-        """Which intervals [M] have an opacity that counts, bool."""
-        return -torch.expm1(-density * (t_ends - t_starts)) >= self.threshold
 
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
@@ -148,11 +111,12 @@ class ContractedSampler(OccupancySampler):
         if processes.size > 1:
             self.unreached.copy_(255 - processes.most(255 - self.unreached))
 
-    def _set_occupancy(self) -> None:
-        # Cells that are never occupied do not count in the mean, either.
-        mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
-        self.threshold.copy_(mean.clamp(max=self.config.occupancy_threshold))
-        torch.gt(self.opacity, self.threshold, out=self.occupancy)
+    def _mean_opacity(self) -> Tensor:
+        # Cells that are never occupied do not count, either.
+        return (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
+
+    def _set_occupancy(self, threshold: Tensor) -> None:
+        super()._set_occupancy(threshold)
         self.occupancy &= self.seen
         self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
 

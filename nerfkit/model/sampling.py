@@ -87,7 +87,6 @@ class OccupancySampler(nn.Module):
 
     ops = ("march", "count_visible", "compact_samples")
     max_rays_rendered = 2**20  # at a time
-    drops_thin = False  # whether `chosen` leaves out visible samples, so that density decides even if no ray ends early
     drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
@@ -97,6 +96,11 @@ class OccupancySampler(nn.Module):
         self.register_buffer("box", box.clone())  # [2, 3]
         self.register_buffer("opacity", torch.zeros(side, side, side))  # of an interval of length step, decaying
         self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
+        self.register_buffer("threshold", torch.zeros(()))  # opacity below which samples are not rendered
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
+        state.setdefault(f"{prefix}threshold", torch.zeros(()))  # runs of before, in boxes, render all visible samples
+        super()._load_from_state_dict(state, prefix, *rest)
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Intervals in occupied cells, and ray_offsets, as of `nerfkit.ops.march`."""
@@ -119,16 +123,15 @@ class OccupancySampler(nn.Module):
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
     ) -> Samples:
-        """Visible samples: in occupied cells, until the ray's transmittance falls to `min_transmittance`.
+        """Visible samples: in occupied cells, until the ray's transmittance falls to `min_transmittance`, but for those
+        whose opacity is below `threshold`.
 
         `jitter` [R] in [0, 1] shifts the samples of a ray, in steps. With a `capacity` there are that many samples and
         nothing synchronizes with the GPU: rays beyond the capacity are not complete and get no samples, and unused
         rows belong to padding rays, whose samples have zero length. Positions are differentiable in the rays'
         origins and directions; distances along the ray are constants.
         """
-        config = self.config
-        chooses = config.min_transmittance > 0 or self.drops_thin
-        march_capacity = None if capacity is None else int(capacity * (config.candidates_per_sample if chooses else 1))
+        march_capacity = None if capacity is None else int(capacity * self.config.candidates_per_sample)
         with torch.no_grad():
             t_starts, t_ends, source_offsets = self.march(rays, jitter, march_capacity)
             n_rows = t_starts.shape[0]
@@ -136,17 +139,15 @@ class OccupancySampler(nn.Module):
             if capacity is not None:
                 source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
             marched = Marched(rays, t_starts, t_ends, source_offsets)
-            ray_offsets = source_offsets
-            if chooses:
-                in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
-                density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
-                counts = self._count_visible(marched, density)
-                t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts, capacity is None)
-                ray_offsets = offsets_from_counts(counts)
-                n_rows = int(ray_offsets[-1]) if capacity is None else capacity
-                if capacity is not None:
-                    ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
-                    ray_complete = ray_complete & fits
+            in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
+            density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
+            counts = self._count_visible(marched, density)
+            t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts, capacity is None)
+            ray_offsets = offsets_from_counts(counts)
+            n_rows = int(ray_offsets[-1]) if capacity is None else capacity
+            if capacity is not None:
+                ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
+                ray_complete = ray_complete & fits
             compacted = compact_samples(
                 rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
             )
@@ -158,9 +159,39 @@ class OccupancySampler(nn.Module):
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
 
     def chosen(self, marched: Marched, density: Tensor, counts: Tensor, waits: bool) -> Chosen:
-        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render;
-        whether this may wait for the GPU."""
-        return Chosen(marched.t_starts, marched.t_ends, marched.ray_offsets, counts)
+        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render:
+        visible ones but for those of hardly any opacity, a good part of all. `waits`: this may wait for the GPU."""
+        if waits:
+            return self._chosen_of_visible(marched, density, counts)
+        rays, t_starts, t_ends, ray_offsets = marched
+        n_rows = len(t_starts)
+        *_, ray_index = compact_samples(*rays[:2], t_starts, t_ends, ray_offsets, ray_offsets, n_rows)  # [M]
+        rows = torch.arange(n_rows, device=ray_index.device)
+        visible = rows < (ray_offsets[:-1] + counts)[ray_index]  # [M]
+        kept = visible & self._counts(density, t_starts, t_ends)
+        up_to = offsets_from_counts(kept)  # [M+1] kept before each row
+        target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
+        t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
+        ray_offsets = up_to[ray_offsets]
+        return Chosen(t_starts, t_ends, ray_offsets, ray_offsets.diff())
+
+    def _chosen_of_visible(self, marched: Marched, density: Tensor, counts: Tensor) -> Chosen:
+        """The same, by way of the visible samples alone, a small part of all that were marched."""
+        rays, t_starts, t_ends, source_offsets = marched
+        ray_offsets = offsets_from_counts(counts)
+        n_rows = int(ray_offsets[-1])
+        _, t_starts, t_ends, ray_index = compact_samples(
+            *rays[:2], t_starts, t_ends, source_offsets, ray_offsets, n_rows
+        )
+        shift = source_offsets[:-1] - ray_offsets[:-1]  # [R]
+        density = density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]
+        kept = self._counts(density, t_starts, t_ends)
+        ray_offsets = offsets_from_counts(kept)[ray_offsets]
+        return Chosen(t_starts[kept], t_ends[kept], ray_offsets, ray_offsets.diff())
+
+    def _counts(self, density: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
+        """Which intervals [M] have an opacity that counts, bool; NaN does, for the loss has to show it."""
+        return ~(-torch.expm1(-density * (t_ends - t_starts)) < self.threshold)
 
     def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
         """Visible samples [R] of each ray, from the density [M] of all."""
@@ -220,11 +251,16 @@ class OccupancySampler(nn.Module):
             points = self._random_points(chunk)
             evaluated = -torch.expm1(-density_fn(points) * self.config.step)
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
-        self._set_occupancy()
+        threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
+        self._set_occupancy(threshold)
+        if step >= self.config.occupancy_warmup:  # before, what is thin has to learn whether it is empty
+            self.threshold.copy_(threshold)
 
-    def _set_occupancy(self) -> None:
-        threshold = self.opacity.flatten().mean().clamp(max=self.config.occupancy_threshold)
+    def _set_occupancy(self, threshold: Tensor) -> None:
         torch.gt(self.opacity, threshold, out=self.occupancy)
+
+    def _mean_opacity(self) -> Tensor:
+        return self.opacity.mean()
 
     def _all_cells(self) -> Tensor:
         return torch.arange(self.opacity.numel(), device=self.opacity.device)

@@ -25,7 +25,6 @@ UNBOUNDED = {
     "sampling.occupancy_resolution": 256,
     "trainer.distortion": 0.003,
 }
-SEEN_FROM_ONE_SIDE = {"sampling.occupancy_threshold": 0.003, "sampling.candidates_per_sample": 6.0}
 SEEN_FROM_ALL_SIDES = {
     "sampling.step": 0.0025,  # radii
     "sampling.cone": 1 / 256,
@@ -35,6 +34,7 @@ SEEN_FROM_ALL_SIDES = {
 
 # Of a field, in a box or not: docs/benchmarks/recipe_h100.json.
 RECIPE = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
+BOXED = {"trainer.distortion": 0.0003}  # of a field in a box, whose thin haze gets no gradient where it is not rendered
 CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
 
 
@@ -75,6 +75,8 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _fit_cells(options, scene, given)
     if options.model.kind == "field":
         _fit_recipe(options, given)
+        if sampling.kind == "box":
+            _set_unless(given, options, BOXED)
     _check_near_and_far(options, scene, given)
     check(options)  # the step may be too long or too short for the space that was found
 
@@ -97,9 +99,10 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     if _is_place(scene) and not has_box:
         data.box = CUBE
     is_forward = scene.frame is not None and scene.frame.kind == "forward"
-    values = UNBOUNDED | (SEEN_FROM_ONE_SIDE if is_forward else SEEN_FROM_ALL_SIDES)
     radius = radius_of(data.box)
+    values = dict(UNBOUNDED)
     if not is_forward:
+        values |= SEEN_FROM_ALL_SIDES
         values["sampling.step"] *= radius
     _set_unless(given, options, values | {"sampling.far": FAR_RADII * radius})
 

@@ -12,6 +12,7 @@ from nerfkit.data.cameras import Rays
 from nerfkit.model.images.depth_maps import DepthMaps
 from nerfkit.model.images.sources import Sources
 
+CANDIDATES, LEAST = 4, 16  # images that a point is projected into, for each that it is looked up in, and at least
 UNSEEN, OWN = 4.0, 8.0  # taken from the cosine of an image that does not have the point, and of the ray's own image
 
 
@@ -34,24 +35,39 @@ def look_up(
     Images count as near by the angle between their own direction to the point and the ray's. Shapes are static, and
     nothing synchronizes.
     """
-    pixels, inside = sources.project(points)  # [R, V, 2], [R, V]
-    offset = points[:, None] - sources.cameras.positions  # [R, V, 3]
-    distance = offset.norm(dim=-1)  # [R, V]
+    candidates = _candidates(sources, rays, points, n_views)  # [R, M]
+    pixels, inside = sources.project(points, candidates)  # [R, M, 2], [R, M]
+    offset = points[:, None] - sources.cameras.positions[candidates]  # [R, M, 3]
+    distance = offset.norm(dim=-1)  # [R, M]
     to_point = offset / distance[..., None].clamp(min=1e-12)
-    cosine = (to_point * rays.directions[:, None]).sum(-1)  # [R, V]
+    cosine = (to_point * rays.directions[:, None]).sum(-1)  # [R, M]
     if rays.view is not None:
-        own = rays.view[:, None] == torch.arange(len(sources), device=points.device)  # [R, V]
+        own = candidates == rays.view[:, None]
         inside, cosine = inside & ~own, cosine - OWN * own
-    _, view = (cosine - UNSEEN * ~inside).topk(min(n_views, len(sources)), dim=1)
-    view = view.flip(1)  # [R, K] the nearest last
-    valid = inside.gather(1, view)
-    chosen = view[..., None].expand(*view.shape, 3)
+    _, nearest = (cosine - UNSEEN * ~inside).topk(min(n_views, candidates.shape[1]), dim=1)
+    nearest = nearest.flip(1)  # [R, K] of the candidates, the nearest last
+    view = candidates.gather(1, nearest)
+    valid = inside.gather(1, nearest)
+    chosen = nearest[..., None].expand(*nearest.shape, 3)
     pixels = pixels.gather(1, chosen[..., :2])
     color, counts = sources.colors(view, pixels, background)
     valid = valid & counts
-    agreement = depth_maps.agreement(view, pixels, distance.gather(1, view)) * valid
+    agreement = depth_maps.agreement(view, pixels, distance.gather(1, nearest)) * valid
     towards = to_point.gather(1, chosen)
     difference = towards - rays.directions[:, None]
     direction = torch.cat([difference, difference.square().sum(-1, keepdim=True) / 2], dim=-1)
     shown = valid[..., None]
     return LookUps(torch.where(shown, color, 0), torch.where(shown, direction, 0), valid, agreement, view)
+
+
+def _candidates(sources: Sources, rays: Rays, points: Tensor, n_views: int) -> Tensor:
+    """Images [R, M] whose directions to the points [R, 3] are most similar to the rays', also where they lack them."""
+    positions, n_candidates = sources.cameras.positions, min(max(CANDIDATES * n_views, LEAST), len(sources))
+    if n_candidates == len(sources):
+        return torch.arange(len(sources), device=points.device).expand(len(points), -1)
+    along = (points * rays.directions).sum(-1, keepdim=True) - rays.directions @ positions.T  # [R, V]
+    distance = torch.cdist(points, positions, compute_mode="donot_use_mm_for_euclid_dist")  # [R, V]
+    cosine = along / distance.clamp(min=1e-12)
+    if rays.view is not None:
+        cosine = cosine - OWN * (rays.view[:, None] == torch.arange(len(sources), device=points.device))
+    return cosine.topk(n_candidates, dim=1).indices

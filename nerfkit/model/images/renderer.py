@@ -26,7 +26,7 @@ from nerfkit.model.images.lookup import look_up
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.renderer import Renderer
 
-RAYS_TIMES_VIEWS = 2**22  # that are projected at a time when an image is rendered
+RAYS_TIMES_VIEWS = 2**24  # whose directions are compared at a time when an image is rendered
 
 
 class ImageBasedRenderer(Renderer):

@@ -19,14 +19,17 @@ class Sources(nn.Module):
         device = images.pixels.device
         self.cameras = cameras.to(device)
         first, sizes = images.first, torch.tensor(images.sizes, device=device)
+        self.lenses = tuple(dict.fromkeys(cameras.lenses))  # distinct ones; none of pinholes
         fisheyes = [lens.is_fisheye for lens in cameras.lenses] or [False] * len(cameras)
         sees_behind = torch.tensor(fisheyes, device=device)
+        lens_of = torch.tensor([self.lenses.index(lens) for lens in cameras.lenses], device=device)
         for name, tensor in (
             ("pixels", images.pixels),  # [P, 3 or 4] uint8
             ("ignored", images.ignored),  # [P] bool, or None
             ("first", first),  # [V]
             ("sizes", sizes),  # [V, 2] width and height
             ("sees_behind", sees_behind),  # [V] bool
+            ("lens_of", lens_of),  # [V] number of each view's lens
         ):
             self.register_buffer(name, tensor, persistent=False)
 
@@ -38,15 +41,25 @@ class Sources(nn.Module):
         self.cameras = self.cameras.to(self.pixels.device)
         return self
 
-    def project(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Pixel coordinates [R, V, 2] of points [R, 3] in all images, by their lenses, and whether they lie in it [R, V].
+    def project(self, points: Tensor, view: Tensor) -> tuple[Tensor, Tensor]:
+        """Pixel coordinates [R, M, 2] of points [R, 3] in images `view` [R, M], and whether they lie in it [R, M].
 
         Where they do not, the coordinates are those of the image's first pixel.
-        """  # noqa: E501
-        places = [self.cameras.project(points, view) for view in range(len(self))]
-        pixels = torch.stack([pixel for pixel, _ in places], dim=1)  # [R, V, 2]
-        depth = torch.stack([depth for _, depth in places], dim=1)  # [R, V]
-        inside = ((pixels >= 0) & (pixels < self.sizes)).all(-1) & ((depth > 0) | self.sees_behind)  # NaN is not
+        """
+        cameras = self.cameras
+        index = view[..., None] * 12 + torch.arange(12, device=view.device)
+        pose = cameras.camera_to_world.flatten().take(index).unflatten(-1, (3, 4))  # [R, M, 3, 4]
+        offset = points[:, None] - pose[..., 3]
+        x, y, z = (pose[..., :3] * offset[..., None]).sum(-2).unbind(-1)  # [R, M] each, camera axes
+        if self.lenses:
+            local, pixels = torch.stack([x, -y, -z], dim=-1).flatten(0, 1), x.new_full((*x.shape, 2), torch.nan)
+            for number, lens in enumerate(self.lenses):
+                is_of_lens = (self.lens_of[view] == number)[..., None]
+                pixels = torch.where(is_of_lens, lens.project(local).view(pixels.shape), pixels)
+        else:
+            pixels = torch.stack([x, -y], dim=-1) / -z[..., None] * cameras.focal[view] + cameras.center[view]
+        size, in_front = self.sizes[view], (-z > 0) | self.sees_behind[view]
+        inside = ((pixels >= 0) & (pixels < size)).all(-1) & in_front  # NaN is not
         return torch.where(inside[..., None], pixels, 0.5), inside
 
     def colors(self, view: Tensor, pixels: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
