@@ -23,7 +23,7 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
-from nerfkit.errors import ConfigError, RunError, TrainingError
+from nerfkit.errors import ConfigError, RunError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
@@ -32,10 +32,11 @@ from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.checks import check_seen
 from nerfkit.training.losses import LossFn, default_loss
+from nerfkit.training.nan_report import not_finite
 from nerfkit.training.optim import adam, load_moments
 from nerfkit.training.randomness import random_states, restore_random_states
 from nerfkit.training.run import load_adjustments, load_model
-from nerfkit.training.run_folder import LOG, NAN_REPORT, RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.run_folder import LOG, RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.scene_options import resolved_background
 from nerfkit.training.schedule import decay_tables, learning_rate
@@ -375,32 +376,9 @@ class Trainer:
     def check_finite(self) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""
         if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-            self._stop_not_finite("a parameter is not finite", {})
+            raise not_finite(self, "a parameter is not finite", {})
         self._check_finite()
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
-            self._stop_not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
-
-    def _stop_not_finite(self, what: str, last_batch: dict[str, Tensor]) -> None:
-        """Stop; write a report of the last batch and parameters. The last good checkpoint stays."""
-        lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
-        if self.folder is None or not checkpoint.exists(self.folder.path):
-            raise TrainingError(f"{what} at step {self.step}; stopped. Try a lower rate: {lower}")
-        parameters = self.parameters
-        report = {
-            "step": self.step,
-            "what": what,
-            "learning_rate": self.learning_rate(),
-            "n_rays": int(self.training_step.n_rays),
-            "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (last_batch | parameters).items()},
-            "largest": {name: x.detach().abs().max().item() for name, x in parameters.items()},
-        }
-        if self.processes.is_first:
-            self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
-        path = self.folder.path
-        raise TrainingError(
-            f"{what} at step {self.step}; stopped. The last good checkpoint is kept in {path}, "
-            f"what was being trained is in {NAN_REPORT}. Go on from the checkpoint with a lower rate: "
-            f"--resume {path} {lower}"
-        )
+            raise not_finite(self, f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
