@@ -103,7 +103,7 @@ OPTIONS = {
 @by_page
 def test_commands_exist_with_their_options(page: Path):
     for match in CODE.finditer(page.read_text()):
-        for line in (match[2] or match[3] or match[4]).splitlines():
+        for line in (match[2] or match[3] or match[4]).replace("\\\n", " ").splitlines():
             check_command(line.strip(), f"{page}: {line}")
 
 
