@@ -392,7 +392,7 @@ FAULTS = [
     Fault(
         "a_place_sampled_in_a_box",
         "training/scene_options.py",
-        '"contracted" if _is_place(scene) and options.model.kind in ("field", "images") else "box"',
+        '"contracted" if _is_place(scene) and options.model.kind in FIELDS else "box"',
         '"box"',
         "capture_masks",
     ),

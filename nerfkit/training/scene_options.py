@@ -14,6 +14,7 @@ from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
 from nerfkit.training.adjustments import radius_of
 
+FIELDS = ("field", "images")  # kinds of models that are, or have, a field as it is known here
 CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 
@@ -62,7 +63,7 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
     data.background = resolved_background(data.background, scene)
     if sampling.kind == "auto":
         # A model of one's own may know boxes alone.
-        sampling.kind = "contracted" if _is_place(scene) and options.model.kind in ("field", "images") else "box"
+        sampling.kind = "contracted" if _is_place(scene) and options.model.kind in FIELDS else "box"
     if scene.frame is not None:
         data.box = tuple(scene.frame.box.flatten().tolist())
         found = {"sampling.near": scene.frame.near}
@@ -71,9 +72,9 @@ def fit_to_scene(options: Config, scene: Scene, given: Collection[str] = ()) -> 
         _set_unless(given, options, found)
     if sampling.kind == "contracted":
         _fit_unbounded(options, scene, given, has_box)
-    elif options.model.kind == "field" and not _is_place(scene):
+    elif options.model.kind in FIELDS and not _is_place(scene):
         _fit_cells(options, scene, given)
-    if options.model.kind == "field":
+    if options.model.kind in FIELDS:
         _fit_recipe(options, given)
         if sampling.kind == "box":
             _set_unless(given, options, BOXED)
