@@ -219,6 +219,19 @@ def thin() -> str:
     return "\n".join(lines)
 
 
+def thin_cpu() -> str:
+    """The same on a CPU, on scenes of both kinds."""
+    lines = ["| scene, pixels | before | now | rays a step |", "|---|---:|---:|---|"]
+    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run in runs_of("thin_samples_cpu"):
+        grouped.setdefault(f"{run['scene']}, {run['size']}", {}).setdefault(run["case"], []).append(run)
+    for scene, cases in grouped.items():
+        before, now = (", ".join(f"{run['psnr']:.2f}" for run in cases[name]) for name in ("before", "now"))
+        rays = " to ".join(f"{cases[name][0]['rays_per_step']:,}" for name in ("before", "now"))
+        lines.append(f"| {scene} | {before} dB | {now} dB | {rays} |")
+    return "\n".join(lines)
+
+
 def forms() -> str:
     return lltm_forms.markdown(runs_of("lltm_forms_h200"))
 
@@ -229,6 +242,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "recipe": recipe,
     "finest": finest,
     "thin": thin,
+    "thin_cpu": thin_cpu,
     "seconds": seconds,
     "scenes": scenes,
     "stages": stages,
