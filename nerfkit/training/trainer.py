@@ -23,7 +23,7 @@ from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, pick_device
-from nerfkit.errors import ConfigError, RunError
+from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import build_model
 from nerfkit.ops import Resolved
@@ -376,9 +376,15 @@ class Trainer:
     def check_finite(self) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""
         if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
-            raise not_finite(self, "a parameter is not finite", {})
+            raise self._not_finite("a parameter is not finite", {})
         self._check_finite()
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
-            raise not_finite(self, f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
+            raise self._not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
+
+    def _not_finite(self, what: str, batch: dict[str, Tensor]) -> TrainingError:
+        n_rays = int(self.training_step.n_rays)
+        found = {"step": self.step, "what": what, "learning_rate": self.learning_rate(), "n_rays": n_rays}
+        rate = self.config.trainer.learning_rate
+        return not_finite(found, rate, batch, self.parameters, self.folder, self.processes.is_first)
