@@ -48,11 +48,18 @@ def markdown(runs: list[dict[str, Any]]) -> str:
 TOLD = ("final_learning_rate", "candidates_per_sample", "occupancy_threshold", "max_resolution", "samples",
         "background_warmup")  # fmt: skip
 DEFAULTS = asdict(ModelConfig()) | asdict(SamplingConfig()) | asdict(TrainerConfig())
+OF_THE_H200 = DEFAULTS | {"candidates_per_sample": 3.0, "occupancy_threshold": 0.01}  # defaults of then
 
 
 def unusual(preset: dict[str, Any], usual: dict[str, Any] = DEFAULTS) -> dict[str, float]:
     """Options of a run that are told because they differ from `usual`."""
     return {name: preset[name] for name in TOLD if preset[name] != usual[name]}
+
+
+def is_of_the_defaults(r: dict[str, Any]) -> bool:
+    """Whether a run has the present defaults, or those of the time of train_h200.json."""
+    usual = not unusual(r["preset"]) or not unusual(r["preset"], OF_THE_H200)
+    return usual and stages_of(r) == "encoder and LLTM" and r["background"] == "white"
 
 
 # nerfacc 0.5.3 with tiny-cuda-nn, its own lego example on one H200: training batches, at the end of 25 test views.
@@ -68,7 +75,7 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2), layout="constrained")
     for r in runs:
-        is_default = stages_of(r) == "encoder and LLTM" and not unusual(r["preset"]) and r["background"] == "white"
+        is_default = is_of_the_defaults(r)
         if r["scene"].startswith("lego") and is_default and r["preset"]["max_seconds"]:
             points = [(point["seconds"], point["psnr"]) for point in r["curve"] if point["psnr"] is not None]
             axes.plot(*zip(*points, strict=True), "o-", color="tab:blue", alpha=0.4, markersize=3)

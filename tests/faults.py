@@ -627,8 +627,8 @@ FAULTS = [
     Fault(
         "runs_of_before_leave_out_thin_samples",
         "model/sampling.py",
-        'threshold", torch.zeros(()))  # runs',
-        'threshold", torch.full((), 0.01))  # runs',
+        'threshold", torch.tensor(-1.0))  # runs',
+        'threshold", torch.tensor(0.01))  # runs',
         "old_run",
     ),
     Fault("invisible_samples_rendered", "model/sampling.py", "kept = visible & self", "kept = self", "contracted"),

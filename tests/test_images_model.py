@@ -136,6 +136,8 @@ def test_a_look_up_finds_the_pixel_that_the_lens_says():
         rays = cameras.rays(torch.full_like(column, view), column, row)
         points = rays.origins + rays.directions * 2.0
         pixels, inside = sources.project(points, torch.arange(3).expand(len(points), 3))
+        for x, y in zip(sources.project_into_all(points), (pixels, inside), strict=True):
+            torch.testing.assert_close(x, y, atol=1e-3, rtol=0)
         assert inside[:, view].all()
         assert (pixels[:, view] - torch.stack([column, row], -1) - 0.5).abs().max() < 0.02
         found = look_up(sources, maps, Rays(rays.origins, rays.directions), points, torch.ones(3), 1)
@@ -155,6 +157,9 @@ def test_a_point_is_projected_into_the_images_that_look_its_way(images_config, m
     rays = rays if own else rays._replace(view=None)
     points = rays.origins + rays.directions * rays.origins.norm(dim=-1, keepdim=True)  # about the middle
     every = look_up(sources, maps, rays, points, torch.ones(3), 3)
+    pixels, inside = sources.project_into_all(points)
+    again = sources.project(points, torch.arange(12).expand(len(points), 12))
+    assert torch.equal(again[1], inside) and (again[0] - pixels).abs().max() < 1e-3
     monkeypatch.setattr(lookup, "CANDIDATES", 2)
     monkeypatch.setattr(lookup, "LEAST", 6)
     counts = []

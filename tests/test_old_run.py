@@ -19,3 +19,10 @@ def test_a_run_of_0_1_0_renders_what_it_rendered():
     assert run.state["step"] == 40 and got["rgb"].std() > 0.05, "there is something to see"
     for name in wanted.files:
         np.testing.assert_allclose(got[name].numpy(), wanted[name], rtol=0, atol=2e-4, err_msg=name)
+
+
+def test_a_run_of_before_goes_on_with_all_its_samples():
+    """What is thin was trained, and stays."""
+    model = load_run(FOLDER, "cpu").model
+    model.update(10 * model.config.sampling.occupancy_warmup)
+    assert model.sampler.threshold < 0 and model.sampler.occupancy.any()

@@ -177,6 +177,10 @@ def test_scores_in_the_readme_are_measured_ones():
     assert shown and set(shown) <= measured
 
 
+def test_the_curve_has_runs_to_draw():
+    assert any(train_tables.is_of_the_defaults(run) for run in training_pages.runs_of("train_h200"))
+
+
 def test_a_summary_compares_with_the_better_layout():
     rows = [
         {"case": "a NCHW", "ms": 2.0, "baseline_ms": 4.0},

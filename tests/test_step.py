@@ -38,12 +38,18 @@ def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path,
         torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
 
 
-@pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
-def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, min_transmittance: float):
-    small_config.sampling.min_transmittance = min_transmittance
+@pytest.mark.parametrize("leaves_out_half", [False, True])
+def test_rays_that_have_no_room_do_not_count(small_config, tmp_path, leaves_out_half: bool):
     trainer = make_trainer(small_config)
     batch = trainer.views.draw(200)
     wanted = trainer.model(batch.rays, batch.background, batch.jitter)
+    if leaves_out_half:
+        n_samples = len(wanted.samples.positions)
+        density = trainer.model.density(wanted.samples.positions)
+        length = wanted.samples.t_ends - wanted.samples.t_starts
+        trainer.model.sampler.threshold.copy_(-torch.expm1(-density * length).median())
+        wanted = trainer.model(batch.rays, batch.background, batch.jitter)
+        assert 0.4 < len(wanted.samples.positions) / n_samples < 0.6
     capacity = int(wanted.samples.ray_offsets[100]) + 1
     got = trainer.model(batch.rays, batch.background, batch.jitter, capacity)
     whole, background = wanted.samples.ray_offsets[1:] <= capacity, batch.background

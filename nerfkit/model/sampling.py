@@ -99,7 +99,7 @@ class OccupancySampler(nn.Module):
         self.register_buffer("threshold", torch.zeros(()))  # opacity below which samples are not rendered
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
-        state.setdefault(f"{prefix}threshold", torch.zeros(()))  # runs of before, in boxes, render all visible samples
+        state.setdefault(f"{prefix}threshold", torch.tensor(-1.0))  # runs of before, in boxes, leave out nothing, ever
         super()._load_from_state_dict(state, prefix, *rest)
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -254,7 +254,7 @@ class OccupancySampler(nn.Module):
         threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
         self._set_occupancy(threshold)
         if step >= self.config.occupancy_warmup:  # before, what is thin has to learn whether it is empty
-            self.threshold.copy_(threshold)
+            self.threshold.copy_(torch.where(self.threshold < 0, self.threshold, threshold))
 
     def _set_occupancy(self, threshold: Tensor) -> None:
         torch.gt(self.opacity, threshold, out=self.occupancy)

@@ -32,11 +32,17 @@ def look_up(
 ) -> LookUps:
     """Look `points` [R, 3] up in the `n_views` nearest images. A ray never sees the image of its own `rays.view`.
 
-    Images count as near by the angle between their own direction to the point and the ray's. Shapes are static, and
-    nothing synchronizes.
+    Images count as near by the angle between their own direction to the point and the ray's; of many, only the
+    candidates that are nearest by that are asked whether they have the point. Shapes are static, and nothing
+    synchronizes.
     """
-    candidates = _candidates(sources, rays, points, n_views)  # [R, M]
-    pixels, inside = sources.project(points, candidates)  # [R, M, 2], [R, M]
+    n_candidates = max(CANDIDATES * n_views, LEAST)
+    if n_candidates * max(len(sources.lenses), 1) < len(sources):  # each lens projects all candidates
+        candidates = _candidates(sources, rays, points, n_candidates)  # [R, M]
+        pixels, inside = sources.project(points, candidates)  # [R, M, 2], [R, M]
+    else:
+        candidates = torch.arange(len(sources), device=points.device).expand(len(points), -1)
+        pixels, inside = sources.project_into_all(points)
     offset = points[:, None] - sources.cameras.positions[candidates]  # [R, M, 3]
     distance = offset.norm(dim=-1)  # [R, M]
     to_point = offset / distance[..., None].clamp(min=1e-12)
@@ -60,11 +66,9 @@ def look_up(
     return LookUps(torch.where(shown, color, 0), torch.where(shown, direction, 0), valid, agreement, view)
 
 
-def _candidates(sources: Sources, rays: Rays, points: Tensor, n_views: int) -> Tensor:
+def _candidates(sources: Sources, rays: Rays, points: Tensor, n_candidates: int) -> Tensor:
     """Images [R, M] whose directions to the points [R, 3] are most similar to the rays', also where they lack them."""
-    positions, n_candidates = sources.cameras.positions, min(max(CANDIDATES * n_views, LEAST), len(sources))
-    if n_candidates == len(sources):
-        return torch.arange(len(sources), device=points.device).expand(len(points), -1)
+    positions = sources.cameras.positions
     along = (points * rays.directions).sum(-1, keepdim=True) - rays.directions @ positions.T  # [R, V]
     distance = torch.cdist(points, positions, compute_mode="donot_use_mm_for_euclid_dist")  # [R, V]
     cosine = along / distance.clamp(min=1e-12)

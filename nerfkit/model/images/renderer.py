@@ -26,13 +26,13 @@ from nerfkit.model.images.lookup import look_up
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.renderer import Renderer
 
-RAYS_TIMES_VIEWS = 2**24  # whose directions are compared at a time when an image is rendered
+RAYS_TIMES_VIEWS, MAX_RAYS = 2**24, 2**18  # whose directions are compared at a time when an image is rendered
 
 
 class ImageBasedRenderer(Renderer):
     """A field whose color is corrected by the images around the ray.
 
-    A ray of a training view sees every image but its own. The field is trained as it is by itself, and in a training
+    A ray of a training view sees any image but its own. The field is trained as it is by itself, and in a training
     step it is the rendering's color. The correction is trained on a field's color that is disturbed: where the field
     was trained it is too good to be told when to trust the images.
     """
@@ -78,7 +78,7 @@ class ImageBasedRenderer(Renderer):
     @property
     def max_rays_rendered(self) -> int:
         views = 1 if self.sources is None else len(self.sources)
-        return min(super().max_rays_rendered, max(RAYS_TIMES_VIEWS // views, 2**10))
+        return min(super().max_rays_rendered, max(RAYS_TIMES_VIEWS // views, 2**10), MAX_RAYS)
 
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None

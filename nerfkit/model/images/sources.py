@@ -41,6 +41,13 @@ class Sources(nn.Module):
         self.cameras = self.cameras.to(self.pixels.device)
         return self
 
+    def project_into_all(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """`project` into all V images, one after the other."""
+        places = [self.cameras.project(points, view) for view in range(len(self))]
+        pixels = torch.stack([pixel for pixel, _ in places], dim=1)  # [R, V, 2]
+        depth = torch.stack([depth for _, depth in places], dim=1)  # [R, V]
+        return _where_inside(pixels, self.sizes, (depth > 0) | self.sees_behind)
+
     def project(self, points: Tensor, view: Tensor) -> tuple[Tensor, Tensor]:
         """Pixel coordinates [R, M, 2] of points [R, 3] in images `view` [R, M], and whether they lie in it [R, M].
 
@@ -58,9 +65,7 @@ class Sources(nn.Module):
                 pixels = torch.where(is_of_lens, lens.project(local).view(pixels.shape), pixels)
         else:
             pixels = torch.stack([x, -y], dim=-1) / -z[..., None] * cameras.focal[view] + cameras.center[view]
-        size, in_front = self.sizes[view], (-z > 0) | self.sees_behind[view]
-        inside = ((pixels >= 0) & (pixels < size)).all(-1) & in_front  # NaN is not
-        return torch.where(inside[..., None], pixels, 0.5), inside
+        return _where_inside(pixels, self.sizes[view], (-z > 0) | self.sees_behind[view])
 
     def colors(self, view: Tensor, pixels: Tensor, background: Tensor) -> tuple[Tensor, Tensor]:
         """Bilinear colors [R, K, 3] over `background` [R, 3] or [3] at `pixels` [R, K, 2] of images `view` [R, K],
@@ -80,3 +85,9 @@ class Sources(nn.Module):
                 if self.ignored is not None:
                     counts = counts & ~self.ignored[pixel]
         return color, counts
+
+
+def _where_inside(pixels: Tensor, sizes: Tensor, in_front: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels [R, M, 2], those of the first pixel where they are not in images of `sizes`, and whether they are."""
+    inside = ((pixels >= 0) & (pixels < sizes)).all(-1) & in_front  # NaN is not
+    return torch.where(inside[..., None], pixels, 0.5), inside
