@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -81,7 +82,7 @@ class RaySampler(Protocol):
         """Values to log, by name."""
 
 
-class OccupancySampler(nn.Module):
+class OccupancySampler(nn.Module, ABC):
     """Marches rays through an occupancy grid, which is updated from the density field; what of space it covers, and in
     which intervals, a sampler that derives from it says."""
 
@@ -102,13 +103,13 @@ class OccupancySampler(nn.Module):
         state.setdefault(f"{prefix}threshold", torch.tensor(-1.0))  # runs of before, in boxes, leave out nothing, ever
         super()._load_from_state_dict(state, prefix, *rest)
 
+    @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Intervals in occupied cells, and ray_offsets, as of `nerfkit.ops.march`."""
-        raise NotImplementedError(f"{type(self).__name__} has no march")
 
+    @abstractmethod
     def points_in(self, unit: Tensor) -> Tensor:
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
-        raise NotImplementedError(f"{type(self).__name__} has no points_in")
 
     def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
         """See `RaySampler.observe`."""

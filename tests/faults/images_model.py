@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The model "images"."""
+
+from tests.faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        "a_view_sees_its_own_image",
+        "model/images/lookup.py",
+        "inside, cosine = inside & ~own, cosine - OWN * own",
+        "pass",
+        "images_model",
+    ),
+    Fault(
+        "an_image_of_a_rendering_counts_as_a_training_view",
+        "rendering/image_renderer.py",
+        "._replace(view=None)",
+        "",
+        "images_model",
+    ),
+    Fault(
+        "kept_images_lose_colors",
+        "training/run_images.py",
+        "lossless=True, exact=True",
+        "lossless=True",
+        "images_model",
+    ),
+    Fault(
+        "the_correction_trains_the_field",
+        "model/images/renderer.py",
+        "(x.detach() for x in field[:3])",
+        "field[:3]",
+        "images_model",
+    ),
+    Fault("images_that_look_elsewhere", "model/images/lookup.py", "cosine.topk(", "(-cosine).topk(", "images_model"),
+    Fault("hidden_points_are_seen", "model/images/depth_maps.py", "* (depth > 0)", "", "images_model"),
+    Fault("agreement_of_no_depth", "model/images/depth_maps.py", ".clamp(min=self.step)", "", "images_model"),
+    Fault(
+        "corrections_of_colors_too_good",
+        "model/images/renderer.py",
+        "color = disturbed(color, jitter, self.options.noise)",
+        "pass",
+        "images_model",
+    ),
+]
