@@ -6,6 +6,7 @@ Every failure is a one-line error of the class that the caller gives.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import stat
@@ -72,6 +73,15 @@ def read_json(path: Path, error: type[UserError], what: str = "file", limit_byte
 def native_name(name: str) -> str:
     """A file's name from a UTF-8 text as the system's calls take it in any locale; ValueError if it cannot be one."""
     return os.fsdecode(name.encode("utf-8", "surrogateescape"))
+
+
+def why_missing(path: Path) -> str:
+    """That a path does not exist, and which name beside it might be meant."""
+    try:
+        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+    except OSError:
+        near = []
+    return "does not exist" + (f"; did you mean {shown(path.parent / near[0])}?" if near else "")
 
 
 def shown(text: str | os.PathLike, limit: int = 200) -> str:

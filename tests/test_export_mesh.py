@@ -233,14 +233,17 @@ def test_the_crop_of_the_run(tmp_path, of):
         call(run, "mesh", "--out", tmp_path / "other.ply")
 
 
-def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path):
+def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     """Its grid of occupancy is of contracted space, and its box ends nothing."""
     box = (-0.3, -0.3, -0.3, 0.3, 0.3, 0.3)  # in which there is a part of the ball
     run = write_run(tmp_path / "run", space="contracted", box=box)
     inner = in_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
     assert np.abs(inner).max() < 0.32 and len(inner) > 100
+    said = capsys.readouterr().out
+    assert "inner cube" in said and "--crop" in said and "; left out: " in said
     crop = ("--frame", "model", "--crop", -0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     whole = exported(run, tmp_path / "whole.ply", "--from", "density", *crop)["vertices"] - CENTER
+    assert "inner cube" not in capsys.readouterr().out
     ball = whole[np.linalg.norm(whole, axis=1) < 1.2 * RADIUS]
     assert np.allclose([-ball.min(0), ball.max(0)], RADIUS, atol=0.03)
     assert (np.linalg.norm(whole + CENTER - SPECK, axis=1) < 1.5 * SPECK_RADIUS).any(), "none of it is in the box"

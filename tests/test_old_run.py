@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run folder that nerfkit 0.1.0 wrote loads and renders as it did then, for ever after."""
+"""A run folder that nerfkit 0.1.0 wrote loads, renders and goes on as it did then, for ever after; and one misspelt."""
 
 from pathlib import Path
 
 import numpy as np
 
 from nerfkit import load_run
+from nerfkit.commands import render
+from nerfkit.errors import RunError, UserError
+from tests.naming import raises_naming
 
 FOLDER = Path(__file__).parent / "run_0_1_0"  # 40 steps on tests/toy_scene.py, a table of 2^10 rows a level
 
@@ -26,3 +29,10 @@ def test_a_run_of_before_goes_on_with_all_its_samples():
     model = load_run(FOLDER, "cpu").model
     model.update(10 * model.config.sampling.occupancy_warmup)
     assert model.sampler.threshold < 0 and model.sampler.occupancy.any()
+
+
+def test_a_run_or_path_that_is_misspelt_is_told_with_a_near_one():
+    with raises_naming(RunError, "run_0_1_1", "does not exist", "did you mean", FOLDER):
+        load_run(FOLDER.parent / "run_0_1_1", "cpu")
+    with raises_naming(UserError, "orbitt", "did you mean orbit?", "auto", "spiral", "test"):
+        render.main([str(FOLDER), "--path", "orbitt", "--device", "cpu"])

@@ -165,6 +165,12 @@ def crop(run: Run, options: GeometryOptions) -> Crop | None:
     return crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.frame)
 
 
+def tell_extent(run: Run, cut: Crop | None) -> None:
+    """Say what of unbounded space is exported where nobody said so."""
+    if cut is None and run.config.sampling.kind == "contracted":
+        print("this is a place, of which the inner cube is exported, data.box of the run; farther away goes --crop")
+
+
 def about(run: Run, options: ExportOptions, **more: Any) -> dict[str, Any]:
     """What the JSON beside an output says."""
     matrix = np.eye(4) if run.frame is None else run.frame.matrix()
@@ -210,6 +216,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
     )
     output.check(options.overwrite)
     cut = crop(run, options)
+    tell_extent(run, cut)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
@@ -254,6 +261,7 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
 def point_cloud(run: Run, options: PointsOptions | SplatsOptions, work: Work) -> points.PointCloud:
     """Points in the wanted frame."""
     cut = crop(run, options)
+    tell_extent(run, cut)
     box = domain(run.model, run.config, cut, run.frame)
     views = training_views(run, work, finest=0.0)
     views.render()
@@ -337,8 +345,10 @@ def export_depth(run: Run, options: DepthOptions) -> None:
 
 
 def report(files: list[Path], counts: dict[str, int]) -> None:
-    """Print what was written."""
-    print(", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items()))
+    """Print what was written, and what was left out of it."""
+    texts = {name: f"{number} {name.replace('_', ' ')}" for name, number in counts.items()}
+    left_out = [texts.pop(name) for name in ("small_parts", "unseen_faces") if name in texts]
+    print(", ".join(texts.values()) + (f"; left out: {', '.join(left_out)}" if left_out else ""))
     for file in files:
         print(f"  {file}")
 

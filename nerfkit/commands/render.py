@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 from dataclasses import dataclass, field
@@ -152,10 +153,10 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     if options.path == "interpolate":
         through = run.cameras("test" if "test" in run.scene.splits else "train")
         return paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
-    raise UserError(
-        f"--path {options.path!r} is unknown; use orbit, spiral, interpolate, "
-        f"{', '.join(run.scene.splits)} or a FILE.json"
-    )
+    known = ["auto", "orbit", "spiral", "interpolate", *run.scene.splits]
+    near = difflib.get_close_matches(options.path, known, n=1)
+    hint = f"did you mean {near[0]}? There are" if near else "use"
+    raise UserError(f"--path {options.path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
 
 
 def views_surround(run: Run) -> bool:

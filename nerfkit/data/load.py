@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ from nerfkit.data.scene import Scene
 from nerfkit.data.sfm import solve, video_frames
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError
-from nerfkit.reading import native_name, shown
+from nerfkit.reading import native_name, shown, why_missing
 
 IMAGE_FOLDER = re.compile(r"(images|input|rgb|frames|train|val|test)(_\d+)?", re.I)  # as scenes name it
 
@@ -75,11 +74,7 @@ def _what_is_there(path: Path) -> str:
     """Why a path is no scene, and what might be meant."""
     if os.path.lexists(path):
         return f"is not a folder, nor a video; is the folder {shown(path.parent)} meant?"
-    try:
-        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
-    except OSError:
-        near = []
-    return "does not exist" + (f"; did you mean {shown(path.parent / near[0])}?" if near else "")
+    return why_missing(path)
 
 
 def format_elsewhere(path: str, format: str) -> str:

@@ -88,7 +88,7 @@ def evaluate(
         others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
         rows.append(scores(render, truth, counts, lpips) | others | {"view": views.names[view]})
         _check_score(rows[-1], split)
-        bar.set_postfix_str(f"PSNR {rows[-1]['psnr']:.2f} dB", refresh=False)
+        bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
         if view in compared and comparisons is not None:
             comparisons.write(compared[view], png_bytes(comparison_image(truth, render)))
     shares = processes.gathered([rows, n_ignored])

@@ -32,7 +32,7 @@ from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular, shown
+from nerfkit.reading import read_regular, shown, why_missing
 from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -105,8 +105,7 @@ class RunFolder(OwnFolder):
     def existing(cls, path: str | Path) -> RunFolder:
         """The folder of an existing run; one of nerfkit 0.1, which has no marker, gets one."""
         folder = cls(path)
-        if not exists(folder.path / CONFIG):
-            raise RunError(f"{shown(folder.path)} is not a run folder: {CONFIG} is missing")
+        _check_is_run(folder.path)
         if exists(folder.path / MARKER):
             folder.check_free()
             return folder
@@ -201,10 +200,16 @@ def _same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def read_config(folder: Path) -> Config:
-    """The configuration of a run."""
+def _check_is_run(folder: Path) -> None:
+    if not exists(folder):
+        raise RunError(f"{shown(folder)} {why_missing(folder)}")
     if not exists(folder / CONFIG):
         raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run."""
+    _check_is_run(folder)
     before = Config()
     before.trainer.schedule = "exponential"  # the only one of versions whose runs do not say it
     return config_module.load([folder / CONFIG], before)
