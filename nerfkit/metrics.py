@@ -23,11 +23,15 @@ def psnr(render: Tensor, truth: Tensor) -> float:
     return peak_signal_noise_ratio(render, truth, data_range=1.0).clamp(max=MAX_PSNR).item()
 
 
-def ssim(render: Tensor, truth: Tensor) -> float:
-    """Structural similarity of two images [H, W, 3] in [0, 1]: SSIM_DEFINITION."""
+def ssim(render: Tensor, truth: Tensor, device: torch.device | str = "cpu") -> float:
+    """Structural similarity of two images [H, W, 3] in [0, 1]: SSIM_DEFINITION.
+
+    It is computed on `device`; on a GPU in float64, as convolutions of float32 are rounded to TF32 there.
+    """
     from torchmetrics.functional.image import structural_similarity_index_measure
 
-    batch = [image.movedim(-1, 0)[None] for image in (render, truth)]  # [1, 3, H, W]
+    dtype = torch.float32 if torch.device(device).type == "cpu" else torch.float64
+    batch = [image.movedim(-1, 0)[None].to(device, dtype) for image in (render, truth)]  # [1, 3, H, W]
     return structural_similarity_index_measure(
         *batch, gaussian_kernel=True, sigma=1.5, kernel_size=11, k1=0.01, k2=0.03, data_range=1.0
     ).item()

@@ -279,6 +279,7 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
             image_of(cameras, view)["rgb"],
             blend(of.images.image(view), background.cpu()),
             pixels_that_count(of.images, of.views.cameras, view),
+            device=device,
         )
         for view in trainer.processes.share(min(n_views, len(cameras)))
     ]
@@ -287,8 +288,10 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
 
 
 def line_of(case: Case, result: dict[str, Any]) -> str:
+    seconds, budget = result["curve"][-1]["seconds"], result["preset"]["max_seconds"]
+    early = f" of {budget:.0f}, as trainer.steps were over" if seconds < 0.9 * budget else ""
     return (
-        f"{case.title:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {result['seconds']:.0f} s, "
+        f"{case.title:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {seconds:.0f} s{early}, "
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
         f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
     )

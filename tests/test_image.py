@@ -137,6 +137,12 @@ def test_psnr_and_ssim_are_what_they_are_called():
     assert ssim(truth, truth) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.cuda
+def test_ssim_of_a_gpu_is_that_of_the_cpu():
+    render, truth = torch.rand(60, 40, 3), torch.rand(60, 40, 3)
+    assert ssim(render, truth, "cuda") == pytest.approx(ssim(render.double(), truth.double()), abs=1e-6)
+
+
 def test_ssim_sees_into_shadows_and_lights():
     """What differs below 0.15, or above 0.85 alone, is not the same."""
     dark = 0.15 * torch.rand(40, 32, 3)

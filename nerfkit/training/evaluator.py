@@ -86,7 +86,7 @@ def evaluate(
         render = rendered["rgb"]  # [H, W, 3]
         n_ignored += 0 if counts is None else int((~counts).sum())
         others = other_scores(image_of, config, cameras, view, rendered, truth, counts)
-        rows.append(scores(render, truth, counts, lpips) | others | {"view": views.names[view]})
+        rows.append(scores(render, truth, counts, lpips, device) | others | {"view": views.names[view]})
         _check_score(rows[-1], split)
         bar.set_postfix_str(f"mean PSNR {means(rows)['psnr']:.2f} dB", refresh=False)
         if view in compared and comparisons is not None:
@@ -150,14 +150,16 @@ def in_order(shares: list[list[Any]]) -> list[Any]:
     return [shares[i % len(shares)][i // len(shares)] for i in range(sum(map(len, shares)))]
 
 
-def scores(render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | None = None) -> dict[str, float | None]:
-    """PSNR, SSIM and LPIPS of an image [H, W, 3]; LPIPS is None without its network.
+def scores(
+    render: Tensor, truth: Tensor, counts: Tensor | None, lpips: Lpips | None = None, device: torch.device | str = "cpu"
+) -> dict[str, float | None]:
+    """PSNR, SSIM and LPIPS of an image [H, W, 3]; LPIPS is None without its network. SSIM is computed on `device`.
 
     Pixels that do not count (`counts` [H, W] bool) are left out of PSNR; the others see the truth there.
     """
     compared = render if counts is None else torch.where(counts[..., None], render, truth)
     distance = lpips(compared, truth) if lpips is not None else None
-    return {"psnr": psnr_of(render, truth, counts), "ssim": ssim(compared, truth), "lpips": distance}
+    return {"psnr": psnr_of(render, truth, counts), "ssim": ssim(compared, truth, device), "lpips": distance}
 
 
 def other_scores(
