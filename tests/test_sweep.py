@@ -56,7 +56,8 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
         settings = bench_train.varied(options, case.changes, seed)
         asked.append((case.title, seed, settings.sampling.step, settings.model.state))
         zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9}
-        return {"seed": seed, "seconds": 2.0, "psnr": 20.0 + seed, "ms_per_step": 1.0} | zeros
+        budget = {"preset": {"max_seconds": settings.trainer.max_seconds}, "curve": [{"seconds": 7.0}]}
+        return {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed, "ms_per_step": 1.0} | zeros | budget
 
     monkeypatch.setattr(bench_train, "measure", measure)
     arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.state=8", "--device", "cpu"]
@@ -70,7 +71,9 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     assert len(asked) == 9, "another budget is another run"
     with raises_naming(UserError, "--cases", "data.downscale", "--scenes"):
         sweep.main([*arguments, "--cases", "data.downscale=2"])
-    assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
+    printed = capsys.readouterr().out
+    assert_names(printed, "near", "toy", "20.50 ± 0.50")
+    assert printed.count("dB in 7 s of 60, as trainer.steps were over") == 8 and printed.count("dB in 7 s, ") == 1
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
 
 

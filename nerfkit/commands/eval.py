@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from os.path import exists
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from nerfkit import ops
+from nerfkit.commands import as_typed
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
 from nerfkit.data.assemble import assemble
@@ -64,8 +65,16 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     metrics = evaluate(run.model, config, views, run.state, folder, run.device, other, processes)
     print(f"{metrics['n_views']} {config.eval.split} views: {in_one_line(metrics)}")
     scores = scores_file(folder.path, config.eval.split, other)
-    print(f"per view and protocol: {scores}; images: {folder.path / score_name(config.eval.split, other)}")
+    print(f"per view and protocol: {scores}")
+    print(where_compared(metrics, folder.path, config.eval.split, other))
     return 0
+
+
+def where_compared(metrics: dict[str, Any], run: Path, split: str, other_scene: str = "") -> str:
+    """A line on where `evaluate` put the images of truth, render and error, and what gives those of all views."""
+    n, n_views = metrics["comparisons"], metrics["n_views"]
+    saved = f"{n} of them beside their truth: {run / score_name(split, other_scene)}" if n else "no image is saved"
+    return saved if n == n_views else f"{saved}; all with: {as_typed('eval')} {run} --comparisons -1"
 
 
 def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
@@ -39,6 +39,7 @@ class InspectData:
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: float = 1.0  # divide the image size by this
     box: Box | None = None  # x, y, z of the lowest, then highest corner, in the files' frame; found if left out
+    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
 
 
@@ -81,15 +82,17 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    has_alpha = any(file.has_alpha for file in found if file is not None)
+    cutout = data.masks == "cutout"
+    has_alpha = cutout or any(file.has_alpha for file in found if file is not None)
     frame = scene_frame(capture, splits.get("train", []), has_alpha, data.box)
     frame = replace(frame, text=(*frame.text, *(WARNING + line for line in doubts_of_files(there))))
     if data.downscale != 1:
         note = f"data.downscale {data.downscale:g}: sizes of images are those that are trained"
         capture = replace(capture, notes=(*capture.notes, note))
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
-    is_ready = inspect.verdict(found=found, **given) == [inspect.READY]
-    return inspect.report(found=found, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
+    is_ready = inspect.verdict(found=found, cutout=cutout, **given) == [inspect.READY]
+    page = inspect.report(found=found, rule=rule, cutout=cutout, **given)
+    return page, is_ready, lambda: inspect.draw(**given)
 
 
 def doubts_of_files(images: list[PosedImage]) -> list[str]:

@@ -12,6 +12,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.commands import as_typed
+from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config
@@ -98,7 +99,9 @@ def train(
             processes.wait()
             return 128 + number
         progress.finish()
-    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}")
+    limit = options.trainer.max_seconds
+    over = f": trainer.max_seconds {limit:g} were over" if limit and trainer.seconds >= limit else ""
+    print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}{over}")
     tell_adjustments(trainer)
     progress.close(score(options, scene, trainer, folder))
     tell_the_end(options, trainer, folder)
@@ -266,6 +269,7 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
             trainer.model, options, scene.split(split), state, folder, trainer.device, "", trainer.processes
         )
         print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
+        print(where_compared(metrics, folder.path, split))
         return metrics
     return None
 

@@ -29,6 +29,7 @@ FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mea
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 RESIZED_FOLDERS = (1, 2, 4, 8)  # images, images_2, ...
 SHOWN_NAMES = 3
+CUT_OUT = "data.masks is cutout: masked pixels are transparent"
 SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
 
 
@@ -124,7 +125,7 @@ def assemble(
         header = headers[image.name] = header_of(image)
         lenses[image.name] = fitted_lens(image, header, downscale)
     if cutout:
-        _check_cut_out(images, headers)
+        check_cut_out(images, headers)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
@@ -147,11 +148,13 @@ def assemble(
             f"{len(turned)} of {len(images)} images are turned by their EXIF orientation (the first: "
             f"{shown(turned[0])}), so that the poses have to be of the turned images"
         )
+    if cutout:
+        notes.append(CUT_OUT)
     notes = (*capture.notes, *notes, f"splits {rule}")
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
 
-def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
+def check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
     """Raise SceneError if an image would keep its background."""
     whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
     if whole:

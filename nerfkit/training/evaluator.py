@@ -98,6 +98,7 @@ def evaluate(
         "train_seconds": round(state["seconds"], 2),
         "steps": state["step"],
         "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
+        "comparisons": 0 if comparisons is None else len(compared),
         "protocol": protocol(model, config, views, background, device, n_ignored),
         "views": rows,
     }
