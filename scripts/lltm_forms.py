@@ -25,6 +25,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.commands import status_of  # noqa: E402
+from nerfkit.commands.options import given_options  # noqa: E402
 from nerfkit.config import Config  # noqa: E402
 from nerfkit.data.cameras import Rays  # noqa: E402
 from nerfkit.errors import UserError  # noqa: E402
@@ -48,6 +49,7 @@ class Form:
     rate: float = 1.0  # learning rate of its parameters, relative
     start: str = "uniform"  # small: a tenth of that; closed: input gates at sigmoid(-2); heard: color's weights not 0
     from_far: bool = False  # walks from far to near
+    unheard: float = 0.0  # share of rays whose state is 0 in training
 
 
 class FormAggregator(RayAggregator):
@@ -108,6 +110,9 @@ class FormRenderer(Renderer):
             if seen is None:
                 seen = encoded * opacity(density, samples)[:, None].to(encoded.dtype)
             state = self.aggregator(seen, samples.ray_offsets) * (0.0 if self.is_silent else 1.0)  # [N, H]
+            if self.training and self.form.unheard:
+                heard = torch.rand(len(rays.origins), 1, device=state.device) >= self.form.unheard  # [R, 1]
+                state = state * heard[samples.ray_index]
             directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [encoded] if self.encoder else []
             rgb = self._color(embedding, directions, context, state)
@@ -165,6 +170,7 @@ CASES = [
     case("starts small", Form(start="small")),
     case("starts closed", Form(start="closed")),
     case("starts heard", Form(start="heard")),
+    case("unheard by half of the rays", Form(unheard=0.5)),
 ]
 
 
@@ -178,7 +184,7 @@ def main(arguments: list[str]) -> int:
     unknown = [name for name in names if name not in known]
     if unknown:
         raise UserError(f"--variants: no form is called {', '.join(map(repr, unknown))}; known: {', '.join(known)}")
-    bench(options, [known[name] for name in names])
+    bench(options, [known[name] for name in names], given_options(arguments))
     return 0
 
 

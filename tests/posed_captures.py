@@ -113,7 +113,7 @@ def psnr_of(trainer: Trainer, cameras: Cameras, images) -> float:
 
 def masks_in(folder: Path, white: np.ndarray) -> None:
     """A mask for every image, white where `white` [H, W] is."""
-    (folder / "masks").mkdir()
+    (folder / "masks").mkdir(exist_ok=True)
     for file in (folder / "images").iterdir():
         Image.fromarray((white * 255).astype(np.uint8)).save(folder / "masks" / file.name)
 

@@ -16,6 +16,7 @@ from nerfkit.commands.options import train_options
 from nerfkit.commands.train import find_scene
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.colmap import write_model
+from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
@@ -23,7 +24,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.evaluator import evaluate
 from nerfkit.training.losses import squared_error
 from nerfkit.training.trainer import Trainer
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.posed_captures import (
     BOX,
     LEFT,
@@ -69,6 +70,17 @@ def test_ignored_pixels_never_change_the_loss(masked):
     seen = views.cameras.project(batch.rays.origins + batch.rays.directions, 0)  # of view 0 alone
     columns = seen[0][batch.view == 0, 0].floor()
     assert torch.equal(batch.weight[batch.view == 0], (columns >= 10).float())
+
+
+def test_masks_that_leave_little_are_doubted(masked):
+    assert doubts_of_images(load_scene(str(masked)).split("train").load()) == [], "10 of 26 columns"
+    masks_in(masked, np.arange(26)[None].repeat(22, 0) >= 20)
+    views = load_scene(str(masked)).split("train")
+    (line,) = doubts_of_images(views.load(), views.white_ignores)
+    assert_names(line, "77%", "the black ones", "white", "--data.masks cutout")
+    cut = load_scene(str(masked), cutout=True)
+    assert doubts_of_images(cut.split("train").load()) == []
+    assert any("cutout" in note for note in cut.notes)
 
 
 def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):

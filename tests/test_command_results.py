@@ -104,7 +104,9 @@ def test_a_resumed_run_takes_the_steps_that_are_left(options, run, capsys):
     for limits, option in (((), "--trainer.steps"), (("--trainer.max_seconds", 1e-3), "--trainer.max_seconds")):
         steps = STEPS + 3 if not limits else STEPS + 9
         call(train, "--resume", run, "--trainer.steps", steps, *limits, "--eval.after_training", "false")
-        assert f"nothing is left to train; to go on, raise {option}, now" in capsys.readouterr().out
+        printed = capsys.readouterr().out
+        assert f"nothing is left to train; to go on, raise {option}, now" in printed
+        assert bool(limits) == (": trainer.max_seconds 0.001 were over" in printed)
 
 
 def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
@@ -116,16 +118,18 @@ def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
     assert checkpoint.load(run)[1]["step"] == 2
 
 
-def test_smaller_images_are_trained_and_scored(options, tmp_path):
+def test_smaller_images_are_trained_and_scored(options, tmp_path, capsys):
     """15x13 by 1.25 is 12x10, and so are the cameras that the run keeps."""
     run = tmp_path / "small"
     small = ("--data.downscale", 1.25, "--trainer.steps", 2, "--eval.split", "train")
     call(train, "--config", options, "--out", run, *small)
     cameras = load_run(run, "cpu").cameras()
     assert (cameras.width, cameras.height) == (12, 10)
+    assert f"of them beside their truth: {run}/eval/train" in capsys.readouterr().out
     for again in (False, True):
         if again:
-            call(eval_command, run, "--split", "test", "--device", "cpu")
+            call(eval_command, run, "--split", "test", "--device", "cpu", "--comparisons", 1)
+            assert f"1 of them beside their truth: {run}/eval; all with:" in capsys.readouterr().out
         file = run / "metrics.json" if again else run / "eval" / "train" / "metrics.json"
         protocol = json.loads(file.read_text())["protocol"]
         assert (protocol["size"], protocol["downscale"]) == ("12x10", 1.25)

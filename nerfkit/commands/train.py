@@ -76,7 +76,7 @@ def train(
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
-    for line in doubts_of_images(images) if processes.is_first else ():
+    for line in doubts_of_images(images, views.white_ignores) if processes.is_first else ():
         print(f"{WARNING}{line}")
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)

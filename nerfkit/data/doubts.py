@@ -28,6 +28,7 @@ PLAIN = 2.0  # of 255: standard deviation of a picture that shows nothing
 MOST = 0.9  # share of the pictures that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of a picture
 MAX_PICTURES = 512  # that are looked at
+MASKED = 0.6  # share of pixels that masks ignore, above which an object was to be cut out, or they are the wrong way
 
 
 def doubts_of_cameras(capture: Capture, training: Sequence[str], frame: Frame) -> list[str]:
@@ -143,7 +144,20 @@ def sampled_pixels(pixels: np.ndarray) -> np.ndarray:
     return pixels[np.random.default_rng(0).integers(len(pixels), size=SAMPLED_PIXELS)]  # equal steps may be one column
 
 
-def doubts_of_images(images: ImagePool) -> list[str]:
-    """Of loaded images."""
+def doubts_of_images(images: ImagePool, white_ignores: bool = False) -> list[str]:
+    """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
     chosen = evenly(len(images), MAX_PICTURES)
-    return doubts_of_pictures([sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen])
+    pictures = [sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen]
+    share = 0.0 if images.ignored is None else images.ignored.float().mean().item()
+    return doubts_of_pictures(pictures) + doubts_of_masks(share, white_ignores)
+
+
+def doubts_of_masks(share: float, white_ignores: bool) -> list[str]:
+    """Of masks that ignore a share of the pixels, 0 to 1."""
+    if share <= MASKED:
+        return []
+    color, opposite = ("white", "black") if white_ignores else ("black", "white")
+    return [
+        f"masks ignore {share:.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored may look like "
+        "anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
+    ]

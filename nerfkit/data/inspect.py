@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 from nerfkit.data.assemble import has_shape
 from nerfkit.data.cameras import table_size
 from nerfkit.data.capture import Capture
+from nerfkit.data.doubts import doubts_of_masks
 from nerfkit.data.find_frame import half_tangents
 from nerfkit.data.frame import WARNING, Frame
 from nerfkit.data.lens import Lens
@@ -27,7 +28,6 @@ READY = "ready to train"
 MAX_NAMES = 3  # of images in one line
 MAX_LENSES = 12  # lines; the rest are counted
 FEW_IMAGES = 15  # for training, below which there is a remark
-MASKED = 0.6  # share of pixels that masks ignore, above which they are probably meant the other way round
 DIRECTION_BYTES = 12  # three float32 for each pixel of each lens
 DPI = 100
 MAX_CAMERAS, MAX_POINTS = 400, 6000  # that are drawn
@@ -250,13 +250,7 @@ def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     lines = []
     if shares and len(shares) < len(there):
         lines.append(f"{len(there) - len(shares)} of {len(there)} images have no mask; all of their pixels are used")
-    if shares and np.mean(shares) > MASKED:
-        color, opposite = ("white", "black") if capture.white_ignores else ("black", "white")
-        lines.append(
-            f"masks ignore {np.mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored "
-            "may look like anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
-        )
-    return lines
+    return lines + doubts_of_masks(float(np.mean(shares)) if shares else 0.0, capture.white_ignores)
 
 
 def _masks_to_cut_out(found: Sequence[OnDisk | None]) -> list[str]:
