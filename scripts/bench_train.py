@@ -289,7 +289,7 @@ def mean_scores(trainer: Trainer, of: LoadedViews, n_views: int, device: torch.d
 
 def line_of(case: Case, result: dict[str, Any]) -> str:
     seconds, budget = result["curve"][-1]["seconds"], result["preset"]["max_seconds"]
-    early = f" of {budget:.0f}, as trainer.steps were over" if seconds < 0.9 * budget else ""
+    early = f" of {budget:.0f}, ended by trainer.steps" if seconds < 0.9 * budget else ""
     return (
         f"{case.title:<40} seed {result['seed']}  {result['psnr']:.2f} dB in {seconds:.0f} s{early}, "
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "

@@ -78,6 +78,11 @@ def test_masks_that_leave_little_are_doubted(masked):
     views = load_scene(str(masked)).split("train")
     (line,) = doubts_of_images(views.load(), views.white_ignores)
     assert_names(line, "77%", "the black ones", "white", "--data.masks cutout")
+    for file in list((masked / "masks").iterdir())[:10]:
+        file.unlink()
+    (line,) = doubts_of_images(load_scene(str(masked)).split("train").load())
+    assert_names(line, "77%")  # of images with a mask
+    masks_in(masked, ~LEFT)
     cut = load_scene(str(masked), cutout=True)
     assert doubts_of_images(cut.split("train").load()) == []
     assert any("cutout" in note for note in cut.notes)

@@ -106,7 +106,7 @@ def test_a_resumed_run_takes_the_steps_that_are_left(options, run, capsys):
         call(train, "--resume", run, "--trainer.steps", steps, *limits, "--eval.after_training", "false")
         printed = capsys.readouterr().out
         assert f"nothing is left to train; to go on, raise {option}, now" in printed
-        assert bool(limits) == (": trainer.max_seconds 0.001 were over" in printed)
+        assert bool(limits) == (": ended by trainer.max_seconds 0.001" in printed)
 
 
 def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
@@ -129,7 +129,7 @@ def test_smaller_images_are_trained_and_scored(options, tmp_path, capsys):
     for again in (False, True):
         if again:
             call(eval_command, run, "--split", "test", "--device", "cpu", "--comparisons", 1)
-            assert f"1 of them beside their truth: {run}/eval; all with:" in capsys.readouterr().out
+            assert f"1 of them beside their truth: {run}/eval; all with --comparisons -1" in capsys.readouterr().out
         file = run / "metrics.json" if again else run / "eval" / "train" / "metrics.json"
         protocol = json.loads(file.read_text())["protocol"]
         assert (protocol["size"], protocol["downscale"]) == ("12x10", 1.25)

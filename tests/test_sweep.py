@@ -73,7 +73,7 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
         sweep.main([*arguments, "--cases", "data.downscale=2"])
     printed = capsys.readouterr().out
     assert_names(printed, "near", "toy", "20.50 ± 0.50")
-    assert printed.count("dB in 7 s of 60, as trainer.steps were over") == 8 and printed.count("dB in 7 s, ") == 1
+    assert printed.count("dB in 7 s of 60, ended by trainer.steps") == 8 and printed.count("dB in 7 s, ") == 1
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
 
 

@@ -83,6 +83,10 @@ def test_nan_stops_and_reports(small_config, tmp_path):
         trainer.save(tmp_path / "run")
     tensors, state = checkpoint.load(tmp_path / "run")
     assert state["step"] == 1 and tensors["model.decoder.color_net.packed"].isfinite().all()
+    small_config.trainer.steps = 3
+    again = make_trainer(small_config)  # as the message says, in this process: the folder is not locked
+    again.restore(tmp_path / "run")
+    assert again.train(tmp_path / "run") and again.step == 3
 
 
 def test_rays_that_miss_the_box(small_config, tmp_path):

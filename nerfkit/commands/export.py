@@ -168,7 +168,7 @@ def crop(run: Run, options: GeometryOptions) -> Crop | None:
 def tell_extent(run: Run, cut: Crop | None) -> None:
     """Say what of unbounded space is exported where nobody said so."""
     if cut is None and run.config.sampling.kind == "contracted":
-        print("this is a place, of which the inner cube is exported, data.box of the run; farther away goes --crop")
+        print("space is unbounded: what is exported is data.box of the run, the inner cube that is not contracted; --crop chooses")
 
 
 def about(run: Run, options: ExportOptions, **more: Any) -> dict[str, Any]:

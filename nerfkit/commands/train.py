@@ -100,7 +100,7 @@ def train(
             return 128 + number
         progress.finish()
     limit = options.trainer.max_seconds
-    over = f": trainer.max_seconds {limit:g} were over" if limit and trainer.seconds >= limit else ""
+    over = f": ended by trainer.max_seconds {limit:g}" if limit and trainer.seconds >= limit else ""
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}{over}")
     tell_adjustments(trainer)
     progress.close(score(options, scene, trainer, folder))

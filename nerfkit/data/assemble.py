@@ -125,7 +125,7 @@ def assemble(
         header = headers[image.name] = header_of(image)
         lenses[image.name] = fitted_lens(image, header, downscale)
     if cutout:
-        check_cut_out(images, headers)
+        _check_cut_out(images, headers)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
@@ -154,7 +154,7 @@ def assemble(
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
 
-def check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
+def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
     """Raise SceneError if an image would keep its background."""
     whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
     if whole:

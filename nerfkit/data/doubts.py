@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import mean
 
 import numpy as np
 
@@ -148,12 +149,13 @@ def doubts_of_images(images: ImagePool, white_ignores: bool = False) -> list[str
     """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
     chosen = evenly(len(images), MAX_PICTURES)
     pictures = [sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen]
-    share = 0.0 if images.ignored is None else images.ignored.float().mean().item()
-    return doubts_of_pictures(pictures) + doubts_of_masks(share, white_ignores)
+    counts = [] if images.ignored is None else [images.mask(view) for view in range(len(images))]
+    shares = [share for mask in counts if (share := mask.sum().item() / mask.numel())]
+    return doubts_of_pictures(pictures) + doubts_of_masks(mean(shares) if shares else 0.0, white_ignores)
 
 
 def doubts_of_masks(share: float, white_ignores: bool) -> list[str]:
-    """Of masks that ignore a share of the pixels, 0 to 1."""
+    """Of masks that ignore a share of the pixels of images with a mask, 0 to 1."""
     if share <= MASKED:
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")

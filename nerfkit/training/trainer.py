@@ -172,15 +172,26 @@ class Trainer:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> bool:
         """Train to the end, or until `should_stop`, which returns False; with a folder, log and save there."""
-        settings = self.config.trainer
-        if folder is not None:
-            folder = self._own(folder)
+        self._should_stop = should_stop
+        if folder is None:
+            return self._train(None, progress_bar)
+        folder = self._own(folder)
+        if self.processes.is_first:
+            folder.lock()
+        try:
             if self.processes.is_first:
-                folder.lock()
                 drop_later_lines(folder, self.step)
             if not self.processes.gathered(checkpoint.exists(folder.path))[0]:
                 self.save(folder)  # so that there is a checkpoint from the start
-        self._should_stop = should_stop
+            ended = self._train(folder, progress_bar)
+            if self._saved_step != self.step:
+                self.save(folder)
+        finally:
+            folder.unlock()
+        return ended
+
+    def _train(self, folder: RunFolder | None, progress_bar: bool) -> bool:
+        settings = self.config.trainer
         self.agree()
         stopped = self._stops()
         bar = tqdm(
@@ -197,10 +208,6 @@ class Trainer:
                 stopped = self._stops()
                 if stopped:
                     break
-        if folder is not None:
-            if self._saved_step != self.step:
-                self.save(folder)
-            folder.unlock()
         return not stopped or self.progress >= 1
 
     def timed_step(self) -> None:
