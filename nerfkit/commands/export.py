@@ -168,7 +168,7 @@ def crop(run: Run, options: GeometryOptions) -> Crop | None:
 def tell_extent(run: Run, cut: Crop | None) -> None:
     """Say what of unbounded space is exported where nobody said so."""
     if cut is None and run.config.sampling.kind == "contracted":
-        print("space is unbounded: what is exported is data.box of the run, the inner cube that is not contracted; --crop chooses")
+        print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
 
 
 def about(run: Run, options: ExportOptions, **more: Any) -> dict[str, Any]:
