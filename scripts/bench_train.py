@@ -70,10 +70,10 @@ class BenchOptions(config.Config):
 def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     if options.show:
-        report = json.loads(options.show.read_text())
-        print(markdown(report["runs"]))
+        runs = [run for run in json.loads(options.show.read_text())["runs"] if "curve" in run]  # else a printed line
+        print(markdown(runs))
         if options.draw:
-            draw(report["runs"], options.draw)
+            draw(runs, options.draw)
         return 0
     cases = [Case(variant) for variant in options.variants]
     bench(options, cases, given_options(arguments), processes)

@@ -49,7 +49,6 @@ class Form:
     rate: float = 1.0  # learning rate of its parameters, relative
     start: str = "uniform"  # small: a tenth of that; closed: input gates at sigmoid(-2); heard: color's weights not 0
     from_far: bool = False  # walks from far to near
-    unheard: float = 0.0  # share of rays whose state is 0 in training
 
 
 class FormAggregator(RayAggregator):
@@ -110,9 +109,6 @@ class FormRenderer(Renderer):
             if seen is None:
                 seen = encoded * opacity(density, samples)[:, None].to(encoded.dtype)
             state = self.aggregator(seen, samples.ray_offsets) * (0.0 if self.is_silent else 1.0)  # [N, H]
-            if self.training and self.form.unheard:
-                heard = torch.rand(len(rays.origins), 1, device=state.device) >= self.form.unheard  # [R, 1]
-                state = state * heard[samples.ray_index]
             directions = spherical_harmonics(rays.directions, samples.ray_index, embedding.dtype)  # [N, 16]
             context = [encoded] if self.encoder else []
             rgb = self._color(embedding, directions, context, state)
@@ -170,7 +166,6 @@ CASES = [
     case("starts small", Form(start="small")),
     case("starts closed", Form(start="closed")),
     case("starts heard", Form(start="heard")),
-    case("unheard by half of the rays", Form(unheard=0.5)),
 ]
 
 

@@ -12,12 +12,14 @@ import torch
 from PIL import Image
 
 from nerfkit import config as config_module
+from nerfkit.commands.inspect import InspectData, examine
 from nerfkit.commands.options import train_options
 from nerfkit.commands.train import find_scene
+from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.colmap import write_model
 from nerfkit.data.doubts import doubts_of_images
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -86,6 +88,22 @@ def test_masks_that_leave_little_are_doubted(masked):
     cut = load_scene(str(masked), cutout=True)
     assert doubts_of_images(cut.split("train").load()) == []
     assert any("cutout" in note for note in cut.notes)
+
+
+def test_inspection_of_what_is_cut_out(masked):
+    """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
+    for file in (masked / "images").iterdir():
+        Image.open(file).convert("RGB").save(file)
+    capture = load_capture(str(masked))
+    whole, _, _ = examine(capture, InspectData())
+    cut, is_ready, _ = examine(capture, InspectData(masks="cutout"))
+    assert_names(whole, "with alpha: 0, with mask: 20", "black is ignored")
+    assert_names(cut, "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
+    assert is_ready and cut.endswith("ready to train")
+    next(iter((masked / "masks").iterdir())).unlink()
+    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    assert not is_ready
+    assert_names(cut, "1 of 20 images have neither mask nor alpha")
 
 
 def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):

@@ -89,10 +89,10 @@ def test_memory_of_directions_is_that_of_their_table():
     assert 0 < int(text.split(" MB")[0]) <= MAX_DIRECTIONS * 12 / 2**20
 
 
-def problems(found: list[OnDisk | None], splits: dict | None = None, cutout: bool = False, **values) -> str:
+def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
     capture = capture_of(ring(len(found)), **values)
     names = splits_of(capture)
-    return "\n".join(verdict(capture, frame_of(capture), found, names if splits is None else splits, cutout))
+    return "\n".join(verdict(capture, frame_of(capture), found, names if splits is None else splits))
 
 
 def test_verdict():
@@ -112,9 +112,6 @@ def test_verdict():
         text = problems(broken)
         assert all(word in text for word in named), text
         assert "ready" not in text
-    cut = [OnDisk(100, 80, ignored=0.9)] * 29
-    assert problems([*cut, OnDisk(100, 80, has_alpha=True)], cutout=True) == "ready to train"
-    assert "1 of 30 images have neither mask nor alpha" in problems([*cut, OnDisk(100, 80)], cutout=True)
     assert "test" in problems(fine, {"train": ["images/0000.jpg"] * 30, "test": []})
     assert "training" in problems(fine, {})
     stray = cloud((50, 0, 0), 10, 30)

@@ -30,7 +30,6 @@ def test_a_form_trains(small_config, tmp_path, case):
     if isinstance(trainer.model, FormRenderer):
         batch = trainer.views.draw(64)
         rays, background = batch.rays, batch.background
-        trainer.model.eval()
         renderings = [trainer.model(rays, background)]
         case.probe(trainer, lambda: renderings.append(trainer.model(rays, background)) or 0.0)
         heard, silent = renderings

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,7 +17,7 @@ import tyro
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Box, Config, check
 from nerfkit.data import inspect
-from nerfkit.data.assemble import header_of, on_disk, scene_frame, split_names
+from nerfkit.data.assemble import CUT_OUT, check_cut_out, header_of, on_disk, scene_frame, split_names
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.doubts import doubts_of_pictures, sampled_pixels
 from nerfkit.data.frame import WARNING
@@ -77,22 +78,33 @@ def check_data(data: InspectData) -> None:
 
 def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[], bytes]]:
     """The page about a capture, whether it is ready to train, and what draws it."""
+    cutout = data.masks == "cutout"
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        found = list(pool.map(lambda image: look_at(image, data.downscale, capture.white_ignores), capture.images))
+        look = partial(look_at, downscale=data.downscale, white_ignores=capture.white_ignores, cutout=cutout)
+        found = list(pool.map(look, capture.images))
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
-    cutout = data.masks == "cutout"
-    has_alpha = cutout or any(file.has_alpha for file in found if file is not None)
-    frame = scene_frame(capture, splits.get("train", []), has_alpha, data.box)
-    frame = replace(frame, text=(*frame.text, *(WARNING + line for line in doubts_of_files(there))))
+    has_alpha = [file.has_alpha for file in found if file is not None]
+    frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
+    doubts = doubts_of_files(there) + (doubts_of_cutting(there, has_alpha) if cutout else [])
+    frame = replace(frame, text=(*frame.text, *(WARNING + line for line in doubts)))
+    notes = [CUT_OUT] if cutout else []
     if data.downscale != 1:
-        note = f"data.downscale {data.downscale:g}: sizes of images are those that are trained"
-        capture = replace(capture, notes=(*capture.notes, note))
+        notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
+    capture = replace(capture, notes=(*capture.notes, *notes))
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
-    is_ready = inspect.verdict(found=found, cutout=cutout, **given) == [inspect.READY]
-    page = inspect.report(found=found, rule=rule, cutout=cutout, **given)
-    return page, is_ready, lambda: inspect.draw(**given)
+    is_ready = inspect.verdict(found=found, **given) == [inspect.READY]
+    return inspect.report(found=found, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
+
+
+def doubts_of_cutting(images: list[PosedImage], has_alpha: list[bool]) -> list[str]:
+    """A line if training would refuse to cut an object out of the images."""
+    try:
+        check_cut_out(images, has_alpha)
+    except SceneError as error:
+        return [str(error)]
+    return []
 
 
 def doubts_of_files(images: list[PosedImage]) -> list[str]:
@@ -111,15 +123,16 @@ def doubts_of_files(images: list[PosedImage]) -> list[str]:
     return doubts_of_pictures(same)
 
 
-def look_at(image: PosedImage, downscale: float, white_ignores: bool) -> OnDisk | None:
+def look_at(image: PosedImage, downscale: float, white_ignores: bool, cutout: bool) -> OnDisk | None:
     """What is on disk of an image; None if it is missing."""
     file = on_disk(image.file)
     if file is None:
         return None
     header = header_of(replace(image, file=file))
     ignored = None
-    if image.mask is not None:
+    if image.mask is not None and not cutout:
         white = read_mask(image.mask, (header.width, header.height))  # [H, W]
         ignored = float(white.mean() if white_ignores else 1 - white.mean())
     width, height = (max(1, round(side / downscale)) for side in (header.width, header.height))
-    return OnDisk(width, height, header.has_alpha, ignored, header.turn != 1)
+    has_alpha = header.has_alpha or (cutout and image.mask is not None)
+    return OnDisk(width, height, has_alpha, ignored, header.turn != 1)

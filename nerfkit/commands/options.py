@@ -16,7 +16,7 @@ from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
 from nerfkit.option_types import Switch
 from nerfkit.training.run_folder import read_config
-from nerfkit.viewer.page import ViewerOptions
+from nerfkit.viewer.page import TrainingViewerOptions
 
 CPU_PRESET = "cpu"
 STEP_PRESETS = ("quick", "best")  # which say nothing of sizes
@@ -30,7 +30,7 @@ class TrainOptions(Config):
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
-    viewer: ViewerOptions = field(default_factory=ViewerOptions)
+    viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
 
 
 def train_options(arguments: list[str]) -> TrainOptions:

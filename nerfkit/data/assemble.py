@@ -125,7 +125,7 @@ def assemble(
         header = headers[image.name] = header_of(image)
         lenses[image.name] = fitted_lens(image, header, downscale)
     if cutout:
-        _check_cut_out(images, headers)
+        check_cut_out(images, [headers[image.name].has_alpha for image in images])
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
@@ -154,9 +154,9 @@ def assemble(
     return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
 
 
-def _check_cut_out(images: list[PosedImage], headers: dict[str, ImageHeader]) -> None:
-    """Raise SceneError if an image would keep its background."""
-    whole = [image for image in images if image.mask is None and not headers[image.name].has_alpha]
+def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
+    """Raise SceneError if one of the images, each of which may have alpha, would keep its background."""
+    whole = [image for image, alpha in zip(images, has_alpha, strict=True) if image.mask is None and not alpha]
     if whole:
         raise SceneError(
             f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "

@@ -149,17 +149,17 @@ def doubts_of_images(images: ImagePool, white_ignores: bool = False) -> list[str
     """Of loaded images; `white_ignores`: white pixels of their masks do not count, instead of black ones."""
     chosen = evenly(len(images), MAX_PICTURES)
     pictures = [sampled_pixels(images.pixels[images.rows(int(view))].numpy()) for view in chosen]
-    counts = [] if images.ignored is None else [images.mask(view) for view in range(len(images))]
-    shares = [share for mask in counts if (share := mask.sum().item() / mask.numel())]
-    return doubts_of_pictures(pictures) + doubts_of_masks(mean(shares) if shares else 0.0, white_ignores)
+    masks = [] if images.ignored is None else [images.mask(view) for view in range(len(images))]
+    shares = [share for mask in masks if (share := mask.sum().item() / mask.numel())]
+    return doubts_of_pictures(pictures) + doubts_of_masks(shares, white_ignores)
 
 
-def doubts_of_masks(share: float, white_ignores: bool) -> list[str]:
-    """Of masks that ignore a share of the pixels of images with a mask, 0 to 1."""
-    if share <= MASKED:
+def doubts_of_masks(shares: Sequence[float], white_ignores: bool) -> list[str]:
+    """Of masks, of which each ignores a share of its image's pixels, 0 to 1."""
+    if not shares or mean(shares) <= MASKED:
         return []
     color, opposite = ("white", "black") if white_ignores else ("black", "white")
     return [
-        f"masks ignore {share:.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored may look like "
-        "anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
+        f"masks ignore {mean(shares):.0%} of the pixels, the {color} ones; is {opposite} meant? What is ignored may "
+        "look like anything: to cut an object out, which leaves nothing else, train with --data.masks cutout"
     ]

@@ -57,56 +57,43 @@ class OnDisk:
 
     width: int  # pixels
     height: int
-    has_alpha: bool = False
+    has_alpha: bool = False  # or is cut out by its mask
     ignored: float | None = None  # share of pixels that its mask ignores; none without a mask
     is_turned: bool = False  # by its EXIF orientation
 
 
 def report(
-    capture: Capture,
-    frame: Frame,
-    found: Sequence[OnDisk | None],
-    splits: dict[str, list[str]],
-    rule: str,
-    cutout: bool = False,
+    capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]], rule: str
 ) -> str:
     """A page of text. `found` has an entry for each image of the capture, none where there is no file.
 
-    `splits` are names of images that exist, by split, and `rule` says how they were chosen. `cutout`: masked pixels are
-    transparent.
+    `splits` are names of images that exist, by split, and `rule` says how they were chosen.
     """
     if len(found) != len(capture.images):
         raise ValueError(f"{len(capture.images)} images, but {len(found)} entries of what was found")
     sections = {
         "capture": [f"{shown(capture.name)}, read as {shown(capture.format)}", *map(shown, capture.notes)],
-        "images": _images(capture, found, cutout),
+        "images": _images(capture, found),
         "lenses": _lenses(capture),
         "split": _splits(splits, rule),
         "frame": [line for line in frame.describe() if not line.startswith(WARNING)],
-        "memory": _memory(capture, found, cutout),
-        "verdict": verdict(capture, frame, found, splits, cutout),
+        "memory": _memory(capture, found),
+        "verdict": verdict(capture, frame, found, splits),
     }
     return "\n".join(f"{title:8} {line}" for name, lines in sections.items() for title, line in _titled(name, lines))
 
 
-def verdict(
-    capture: Capture,
-    frame: Frame,
-    found: Sequence[OnDisk | None],
-    splits: dict[str, list[str]],
-    cutout: bool = False,
-) -> list[str]:
+def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]]) -> list[str]:
     """What to change before training, most important first; READY alone if there is nothing."""
     noted = [note.removeprefix(WARNING) for note in capture.notes if note.startswith(WARNING)]
-    masks = _masks_to_cut_out(found) if cutout else _masks(capture, found)
-    problems = [*noted, *_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *masks]
+    problems = [*noted, *_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
     train, test = (len(splits.get(name, [])) for name in ("train", "test"))
     if train < FEW_IMAGES:
         problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
     if not test:
         problems.append("there are no test images, so nothing is scored")
     alpha = sum(image.has_alpha for image in found if image)
-    if not cutout and 0 < alpha < sum(image is not None for image in found):
+    if 0 < alpha < sum(image is not None for image in found):
         problems.append(f"{alpha} images have alpha and the others do not; give all of them alpha, or none")
     return problems or [READY]
 
@@ -154,7 +141,7 @@ def _titled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     return [(name if index == 0 else "", line) for index, line in enumerate(lines)]
 
 
-def _images(capture: Capture, found: Sequence[OnDisk | None], cutout: bool) -> list[str]:
+def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     there = [image for image in found if image is not None]
     lines = [f"{len(capture.images)} listed, {len(there)} exist, {len(found) - len(there)} missing"]
     absent = [image.name for image, file in zip(capture.images, found, strict=True) if file is None]
@@ -170,8 +157,7 @@ def _images(capture: Capture, found: Sequence[OnDisk | None], cutout: bool) -> l
     shares = [image.ignored for image in there if image.ignored is not None]
     if shares:
         color = "white" if capture.white_ignores else "black"
-        meaning = "transparent" if cutout else "ignored"
-        lines.append(f"masks: {color} is {meaning}, {np.mean(shares):.1%} of the pixels of images with a mask")
+        lines.append(f"masks: {color} is ignored, {np.mean(shares):.1%} of the pixels of images with a mask")
     return lines
 
 
@@ -199,12 +185,12 @@ def _splits(splits: dict[str, list[str]], rule: str) -> list[str]:
     return [shown(rule), *(f"{shown(name)}: {len(names)} ({_names(names)})" for name, names in splits.items())]
 
 
-def _memory(capture: Capture, found: Sequence[OnDisk | None], cutout: bool) -> list[str]:
+def _memory(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     """What training keeps of the images, as they are on disk."""
     there = [(image.lens, file) for image, file in zip(capture.images, found, strict=True) if file is not None]
-    channels = 4 if cutout or any(file.has_alpha for _, file in there) else 3
+    channels = 4 if any(file.has_alpha for _, file in there) else 3
     pixels = sum(file.width * file.height for _, file in there)
-    masked = pixels if not cutout and any(file.ignored is not None for _, file in there) else 0
+    masked = pixels if any(file.ignored is not None for _, file in there) else 0
     lenses = {lens.resized(file.width, file.height) for lens, file in there}
     directions = DIRECTION_BYTES * table_size(list(lenses))
     total = pixels * channels + masked + directions
@@ -250,15 +236,7 @@ def _masks(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     lines = []
     if shares and len(shares) < len(there):
         lines.append(f"{len(there) - len(shares)} of {len(there)} images have no mask; all of their pixels are used")
-    return lines + doubts_of_masks(float(np.mean(shares)) if shares else 0.0, capture.white_ignores)
-
-
-def _masks_to_cut_out(found: Sequence[OnDisk | None]) -> list[str]:
-    there = [image for image in found if image is not None]
-    whole = sum(image.ignored is None and not image.has_alpha for image in there)
-    if not whole:
-        return []
-    return [f"{whole} of {len(there)} images have neither mask nor alpha: nothing can be cut out of them"]
+    return lines + doubts_of_masks(shares, capture.white_ignores)
 
 
 def _has_mask(images: Iterable[OnDisk]) -> list[bool]:

@@ -191,6 +191,7 @@ class Trainer:
         return ended
 
     def _train(self, folder: RunFolder | None, progress_bar: bool) -> bool:
+        """The same in a folder that is locked, but for the last checkpoint."""
         settings = self.config.trainer
         self.agree()
         stopped = self._stops()

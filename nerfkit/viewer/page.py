@@ -29,10 +29,16 @@ BACKLOG = 100  # connections that wait
 class ViewerOptions:
     """A viewer in the browser."""
 
-    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
     port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
     names: tuple[str, ...] = ()  # further names of this computer that a browser may use, such as that of a proxy
+
+
+@dataclass
+class TrainingViewerOptions(ViewerOptions):
+    """A viewer in the browser, beside a training."""
+
+    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
 
 
 def check_options(options: ViewerOptions) -> None:
