@@ -101,13 +101,18 @@ def stages() -> str:
     return "\n".join(lines)
 
 
+CONTEXTS = ("both", "encoder", "LLTM", "neither")
+
+
 def outdoors() -> str:
     """What the stages along the ray add on captures, at equal time."""
     lines = ["| capture | along the ray | runs | PSNR | training views | ms a step |", "|---|---|---:|---|---:|---:|"]
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for run in runs_of("context_h100"):
         grouped.setdefault((run["scene"], run["case"]), []).append(run)
-    for (scene, case), runs in grouped.items():
+    scenes = list(dict.fromkeys(scene for scene, _ in grouped))
+    for scene, case in sorted(grouped, key=lambda key: (scenes.index(key[0]), CONTEXTS.index(key[1]))):
+        runs = grouped[scene, case]
         train, ms = (statistics.mean(run[key] for run in runs) for key in ("train_psnr", "ms_per_step"))
         scores = mean_of([run["psnr"] for run in runs])
         lines.append(f"| {scene} | {case} | {len(runs)} | {scores} dB | {train:.1f} dB | {ms:.2f} |")
@@ -170,19 +175,19 @@ def finest() -> str:
 def seconds() -> str:
     """Lego after so many seconds, a budget each."""
     lines = [
-        "| training | PSNR | runs | training views | SSIM | steps | ms a step | rays a step | GB |",
-        "|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| | training | PSNR | runs | training views | SSIM | steps | ms a step | rays a step | GB |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    budgets: dict[float, list[dict[str, Any]]] = {}
+    budgets: dict[tuple[str, float], list[dict[str, Any]]] = {}
     for run in runs_of("train_h100"):
-        if run["scene"] == "lego" and run["case"] == "default":
-            budgets.setdefault(run["seconds"], []).append(run)
-    for budget, runs in sorted(budgets.items()):
+        if run["scene"] == "lego":
+            budgets.setdefault((run["case"], run["seconds"]), []).append(run)
+    for (case, budget), runs in sorted(budgets.items()):
         steps, ms, rays = (statistics.mean(r[key] for r in runs) for key in ("steps", "ms_per_step", "rays_per_step"))
-        train, ssim = ([r[key] for r in runs if key in r] for key in ("train_psnr", "ssim"))  # not of printed lines
-        similar = f"{statistics.mean(train):.2f} dB | {statistics.mean(ssim):.3f}" if train else "|"
+        train, ssim = (statistics.mean(r[key] for r in runs) for key in ("train_psnr", "ssim"))
         lines.append(
-            f"| {budget:.0f} s | {mean_of([r['psnr'] for r in runs])} dB | {len(runs)} | {similar} | {steps:.0f} | "
+            f"| {case} | {budget:.0f} s | {mean_of([r['psnr'] for r in runs])} dB | {len(runs)} | {train:.2f} dB | "
+            f"{ssim:.3f} | {steps:.0f} | "
             f"{ms:.2f} | {rays:,.0f} | {max(r['peak_gb'] for r in runs):.1f} |"
         )
     return "\n".join(lines)

@@ -7,46 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.config import Config, SamplingConfig, check
-from nerfkit.contraction import contract
-from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.data.lens import Lens
+from nerfkit.config import Config, check
+from nerfkit.data.cameras import Rays
 from nerfkit.errors import ConfigError
-from nerfkit.model.contracted import REACHED_UPDATES, ContractedSampler
 from nerfkit.model.renderer import Renderer
-from nerfkit.parallel import Processes
 from nerfkit.training.alignment import aligned
 from nerfkit.training.losses import default_loss, spacing
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
-
-CUBE = torch.tensor([[-1.0] * 3, [1.0] * 3])
-
-
-def sampler_of(**options) -> ContractedSampler:
-    values = {"step": 0.05, "cone": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
-    return ContractedSampler(SamplingConfig(kind="contracted", **values), CUBE)
-
-
-def ray(origin: tuple[float, ...], direction: tuple[float, ...]) -> Rays:
-    return Rays(torch.tensor([origin]), torch.nn.functional.normalize(torch.tensor([direction]), dim=-1))
-
-
-def thin(positions: Tensor) -> Tensor:
-    return torch.full(positions.shape[:1], 1e-4)
-
-
-def forward_cameras(n: int = 2, lens: Lens | None = None) -> Cameras:
-    """Cameras near the origin, side by side, which look down -z with 90 degrees."""
-    pose = torch.eye(4)[None, :3].repeat(n, 1, 1)
-    pose[:, 0, 3] = torch.linspace(-0.1, 0.1, n)
-    return Cameras.of_lenses(pose, [lens or Lens("PINHOLE", (8.0, 8.0, 8.0, 8.0), 16, 16)] * n)
-
-
-def cell_of(sampler: ContractedSampler, point: tuple[float, ...]) -> tuple[int, ...]:
-    side = sampler.config.occupancy_resolution
-    unit = (contract(torch.tensor([point]), sampler.box) + 2) / 4
-    return tuple((unit[0] * side).long().clamp(max=side - 1).tolist())
+from tests.samplers import cell_of, forward_cameras, ray, sampler_of, thin
 
 
 @pytest.mark.parametrize("jitter", [None, 0.0, 0.3, 1.0])
@@ -74,106 +43,6 @@ def test_a_sample_is_where_its_cell_is_occupied_however_far():
     assert len(samples.positions) > 0
     assert samples.t_starts.min() < distance < samples.t_ends.max()
     assert len(sampler(ray((0.0, 0, 0), (-30.0, 12, -9)), thin).positions) == 0
-
-
-def test_cells_that_no_camera_sees_are_never_occupied():
-    sampler = sampler_of()
-    sampler.observe(forward_cameras())
-    ahead, behind, beside = (0.0, 0.0, -5.0), (0.0, 0.0, 5.0), (9.0, 0.0, -1.0)
-    for _ in range(3):
-        sampler.update(lambda points: torch.full(points.shape[:1], 1e4), 0)
-        assert sampler.occupancy[cell_of(sampler, ahead)]
-        assert not sampler.occupancy[cell_of(sampler, behind)] and not sampler.occupancy[cell_of(sampler, beside)]
-    assert 0.1 < sampler.stats()["seen"] < 0.5
-
-
-def test_what_is_nearer_than_near_is_not_seen():
-    sampler = sampler_of(near=1.5, occupancy_resolution=32)
-    sampler.observe(forward_cameras())
-    assert not sampler.occupancy[cell_of(sampler, (0.0, 0, -0.6))]
-    assert sampler.occupancy[cell_of(sampler, (0.0, 0, -3.0))]
-
-
-def test_a_fisheye_sees_what_is_beside_it():
-    wide = Lens("OPENCV_FISHEYE", (5.0, 5.0, 8.0, 8.0, 0.0, 0.0, 0.0, 0.0), 16, 16)  # 90 degrees to the side at 7.85
-    beside = (9.0, 0.0, 0.2)
-    seen = []
-    for lens in (wide, None):
-        sampler = sampler_of(occupancy_resolution=32)
-        sampler.observe(forward_cameras(lens=lens))
-        seen.append(bool(sampler.seen[cell_of(sampler, beside)]))
-    assert seen == [True, False]
-
-
-@pytest.mark.parametrize("model", ["FISHEYE", "OPENCV_FISHEYE"])
-def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera(model):
-    """Of 240 degrees: 110 degrees off the axis, not 130, and nothing of the half space behind it with 170 degrees."""
-    terms = () if model == "FISHEYE" else (0.0, 0.0, 0.0, 0.0)
-    seen = {}
-    for degrees in (240, 170):
-        focal = 16 / math.radians(degrees / 2)
-        lens = Lens(model, (focal, focal, 16.0, 16.0, *terms), 32, 32)
-        sampler = sampler_of(occupancy_resolution=64)
-        sampler.observe(forward_cameras(lens=lens))
-        for angle in (60, 110, 130, 180):
-            away = math.radians(angle)
-            point = (0.0, 6 * math.sin(away), -6 * math.cos(away))
-            seen[degrees, angle] = bool(sampler.seen[cell_of(sampler, point)])
-    wanted = {(240, 60), (240, 110), (170, 60)}
-    assert {key for key, is_seen in seen.items() if is_seen} == wanted
-
-
-def test_seen_cells_are_saved_with_the_model():
-    sampler, other = sampler_of(), sampler_of()
-    sampler.observe(forward_cameras())
-    other.load_state_dict(sampler.state_dict())
-    assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
-
-
-def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does():
-    sampler = sampler_of(occupancy_warmup=0, occupancy_every=1)
-    sampler.train()
-    reached, behind = (3.0, 0.0, 0.0), (0.0, 0.0, 60.0)
-
-    def wall(points: Tensor) -> Tensor:
-        return torch.full(points.shape[:1], 1e4)
-
-    for step in range(REACHED_UPDATES + 1):
-        sampler.opacity.fill_(1.0)
-        sampler.update(wall, step)
-        sampler(ray((2.5, 0, 0), (1.0, 0, 0)), wall)
-        with torch.no_grad():
-            sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 500 * thin(points))  # as of a view that is scored
-    assert sampler.occupancy[cell_of(sampler, reached)] and not sampler.occupancy[cell_of(sampler, behind)]
-    assert sampler.stats()["reached"] < 0.1
-    sampler.occupancy.fill_(True)
-    sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 500 * thin(points))
-    sampler.update(wall, REACHED_UPDATES + 1)
-    assert sampler.occupancy[cell_of(sampler, behind)]
-
-
-def test_images_that_take_turns_empty_no_blocks():
-    sampler = sampler_of(occupancy_warmup=0, occupancy_every=1)
-    sampler.observe(forward_cameras(), all_at_once=False)
-    for step in range(REACHED_UPDATES + 1):
-        sampler.update(lambda points: torch.full(points.shape[:1], 1e4), step)
-    assert sampler.occupancy[cell_of(sampler, (0.0, 0.0, -5.0))]
-
-
-def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
-    class Two(Processes):
-        size = 2
-
-        def most(self, values: Tensor) -> Tensor:
-            return torch.maximum(values, 255 - other)
-
-    sampler = sampler_of()
-    sampler.unreached.fill_(7)
-    other = sampler.unreached.clone()
-    other[3, 2, 1] = 0
-    sampler.unreached[0, 0, 0] = 2
-    sampler.agree(Two())
-    assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7
 
 
 def test_rays_of_an_image_fit_into_memory():

@@ -14,6 +14,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError, RunError, SceneError, UserError
 from nerfkit.model.images import lookup
+from nerfkit.model.images import renderer as images
 from nerfkit.model.images.blender import Blender
 from nerfkit.model.images.depth_maps import EVERY, SIDE, DepthMaps
 from nerfkit.model.images.lookup import look_up
@@ -21,6 +22,7 @@ from nerfkit.model.images.renderer import disturbed
 from nerfkit.model.images.sources import Sources
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
+from nerfkit.training.losses import squared_error
 from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.run_images import read_images, save_images
 from tests.naming import raises_naming
@@ -282,6 +284,40 @@ def test_each_error_has_its_own_gradients(images_config):
         assert reached == ({"grid", "encoder", "aggregator", "decoder"} if name == "color" else {"blender"})
         if name == "corrected":
             assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.blender.parameters())
+
+
+def test_the_correction_is_trained_on_the_first_rays(images_config, monkeypatch):
+    trainer = trained(images_config)
+    model, batch = trainer.model, trainer.views.draw(200)
+    disturb(model)
+    see_all(trainer)
+    every = model(batch.rays, batch.background, batch.jitter)
+    monkeypatch.setattr(images, "TRAINED_RAYS", 50)
+    some = model(batch.rays, batch.background, batch.jitter)
+    assert torch.equal(some.corrected, every.corrected[:50]) and torch.equal(some.color, every.color)
+    weight = torch.arange(200.0)
+    loss = squared_error(some, batch._replace(weight=weight))["corrected"]
+    first = batch._replace(rays=None, pixels=batch.pixels[:50], background=batch.background[:50], weight=weight[:50])
+    wanted = squared_error(some._replace(color=some.corrected), first)["mse"]
+    torch.testing.assert_close(loss, wanted)
+
+
+def test_rays_that_meet_nothing_keep_their_color(images_config):
+    """The others are corrected as by themselves."""
+    trainer = trained(images_config, 40)
+    model, view = trainer.model.eval(), trainer.cameras.image_rays(3)
+    rays = view._replace(view=None, directions=torch.where(torch.arange(len(view.view))[:, None] % 3 > 0, view[1], 0))
+    disturb(model)
+    see_all(trainer)
+    background = torch.tensor([0.2, 0.5, 0.9])
+    rendering = model(rays, background)
+    misses = rendering.opacity == 0
+    assert misses.sum() >= len(misses) // 3 and torch.equal(rendering.color[misses], background.expand(misses.sum(), 3))
+    hits = (~misses).nonzero()[:, 0]
+    alone = model(type(rays)(*(None if x is None else x[hits] for x in rays)), background.expand(len(hits), 3))
+    torch.testing.assert_close(rendering.color[hits], alone.color)
+    field = Renderer.forward(model, rays, background).color
+    assert (rendering.color - field)[hits].abs().max() > 1e-3
 
 
 def test_a_run_folder_renders_what_was_trained(images_config, tmp_path):

@@ -114,29 +114,6 @@ def test_no_samples_behind_what_is_opaque():
         assert len(sampler(rays, lambda positions: half.expand(len(positions))).positions) == n_samples  # noqa: B023
 
 
-def in_one_corner(positions: Tensor) -> Tensor:
-    """Dense where all coordinates are above one half; elsewhere an opacity per interval of 0.005."""
-    return torch.where((positions > 0.5).all(-1), 30.0, 0.05)
-
-
-def test_cells_are_occupied_above_the_threshold():
-    sampler, _ = plain_sampler(occupancy_threshold=0.01)
-    sampler.update(in_one_corner, 0)
-    wanted = torch.zeros(8, 8, 8, dtype=torch.bool)
-    wanted[6:, 6:, 6:] = True
-    assert torch.equal(sampler.occupancy, wanted) and sampler.stats()["occupied"] == round(8 / 512, 4)
-    sampler, _ = plain_sampler(occupancy_threshold=0.001)
-    sampler.update(in_one_corner, 0)
-    assert sampler.occupancy.all()
-
-
-def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
-    """Below the threshold the mean takes its place: what is to be learned must have samples."""
-    sampler, _ = plain_sampler(occupancy_threshold=0.5)
-    sampler.update(lambda positions: 0.01 * (positions[:, 0] + 1), 0)
-    assert sampler.occupancy[7].all() and not sampler.occupancy[0].any()
-
-
 def test_thin_samples_are_rendered_in_the_warm_up_alone():
     """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
     sampler, rays = plain_sampler(occupancy_threshold=0.01, occupancy_every=4, occupancy_warmup=8)
@@ -150,24 +127,3 @@ def test_thin_samples_are_rendered_in_the_warm_up_alone():
         sampler.occupancy.fill_(True)
         rendered.append(len(sampler(rays, density_fn).positions))
     assert rendered == [20] * 8 + [10] * 2
-
-
-def test_what_is_gone_is_forgotten_step_by_step():
-    """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
-    sampler, _ = plain_sampler(occupancy_threshold=0.5, occupancy_every=1, occupancy_warmup=100)
-    sampler.update(in_one_corner, 0)
-    occupied = []
-    for step in range(1, 10):
-        sampler.update(lambda positions: torch.full(positions.shape[:1], 7.1), step)  # an opacity of 0.508
-        occupied.append(int(sampler.opacity.max() > 0.51))
-    assert occupied == [1, 1, 1, 1, 1, 0, 0, 0, 0]
-
-
-def test_updates_come_every_few_steps_and_at_first_of_all_cells():
-    sampler, _ = plain_sampler(occupancy_every=4, occupancy_warmup=5)
-    counts = []
-    for step in range(10):
-        looked: list[int] = []
-        sampler.update(lambda positions: (looked.append(len(positions)), thin(positions))[1], step)  # noqa: B023
-        counts.append(sum(looked))
-    assert counts == [512, 0, 0, 0, 512, 0, 0, 0, 128 + 64, 0]

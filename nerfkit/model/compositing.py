@@ -23,7 +23,7 @@ class Rendering(NamedTuple):
     depth: Tensor  # [R] expected termination distance [scene units]; 0 where the opacity is 0
     weights: Tensor | None = None  # [N] rendering weight of each sample
     samples: Samples | None = None  # that were composited
-    corrected: Tensor | None = None  # [R, 3] in training: a second color, whose error is trained, too
+    corrected: Tensor | None = None  # [S, 3] in training: a second color of the first rays, trained, too
 
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:

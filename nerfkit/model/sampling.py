@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
@@ -20,10 +19,6 @@ from nerfkit.parallel import Processes
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
-
-OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
-
-DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 
 
 class Marched(NamedTuple):
@@ -82,44 +77,15 @@ class RaySampler(Protocol):
         """Values to log, by name."""
 
 
-class OccupancySampler(nn.Module, ABC):
-    """Marches rays through an occupancy grid, which is updated from the density field; what of space it covers, and in
-    which intervals, a sampler that derives from it says."""
+class OccupancySampler(OccupancyGrid):
+    """Marches rays through an occupancy grid; in which intervals, a sampler that derives from it says."""
 
     ops = ("march", "count_visible", "compact_samples")
     max_rays_rendered = 2**20  # at a time
-    drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
-
-    def __init__(self, config: SamplingConfig, box: Tensor):
-        super().__init__()
-        self.config = config
-        side = config.occupancy_resolution
-        self.register_buffer("box", box.clone())  # [2, 3]
-        self.register_buffer("opacity", torch.zeros(side, side, side))  # of an interval of length step, decaying
-        self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
-        self.register_buffer("threshold", torch.zeros(()))  # opacity below which samples are not rendered
-
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
-        state.setdefault(f"{prefix}threshold", torch.tensor(-1.0))  # runs of before, in boxes, leave out nothing, ever
-        super()._load_from_state_dict(state, prefix, *rest)
 
     @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         """Intervals in occupied cells, and ray_offsets, as of `nerfkit.ops.march`."""
-
-    @abstractmethod
-    def points_in(self, unit: Tensor) -> Tensor:
-        """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
-
-    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
-        """See `RaySampler.observe`."""
-
-    def agree(self, processes: Processes) -> None:
-        """See `RaySampler.agree`."""
-
-    def stats(self) -> dict[str, float]:
-        """Share of the cells that are occupied."""
-        return {"occupied": round(self.occupancy.float().mean().item(), 4)}
 
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
@@ -155,6 +121,8 @@ class OccupancySampler(nn.Module, ABC):
             if capacity is not None:
                 ray_offsets = pad_offsets(ray_offsets, capacity)
         positions, t_starts, t_ends, ray_index = compacted
+        if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
+            self._note_reached(positions)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
@@ -235,59 +203,6 @@ class OccupancySampler(nn.Module, ABC):
         for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
             density[rows] = density_fn(points).to(density.dtype)
 
-    @torch.no_grad()
-    def update(self, density_fn: DensityFn, step: int) -> None:
-        """Update the occupancy grid from the density field, every `occupancy_every` training steps.
-
-        In the warm-up all cells are evaluated, later some of them and some occupied ones, at a random point of each; a
-        cell's opacity is the maximum of the new value and the old one, decayed by 10 %. Nothing synchronizes with the
-        GPU.
-        """
-        if step % self.config.occupancy_every:
-            return
-        cells = self._all_cells() if step < self.config.occupancy_warmup else self._some_cells()
-        opacity = self.opacity.flatten()
-        opacity *= OCCUPANCY_DECAY
-        for chunk in cells.split(2**18):
-            points = self._random_points(chunk)
-            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
-            opacity.scatter_reduce_(0, chunk, evaluated, "amax")
-        threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
-        self._set_occupancy(threshold)
-        if step >= self.config.occupancy_warmup:  # before, what is thin has to learn whether it is empty
-            self.threshold.copy_(torch.where(self.threshold < 0, self.threshold, threshold))
-
-    def _set_occupancy(self, threshold: Tensor) -> None:
-        torch.gt(self.opacity, threshold, out=self.occupancy)
-
-    def _mean_opacity(self) -> Tensor:
-        return self.opacity.mean()
-
-    def _all_cells(self) -> Tensor:
-        return torch.arange(self.opacity.numel(), device=self.opacity.device)
-
-    def _some_cells(self) -> Tensor:
-        """Random cells, and some drawn from the occupied ones."""
-        device, n_cells = self.opacity.device, self.opacity.numel()
-        anywhere = torch.randint(n_cells, (n_cells // self.drawn_anywhere,), device=device)
-        up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] inclusive count of occupied cells
-        n_drawn = n_cells // self.drawn_occupied
-        chosen = (torch.rand(n_drawn, device=device, dtype=torch.float64) * up_to[-1]).long()
-        occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
-        return torch.cat([anywhere, occupied])
-
-    def _random_points(self, cells: Tensor) -> Tensor:
-        """A random world position [M, 3] in each of the `cells` [M]."""
-        corner = self._corners(cells)
-        return self.points_in(
-            (corner + torch.rand(corner.shape, device=cells.device)) / self.config.occupancy_resolution
-        )
-
-    def _corners(self, cells: Tensor) -> Tensor:
-        """Lowest corner [M, 3] int64 of `cells` [M], in cells."""
-        side = self.config.occupancy_resolution
-        return torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)
-
 
 class BoxSampler(OccupancySampler):
     """Equal steps through a box; nothing is outside of it."""
@@ -311,6 +226,9 @@ class BoxSampler(OccupancySampler):
 
     def points_in(self, unit: Tensor) -> Tensor:
         return self.box[0] + unit * (self.box[1] - self.box[0])
+
+    def unit_of(self, positions: Tensor) -> Tensor:
+        return (positions - self.box[0]) / (self.box[1] - self.box[0])
 
 
 def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:

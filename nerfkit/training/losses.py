@@ -27,8 +27,8 @@ def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     """
     truth = blend(batch.pixels, batch.background)  # [R, 3]
     colors = {"mse": rendering.color} | ({} if rendering.corrected is None else {"corrected": rendering.corrected})
-    errors = {name: (color - truth).square().mean(-1) for name, color in colors.items()}  # [R] each
-    return {name: weighted_mean(error, batch.weight) for name, error in errors.items()}
+    errors = {name: (color - truth[: len(color)]).square().mean(-1) for name, color in colors.items()}  # [R] or [S]
+    return {name: weighted_mean(error, batch.weight[: len(error)]) for name, error in errors.items()}
 
 
 def default_loss(config: Config) -> LossFn:

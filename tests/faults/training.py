@@ -197,7 +197,11 @@ FAULTS = [
         "adjustments",
     ),
     Fault(
-        "weights_of_pixels_ignored", "training/losses.py", "weighted_mean(error, batch.weight)", "error.mean()", "batch"
+        "weights_of_pixels_ignored",
+        "training/losses.py",
+        "weighted_mean(error, batch.weight[: len(error)])",
+        "error.mean()",
+        "batch",
     ),
     Fault(
         "loss_over_black",

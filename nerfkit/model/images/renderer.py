@@ -27,6 +27,8 @@ from nerfkit.model.images.sources import Sources
 from nerfkit.model.renderer import Renderer
 
 RAYS_TIMES_VIEWS, MAX_RAYS = 2**24, 2**18  # whose directions are compared at a time when an image is rendered
+FAINT = 1e-3  # opacity of a ray up to which its color is left as it is: the correction is as faint
+TRAINED_RAYS = 2**13  # of a step, at most, that the correction is trained on: it has few parameters
 
 
 class ImageBasedRenderer(Renderer):
@@ -88,15 +90,26 @@ class ImageBasedRenderer(Renderer):
             raise UserError("the model images has not been given the training images; call its look_at first")
         field = super().forward(rays, background, jitter, capacity)
         color, opacity, depth = (x.detach() for x in field[:3])
-        is_trained = self.training and jitter is not None
-        if is_trained:
+        if self.training and jitter is not None:
             color = disturbed(color, jitter, self.options.noise)
-        points = rays.origins + rays.directions * depth[:, None]  # [R, 3]
+            first = slice(TRAINED_RAYS)  # as good as any others, of rays that are drawn at random
+            return field._replace(corrected=self._corrected(rays, color, opacity, depth, background, first))
+        hits = (opacity > FAINT).nonzero()[:, 0]
+        corrected = self._corrected(rays, color, opacity, depth, background, hits)
+        return field._replace(color=color.index_copy(0, hits, corrected.to(color.dtype)))
+
+    def _corrected(
+        self, rays: Rays, color: Tensor, opacity: Tensor, depth: Tensor, background: Tensor, which: slice | Tensor
+    ) -> Tensor:
+        """Colors [S, 3] of some rays with what the images around them say; of all R are the other tensors."""
+        rays = Rays(*(None if x is None else x[which] for x in rays))
+        color, opacity, depth = color[which], opacity[which, None], depth[which, None]  # [S, 3], [S, 1], [S, 1]
+        background = background if background.dim() == 1 else background[which]
+        points = rays.origins + rays.directions * depth  # [S, 3]
         found = look_up(self.sources, self.depth_maps, rays, points, background, self.options.views)
-        with self.autocast(rays.origins.device):
-            residual = self.blender(found, color)  # [R, 3]
-        corrected = color + opacity[:, None] * residual
-        return field._replace(corrected=corrected) if is_trained else field._replace(color=corrected)
+        with self.autocast(points.device):
+            residual = self.blender(found, color)  # [S, 3]
+        return color + opacity * residual
 
 
 def disturbed(color: Tensor, jitter: Tensor, noise: float) -> Tensor:

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where space is occupied, as a grid of cells that follows the density field.
+
+Cells that no training camera sees are never occupied: nothing could tell what is in them, and floaters would grow
+there. Nor are those that no training ray has reached for a while, such as all that lies behind a wall, or below the
+ground that an object stands on: it costs samples, and whoever looks from elsewhere would see what nobody has trained.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nerfkit.config import SamplingConfig
+from nerfkit.data.cameras import Cameras
+from nerfkit.parallel import Processes
+
+OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
+BLOCK = 2  # cells a side of the blocks that are projected into the cameras, and that rays reach
+REACHED_UPDATES = 32  # of the occupancy grid, after which a block that no ray has reached is empty
+MAX_POINTS = 2**22  # of blocks, projected at a time
+
+DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
+
+
+class OccupancyGrid(nn.Module, ABC):
+    """The cells, and their updates; what of space they cover, a sampler that derives from it says."""
+
+    drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
+
+    def __init__(self, config: SamplingConfig, box: Tensor):
+        super().__init__()
+        self.config = config
+        side = config.occupancy_resolution
+        self.register_buffer("box", box.clone())  # [2, 3]
+        self.register_buffer("opacity", torch.zeros(side, side, side))  # of an interval of length step, decaying
+        self.register_buffer("occupancy", torch.ones(side, side, side, dtype=torch.bool))
+        self.register_buffer("threshold", torch.zeros(()))  # opacity below which samples are not rendered
+        self.register_buffer("seen", torch.ones(side, side, side, dtype=torch.bool))  # by a training camera
+        self.empties = True  # blocks that no ray reaches
+        blocks = (-(-side // BLOCK),) * 3
+        self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
+
+    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
+        # Runs of before leave out no samples, ever, and in boxes empty no cells.
+        before = {"threshold": torch.tensor(-1.0), "seen": torch.ones_like(self.seen)}
+        for name, value in (before | {"unreached": torch.zeros_like(self.unreached)}).items():
+            state.setdefault(f"{prefix}{name}", value)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+    @abstractmethod
+    def points_in(self, unit: Tensor) -> Tensor:
+        """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
+
+    @abstractmethod
+    def unit_of(self, positions: Tensor) -> Tensor:
+        """Positions in the grid, [M, 3] in [0, 1], of world positions [M, 3]: the inverse of `points_in`."""
+
+    def stats(self) -> dict[str, float]:
+        """Shares of the cells that are occupied, and that a training camera sees; of blocks that rays reach."""
+        shares = {"occupied": self.occupancy, "seen": self.seen, "reached": self.unreached < REACHED_UPDATES}
+        return {name: round(cells.float().mean().item(), 4) for name, cells in shares.items()}
+
+    @torch.no_grad()
+    def update(self, density_fn: DensityFn, step: int) -> None:
+        """Update the occupancy grid from the density field, every `occupancy_every` training steps.
+
+        In the warm-up all cells are evaluated, later some of them and some occupied ones, at a random point of each; a
+        cell's opacity is the maximum of the new value and the old one, decayed by 10 %. Nothing synchronizes with the
+        GPU.
+        """
+        if step % self.config.occupancy_every:
+            return
+        is_warm = step >= self.config.occupancy_warmup
+        if self.empties and is_warm:
+            torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
+        cells = self._some_cells() if is_warm else self._all_cells()
+        opacity = self.opacity.flatten()
+        opacity *= OCCUPANCY_DECAY
+        for chunk in cells.split(2**18):
+            points = self._random_points(chunk)
+            evaluated = -torch.expm1(-density_fn(points) * self.config.step)
+            opacity.scatter_reduce_(0, chunk, evaluated, "amax")
+        threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
+        self._set_occupancy(threshold)
+        if is_warm:  # before, what is thin has to learn whether it is empty
+            self.threshold.copy_(torch.where(self.threshold < 0, self.threshold, threshold))
+
+    @torch.no_grad()
+    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
+        """Note which cells a camera sees at least `near` away; all others stay empty. Unless all images are drawn from
+        `all_at_once`, no block is emptied for want of rays: what is seen in some images alone has none for a while."""
+        self.seen.copy_(self._seen_cells(cameras))
+        self.occupancy &= self.seen
+        self.empties = all_at_once
+
+    def agree(self, processes: Processes) -> None:
+        """What the rays of one of several processes reach is reached for all."""
+        if processes.size > 1:
+            self.unreached.copy_(255 - processes.most(255 - self.unreached))
+
+    def _note_reached(self, positions: Tensor) -> None:
+        """Note the blocks of samples at world positions [N, 3]."""
+        side = self.unreached.shape[0]
+        cell = (self.unit_of(positions) * self.config.occupancy_resolution).long()  # [N, 3]
+        block = cell.div_(BLOCK, rounding_mode="floor").clamp_(0, side - 1)
+        index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
+        self.unreached.view(-1).index_fill_(0, index, 0)
+
+    def _mean_opacity(self) -> Tensor:
+        """Of cells that may be occupied."""
+        return (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
+
+    def _set_occupancy(self, threshold: Tensor) -> None:
+        torch.gt(self.opacity, threshold, out=self.occupancy)
+        self.occupancy &= self.seen
+        self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
+
+    def _near_blocks(self, blocks: Tensor) -> Tensor:
+        """Cells [N, N, N] bool in or beside one of the `blocks` [B, B, B] bool."""
+        side = self.config.occupancy_resolution
+        grown = F.max_pool3d(blocks[None, None].to(torch.float32), 3, stride=1, padding=1)[0, 0] > 0
+        for axis in range(3):
+            grown = grown.repeat_interleave(BLOCK, dim=axis)
+        return grown[:side, :side, :side]
+
+    def _seen_cells(self, cameras: Cameras) -> Tensor:
+        """Cells [N, N, N] bool in or beside a block whose middle some camera sees."""
+        n_blocks = self.unreached.shape[0]
+        middles = (torch.arange(n_blocks, device=self.box.device) + 0.5) * BLOCK / self.config.occupancy_resolution
+        unit = torch.cartesian_prod(middles, middles, middles)  # [n_blocks^3, 3]
+        seen = torch.cat([self._seen(self.points_in(part), cameras) for part in unit.split(MAX_POINTS)])
+        return self._near_blocks(seen.view(n_blocks, n_blocks, n_blocks))
+
+    def _seen(self, points: Tensor, cameras: Cameras) -> Tensor:
+        """Which points [P, 3] lie in an image of the cameras, and not nearer than `near`, bool [P]."""
+        seen = torch.zeros(len(points), dtype=torch.bool, device=points.device)
+        for view, (width, height) in enumerate(cameras.sizes()):
+            pixel, depth = cameras.project(points.to(cameras.positions.dtype), view)  # [P, 2], [P]
+            inside = (pixel >= 0).all(-1) & (pixel[:, 0] <= width) & (pixel[:, 1] <= height)
+            distance = torch.linalg.vector_norm(points - cameras.positions[view], dim=-1)
+            in_front = depth > 0 if not _is_wide(cameras, view) else torch.ones_like(inside)
+            seen |= inside & in_front & (distance >= self.config.near)
+        return seen
+
+    def _all_cells(self) -> Tensor:
+        return torch.arange(self.opacity.numel(), device=self.opacity.device)
+
+    def _some_cells(self) -> Tensor:
+        """Random cells, and some drawn from the occupied ones."""
+        device, n_cells = self.opacity.device, self.opacity.numel()
+        anywhere = torch.randint(n_cells, (n_cells // self.drawn_anywhere,), device=device)
+        up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] inclusive count of occupied cells
+        n_drawn = n_cells // self.drawn_occupied
+        chosen = (torch.rand(n_drawn, device=device, dtype=torch.float64) * up_to[-1]).long()
+        occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
+        return torch.cat([anywhere, occupied])
+
+    def _random_points(self, cells: Tensor) -> Tensor:
+        """A random world position [M, 3] in each of the `cells` [M]."""
+        corner = self._corners(cells)
+        return self.points_in(
+            (corner + torch.rand(corner.shape, device=cells.device)) / self.config.occupancy_resolution
+        )
+
+    def _corners(self, cells: Tensor) -> Tensor:
+        """Lowest corner [M, 3] int64 of `cells` [M], in cells."""
+        side = self.config.occupancy_resolution
+        return torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)
+
+
+def _is_wide(cameras: Cameras, view: int) -> bool:
+    """Whether a lens may see what is behind its camera."""
+    return bool(cameras.lenses) and cameras.lenses[view].is_fisheye
