@@ -5,9 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from nerfkit.data.colmap import write_model
 from nerfkit.data.load import load_scene
+from nerfkit.data.sfm import photographs as ph
+from nerfkit.data.sfm.attempts import Attempts
+from nerfkit.data.sfm.model_folder import ModelFolder
+from nerfkit.data.sfm.plan import Plan
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in, colmap_in
@@ -72,3 +77,54 @@ def test_poses_are_not_looked_for_where_they_are(tmp_path, solved):
     with raises_naming(SceneError, "data.path", tmp_path / "empty", "colmap"):
         load_scene(str(tmp_path / "empty"))
     assert not solved
+
+
+TURNED, MODEL = 274, 272  # tags of EXIF
+
+
+def photographs_in(folder: Path) -> list[ph.Photograph]:
+    """Of one phone, upright, turned and cropped; of another one; a drawing without EXIF."""
+    folder.mkdir()
+    for name, size, turn, model in (
+        ("a.jpg", (40, 60), 1, "one"), ("b.jpg", (60, 40), 6, "one"), ("c.jpg", (40, 60), 3, "one"),
+        ("d.jpg", (30, 60), 1, "one"), ("e.jpg", (40, 60), 1, "two"), ("f.png", (40, 60), 1, ""),
+        ("g.webp", (40, 60), 8, ""),
+    ):  # fmt: skip
+        image = Image.new("RGB", size, "white")
+        image.paste("red", (0, 0, size[0] // 2, size[1] // 4))
+        exif = Image.Exif()
+        exif[TURNED], exif[MODEL] = turn, model
+        image.save(folder / name, exif=exif if model or turn != 1 else None)
+    return ph.find_photographs(folder, print)
+
+
+def test_photographs_of_one_size_and_camera_share_a_lens(tmp_path):
+    found = photographs_in(tmp_path / "photos")
+    mode = ph.camera_mode(found)
+    groups = ph.of_one_lens(found, mode)
+    assert mode == "PER_LENS" and groups == [["a.jpg", "b.jpg", "c.jpg"], ["d.jpg"], ["e.jpg"], ["f.png"], ["g.webp"]]
+    attempts = Attempts(
+        ModelFolder(tmp_path / "sparse"), tmp_path / "photos", found, Plan(mode, "OPENCV", False), None, print
+    )
+    alone = (["d.jpg", "e.jpg", "f.png", "g.webp"], None, "PER_IMAGE")
+    assert attempts._groups({}) == [(["a.jpg", "b.jpg", "c.jpg"], None, "SINGLE"), alone]
+    assert attempts._groups({"b.jpg": 7})[0] == (["a.jpg", "b.jpg", "c.jpg"], 7, "SINGLE"), "as it has begun"
+    same = [photo for photo in found if photo.name in groups[0]]
+    assert ph.camera_mode(same) == "SINGLE" and ph.of_one_lens(same, "SINGLE") == groups[:1]
+
+
+def test_photographs_are_matched_upright(tmp_path):
+    """pycolmap does not heed their EXIF orientation, by which they are trained."""
+    found = photographs_in(tmp_path / "photos")
+    assert [photo.is_turned for photo in found] == [False, True, True, False, False, False, True]
+    plan = Plan("PER_LENS", "OPENCV", False)
+    folder = Attempts(ModelFolder(tmp_path / "sparse"), tmp_path / "photos", found, plan, None, print)._readable()
+    for photo in found:
+        with Image.open(folder / photo.name) as image:
+            assert image.size == (photo.width, photo.height) and image.getexif().get(TURNED, 1) == 1
+            assert image.getexif().get(MODEL, "") == photo.camera[0], "by which COLMAP knows focal lengths"
+            assert image.format == {"jpg": "JPEG"}.get(photo.name[-3:], "PNG")
+    red = {"b.jpg": (38, 2), "c.jpg": (38, 58), "g.webp": (2, 38)}  # the corner in which the stored first one is seen
+    for name, place in red.items():
+        with Image.open(folder / name) as image:
+            assert image.convert("RGB").getpixel(place)[1] < 40, name

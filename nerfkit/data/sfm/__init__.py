@@ -65,7 +65,8 @@ def _fill(
     """Fill the folder `sparse`, or take what is in it."""
     mode = ph.camera_mode(found)
     pairs = ph.choose_pairs([photo.name for photo in found], is_video)
-    plan = Plan(mode, ph.camera_model(mode, len(found)), pairs is not None)
+    n_turned = sum(photo.is_turned for photo in found)
+    plan = Plan(mode, ph.camera_model(mode, len(found)), pairs is not None, n_turned)
     wanted = Record({photo.name: photo.bytes for photo in found}, plan)
     outcome = _known(folder, wanted, report)
     if outcome is None:

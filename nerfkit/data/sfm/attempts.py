@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from PIL import Image
-
 from nerfkit.data.sfm import photographs as ph
 from nerfkit.data.sfm.model_folder import IMAGES, MODEL, PARTIAL, ModelFolder
 from nerfkit.data.sfm.photographs import Photograph
@@ -41,8 +39,9 @@ class Attempts:
 
     def run(self) -> Outcome:
         """Try until enough photographs have a pose; the best model is in `0`, or in `partial`."""
-        if self.plan.mode == "PER_IMAGE":
-            self.report("note: sizes or EXIF of the photographs differ, so each gets a lens of its own")
+        if self.plan.mode == "PER_LENS":
+            count = len(ph.of_one_lens(self.found, self.plan.mode))
+            self.report(f"note: sizes or EXIF of the photographs differ: they are of {count} lenses")
         best, best_name = None, ""
         for name, (title, _, _) in ATTEMPTS.items():
             count = len(best["registered"]) if best else 0
@@ -92,21 +91,21 @@ class Attempts:
             ph.check_decodable(self.images, new, self.threads)
             self._stage(
                 "features", database, len(self.names), "keypoints", stage="extract",
-                groups=self._groups(have), mode="PER_IMAGE" if self.plan.mode == "PER_IMAGE" else "SINGLE",
-                model=self.plan.model, max_image_size=MAX_IMAGE_SIZE, features=FEATURES, thorough=thorough,
+                groups=self._groups(have), model=self.plan.model,
+                max_image_size=MAX_IMAGE_SIZE, features=FEATURES, thorough=thorough,
             )  # fmt: skip
         have = self.folder.cameras(database)
         if failed := [shown(self.images / name) for name in self.names if name not in have]:
             raise SceneError(f"pycolmap cannot read {some(failed)}; convert to PNG or JPEG, or remove")
 
-    def _groups(self, cameras: dict[str, int]) -> list[tuple[list[str], int | None]]:
-        """Photographs that share a camera, with its number in the database if it is there."""
-        if self.plan.mode == "PER_IMAGE":
-            return [(self.names, None)]
-        groups: dict[str, list[str]] = {}
-        for photo in self.found:
-            groups.setdefault(photo.folder if self.plan.mode == "PER_FOLDER" else "", []).append(photo.name)
-        return [(names, next((cameras[name] for name in names if name in cameras), None)) for names in groups.values()]
+    def _groups(self, cameras: dict[str, int]) -> list[tuple[list[str], int | None, str]]:
+        """Photographs that share a camera, with its number in the database if it is there, and COLMAP's mode."""
+        groups = ph.of_one_lens(self.found, self.plan.mode)
+        alone = [names[0] for names in groups if len(names) == 1]
+        shared = [names for names in groups if len(names) > 1]
+        known = [next((cameras[name] for name in names if name in cameras), None) for names in shared]
+        together = [(names, camera, "SINGLE") for names, camera in zip(shared, known, strict=True)]
+        return together + ([(alone, None, "PER_IMAGE")] if alone else [])
 
     def _matches(self, database: str, thorough: bool) -> None:
         """Matches of the pairs, unless they are there."""
@@ -136,8 +135,10 @@ class Attempts:
         return run_stage(request, title, total, count, self.report)
 
     def _readable(self) -> Path:
-        """The photographs' folder, or one of links in which what pycolmap cannot read is PNG, under the same names."""
-        if not any(name.lower().endswith(".webp") for name in self.names):
+        """The photographs' folder, or one of links in which those that pycolmap does not read, or not upright, are
+        written anew under the same names."""
+        anew = {photo.name for photo in self.found if photo.is_turned or photo.name.lower().endswith(".webp")}
+        if not anew:
             return self.images
         mirror = self.folder.path / IMAGES
         self.folder.note(f"{IMAGES}/")
@@ -146,10 +147,9 @@ class Attempts:
             if os.path.lexists(target):
                 continue
             target.parent.mkdir(parents=True, exist_ok=True)
-            if name.lower().endswith(".webp"):
+            if name in anew:
                 aside = target.with_name(f".{target.name}.tmp")
-                with Image.open(self.images / name, formats=("WEBP", "PNG", "JPEG")) as image:
-                    image.convert("RGB").save(aside, "PNG", compress_level=1)
+                ph.save_upright(self.images / name, aside)
                 os.replace(aside, target)
             else:
                 target.symlink_to((self.images / name).resolve())

@@ -22,12 +22,12 @@ def extract(pycolmap, request):
     options.sift.max_num_features = request["features"]
     if request["thorough"]:
         options.sift.estimate_affine_shape = options.sift.domain_size_pooling = True
-    for names, camera in request["groups"]:
+    for names, camera, shared in request["groups"]:
         reader = pycolmap.ImageReaderOptions()
         reader.camera_model = request["model"]
         if camera is not None:  # a new one would be made otherwise when work goes on
             reader.existing_camera_id = camera
-        mode = getattr(pycolmap.CameraMode, request["mode"])
+        mode = getattr(pycolmap.CameraMode, shared)
         common = {"camera_mode": mode, "reader_options": reader, "extraction_options": options}
         pycolmap.extract_features(request["database"], request["images"], image_names=names, **common)
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from nerfkit.data.pixels import FILE_LIMIT, FORMATS, image_header
 from nerfkit.errors import SceneError
@@ -34,9 +35,10 @@ class Photograph:
 
     name: str  # in its folder, with / between sub-folders
     bytes: int
-    width: int  # pixels
+    width: int  # pixels, turned as EXIF says
     height: int
     camera: tuple[str, str, str]  # model, focal length and that of a 35 mm camera, as EXIF states them; "" if not
+    is_turned: bool = False  # the stored pixels are not upright
 
     @property
     def folder(self) -> str:
@@ -84,17 +86,26 @@ def read_header(folder: Path, name: str) -> Photograph:
     if not name.isprintable():
         raise SceneError(f"image {shown(path)} has a name with characters that cannot be printed; rename it")
     header = image_header(path)
-    return Photograph(name, path.stat().st_size, header.width, header.height, _camera_of(path))
+    return Photograph(name, path.stat().st_size, header.width, header.height, _camera_of(path), header.turn != 1)
 
 
 def camera_mode(photographs: list[Photograph]) -> str:
-    """COLMAP's name for who shares a lens: SINGLE, PER_FOLDER or PER_IMAGE."""
+    """Who shares a lens: all (SINGLE), those of a folder (PER_FOLDER), or those of one size and camera (PER_LENS)."""
     if len({photo.lens for photo in photographs}) == 1:
         return "SINGLE"
     folders = {photo.folder for photo in photographs}
     if 1 < len(folders) == len({(photo.folder, photo.lens) for photo in photographs}) < len(photographs):
         return "PER_FOLDER"
-    return "PER_IMAGE"
+    return "PER_LENS"
+
+
+def of_one_lens(photographs: list[Photograph], mode: str) -> list[list[str]]:
+    """Names of the photographs that share a lens, by `camera_mode`."""
+    key = {"SINGLE": lambda photo: "", "PER_FOLDER": lambda photo: photo.folder, "PER_LENS": lambda photo: photo.lens}
+    groups: dict[Any, list[str]] = {}
+    for photo in photographs:
+        groups.setdefault(key[mode](photo), []).append(photo.name)
+    return list(groups.values())
 
 
 def camera_model(mode: str, count: int) -> str:
@@ -131,6 +142,16 @@ def check_decodable(folder: Path, names: list[str], threads: int) -> None:
     if broken:
         more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise SceneError(f"{'; '.join(broken[:3])}{more}: replace the files or remove them")
+
+
+def save_upright(file: Path, to: Path) -> None:
+    """Save a photograph as COLMAP reads it: upright, as JPEG with the rest of its EXIF if it is one, or else as PNG."""
+    with Image.open(file, formats=FORMATS) as image:
+        upright = ImageOps.exif_transpose(image)
+        if image.format in ("JPEG", "MPO"):
+            upright.save(to, "JPEG", quality=97, subsampling=0, exif=upright.getexif())
+        else:
+            upright.convert("RGB").save(to, "PNG", compress_level=1)
 
 
 def _walk(folder: Path) -> tuple[list[str], Counter[str], set[str]]:

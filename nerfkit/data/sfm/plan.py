@@ -21,9 +21,10 @@ DISTORTION = {"OPENCV": 4, "SIMPLE_RADIAL": 3}  # which of a camera model's para
 class Plan(msgspec.Struct, frozen=True):
     """How poses are looked for; with another plan, work does not go on but begins again."""
 
-    mode: str  # COLMAP's name for who shares a lens
+    mode: str  # who shares a lens: see `photographs.camera_mode`
     model: str  # COLMAP's name of the camera model
     is_sequence: bool  # matched with neighbours only
+    n_turned: int = 0  # photographs whose stored pixels are not upright
     max_image_size: int = MAX_IMAGE_SIZE
     features: int = FEATURES
 
