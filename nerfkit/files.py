@@ -224,8 +224,8 @@ class OwnFolder:
             folder.kind, names = folder._read_marker()
         except (OSError, RunError):
             return
-        if folder.kind == self.kind:
-            return  # another run, put there by a user
+        if folder.kind == "run":
+            return  # another one, put there by a user
         folder._listed = set(names)
         folder.clear()
         _remove(folder.path / MARKER)

@@ -17,6 +17,7 @@ from nerfkit.commands import as_typed
 from nerfkit.files import MARKER
 from nerfkit.model import registry
 from nerfkit.training import checkpoint
+from nerfkit.training.run_folder import PATHS, RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene
@@ -97,7 +98,9 @@ def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options,
 def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
     (run / "eval" / "mine.png").write_text("mine")
     (run / "notes").write_text("mine")
+    RunFolder.existing(run).child(PATHS, "paths").write("path_1.json", "made by hand")
     call("scripts/train.py", "--config", options, "--out", run, "--overwrite", "--eval.after_training", "false")
+    assert (run / "paths" / "path_1.json").exists() and "paths/" in RunFolder.existing(run).names()
     assert (run / "eval" / "mine.png").exists() and (run / "notes").exists()
     assert not (run / "metrics.json").exists() and not (run / "eval" / "r_0.png").exists(), "the old run's are gone"
 

@@ -120,6 +120,7 @@ def test_clear_deletes_what_was_written_and_nothing_else(tmp_path):
     folder.write("b.txt", "b")
     child = folder.child("render/orbit", "rendering")
     child.write("0000.png", "frame")
+    folder.child("export", "export").child("cameras", "export").write("transforms.json", "cameras")
     (tmp_path / "run" / "mine.txt").write_text("mine")
     (tmp_path / "run" / "render" / "orbit" / "0001.png").write_text("mine")
     again = OwnFolder(tmp_path / "run", "run")

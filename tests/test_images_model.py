@@ -336,6 +336,19 @@ def test_a_run_folder_renders_what_was_trained(images_config, tmp_path):
         nerfkit.load_run(tmp_path / "moved", "cpu")
 
 
+def test_a_run_folder_looks_images_up_through_their_lenses(images_config, tmp_path):
+    _, _, cameras, pool = mixed_sources()
+    images_config.trainer.steps = 20
+    trainer = nerfkit.Trainer(images_config, cameras, pool)
+    trainer.train(tmp_path / "run")
+    disturb(trainer.model)
+    trainer.save(tmp_path / "run")
+    run, model = nerfkit.load_run(tmp_path / "run", "cpu"), trainer.model.eval()
+    assert run.model.sources.lenses == model.sources.lenses != ()
+    wanted = nerfkit.ImageRenderer(model, torch.ones(3))(run.cameras(), 1)["rgb"]
+    assert torch.equal(run.render(run.cameras(), 1)["rgb"], wanted)
+
+
 def test_a_run_goes_on_with_the_same_bits(images_config, tmp_path):
     straight = trained(images_config, 12)
     first = trained(images_config, 5)

@@ -16,7 +16,6 @@ from nerfkit.data import colmap
 from nerfkit.data.assemble import fitted_lens, on_disk
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.frame import Frame
-from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_capture
 from nerfkit.data.pixels import image_header
 from nerfkit.data.readers.transforms_writer import check_writable, write_transforms
@@ -39,14 +38,14 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     of_split: dict[str, list[str]] = {}
     alike = Counter(str(entry["file_path"]) for split in splits for entry in run.scene.splits[split]["frames"])
     for split in splits:
-        content, cameras = run.scene.splits[split], run.cameras(split)
+        lenses, cameras = run.lenses(split), run.cameras(split)
         poses = cameras.camera_to_world.double().numpy()
         poses[:, :, :3] = _rotations(poses[:, :, :3])
         poses = frame.to_input(poses) if frame is not None else poses
-        for view, entry in enumerate(content["frames"]):
+        for view, entry in enumerate(run.scene.splits[split]["frames"]):
             name = str(entry["file_path"])
             name = f"{split}/{name}" if alike[name] > 1 else name
-            images.append(PosedImage(name, Path(name), poses[view], _lens(entry, cameras, view, name)))
+            images.append(PosedImage(name, Path(name), poses[view], lenses[view]))
             of_split.setdefault(split, []).append(name)
     if len({image.name for image in images}) < len(images):
         raise UserError("two of the run's views have one name; choose one --split")
@@ -57,17 +56,6 @@ def _rotations(matrices: np.ndarray) -> np.ndarray:
     """The rotations [V, 3, 3] nearest to matrices that are rotations in float32 alone."""
     left, _, right = np.linalg.svd(matrices)
     return left @ right
-
-
-def _lens(entry: dict[str, Any], cameras, view: int, name: str) -> Lens:
-    """The lens of a view, with the distortion that its images have."""
-    try:
-        if "lens" in entry:
-            return Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])})
-        focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
-        return Lens("PINHOLE", (*focal, *center), *cameras.size(view))
-    except (TypeError, KeyError, SceneError) as error:
-        raise UserError(f"view {shown(name)} of the run has a lens that is none: {error}") from None
 
 
 def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, Path | None, str]:

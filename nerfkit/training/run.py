@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
+from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import background_color
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
@@ -58,6 +59,10 @@ class Run:
         """Cameras of one split as the scene's files have them, in the model's frame, on the CPU."""
         return self.scene.cameras(split, self.folder / SCENE)
 
+    def lenses(self, split: str = "train") -> list[Lens]:
+        """Lens of each image of one split; cameras of a run are pinholes, as what is rendered has no distortion."""
+        return self.scene.lenses(split, self.folder / SCENE)
+
     def render(self, cameras: Cameras, view: int = 0, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
         """Images of one view, float32 on the CPU: see `ImageRenderer`."""
         return ImageRenderer(self.model, self.background)(cameras.to(self.device), view, outputs)
@@ -82,7 +87,8 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
     model = build_model(config)
     model = model.to(chosen).eval()
     if model.needs_images:  # first, for what a model keeps of each image is in the checkpoint, too
-        cameras = scene.cameras("train", folder / SCENE)
+        poses = scene.cameras("train", folder / SCENE).camera_to_world
+        cameras = Cameras.of_lenses(poses, scene.lenses("train", folder / SCENE))  # as the images were taken
         model.look_at(cameras.to(chosen), read_images(folder, cameras).to(chosen))
     load_model(model, tensors, folder)
     refined = None

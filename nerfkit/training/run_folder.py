@@ -10,6 +10,7 @@ metrics.json              scores on the test views, with their protocol
 images/                   training images, of a model that renders from them (see nerfkit.training.run_images)
 previews/                 pictures of one view on the way, a strip and videos of them (see nerfkit.training.previews)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
+paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
 loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
 """
 
@@ -28,14 +29,16 @@ from nerfkit import config as config_module
 from nerfkit.config import Config
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
+from nerfkit.data.lens import Lens
 from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
-from nerfkit.errors import RunError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.reading import read_regular, shown, why_missing
 from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
+PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
 RUN_FILES = (
@@ -59,6 +62,21 @@ class RunScene:
         if split not in self.splits:
             raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
         return parse_cameras(self.splits[split], file)
+
+    def lenses(self, split: str, file: Path) -> list[Lens]:
+        """Lens of each of its images, of whose distortion its cameras know nothing; raises as `cameras`."""
+        cameras, found = self.cameras(split, file), []
+        for view, entry in enumerate(self.splits[split]["frames"]):
+            try:
+                if "lens" in entry:
+                    found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
+                else:
+                    focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
+                    found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
+            except (TypeError, KeyError, SceneError) as error:
+                name = shown(str(entry.get("file_path", view)))
+                raise RunError(f"view {name} of the run in {file.parent} has a lens that is none: {error}") from None
+        return found
 
 
 def describe(scene: Scene) -> RunScene:
@@ -120,7 +138,7 @@ class RunFolder(OwnFolder):
         self.claim()
         self.lock()
         self._check_no_run()
-        self.clear()
+        self.clear(keep=(f"{PATHS}/",))
         for name, text in files.items():
             self.write(name, text)
 

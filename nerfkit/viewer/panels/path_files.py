@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nerfkit.errors import UserError
+from nerfkit.training.run_folder import PATHS
 from nerfkit.viewer.path import CameraPath, Keyframe, read_camera_path
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from nerfkit.viewer.session import Session
     from nerfkit.viewer.state import State
 
-FOLDER = "paths"  # in a run folder
 NOTHING = "no file"
 MAX_UPLOAD = 2**26  # bytes
 
@@ -74,7 +74,7 @@ class PathFiles:
         folder = self.state.subject.folder
         if folder is None:
             raise UserError("there is no run folder to keep a path in")
-        kept = folder.child(FOLDER, "paths")
+        kept = folder.child(PATHS, "paths")
         number = next(i for i in range(1, 10**6) if not (kept.path / f"{stem}_{i}.json").exists())
         name = f"{stem}_{number}.json"
         kept.write(name, path.to_json(self.state.subject.frame))
@@ -105,7 +105,7 @@ class PathFiles:
     def _load(self, session: Session) -> None:
         if self.listed.value == NOTHING:
             raise UserError("no path is kept in the run folder yet")
-        file = self.state.subject.folder.path / FOLDER / self.listed.value
+        file = self.state.subject.folder.path / PATHS / self.listed.value
         self.panel.replace(read_camera_path(file, self.state.subject.frame, self.panel.path.size))
 
     def _read(self, content: bytes) -> None:
@@ -136,5 +136,5 @@ class PathFiles:
 
     def _list(self) -> None:
         folder = self.state.subject.folder
-        names = sorted(file.name for file in (folder.path / FOLDER).glob("*.json")) if folder is not None else []
+        names = sorted(file.name for file in (folder.path / PATHS).glob("*.json")) if folder is not None else []
         self.listed.options = tuple(names) or (NOTHING,)
