@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config, ops  # noqa: E402
 from nerfkit.commands import status_among_processes  # noqa: E402
-from nerfkit.commands.options import TYRO, given_options  # noqa: E402
+from nerfkit.commands.options import TYRO, config_files, given_options  # noqa: E402
 from nerfkit.commands.train import find_scene  # noqa: E402
 from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.pool import ImagePool  # noqa: E402
@@ -81,7 +81,7 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
 
 
 def parse(arguments: list[str], description: str | None, prog: str, kind: type = BenchOptions) -> BenchOptions:
-    base = config.load(_after(arguments, "--config"))
+    base = config.load(config_files(arguments))
     default = kind(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
     return tyro.cli(kind, args=arguments, default=default, prog=prog, description=description, **TYRO)
 
@@ -131,15 +131,6 @@ def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
     lines = ",\n".join(json.dumps(run) for run in [*runs, result])
     head = json.dumps({"device": device_name(device), "versions": versions()}).removesuffix("}")
     file.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
-
-
-def _after(arguments: list[str], name: str) -> list[str]:
-    """What follows the option `name`, up to the next option."""
-    if name not in arguments:
-        return []
-    rest = arguments[arguments.index(name) + 1 :]
-    end = next((i for i, a in enumerate(rest) if a.startswith("--")), len(rest))
-    return rest[:end]
 
 
 def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:

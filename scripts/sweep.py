@@ -81,8 +81,19 @@ def main(arguments: list[str]) -> int:
         sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases], given)
     if not options.json.exists():
         raise UserError(f"{options.json} is not there; --scenes NAME=FOLDER ... begins it")
-    print(table(json.loads(options.json.read_text())["runs"], options.metric))
+    for budget, runs in by_budget(json.loads(options.json.read_text())["runs"]).items():
+        print(f"{budget}\n\n{table(runs, options.metric)}\n")
     return 0
+
+
+def by_budget(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Runs that may be compared: of one device and one time, or number of steps."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        steps = run.get("steps_asked")
+        budget = f"{steps} steps" if steps else f"{run['seconds']:g} s"
+        found.setdefault(f"{budget}, {run.get('device', 'unknown device')}", []).append(run)
+    return found
 
 
 def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], given: set[str]) -> None:

@@ -16,7 +16,8 @@ from nerfkit.version import __version__
 
 EXTRAS = (  # name, a module that it brings, what it is for
     ("viewer", "viser", "the viewer"),
-    ("export", "skimage", "meshes and EXR images"),
+    ("export", "skimage", "meshes"),
+    ("export", "OpenEXR", "EXR images"),
     ("photos", "pycolmap", "poses of photographs"),
     ("tensorboard", "tensorboard", "TensorBoard"),
 )

@@ -171,11 +171,10 @@ def tell_extent(run: Run, cut: Crop | None) -> None:
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
 
 
-def about(run: Run, options: ExportOptions, **more: Any) -> dict[str, Any]:
-    """What the JSON beside an output says."""
+def about(run: Run, options: ExportOptions, cut: Crop | None, **more: Any) -> dict[str, Any]:
+    """What the JSON beside an output says; `cut` is the crop it was made with, whatever the run's is now."""
     matrix = np.eye(4) if run.frame is None else run.frame.matrix()
     given = dataclasses.asdict(options) | {"run": str(options.run)}
-    cut = crop(run, options) if isinstance(options, GeometryOptions) else None
     return {
         "frame": options.frame,
         "files_to_model": matrix.tolist(),
@@ -237,6 +236,10 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             raise UserError(f"no surface lies in the crop; {where(run, options)}")
         views.render()
         shape, n_small = mesh.without_small_parts(shape, options.min_part)
+        if not len(shape.faces):
+            raise UserError(
+                f"no part of the surface has {options.min_part:g} of its faces; lower --min_part"
+            )
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
         counts = {
             "vertices": len(shape.vertices),
@@ -254,13 +257,12 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
             "seen_within_cells": mesh.TOLERANCE,
             "hidden_by_cells": [hidden.COVERS, hidden.BEHIND, hidden.LEAST_COSINE],
         }
-        report(output.write(content, about(run, options, counts=counts, thresholds=thresholds)), counts)
+        report(output.write(content, about(run, options, cut, counts=counts, thresholds=thresholds)), counts)
         work.remove()
 
 
-def point_cloud(run: Run, options: PointsOptions | SplatsOptions, work: Work) -> points.PointCloud:
+def point_cloud(run: Run, options: PointsOptions | SplatsOptions, cut: Crop | None, work: Work) -> points.PointCloud:
     """Points in the wanted frame."""
-    cut = crop(run, options)
     tell_extent(run, cut)
     box = domain(run.model, run.config, cut, run.frame)
     views = training_views(run, work, finest=0.0)
@@ -272,11 +274,12 @@ def export_points(run: Run, options: PointsOptions) -> None:
     """Write points."""
     output = Output(run.folder, options.out, "points", ("ply",), ("ply",))
     output.check(options.overwrite)
+    cut = crop(run, options)
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        cloud = point_cloud(run, options, work)
+        cloud = point_cloud(run, options, cut, work)
         counts = {"points": len(cloud), "pixels": int(cloud.counts.sum())}
         more = {"counts": counts, "thresholds": THRESHOLDS}
-        report(output.write({"ply": cloud.ply()}, about(run, options, **more)), counts)
+        report(output.write({"ply": cloud.ply()}, about(run, options, cut, **more)), counts)
         work.remove()
 
 
@@ -284,12 +287,13 @@ def export_splats(run: Run, options: SplatsOptions) -> None:
     """Write splats."""
     output = Output(run.folder, options.out, "splats", ("ply",), ("ply",))
     output.check(options.overwrite)
+    cut = crop(run, options)
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        cloud = point_cloud(run, options, work)
+        cloud = point_cloud(run, options, cut, work)
         counts = {"splats": len(cloud)}
         more = {"counts": counts, "thresholds": THRESHOLDS}
         content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
-        report(output.write(content, about(run, options, **more)), counts)
+        report(output.write(content, about(run, options, cut, **more)), counts)
         work.remove()
 
 
@@ -299,14 +303,16 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     splits = tuple(run.scene.splits) if options.split == "all" else (options.split,)
     for split in splits:
         run.cameras(split)  # raises RunError if there is none
-    output = OutputFolder(
-        run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
-    )
     of_run = cameras.capture_of(run, splits, target_frame(run, options))
     capture, folder, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
     print(f"note: {note}")
+    refused = cameras.refusals(capture)
+    for format in set(formats) & set(refused):  # before anything is replaced
+        raise UserError(f"--formats {format}: {refused[format]}")
+    output = OutputFolder(
+        run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
+    )
     if options.formats == "auto":
-        refused = cameras.refusals(capture)
         for format, why in refused.items():
             print(f"note: {format} is left out: {why}")
         formats = tuple(format for format in cameras.FORMATS if format not in refused)
@@ -317,7 +323,7 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     names = cameras.write(capture, formats, output, of_run)
     counts = {"cameras": len(capture.images), "points": 0 if capture.points is None else len(capture.points.positions)}
     of_images = None if folder is None else path_from(output.path, folder, "")
-    output.finish(about(run, options, counts=counts, files=names, images=of_images, note=note))
+    output.finish(about(run, options, None, counts=counts, files=names, images=of_images, note=note))
     report([output.path / name for name in names], counts)
     if "colmap" in formats and folder is not None:
         print(f"  images of the COLMAP model: {folder}")
@@ -340,7 +346,7 @@ def export_depth(run: Run, options: DepthOptions) -> None:
         for format, file in files.items():
             output.folder.write(file, images.image_bytes(arrays, format, depth))
     listed = [image.name for image in names]
-    output.finish(about(run, options, counts={"views": len(views)}, views=listed))
+    output.finish(about(run, options, None, counts={"views": len(views)}, views=listed))
     report([output.path], {"views": len(views)})
 
 

@@ -50,9 +50,13 @@ def train_options(arguments: list[str]) -> TrainOptions:
 def given_options(arguments: list[str]) -> set[str]:
     """Names, such as trainer.samples, of the options that the command line or a file of --config sets."""
     names = {argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--")}
-    files = _first_look(arguments).config or []
-    in_files = (config_module.flat(config_module.changes_of(file)) for file in files)
+    in_files = (config_module.flat(config_module.changes_of(file)) for file in config_files(arguments))
     return {name.replace("-", "_") for name in names}.union(*in_files)
+
+
+def config_files(arguments: list[str]) -> list[str]:
+    """Names of files and presets that --config gives, in their order."""
+    return _first_look(arguments).config or []
 
 
 def for_device(arguments: list[str]) -> list[str]:

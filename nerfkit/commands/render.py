@@ -83,7 +83,8 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     crop = active_crop(options.run, run.frame) if options.crop == "run" else None
     in_files = moved(cameras, run.frame, to_model=False)
     cropping = "" if crop is None else crop.to_json()
-    folder = processes.in_turn(lambda: open_folder(options, in_files, run.state["step"], outputs, cropping, processes))
+    state = {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
+    folder = processes.in_turn(lambda: open_folder(options, in_files, state, outputs, cropping, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
@@ -187,7 +188,12 @@ def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
 
 
 def open_folder(
-    options: RenderOptions, cameras: Cameras, step: int, outputs: tuple[str, ...], crop: str, processes: Processes
+    options: RenderOptions,
+    cameras: Cameras,
+    state: dict[str, float],
+    outputs: tuple[str, ...],
+    crop: str,
+    processes: Processes,
 ) -> OwnFolder:
     """The folder of the frames; raises RunError if it holds files that nerfkit did not write.
 
@@ -200,21 +206,24 @@ def open_folder(
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
         folder.lock()
-        prepare(folder, cameras, step, outputs, options.resume, crop)
+        prepare(folder, cameras, state, outputs, options.resume, crop)
         for name in sorted(frame_names(range(len(cameras)), outputs)) if processes.size > 1 else ():
             folder.note(name)
     return folder
 
 
 def prepare(
-    folder: OwnFolder, cameras: Cameras, step: int, outputs: tuple[str, ...], resume: bool, crop: str = ""
+    folder: OwnFolder,
+    cameras: Cameras,
+    state: dict[str, float],
+    outputs: tuple[str, ...],
+    resume: bool,
+    crop: str = "",
 ) -> None:
-    """Write the path, and remove frames that are not of it."""
+    """Write the path and the `state` of the model, and remove frames that are of others."""
     file = folder.path / PATH_FILE
     names = [f"{view:04d}" for view in range(len(cameras))]
-    path = json.dumps(
-        to_json(cameras, names) | {"checkpoint_step": step} | ({"crop": json.loads(crop)} if crop else {})
-    )
+    path = json.dumps(to_json(cameras, names) | state | ({"crop": json.loads(crop)} if crop else {}))
     was = file.read_text(encoding="utf-8", errors="replace") if folder.owns(PATH_FILE) else None
     if resume and was is not None and was != path:
         raise RunError(

@@ -31,7 +31,7 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import METRICS, RunFolder, describe, run_frame
+from nerfkit.training.run_folder import METRICS, RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.run_images import kept_bytes
 from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.tensorboard import summary_writer
@@ -131,6 +131,7 @@ def go_on(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
         )
     if trainer.processes.is_first:
         folder.save_description(options, describe(scene))
+        drop_later_lines(folder, trainer.step)  # before a viewer reads them
     print(summary(scene, trainer, folder.path))
     if trainer.progress >= 1:
         seconds = options.trainer.max_seconds

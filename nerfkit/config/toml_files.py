@@ -85,7 +85,9 @@ def preset_path(name: str) -> Path:
     installed = Path(__file__).parents[1] / "configs"
     folder = installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
     presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
-    if os.path.exists(name) and not (name in presets and os.path.isdir(name)):
+    if os.path.isdir(name) and name not in presets:
+        raise ConfigError(f"the configuration {shown(name)} is a folder; a scene is given by --data.path {shown(name)}")
+    if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
     if name not in presets:
         raise ConfigError(

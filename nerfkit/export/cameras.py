@@ -30,6 +30,7 @@ FORMATS = ("transforms", "colmap", "path")
 LEAVE_OUT = "; leave path out of --formats"
 TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"
 SPLITS = ("train", "val", "test")  # of transforms.json
+MOVED = {"given": 1e-3, "refine": 0.2}  # by data.poses, how far a camera may be from the scene's, of the spread of all
 
 
 def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Capture:
@@ -87,13 +88,22 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
         if scene.white_ignores or not all(image.mask for image in images):
             about_masks = "; without masks: a transforms.json has them for all images or none, and black is ignored"
             images = [replace(image, mask=None) for image in images]
-    capture = replace(capture, images=images, splits=splits)
+    of_run, capture = capture, replace(capture, images=images, splits=splits)
     if scene.points is None:
         return capture, folder, f"no sparse points: the scene has none{about_masks}"
     if not frame_is_files:
         return capture, folder, f"no sparse points in --frame model{about_masks}"
+    if not _stand_alike(of_run.images, found, MOVED[data.poses]):
+        return capture, folder, f"no sparse points: the scene's cameras are not where the run's are{about_masks}"
     count = f"{len(scene.points.positions)} sparse points of the scene"
     return replace(capture, points=_points_of(scene, capture)), folder, count + about_masks
+
+
+def _stand_alike(images: list[PosedImage], others: list[PosedImage], moved: float) -> bool:
+    """Whether no camera is farther from its other one than `moved` times their spread."""
+    places, there = (np.stack([image.camera_to_world[:, 3] for image in many]) for many in (images, others))  # [V, 3]
+    spread = np.linalg.norm(there - there.mean(axis=0), axis=1).max()
+    return bool(np.linalg.norm(places - there, axis=1).max() <= moved * max(spread, 1e-12))
 
 
 def _named_from_a_folder(scene: Capture) -> tuple[Path, Capture]:

@@ -32,6 +32,8 @@ class Output:
         path = Path(out).expanduser() if out else None
         if path is not None and path.suffix[1:].lower() in known:
             formats, path = (path.suffix[1:].lower(),), path.with_suffix("")
+        elif path is not None and path.suffix[1:].isalpha():
+            raise UserError(f"--out {shown(path)}: the format {path.suffix} is not written, only {', '.join(known)}")
         if path is None:
             self.own = RunFolder.existing(run).child("export", "export")
             path = self.own.path / name

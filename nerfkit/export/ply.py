@@ -38,9 +38,13 @@ def columns(names: str, values: np.ndarray, kind: str) -> dict[str, np.ndarray]:
 
 def position_columns(positions: np.ndarray) -> dict[str, np.ndarray]:
     """x, y, z of positions [V, 3]; in double precision where they lie so far from the origin that it is needed."""
+    return columns("x y z", positions, "<f8" if needs_double(positions) else "<f4")
+
+
+def needs_double(positions: np.ndarray) -> bool:
+    """Whether positions [V, 3] lie so far from the origin, for their extent, that float32 would move them."""
     size = float(np.ptp(positions, axis=0).max()) if len(positions) else 1.0
-    far = float(np.abs(positions).max(initial=0)) > DOUBLE_ABOVE * max(size, 1e-30)
-    return columns("x y z", positions, "<f8" if far else "<f4")
+    return float(np.abs(positions).max(initial=0)) > DOUBLE_ABOVE * max(size, 1e-30)
 
 
 def oriented_columns(positions: np.ndarray, normals: np.ndarray, colors: np.ndarray) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from nerfkit.errors import UserError
 from nerfkit.export.missing import optional
-from nerfkit.export.ply import columns, ply_bytes
+from nerfkit.export.ply import columns, needs_double, ply_bytes
 from nerfkit.export.points import PointCloud
 
 SH_0 = 0.28209479177387814  # the constant spherical harmonic
@@ -20,6 +20,11 @@ def splat_bytes(cloud: PointCloud, sh_degree: int) -> bytes:
     """The content of a PLY file; colors do not depend on the direction, higher harmonics up to a degree are 0."""
     if len(cloud) <= NEIGHBOURS:
         raise UserError(f"splats need more than {NEIGHBOURS} points to know their sizes, there are {len(cloud)}")
+    if needs_double(cloud.positions):
+        raise UserError(
+            "splats hold positions in float32, which is too coarse so far from the origin of the scene's files; export "
+            "them with --frame model"
+        )
     n_rest = 3 * ((sh_degree + 1) ** 2 - 1)
     zeros = np.zeros(len(cloud), dtype="<f4")
     opacity = cloud.opacity.astype(np.float64).clip(*OPACITIES)

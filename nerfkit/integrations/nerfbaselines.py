@@ -35,6 +35,7 @@ from nerfkit.training import checkpoint as checkpoints
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run import load_run
 from nerfkit.training.run_folder import RunFolder, RunScene
+from nerfkit.training.run_images import read_images, save_images
 from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.trainer import Trainer
 
@@ -120,10 +121,19 @@ class NerfKit:
 
     def save(self, path: str) -> None:
         """Write a run folder of nerfkit's, which its commands take, too."""
+        if self.trainer is None:
+            if Path(path).resolve() == self.run.folder.resolve():
+                return  # it is there
+            tensors, state = checkpoints.load(self.run.folder)
+            images = read_images(self.run.folder, self.run.cameras()) if self.model.needs_images else None
+        else:
+            self.trainer.check_finite()  # before the folder's files go
         folder = RunFolder.for_new_run(path, overwrite=True)
         folder.start(self.config, self.scene)
         if self.trainer is None:
-            checkpoints.save(folder, *checkpoints.load(Path(self.checkpoint)))
+            if images is not None:
+                save_images(folder, images)
+            checkpoints.save(folder, tensors, state)
         else:
             self.trainer.save(folder)
         folder.unlock()

@@ -52,7 +52,7 @@ def read_images(folder: Path, cameras: Cameras) -> ImagePool:
         if has_masks:
             masks.append(_read(folder, _name(view, ".mask"), size)[:, 0] > 127)
     if len({pixels.shape[1] for pixels in colors}) > 1:  # a WebP with alpha that is opaque everywhere may lose it
-        colors = [torch.cat([x, x.new_full((len(x), 1), 255)], 1) if x.shape[1] == 3 else x for x in colors]
+        colors = [_with_alpha(pixels) for pixels in colors]
     ends = torch.tensor([width * height for width, height in sizes]).cumsum(0)
     first = torch.cat([ends.new_zeros(1), ends[:-1]])
     return ImagePool(torch.cat(colors), first, tuple(sizes), torch.cat(masks) if has_masks else None)
@@ -63,13 +63,16 @@ def check_images(folder: Path, images: ImagePool) -> None:
     for view in range(len(images)):
         for name, pixels in _files(images, view).items():
             kept = _read(folder, name, images.sizes[view])
-            given = pixels.cpu().flatten(0, 1)
-            opaque = given.shape[1] == 4 and kept.shape[1] == 3 and bool((given[:, 3] == 255).all())
-            if not torch.equal(kept[:, : given.shape[1]], given[:, :3] if opaque else given[:, : kept.shape[1]]):
+            if not torch.equal(_with_alpha(kept), _with_alpha(pixels.cpu().flatten(0, 1))):
                 raise RunError(
                     f"cannot resume {folder}: training view {view} has other pixels than {FOLDER}/{name} in the run; "
                     "give the scene's images as they were, or train a new run"
                 )
+
+
+def _with_alpha(pixels: Tensor) -> Tensor:
+    """Pixels [N, 4] of pixels [N, 3 or 4]; what has no alpha is opaque."""
+    return pixels if pixels.shape[1] == 4 else torch.cat([pixels, pixels.new_full((len(pixels), 1), 255)], dim=1)
 
 
 def _files(images: ImagePool, view: int) -> dict[str, Tensor]:

@@ -190,7 +190,10 @@ class Engine:
             if client.rays_done == client.picture.n_rays:
                 self._finish(client)
         except Exception as error:
-            client.picture, self._active, client.stage = None, None, DONE
+            with self._lock:
+                client.picture, self._active = None, None
+                if client.request is client.of:
+                    client.stage = DONE
             if self.failed is None:
                 raise
             self.failed(self._id(client), error)

@@ -29,7 +29,7 @@ from nerfkit.rendering.paths import along
 MAX_KEYFRAMES = 500
 MAX_FRAMES = 20_000
 SECONDS, FPS = 2.0, 30  # of a new keyframe, of a new path
-LIMITS = (0.05, 600.0)  # seconds to the next keyframe
+LIMITS = (0.05, 600.0)  # seconds to the next keyframe, where they are typed
 
 
 @dataclass
@@ -111,7 +111,7 @@ def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> 
     content = read_json(file, SceneError, "path file")
     cameras = moved(read_path(file, size), frame, to_model=True)
     path = CameraPath(size=max(cameras.sizes()))
-    path.fps = int(number(content, "fps", shown(file), 0, 1001)) if "fps" in content else FPS
+    path.fps = max(round(number(content, "fps", shown(file), 0, 1001)), 1) if "fps" in content else FPS
     kept = content.get("keyframes")
     if isinstance(kept, dict) and "list" in kept:
         path.loop = bool(kept.get("loop"))
@@ -121,7 +121,7 @@ def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> 
         raise SceneError(f"{shown(file)} has {len(cameras)} frames and no keyframes; at most {MAX_KEYFRAMES} are read")
     for index, pose in enumerate(cameras.camera_to_world.double().numpy()):
         height, focal = cameras.size(index)[1], float(cameras.focal[index, 1])
-        path.keyframes.append(Keyframe(pose, 2 * math.atan(height / 2 / focal), max(1 / path.fps, LIMITS[0])))
+        path.keyframes.append(Keyframe(pose, 2 * math.atan(height / 2 / focal), 1 / path.fps))
     return path
 
 

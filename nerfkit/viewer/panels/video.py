@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nerfkit.errors import UserError
 from nerfkit.rendering.video import probe_video
+from nerfkit.viewer.panels.look import COMPARING
 from nerfkit.viewer.panels.path_files import Editor
 from nerfkit.viewer.path import MAX_FRAMES, CameraPath
 from nerfkit.viewer.picture import ModelPictures
@@ -73,6 +74,8 @@ class VideoControls:
             raise UserError("another video is being rendered; wait for it, or cancel it")
         if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
             raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
+        if session.look.output == COMPARING:
+            raise UserError("errors are against a training image, of which a path has none; choose another output")
         if why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
         copy = CameraPath(list(path.keyframes), path.loop, path.fps, path.size)
