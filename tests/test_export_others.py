@@ -4,27 +4,32 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from nerfkit.commands import export, inspect
+from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.colmap import read_model
+from nerfkit.data.colmap import read_model, write_model
 from nerfkit.data.lens import Lens
 from nerfkit.data.ply import read_points
 from nerfkit.data.readers.transforms_capture import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
 from nerfkit.export.output import OutputFolder
-from nerfkit.export.points import thinned
+from nerfkit.export.points import points_of_view, thinned
 from nerfkit.export.splats import FLAT, rotations
+from nerfkit.export.views import View, Views
 from nerfkit.export.work import Work
 from nerfkit.rendering.path_files import read_path
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
 from tests.naming import assert_names, raises_naming
 from tests.ply_files import read_ply
+from tests.posed_captures import PINHOLE, capture_in
 from tests.toy_scene import write_scene
 
 
@@ -77,8 +82,6 @@ def test_points_of_a_crop(run, tmp_path):
 
 def test_what_other_views_see_through_is_left_out(run, monkeypatch):
     """A depth that is wrong in one view floats before the surface of the others."""
-    from nerfkit.export.points import points_of_view
-    from nerfkit.export.views import Views
     from nerfkit.rendering.image_renderer import ImageRenderer
     from nerfkit.training.run import load_run
 
@@ -91,6 +94,28 @@ def test_what_other_views_see_through_is_left_out(run, monkeypatch):
     assert len(points_of_view(one, [two, three])) > 100
     one.depth[one.depth > 0] -= 0.4
     assert len(points_of_view(one, [])) > 100 and len(points_of_view(one, [two, three])) < 20
+
+
+def test_a_view_sees_nothing_behind_its_camera():
+    """Where a pinhole's equations give points a pixel, too."""
+    camera = cameras()[[0]]
+    width, height = camera.size(0)
+    view = View(camera, torch.zeros(height, width, 3, dtype=torch.uint8), *torch.zeros(2, height, width))
+    rays = camera.image_rays(0)
+    ahead, behind = (view.see(rays.origins + distance * rays.directions) for distance in (2.0, -2.0))
+    assert ahead.inside.all() and not behind.inside.any()
+    assert (ahead.distance - 2).abs().max() < 1e-5
+
+
+def test_pixels_without_a_direction_are_no_points():
+    """Those of corners that a lens does not reach; what is there has no place."""
+    lens = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.084), 100, 100)
+    camera = Cameras.of_lenses(cameras().camera_to_world[:1], [lens])
+    unknown = ~camera.known_image(0)
+    assert 20 < unknown.sum() < 200
+    rgb = (unknown * 255).to(torch.uint8)[..., None].expand(100, 100, 3)
+    cloud = points_of_view(View(camera, rgb, torch.ones(100, 100), torch.full((100, 100), 2.0)), [])
+    assert len(cloud) > 9000 and cloud.colors.max() == 0
 
 
 def test_thinning_keeps_means():
@@ -324,6 +349,23 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     assert content.get("w", content["frames"][0].get("w")) == scene.split("train").cameras.size()[0], (
         "as the run has it"
     )
+
+
+def test_sparse_points_are_seen_by_the_images_that_are_exported(tmp_path):
+    """Those of one split of a scene: what its other images see of a point is left out."""
+    scene = capture_in(tmp_path / "scene", [PINHOLE] * 4)
+    views = np.array([0, 1, 3, 1, 2, 3])
+    points = Points(np.eye(3), np.full((3, 3), 9, dtype=np.uint8), np.array([3, 1, 2]), views)
+    write_model(tmp_path / "scene" / "sparse" / "0", replace(scene, points=points))
+    config = Config()
+    config.data.path = str(tmp_path / "scene")
+    kept = [replace(image, name=image.file.stem) for image in scene.images if image.file.stem != "r_01"]
+    exported = Capture("toy", "run", kept, splits={"train": [image.name for image in kept]})
+    found, _, note = export_cameras.with_files(exported, SimpleNamespace(config=config), True)
+    read = read_model(write(found, "colmap", tmp_path) / "colmap")
+    assert [image.name for image in read.images] == ["r_00.png", "r_02.png", "r_03.png"]
+    assert read.points.track_lengths.tolist() == [2, 0, 2] and read.points.views.tolist() == [0, 2, 1, 2]
+    assert "3 sparse points" in note
 
 
 def test_an_export_is_not_replaced_unasked(run, tmp_path):

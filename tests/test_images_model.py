@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model "images": what its rays look up, whose image they never see, and what a run folder keeps of it."""
 
+import math
 import shutil
 
 import pytest
@@ -195,6 +196,17 @@ def test_masked_pixels_weigh_nothing():
     assert (blender(nothing, color) == 0).all()
 
 
+@pytest.mark.parametrize("corner", range(4))
+def test_one_masked_pixel_of_the_four_around_suffices(corner: int):
+    """Each of them gives a share of the color."""
+    sources, _, _, pool = mixed_sources(masked=True)
+    (width, _), row, column = pool.sizes[1], 7 + corner // 2, 5 + corner % 2
+    sources.ignored[pool.first[1] + row * width + column] = True
+    pixels = torch.tensor([[[6.1, 8.1], [4.1, 8.1], [6.1, 10.1]]])  # between columns 5 and 6, rows 7 and 8; others
+    _, counts = sources.colors(torch.ones(1, 3, dtype=torch.int64), pixels, torch.ones(3))
+    assert counts.tolist() == [[False, True, True]]
+
+
 def _holder(blender: Blender):
     return type("Holder", (), {"blender": blender})
 
@@ -207,6 +219,26 @@ def test_what_no_image_has_is_not_valid():
     assert not found.valid.any() and (found.color == 0).all() and found.direction.isfinite().all()
 
 
+def test_a_fisheye_of_more_than_180_degrees_sees_beside_and_behind_itself():
+    """Points at 100 degrees from its axis have pixels; a pinhole that stands there has none of them."""
+    lens = Lens("FISHEYE", (10.0, 10.0, 20.0, 20.0), 40, 40)
+    pose = torch.tensor(look_at(torch.tensor([[1.0, 0.0, 0.0]]).double().numpy(), torch.zeros(1, 3).double().numpy()))
+    cameras = Cameras.of_lenses(pose.float().repeat(2, 1, 1), [lens, Lens("PINHOLE", (20.0, 20.0, 20.0, 20.0), 40, 40)])
+    pixels = torch.zeros(2 * 40 * 40, 3, dtype=torch.uint8)
+    sources = Sources(cameras, ImagePool(pixels, torch.tensor([0, 40 * 40]), tuple(cameras.sizes()), None))
+    angle = math.radians(100)
+    places = torch.tensor([[20.0, 20 + 10 * angle], [20 - 10 * angle, 20.0]])
+    towards = torch.tensor([[0.0, -math.sin(angle)], [-math.sin(angle), 0.0]])  # right and up of the camera
+    local = torch.cat([towards, torch.full((2, 1), -math.cos(angle))], dim=1)
+    points = cameras.positions[0] + 3 * local @ cameras.camera_to_world[0, :, :3].T
+    for found, inside in (
+        sources.project(points, torch.arange(2).expand(2, 2)),
+        sources.project_into_all(points),
+    ):
+        assert inside.tolist() == [[True, False]] * 2
+        torch.testing.assert_close(found[:, 0], places, atol=1e-3, rtol=0)
+
+
 def test_a_point_behind_a_surface_is_not_seen():
     """Agreement is 1 at the depth that a camera sees, falls to nothing on both sides, and is 0 where it sees none."""
     _, maps, cameras, _ = mixed_sources()
@@ -217,6 +249,18 @@ def test_a_point_behind_a_surface_is_not_seen():
     assert (seen[3] < 1e-3).all() and (seen[4] < 1e-3).all()
     maps.depths[1, :, :32] = 0
     assert maps.agreement(view, middle - torch.tensor([3.0, 0]), torch.full((3, 1), 2.0))[1] == 0
+
+
+def test_in_unbounded_space_depths_are_as_uncertain_as_intervals_are_long():
+    """Far away they grow with the distance; near the cameras, and in a box, they have one length."""
+    _, _, cameras, _ = mixed_sources()
+    view, middle = torch.tensor([[0]]), torch.tensor([[cameras.sizes()[0]]]) / 2  # [1, 1], [1, 1, 2]
+    for kind, distance, interval in (("contracted", 40.0, 2.0), ("contracted", 0.1, 0.01), ("box", 40.0, 0.01)):
+        maps = DepthMaps(cameras, SamplingConfig(kind=kind, cone=0.05, step=0.01))
+        maps.depths.fill_(distance + interval)
+        found = maps.agreement(view, middle, torch.tensor([[distance]])).item()
+        texel = distance * maps.angle[0].item()
+        assert found == pytest.approx(math.exp(-interval / (texel + interval)), rel=1e-3), (kind, distance)
 
 
 def test_depth_maps_are_those_of_the_field(images_config):

@@ -96,4 +96,19 @@ FAULTS = [
         "pass",
         "nerfbaselines",
     ),
+    Fault("pinholes_see_what_is_behind_them", "export/views.py", "inside &= z > 0", "pass", "export_others"),
+    Fault(
+        "points_of_pixels_without_a_direction",
+        "export/points.py",
+        "good &= view.known.flatten()",
+        "pass",
+        "export_others",
+    ),
+    Fault(
+        "tracks_of_images_that_are_not_exported",
+        "export/cameras.py",
+        "track_lengths=lengths, ",
+        "",
+        "export_others",
+    ),
 ]

@@ -56,4 +56,32 @@ FAULTS = [
         "pass",
         "images_model",
     ),
+    Fault(
+        "the_last_of_four_pixels_decides",
+        "model/images/sources.py",
+        "counts = counts & ~self.ignored[pixel]",
+        "counts = ~self.ignored[pixel]",
+        "images_model",
+    ),
+    Fault(
+        "fisheyes_see_nothing_behind_themselves",
+        "model/images/sources.py",
+        " | self.sees_behind[view]",
+        "",
+        "images_model",
+    ),
+    Fault(
+        "fisheyes_among_few_see_nothing_behind_themselves",
+        "model/images/sources.py",
+        "(depth > 0) | self.sees_behind)",
+        "depth > 0)",
+        "images_model",
+    ),
+    Fault(
+        "far_depths_are_as_certain_as_near_ones",
+        "model/images/depth_maps.py",
+        "(distance * self.cone).clamp(min=self.step)",
+        "self.step",
+        "images_model",
+    ),
 ]

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the viewer's pictures, videos and photographs show, without a browser."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import imageio.v3 as imageio
+import numpy as np
+import pytest
+import torch
+
+from nerfkit.crop import Crop
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.load import load_scene
+from nerfkit.data.pixels import image_header
+from nerfkit.data.scene import Views
+from nerfkit.errors import UserError
+from nerfkit.model.renderer import Renderer
+from nerfkit.viewer.engine import Engine
+from nerfkit.viewer.geometry import nearest_view
+from nerfkit.viewer.panels.video import VideoControls
+from nerfkit.viewer.path import CameraPath, Keyframe
+from nerfkit.viewer.picture import ModelPictures, depth_range
+from nerfkit.viewer.session import Session
+from nerfkit.viewer.state import State
+from nerfkit.viewer.subject import FilePhotos, PoolPhotos, Subject, add_scene
+from tests.naming import raises_naming
+from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
+from tests.rigs import look_at
+
+SIZE = (32, 24)
+
+
+@pytest.fixture
+def subject(small_config) -> Subject:
+    """The toy scene with a field of fog, and nothing of the scene's folder yet."""
+    small_config.model.density_bias = 4.0
+    scene = load_scene(small_config.data.path)
+    return Subject(
+        scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,
+        scene.frame, None,
+    )  # fmt: skip
+
+
+def state_of(subject: Subject) -> State:
+    """Of a viewer that draws nothing by itself."""
+    engine = Engine(ModelPictures(subject.model, subject.background), lambda drawn: None)
+    return State(subject, engine, lambda do: do(), {})
+
+
+def session_in(state: State, width: int, height: int) -> Session:
+    """A browser with a window of a size, whose camera stands beside the scene."""
+    camera = MagicMock(image_width=width, image_height=height, fov=0.7, wxyz=(1.0, 0, 0, 0), position=(0.0, 0, -2.5))
+    session = Session(MagicMock(client_id=3, camera=camera), state)
+    state.sessions[3] = session
+    return session
+
+
+def pose_of(eye, target) -> np.ndarray:
+    return look_at(np.array([eye], dtype=np.float64), np.array([target], dtype=np.float64))[0]
+
+
+def test_no_side_of_a_picture_is_longer_than_the_limit(subject):
+    session = session_in(state_of(subject), 640, 480)
+    for limit, size in ((320, (320, 240)), (640, (640, 480)), (2048, (640, 480))):
+        session.max_side = limit
+        session.ask()
+        assert session.size() == size
+        assert session.state.engine.clients[3].request.size == size
+    session.client.camera.image_height, session.max_side = 1280, 320
+    assert session.size() == (160, 320)
+
+
+def test_a_video_shows_the_crop_alone(subject):
+    """A crop that the camera does not see leaves the background; one around everything leaves it as it is."""
+    state = state_of(subject)
+    session = session_in(state, *SIZE)
+    pose = pose_of((2.5, 0.5, 1.0), (0.0, 0, 0))
+    path = CameraPath([Keyframe(pose, 0.6)], fps=5, size=SIZE)
+    video = VideoControls(MagicMock(), state, SimpleNamespace(path=path))
+    means = []
+    for crop in (None, Crop((-0.8,) * 3, (0.8,) * 3), Crop((5.0,) * 3, (6.0,) * 3)):
+        state.crop = crop
+        video._start(session)
+        while state.engine.jobs:
+            state.engine.step()
+        name, content = session.client.send_file_download.call_args.args
+        (frame,) = imageio.imread(content, extension=".mp4")
+        assert name.endswith(".mp4") and frame.shape == (SIZE[1], SIZE[0], 3)
+        means.append(frame.mean())
+    assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
+
+
+def test_the_nearest_training_view_looks_the_same_way():
+    """One that stands a little farther off counts as nearer than one that looks elsewhere."""
+    here = pose_of((2.0, 0, 0), (0.0, 0, 0))
+    turned = pose_of((2.1, 0, 0), (4.0, 0, 0))
+    alike = pose_of((2.5, 0, 0), (0.0, 0, 0))
+    view, distance, angle = nearest_view(here, np.stack([turned, alike]), 1.0)
+    assert (view, distance) == (1, pytest.approx(0.5)) and angle == pytest.approx(0, abs=1e-3)
+    view, distance, angle = nearest_view(here, np.stack([turned, pose_of((9.0, 0, 0), (0.0, 0, 0))]), 1.0)
+    assert (view, distance) == (0, pytest.approx(0.1)) and angle == pytest.approx(180)
+
+
+def test_the_colors_of_depths_are_those_of_what_is_there():
+    """Rays that meet nothing have depths, too, which say nothing."""
+    depth, opacity = torch.linspace(2, 3, 64).repeat(2, 1), torch.ones(2, 64)
+    depth[1], opacity[1] = torch.linspace(50, 90, 64), 0.1
+    assert depth_range(depth, opacity) == pytest.approx((2.02, 2.98), abs=0.01)
+    assert depth_range(depth, 0 * opacity) == (0.0, 1.0)
+
+
+def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(subject):
+    given = subject.cameras
+    poses = given.camera_to_world.clone()
+    poses[-1, 0, 3] += 0.01
+    with raises_naming(UserError, subject.config.data.path, "other training views"):
+        add_scene(subject, replace(given, camera_to_world=poses))
+    assert subject.photos is None
+    add_scene(subject, given)
+    assert subject.photos.image(0).shape == (given.size(0)[1], given.size(0)[0], 3)
+
+
+@pytest.mark.parametrize("white_ignores", [False, True])
+def test_photographs_are_cut_out_as_they_are_trained(tmp_path, white_ignores: bool):
+    """From files as from memory, whichever color of the masks is the object."""
+    images = capture_in(tmp_path, [PINHOLE] * 2).images
+    masks_in(tmp_path, LEFT)
+    poses = torch.tensor(np.stack([image.camera_to_world for image in images]), dtype=torch.float32)
+    files = [image.file for image in images]
+    masks = [tmp_path / "masks" / file.name for file in files]
+    cameras = Cameras.of_lenses(poses, [PINHOLE] * 2)
+    views = Views(cameras, files, [image_header(file) for file in files], masks, white_ignores, cutout=True)
+    background = torch.tensor([0.2, 0.4, 0.6])
+    of_files, of_memory = FilePhotos(views, background), PoolPhotos(views.load(), cameras, background)
+    outside = torch.from_numpy(LEFT if white_ignores else ~LEFT)
+    for view in range(2):
+        image = of_files.image(view)
+        assert torch.equal(image, of_memory.image(view))
+        assert (image[outside] - background).abs().max() < 1e-6 < (image[~outside] - background).abs().max()
