@@ -134,6 +134,13 @@ def test_frames_of_a_file_without_keyframes_become_keyframes(tmp_path):
     assert loaded.fps == 24 and np.allclose(loaded.keyframes[2].pose, pose(EYES[2]), atol=1e-6)
 
 
+@pytest.mark.parametrize("fps", [24, 30, 29.97, 0.4, 120])
+def test_a_path_without_keyframes_is_as_long_as_its_frames(tmp_path, fps: float):
+    loaded = read_camera_path(write(tmp_path, nerfstudio() | {"fps": fps}), None, (8, 8))
+    assert loaded.n_frames == 3 and loaded.fps == max(round(fps), 1)
+    assert np.allclose(loaded.cameras().camera_to_world[1], pose(EYES[1]), atol=1e-5)
+
+
 def test_one_keyframe_is_one_frame():
     single = CameraPath([Keyframe(pose(EYES[0]), 0.8)])
     assert single.n_frames == 1 and np.allclose(single.cameras().camera_to_world[0], pose(EYES[0]), atol=1e-6)

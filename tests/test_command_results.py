@@ -21,6 +21,7 @@ from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training import checkpoint
 from nerfkit.training.run_folder import read_config, read_log
+from tests.naming import raises_naming
 from tests.toy_scene import write_scene
 
 BOX = (-0.8, -0.8, -0.7, 0.8, 0.8, 0.9)
@@ -233,6 +234,11 @@ def test_frames_that_are_there_are_kept_on_request(run):
     assert (folder / "0001.png").read_bytes() == whole and (folder / "0000.png").stat().st_mtime_ns == before
     call(render, run, *few)
     assert (folder / "0000.png").stat().st_mtime_ns > before
+    (run / "checkpoint.json").write_text(
+        json.dumps(json.loads((run / "checkpoint.json").read_text()) | {"seconds": 987.6})
+    )
+    with raises_naming(RunError, folder, "--resume"):
+        call(render, run, *few, "--resume")  # of another training, of as many steps
 
 
 def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(run, tmp_path):

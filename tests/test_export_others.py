@@ -21,8 +21,8 @@ from nerfkit.data.readers.transforms_capture import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
 from nerfkit.export.output import OutputFolder
-from nerfkit.export.points import points_of_view, thinned
-from nerfkit.export.splats import FLAT, rotations
+from nerfkit.export.points import PointCloud, points_of_view, thinned
+from nerfkit.export.splats import FLAT, rotations, splat_bytes
 from nerfkit.export.views import View, Views
 from nerfkit.export.work import Work
 from nerfkit.rendering.path_files import read_path
@@ -152,6 +152,15 @@ def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
     points = frame().to_model(splats["vertices"]) - CENTER
     assert np.abs(color - (0.5 + 0.5 * points / np.linalg.norm(points, axis=1, keepdims=True))).mean() < 0.02
     assert (1 / (1 + np.exp(-splats["opacity"])) > 0.9).all()
+
+
+def test_splats_too_far_away_for_float32_are_refused():
+    spread = np.random.default_rng(0).random((100, 3))
+    up, ones = np.tile(np.float32([0, 0, 1]), (100, 1)), np.ones(100)
+    cloud = PointCloud(spread + [0, 5e6, 0], up, np.full((100, 3), 0.5), ones, ones)
+    with raises_naming(UserError, "float32", "--frame model"):
+        splat_bytes(cloud, 0)
+    assert splat_bytes(replace(cloud, positions=spread), 0)
 
 
 def test_rotations_of_any_normal():
@@ -366,6 +375,37 @@ def test_sparse_points_are_seen_by_the_images_that_are_exported(tmp_path):
     assert [image.name for image in read.images] == ["r_00.png", "r_02.png", "r_03.png"]
     assert read.points.track_lengths.tolist() == [2, 0, 2] and read.points.views.tolist() == [0, 2, 1, 2]
     assert "3 sparse points" in note
+
+
+def test_no_points_where_the_scene_has_other_cameras_now(tmp_path):
+    scene = capture_in(tmp_path / "scene", [PINHOLE] * 4)
+    points = Points(np.eye(3), np.full((3, 3), 9, dtype=np.uint8), np.array([1, 1, 1]), np.array([0, 1, 2]))
+    write_model(tmp_path / "scene" / "sparse" / "0", replace(scene, points=points))
+    config = Config()
+    config.data.path = str(tmp_path / "scene")
+    for factor, alike in ((1.0, True), (1 + 1e-5, True), (10.0, False)):
+        scales = np.where(np.arange(4) == 3, factor, 1.0)  # of the last column, where the camera stands
+        images = [
+            replace(image, name=image.file.stem, camera_to_world=image.camera_to_world * scales)
+            for image in scene.images
+        ]
+        of_run = Capture("toy", "run", images, splits={"train": [image.name for image in images]})
+        found, _, note = export_cameras.with_files(of_run, SimpleNamespace(config=config), True)
+        assert (found.points is not None) == alike == ("3 sparse points" in note), note
+
+
+def test_what_a_format_cannot_hold_replaces_no_export(run, tmp_path, monkeypatch):
+    call(run, "cameras", "--out", tmp_path / "c")
+    before = (tmp_path / "c" / "transforms.json").read_bytes()
+    monkeypatch.setattr(export_cameras, "refusals", lambda capture: {"path": "a camera path has no such lens"})
+    with raises_naming(UserError, "--formats path", "no such lens"):
+        call(run, "cameras", "--out", tmp_path / "c", "--formats", "path", "--overwrite")
+    assert (tmp_path / "c" / "transforms.json").read_bytes() == before
+
+
+def test_a_format_that_is_not_written_is_refused_by_name(run, tmp_path):
+    with raises_naming(UserError, "scene.obj", ".obj", "ply", "glb"):
+        call(run, "mesh", "--out", tmp_path / "scene.obj")
 
 
 def test_an_export_is_not_replaced_unasked(run, tmp_path):

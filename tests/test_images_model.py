@@ -25,7 +25,7 @@ from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.losses import squared_error
 from nerfkit.training.run_folder import RunFolder
-from nerfkit.training.run_images import read_images, save_images
+from nerfkit.training.run_images import check_images, read_images, save_images
 from tests.naming import raises_naming
 from tests.rigs import look_at
 from tests.trainers import make_trainer, state_of
@@ -412,6 +412,18 @@ def test_a_run_does_not_go_on_with_other_images(images_config, tmp_path):
     other.views.source.pool.pixels[5, 1] += 1
     with raises_naming(RunError, "view 0", "00000.webp"):
         other.restore(tmp_path / "run")
+
+
+def test_images_that_have_become_transparent_are_other_ones(tmp_path):
+    _, _, _, pool = mixed_sources()
+    folder = RunFolder.for_new_run(tmp_path / "run")
+    folder.claim()
+    save_images(folder, pool)
+    opaque = torch.full((len(pool.pixels), 1), 255, dtype=torch.uint8)
+    check_images(folder.path, ImagePool(torch.cat([pool.pixels, opaque], 1), pool.first, pool.sizes))
+    opaque[-1] = 254
+    with raises_naming(RunError, "view 2", "00002.webp"):
+        check_images(folder.path, ImagePool(torch.cat([pool.pixels, opaque], 1), pool.first, pool.sizes))
 
 
 def test_kept_images_are_the_trained_ones(tmp_path):

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+import torch
 
-from nerfkit.errors import SceneError
+from nerfkit.errors import SceneError, TrainingError
 from nerfkit.integrations.nerfbaselines import NerfKit, configured, lens_of
 from nerfkit.training.run import load_run
 from tests.naming import raises_naming
@@ -78,12 +79,28 @@ def test_it_trains_renders_saves_and_goes_on(tmp_path):
     assert again.get_info()["loaded_step"] == 80
     assert np.allclose(again.render(data["cameras"][3])["color"], image["color"], atol=1e-5)
     again.save(str(tmp_path / "copy"))
+    again.save(str(tmp_path / "checkpoint"))  # where it came from: it stays
+    assert load_run(tmp_path / "checkpoint", "cpu").state["step"] == 80
     assert load_run(tmp_path / "copy", "cpu").state["step"] == 80
     more = NerfKit(checkpoint=str(tmp_path / "copy"), train_dataset=data)
     more.train_iteration(80)
     assert more.trainer.step == 81
     with raises_naming(SceneError, "train_dataset"):
         again.train_iteration(80)
+
+
+def test_a_run_of_images_is_saved_with_them(tmp_path):
+    data, options = dataset(), OVERRIDES | {"model.kind": "images", "trainer.steps": 3}
+    method = NerfKit(train_dataset=data, config_overrides=options)
+    method.save(str(tmp_path / "run"))
+    again = NerfKit(checkpoint=str(tmp_path / "run"))
+    again.save(str(tmp_path / "copy"))
+    assert load_run(tmp_path / "copy", "cpu").model.sources is not None
+    with torch.no_grad():
+        next(method.model.parameters()).fill_(float("nan"))
+    with raises_naming(TrainingError, "not finite"):
+        method.save(str(tmp_path / "copy"))
+    assert load_run(tmp_path / "copy", "cpu").state["step"] == 0, "what was there is there"
 
 
 def test_overrides_are_options():

@@ -77,6 +77,29 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
 
 
+def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):
+    file = tmp_path / "s.json"
+    runs = [
+        {"case": "default", "scene": "toy", "seed": 0, "seconds": seconds, "steps_asked": 0, "device": device,
+         "psnr": psnr, "ms_per_step": 1.0}
+        for seconds, device, psnr in ((30.0, "a", 30.0), (60.0, "a", 40.0), (30.0, "b", 20.0))
+    ]  # fmt: skip
+    file.write_text(json.dumps({"runs": runs}))
+    assert sweep.main(["--json", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert_names(printed, "30 s, a", "60 s, a", "30 s, b", "30.00", "40.00", "20.00")
+    assert "±" not in printed
+
+
+def test_a_file_of_options_is_read_however_it_is_given(tmp_path):
+    (tmp_path / "a.toml").write_text("[trainer]\nsamples = 256\n")
+    (tmp_path / "b.toml").write_text("[trainer]\nwarmup = 7\n")
+    one, two = (str(tmp_path / name) for name in ("a.toml", "b.toml"))
+    for arguments in ([f"--config={one}"], ["--config", one, "--config", two]):
+        options = bench_train.parse(arguments, "", "bench")
+        assert options.trainer.samples == 256 and options.trainer.warmup == (7 if len(arguments) > 1 else 100)
+
+
 def test_marks_within_one_step_do_not_end_a_run(toy_scene, tmp_path):
     (tmp_path / "small.toml").write_text(
         "[model]\nlog2_table = 8\n[sampling]\nstep = 0.1\noccupancy_resolution = 8\n[trainer]\nsamples = 256\n"

@@ -238,6 +238,22 @@ def test_an_error_ends_one_picture_and_is_told():
     assert {drawn.client for drawn in world.drawn} == {4}
 
 
+def test_a_request_that_comes_while_a_picture_fails_is_drawn():
+    world, told = World(), []
+    world.engine.failed = lambda client, error: told.append(str(error))
+
+    def start(camera, width, height, look):
+        if camera == "bad":
+            world.ask(camera="good")
+            raise ValueError("bad")
+        return FakePicture(world, camera, width, height)
+
+    world.engine.start = start
+    world.ask(camera="bad")
+    world.run(1)
+    assert told == ["bad"] and {drawn.request.camera for drawn in world.drawn} == {"good"}
+
+
 def test_jobs_wait_for_pictures():
     world, done = World(), []
 

@@ -92,6 +92,16 @@ def test_a_video_shows_the_crop_alone(subject):
     assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
 
 
+def test_there_is_no_video_of_errors(subject):
+    state = state_of(subject)
+    session = session_in(state, *SIZE)
+    session.look = replace(session.look, output="error")
+    path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
+    session.tell = MagicMock()
+    VideoControls(MagicMock(), state, SimpleNamespace(path=path))._start(session)
+    assert not state.engine.jobs and "training image" in session.tell.call_args.args[1]
+
+
 def test_the_nearest_training_view_looks_the_same_way():
     """One that stands a little farther off counts as nearer than one that looks elsewhere."""
     here = pose_of((2.0, 0, 0), (0.0, 0, 0))

@@ -44,8 +44,8 @@ REFUSED = {  # unsupported keys that change the camera or the pixels, with advic
 USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
 HARMLESS = {  # placement and provenance, by other programs
     "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
-    "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "checkpoint_step", "keyframes",
-    "crop",
+    "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "keyframes", "crop",
+    "checkpoint_step", "checkpoint_seconds",
 }  # fmt: skip
 SIDE_LIMIT = 100_000  # pixels
 FOCAL_LIMITS = (1e-3, 1e7)  # pixels
