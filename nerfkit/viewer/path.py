@@ -50,6 +50,10 @@ class CameraPath:
     fps: int = FPS
     size: tuple[int, int] = (1280, 720)
 
+    def copy(self) -> CameraPath:
+        """The path as it is now, for a thread that does not edit it."""
+        return CameraPath(list(self.keyframes), self.loop, self.fps, self.size)
+
     @property
     def seconds(self) -> float:
         """Duration of the whole path."""

@@ -31,6 +31,7 @@ FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # famili
 UNDISTORTED = ("PINHOLE", "SIMPLE_PINHOLE", "OPENCV")  # camera models, the last without distortion
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
 UNDISTORT = "undistort the images to a pinhole camera first"
+PINHOLES = "cameras of pictures to come are pinholes: leave camera_model and its coefficients out of the file"
 REFUSED = {  # unsupported keys that change the camera or the pixels, with advice
     **dict.fromkeys(("is_fisheye", "fisheye", "equirectangular", "latlong", "distortion_params"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
@@ -135,10 +136,10 @@ def _check_lens(values: dict[str, Any], where: str) -> None:
     """Reject what a pinhole camera cannot represent."""
     model = values.get("camera_model") or UNDISTORTED[0]
     if model not in UNDISTORTED:
-        raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not supported; {UNDISTORT}")
+        raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not rendered; {PINHOLES}")
     distorted = [key for key in DISTORTION if is_set(values.get(key))]
     if distorted:
-        raise SceneError(f"{where}: lens distortion ({', '.join(distorted)}) is not supported; {UNDISTORT}")
+        raise SceneError(f"{where}: lens distortion ({', '.join(distorted)}) is not rendered; {PINHOLES}")
     for key, advice in REFUSED.items():
         if is_set(values.get(key)):
             raise SceneError(f"{where}: '{key}' is not supported; {advice}")

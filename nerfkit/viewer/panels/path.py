@@ -44,14 +44,14 @@ class PathPanel:
         if self.playing is None or now - self._shown_at < PREVIEW_SECONDS:
             return
         client, began = self.playing
-        session = self.state.sessions.get(client)
+        session, path = self.state.sessions.get(client), self.path.copy()
         began = now if began is None else began
         elapsed = now - began
-        if session is None or len(self.path.keyframes) < 2 or (elapsed > self.path.seconds and not self.path.loop):
+        if session is None or len(path.keyframes) < 2 or (elapsed > path.seconds and not path.loop):
             self.playing = None
             return
         self.playing, self._shown_at = (client, began), now
-        poses, fovs = self.path.at(np.array([elapsed % max(self.path.seconds, 1e-9)]))
+        poses, fovs = path.at(np.array([elapsed % max(path.seconds, 1e-9)]))
         session.go(poses[0], float(fovs[0]))
 
     def replace(self, path: CameraPath) -> None:

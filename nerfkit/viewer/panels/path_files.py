@@ -52,7 +52,8 @@ class PathFiles:
         self._list()
 
         async def saved(event: Any) -> None:
-            self._later(event, self._save if save.value == "Save" else self._download)
+            do, path = self._save if save.value == "Save" else self._download, self.panel.path.copy()
+            self._later(event, lambda session: do(session, path))
 
         async def loaded(event: Any) -> None:
             self._later(event, self._load)
@@ -95,11 +96,11 @@ class PathFiles:
 
         self.state.later(call)
 
-    def _save(self, session: Session) -> None:
-        session.tell("Path saved", str(self.keep("path", self.panel.path)))
+    def _save(self, session: Session, path: CameraPath) -> None:
+        session.tell("Path saved", str(self.keep("path", path)))
 
-    def _download(self, session: Session) -> None:
-        content = self.panel.path.to_json(self.state.subject.frame)
+    def _download(self, session: Session, path: CameraPath) -> None:
+        content = path.to_json(self.state.subject.frame)
         session.client.send_file_download("camera_path.json", content.encode(), save_immediately=True)
 
     def _load(self, session: Session) -> None:

@@ -12,7 +12,7 @@ from nerfkit.errors import UserError
 from nerfkit.rendering.video import probe_video
 from nerfkit.viewer.panels.look import COMPARING
 from nerfkit.viewer.panels.path_files import Editor
-from nerfkit.viewer.path import MAX_FRAMES, CameraPath
+from nerfkit.viewer.path import MAX_FRAMES
 from nerfkit.viewer.picture import ModelPictures
 from nerfkit.viewer.video import render_video
 
@@ -69,7 +69,7 @@ class VideoControls:
             self._stop()
 
     def _job(self, session: Session) -> Any:
-        path = self.panel.path
+        path = self.panel.path.copy()
         if self.client is not None:
             raise UserError("another video is being rendered; wait for it, or cancel it")
         if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
@@ -78,12 +78,11 @@ class VideoControls:
             raise UserError("errors are against a training image, of which a path has none; choose another output")
         if why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
-        copy = CameraPath(list(path.keyframes), path.loop, path.fps, path.size)
         look = replace(session.look, crop=self.state.crop, split=None, view=None)
         engine = self.state.engine
         return self._until_done(
             render_video(
-                copy, self._pictures(), look, lambda: engine.chunk.rays, self._report,
+                path, self._pictures(), look, lambda: engine.chunk.rays, self._report,
                 lambda content: session.client.send_file_download(NAME, content),
             )
         )  # fmt: skip
