@@ -65,6 +65,17 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
     assert "EXIF orientation: 2" in capsys.readouterr().out
 
 
+def test_images_that_cannot_be_read_are_not_ready_to_train(tmp_path, capsys):
+    """All of them are decoded, as training does."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 40)
+    for name in ("r_05.png", "r_06.png", "r_07.png", "r_08.png", "r_33.png"):
+        file = folder / "images" / name
+        file.write_bytes(file.read_bytes()[:-100])
+    assert inspect.main([str(folder)]) == 1
+    verdict = capsys.readouterr().out.split("verdict")[1]
+    assert_names(verdict, "r_05.png", "r_06.png", "r_07.png", "truncated", "2 more")
+
+
 def test_missing_images_are_left_out_with_a_count(tmp_path):
     folder = colmap_in(tmp_path, [PINHOLE] * 20)
     names = [f"r_{index:02d}.png" for index in range(20)]

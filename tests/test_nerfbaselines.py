@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.errors import SceneError, TrainingError
+from nerfkit.errors import ConfigError, SceneError, TrainingError
 from nerfkit.integrations.nerfbaselines import NerfKit, configured, lens_of
 from nerfkit.training.run import load_run
 from tests.naming import raises_naming
@@ -87,6 +87,9 @@ def test_it_trains_renders_saves_and_goes_on(tmp_path):
     assert more.trainer.step == 81
     with raises_naming(SceneError, "train_dataset"):
         again.train_iteration(80)
+    assert NerfKit(checkpoint=str(tmp_path / "copy"), config_overrides=OVERRIDES).loaded_step == 80
+    with raises_naming(ConfigError, "trainer.steps", "80"):
+        NerfKit(checkpoint=str(tmp_path / "copy"), config_overrides={"trainer.steps": 7})
 
 
 def test_a_run_of_images_is_saved_with_them(tmp_path):

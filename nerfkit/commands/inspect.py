@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import tyro
+from tqdm import tqdm
 
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Box, Config, check
@@ -23,7 +24,7 @@ from nerfkit.data.doubts import doubts_of_pictures, sampled_pixels
 from nerfkit.data.frame import WARNING
 from nerfkit.data.inspect import OnDisk
 from nerfkit.data.load import load_capture
-from nerfkit.data.pixels import read_image, read_mask
+from nerfkit.data.pixels import problem_with, read_image, read_mask
 from nerfkit.data.rig import evenly
 from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
@@ -82,12 +83,16 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
         look = partial(look_at, downscale=data.downscale, white_ignores=capture.white_ignores, cutout=cutout)
         found = list(pool.map(look, capture.images))
+        files = [file for image in capture.images if (file := on_disk(image.file)) is not None]
+        problems = tqdm(pool.map(problem_with, files), "images", len(files), unit="image", leave=False)
+        broken = [problem for problem in problems if problem]
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
     has_alpha = [file.has_alpha for file in found if file is not None]
     frame = scene_frame(capture, splits.get("train", []), cutout or any(has_alpha), data.box)
-    doubts = doubts_of_files(there) + (doubts_of_cutting(there, has_alpha) if cutout else [])
+    doubts = some_of(broken) or doubts_of_files(there)
+    doubts += doubts_of_cutting(there, has_alpha) if cutout else []
     frame = replace(frame, text=(*frame.text, *(WARNING + line for line in doubts)))
     notes = [CUT_OUT] if cutout else []
     if data.downscale != 1:
@@ -96,6 +101,11 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
     is_ready = inspect.verdict(found=found, **given) == [inspect.READY]
     return inspect.report(found=found, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
+
+
+def some_of(broken: list[str]) -> list[str]:
+    """The first lines about files that cannot be read, and how many more there are."""
+    return broken[:3] + ([f"and {len(broken) - 3} more images that cannot be read"] if len(broken) > 3 else [])
 
 
 def doubts_of_cutting(images: list[PosedImage], has_alpha: list[bool]) -> list[str]:

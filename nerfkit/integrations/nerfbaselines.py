@@ -66,6 +66,7 @@ class NerfKit:
         if checkpoint is not None:
             self.run = load_run(checkpoint)
             self.config, self.scene = self.run.config, self.run.scene
+            check_same(self.config, config_overrides or {})
         else:
             self.config = configured(config_overrides or {})
         self.loaded_step = self.run.state["step"] if self.run else None
@@ -187,6 +188,15 @@ def configured(overrides: dict[str, Any]) -> Config:
             table = table[group]
         table[key] = _parsed(value)
     return config_module.from_dict(values, "config_overrides")
+
+
+def check_same(config: Config, overrides: dict[str, Any]) -> None:
+    """Raise ConfigError for an override that a checkpoint with these options does not have."""
+    has, asked = (config_module.flat(config_module.to_dict(values)) for values in (config, configured(overrides)))
+    differing = sorted(name for name in overrides if name != "preset" and asked[name] != has[name])
+    if differing:
+        texts = ", ".join(f"{name} {has[name]!r}" for name in differing)
+        raise ConfigError(f"config_overrides: the checkpoint was trained with {texts}; leave {differing[0]} out")
 
 
 def presets_of(overrides: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from nerfkit.data.pixels import FILE_LIMIT, FORMATS, image_header
+from nerfkit.data.pixels import FILE_LIMIT, FORMATS, image_header, problem_with
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
 
@@ -138,7 +138,7 @@ def choose_pairs(names: list[str], is_video: bool) -> list[tuple[str, str]] | No
 def check_decodable(folder: Path, names: list[str], threads: int) -> None:
     """Decode all pixels, JPEG at an eighth of the size; raises SceneError that names the files that are broken."""
     with ThreadPoolExecutor(threads) as pool:
-        broken = [problem for problem in pool.map(lambda name: _broken(folder / name), names) if problem]
+        broken = [problem for problem in pool.map(lambda name: problem_with(folder / name), names) if problem]
     if broken:
         more = f"; and {len(broken) - 3} more" if len(broken) > 3 else ""
         raise SceneError(f"{'; '.join(broken[:3])}{more}: replace the files or remove them")
@@ -189,15 +189,3 @@ def _camera_of(path: Path) -> tuple[str, str, str]:
                 return tuple("" if value is None else str(value).strip("\0 ") for value in values)
         except Exception:  # decoders raise nearly anything
             return "", "", ""
-
-
-def _broken(path: Path) -> str:
-    """What is wrong with an image's pixels, or ''."""
-    with open_regular(path, FILE_LIMIT, "image", SceneError) as file:
-        try:
-            with Image.open(file, formats=FORMATS) as image:
-                image.draft(image.mode, (image.width // 8, image.height // 8))
-                image.load()
-        except Exception as error:  # decoders raise nearly anything where a file is broken
-            return f"image {shown(path)} cannot be read, is it truncated? ({shown(str(error) or repr(error))})"
-    return ""
