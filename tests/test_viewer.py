@@ -185,7 +185,7 @@ def test_a_path_is_kept_rendered_and_played(viewer, browser, folder):
         here = session.viewpoint()
         panel.path.keyframes.append(Keyframe(np.array(here.pose).reshape(3, 4), here.fov, 1.0))
     viewer.later(panel.fill)
-    viewer.later(lambda: panel.files._save(session))
+    viewer.later(lambda: panel.files._save(session, panel.path.copy()))
     file = wait_for(lambda: next(iter(folder.glob("paths/path_*.json")), None))
     assert len(read_path(file, (8, 8))) == 6
     assert "paths/" in RunFolder.existing(folder).names()
