@@ -99,11 +99,12 @@ class DepthField:
         return ahead.clamp(-1, 1), weight
 
     def _view(self, number: int) -> View:
-        if number not in self._loaded:
-            if len(self._loaded) >= MOST_LOADED:
-                self._loaded.pop(next(iter(self._loaded)))
-            self._loaded[number] = self.views[number]
-        return self._loaded[number]
+        if number in self._loaded:
+            return self._loaded[number]
+        view = self.views[number]
+        if len(self._loaded) < MOST_LOADED:  # the first ones stay: each pass is over all, in one order
+            self._loaded[number] = view
+        return view
 
 
 MOST_LOADED = 256  # views in memory
