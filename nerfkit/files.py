@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import warnings
 from pathlib import Path
 
 from nerfkit.errors import RunError
@@ -44,8 +45,8 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
     except (OSError, UnicodeError) as error:
         raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
     finally:
-        _remove(temporary)
-        _remove(kept_temporary)
+        _remove_temporary(temporary)
+        _remove_temporary(kept_temporary)
 
 
 def append_line(path: Path, line: str) -> None:
@@ -184,7 +185,7 @@ class OwnFolder:
         for path in self.path.iterdir():
             temporary = TEMPORARY.fullmatch(path.name)
             if temporary and temporary[1] in self._listed and temporary[1] not in but:
-                _remove(path)
+                _remove_temporary(path)
 
     def lock(self) -> None:
         """Lock the folder for this process; raises RunError if another one holds the lock."""
@@ -228,7 +229,7 @@ class OwnFolder:
             return  # another one, put there by a user
         folder._listed = set(names)
         folder.clear()
-        _remove(folder.path / MARKER)
+        folder._delete(MARKER)
         for part in reversed(parts):
             try:
                 part.rmdir()  # unless a user's files are in it
@@ -272,8 +273,10 @@ def _link_or_copy(path: Path, to: Path) -> None:
         shutil.copyfile(path, to)
 
 
-def _remove(path: Path) -> None:
+def _remove_temporary(path: Path) -> None:
+    """Remove a temporary file; one that cannot be is told, for the error that came before it is the one to raise."""
     try:
-        path.unlink(missing_ok=True)
-    except OSError:  # an unusable folder: nothing was left there
-        pass
+        if os.path.lexists(path):  # not where the folder is unusable
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        warnings.warn(f"cannot remove the temporary file {shown(path)}: {error.strerror}", stacklevel=2)

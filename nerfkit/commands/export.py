@@ -305,8 +305,8 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     capture, folder, note = cameras.with_files(of_run, run, options.frame == "files" or run.frame is None)
     print(f"note: {note}")
     refused = cameras.refusals(capture)
-    for format in set(formats) & set(refused):  # before anything is replaced
-        raise UserError(f"--formats {format}: {refused[format]}")
+    if asked := [format for format in formats if format in refused]:  # before anything is replaced
+        raise UserError(f"--formats {asked[0]}: {refused[asked[0]]}; leave {asked[0]} out")
     output = OutputFolder(
         run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
     )

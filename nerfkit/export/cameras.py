@@ -27,7 +27,6 @@ from nerfkit.reading import shown
 from nerfkit.training.run import Run
 
 FORMATS = ("transforms", "colmap", "path")
-LEAVE_OUT = "; leave path out of --formats"
 TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"
 SPLITS = ("train", "val", "test")  # of transforms.json
 MOVED = {"given": 1e-3, "refine": 0.2}  # by data.poses, how far a camera may be from the scene's, of the spread of all
@@ -156,7 +155,7 @@ def refusals(capture: Capture) -> dict[str, str]:
         try:
             checks.get(format, lambda: path_of(capture))()
         except UserError as error:
-            refused[format] = str(error).removesuffix(LEAVE_OUT)
+            refused[format] = str(error)
     return refused
 
 
@@ -196,10 +195,9 @@ def path_of(capture: Capture) -> dict[str, Any]:
         if not lens.is_pinhole:
             raise UserError(
                 f"image {shown(image.name)}: a camera path cannot hold the lens {lens.model} with its distortion"
-                f"{LEAVE_OUT}"
             )
         if (lens.width, lens.height) != (capture.images[0].lens.width, capture.images[0].lens.height):
-            raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ{LEAVE_OUT}")
+            raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ")
     first = capture.images[0].lens
     poses = np.stack([image.camera_to_world for image in capture.images])
     return camera_path(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)

@@ -144,7 +144,7 @@ class NerfKit:
         return None
 
     def optimize_embedding(self, dataset: Any, *, embedding: Any = None) -> dict[str, Any]:
-        """Refused: images have no embeddings."""
+        """The benchmark's way to hear that a method has none: it asks each, and takes this error for the answer."""
         raise NotImplementedError("nerfkit has no embeddings of images")
 
     def _start(self, dataset: dict[str, Any], given: Collection[str]) -> None:

@@ -46,10 +46,9 @@ class OccupancyGrid(nn.Module, ABC):
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
-        # Runs of before leave out no samples, ever, and in boxes empty no cells.
-        before = {"threshold": torch.tensor(-1.0), "seen": torch.ones_like(self.seen)}
-        for name, value in (before | {"unreached": torch.zeros_like(self.unreached)}).items():
-            state.setdefault(f"{prefix}{name}", value)
+        state.setdefault(f"{prefix}threshold", torch.tensor(-1.0))  # runs of before leave out no samples, ever,
+        state.setdefault(f"{prefix}seen", torch.ones_like(self.seen))  # and in boxes have emptied no cells
+        state.setdefault(f"{prefix}unreached", torch.zeros_like(self.unreached))
         super()._load_from_state_dict(state, prefix, *rest)
 
     @abstractmethod
@@ -75,10 +74,10 @@ class OccupancyGrid(nn.Module, ABC):
         """
         if step % self.config.occupancy_every:
             return
-        is_warm = step >= self.config.occupancy_warmup
-        if self.empties and is_warm:
+        is_warmed_up = step >= self.config.occupancy_warmup
+        if self.empties and is_warmed_up:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
-        cells = self._some_cells() if is_warm else self._all_cells()
+        cells = self._some_cells() if is_warmed_up else self._all_cells()
         opacity = self.opacity.flatten()
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
@@ -87,7 +86,7 @@ class OccupancyGrid(nn.Module, ABC):
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
         threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
         self._set_occupancy(threshold)
-        if is_warm:  # before, what is thin has to learn whether it is empty
+        if is_warmed_up:  # before, what is thin has to learn whether it is empty
             self.threshold.copy_(torch.where(self.threshold < 0, self.threshold, threshold))
 
     @torch.no_grad()
@@ -106,8 +105,8 @@ class OccupancyGrid(nn.Module, ABC):
     def _note_reached(self, positions: Tensor) -> None:
         """Note the blocks of samples at world positions [N, 3]."""
         side = self.unreached.shape[0]
-        cell = (self.unit_of(positions) * self.config.occupancy_resolution).long()  # [N, 3]
-        block = cell.div_(BLOCK, rounding_mode="floor").clamp_(0, side - 1)
+        a_unit = self.config.occupancy_resolution / BLOCK  # blocks
+        block = (self.unit_of(positions) * a_unit).long().clamp_(0, side - 1)  # [N, 3]
         index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
         self.unreached.view(-1).index_fill_(0, index, 0)
 

@@ -58,7 +58,7 @@ FAULTS = [
         "export/cameras.py",
         "lens = image.lens if on_this_disk is None else",
         "lens = image.lens if True else",
-        "export_others",
+        "export_cameras",
     ),
     Fault("comparisons_of_before_stay", "training/evaluator.py", "- set(files))", "- found.names())", "evaluation"),
     Fault("a_rest_makes_chunks_smaller", "viewer/chunk.py", "2 * self._fixed_before", "0", "viewer_engine"),

@@ -171,15 +171,15 @@ FAULTS = [
     Fault(
         "thin_samples_left_out_from_the_start",
         "model/occupancy.py",
-        "        if is_warm:  # before",
+        "        if is_warmed_up:  # before",
         "        if True:  # before",
         "sampling",
     ),
     Fault(
         "runs_of_before_leave_out_thin_samples",
         "model/occupancy.py",
-        '"threshold": torch.tensor(-1.0)',
-        '"threshold": torch.tensor(0.01)',
+        'threshold", torch.tensor(-1.0)',
+        'threshold", torch.tensor(0.01)',
         "old_run",
     ),
     Fault("invisible_samples_rendered", "model/sampling.py", "kept = visible & self", "kept = self", "contracted"),
@@ -220,7 +220,7 @@ FAULTS = [
     Fault(
         "occupancy_without_warm_up",
         "model/occupancy.py",
-        "self._some_cells() if is_warm else self._all_cells()",
+        "self._some_cells() if is_warmed_up else self._all_cells()",
         "self._some_cells()",
         "occupancy",
     ),

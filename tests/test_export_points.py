@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Points and splats of a field whose surface is known, read again by others where these are."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from nerfkit.commands import export
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.lens import Lens
+from nerfkit.data.ply import read_points
+from nerfkit.errors import UserError
+from nerfkit.export.points import PointCloud, points_of_view, thinned
+from nerfkit.export.splats import FLAT, rotations, splat_bytes
+from nerfkit.export.views import View, Views
+from nerfkit.export.work import Work
+from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
+from tests.naming import raises_naming
+from tests.ply_files import read_ply
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("export") / "run")
+
+
+def call(run, kind, *arguments) -> None:
+    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+
+
+@pytest.fixture(scope="module")
+def cloud(run, tmp_path_factory):
+    file = tmp_path_factory.mktemp("points") / "p.ply"
+    call(run, "points", "--out", file, "--count", 3000)
+    return read_ply(file) | {"file": file}
+
+
+def test_points_lie_on_the_surfaces_with_their_normals(cloud):
+    points = frame().to_model(cloud["vertices"])
+    large, small = (np.linalg.norm(points - center, axis=1) for center in (CENTER, SPECK))
+    off = np.minimum(np.abs(large - RADIUS), np.abs(small - SPECK_RADIUS))
+    assert off.max() < 0.05 and np.quantile(off, 0.99) < 0.02 and off.mean() < 0.006, (
+        "the hollow is not seen, and nothing floats"
+    )
+    on_ball = np.abs(large - RADIUS) < 0.02
+    outwards = frame().directions_to_input((points - CENTER) / large[:, None])
+    assert ((cloud["normals"] * outwards).sum(1)[on_ball] > 0.97).mean() > 0.98
+    wanted = 0.5 + 0.5 * (points - CENTER) / large[:, None]
+    assert np.abs(cloud["colors"] / 255 - wanted)[on_ball].mean() < 0.02
+
+
+def test_points_are_as_many_as_wanted_and_everywhere(cloud, run):
+    assert 2500 < len(cloud["vertices"]) <= 3000
+    offset = frame().to_model(cloud["vertices"]) - CENTER
+    assert all(abs(offset[:, axis].min() + RADIUS) < 0.05 or axis == 0 for axis in range(3))
+    assert np.allclose(read_points(cloud["file"]).positions, cloud["vertices"])
+    about = json.loads(cloud["file"].with_name("p.export.json").read_text())
+    assert about["counts"]["points"] == len(cloud["vertices"]) < about["counts"]["pixels"]
+
+
+def test_points_of_a_crop(run, tmp_path):
+    call(run, "points", "--out", tmp_path / "p.ply", "--frame", "model", "--crop", -1, -1, -1, 1, 1, CENTER[2])
+    assert read_ply(tmp_path / "p.ply")["vertices"][:, 2].max() <= CENTER[2] + 1e-6
+
+
+def test_what_other_views_see_through_is_left_out(run, monkeypatch):
+    """A depth that is wrong in one view floats before the surface of the others."""
+    from nerfkit.rendering.image_renderer import ImageRenderer
+    from nerfkit.training.run import load_run
+
+    loaded = load_run(run, "cpu")
+    with Work(run.parent / "some", {}) as work:
+        image_of = ImageRenderer(loaded.model, loaded.background)
+        views = Views(image_of, cameras()[[0, 1, 2]], work, 0.0, torch.device("cpu"))
+        one, two, three = views
+        work.remove()
+    assert len(points_of_view(one, [two, three])) > 100
+    one.depth[one.depth > 0] -= 0.4
+    assert len(points_of_view(one, [])) > 100 and len(points_of_view(one, [two, three])) < 20
+
+
+def test_a_view_sees_nothing_behind_its_camera():
+    """Where a pinhole's equations give points a pixel, too."""
+    camera = cameras()[[0]]
+    width, height = camera.size(0)
+    view = View(camera, torch.zeros(height, width, 3, dtype=torch.uint8), *torch.zeros(2, height, width))
+    rays = camera.image_rays(0)
+    ahead, behind = (view.see(rays.origins + distance * rays.directions) for distance in (2.0, -2.0))
+    assert ahead.inside.all() and not behind.inside.any()
+    assert (ahead.distance - 2).abs().max() < 1e-5
+
+
+def test_pixels_without_a_direction_are_no_points():
+    """Those of corners that a lens does not reach; what is there has no place."""
+    lens = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.084), 100, 100)
+    camera = Cameras.of_lenses(cameras().camera_to_world[:1], [lens])
+    unknown = ~camera.known_image(0)
+    assert 20 < unknown.sum() < 200
+    rgb = (unknown * 255).to(torch.uint8)[..., None].expand(100, 100, 3)
+    cloud = points_of_view(View(camera, rgb, torch.ones(100, 100), torch.full((100, 100), 2.0)), [])
+    assert len(cloud) > 9000 and cloud.colors.max() == 0
+
+
+def test_thinning_keeps_means():
+    from nerfkit.export.points import PointCloud
+
+    generator = np.random.default_rng(0)
+    position = np.repeat(generator.uniform(size=(50, 3)), 20, axis=0) + 1e-7 * generator.normal(size=(1000, 3))
+    normals = np.tile(np.float32([0, 0, 1]), (1000, 1))
+    counts = np.ones(1000, np.float32)
+    cloud = PointCloud(position, normals, position.astype(np.float32), counts, counts)
+    few = thinned(cloud, 60)
+    assert 50 <= len(few) <= 60 and few.counts.sum() == 1000, "a cell's border may run through a heap"
+    assert np.abs(few.positions - few.colors).max() < 1e-5 and np.allclose(few.normals, [0, 0, 1])
+    mean = (few.counts[:, None] * few.positions).sum(0) / 1000
+    assert np.allclose(mean, position.mean(axis=0), atol=1e-6)
+
+
+# ---- splats
+
+
+def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
+    call(run, "splats", "--out", tmp_path / "s.ply", "--count", 2000)
+    splats = read_ply(tmp_path / "s.ply")
+    names = [f"f_rest_{index}" for index in range(45)]
+    assert {*names, "f_dc_0", "opacity", "scale_2", "rot_3"} < set(splats) and "f_rest_45" not in splats
+    scale = np.exp(np.stack([splats[f"scale_{axis}"] for axis in range(3)], axis=1))
+    assert np.allclose(scale[:, 2], FLAT * scale[:, 0], rtol=1e-4) and (scale[:, 0] == scale[:, 1]).all()
+    apart = np.sqrt(4 * np.pi * (RADIUS / 0.25) ** 2 / 2000)
+    assert 0.3 * apart < np.median(scale[:, 0]) < 0.7 * apart, "half of the distance of neighbours, in the files' units"
+    w, x, y, z = (splats[f"rot_{index}"].astype(float) for index in range(4))
+    thin = np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=1)  # where z is turned to
+    assert np.allclose(thin, splats["normals"], atol=1e-4)
+    color = 0.5 + 0.28209479 * np.stack([splats[f"f_dc_{index}"] for index in range(3)], axis=1)
+    points = frame().to_model(splats["vertices"]) - CENTER
+    assert np.abs(color - (0.5 + 0.5 * points / np.linalg.norm(points, axis=1, keepdims=True))).mean() < 0.02
+    assert (1 / (1 + np.exp(-splats["opacity"])) > 0.9).all()
+
+
+def test_splats_too_far_away_for_float32_are_refused():
+    spread = np.random.default_rng(0).random((100, 3))
+    up, ones = np.tile(np.float32([0, 0, 1]), (100, 1)), np.ones(100)
+    cloud = PointCloud(spread + [0, 5e6, 0], up, np.full((100, 3), 0.5), ones, ones)
+    with raises_naming(UserError, "float32", "--frame model"):
+        splat_bytes(cloud, 0)
+    assert splat_bytes(replace(cloud, positions=spread), 0)
+
+
+def test_rotations_of_any_normal():
+    normals = np.float32([[0, 0, 1], [0, 0, -1], [1, 0, 0], [0.6, 0, -0.8]])
+    assert np.allclose(np.linalg.norm(rotations(normals), axis=1), 1)
+    w, x, y, z = rotations(normals).T
+    turned = np.stack([2 * (x * z + w * y), 2 * (y * z - w * x), 1 - 2 * (x * x + y * y)], axis=1)
+    assert np.allclose(turned, normals, atol=1e-6)
+
+
+def test_plyfile_reads_splats(run, tmp_path):
+    plyfile = pytest.importorskip("plyfile")
+    call(run, "splats", "--out", tmp_path / "s.ply", "--count", 500, "--sh_degree", 0)
+    vertex = plyfile.PlyData.read(tmp_path / "s.ply")["vertex"]
+    assert len(vertex) <= 500 and "f_rest_0" not in vertex and np.isfinite(vertex["scale_0"]).all()
