@@ -45,10 +45,10 @@ class Group(NamedTuple):
 
 
 def groups() -> Iterator[Group]:
-    """Runs of the presets as they ship, in the order of the file."""
+    """Runs of the presets as they shipped then, in the order of the file."""
     grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for r in runs_of("train_h200"):
-        if unusual(r["preset"], OF_THE_H200) or r["background"] != "white":
+        if "case" in r or unusual(r["preset"], OF_THE_H200) or r["background"] != "white":
             continue
         seconds = r["preset"]["max_seconds"]
         budget = f"{seconds:g} s" if seconds else f"{r['steps']} steps"
@@ -101,21 +101,34 @@ def stages() -> str:
     return "\n".join(lines)
 
 
-CONTEXTS = ("both", "encoder", "LLTM", "neither")
+CONTEXTS = ("both", "encoder", "LLTM", "neither", "sees what is opaque", "rate x 0.1", "enters rgb")
+OBJECTS = ("lego", "wires", "metal", "leaves")
 
 
 def outdoors() -> str:
     """What the stages along the ray add on captures, at equal time."""
-    lines = ["| capture | along the ray | runs | PSNR | training views | ms a step |", "|---|---|---:|---|---:|---:|"]
+    return _contexts("capture", lambda scene: scene not in OBJECTS)
+
+
+def indoors() -> str:
+    """The same on objects."""
+    return _contexts("object", lambda scene: scene in OBJECTS)
+
+
+def _contexts(title: str, belongs: Callable[[str], bool]) -> str:
+    lines = [f"| {title} | along the ray | runs | PSNR | training views | ms a step |", "|---|---|---:|---|---:|---:|"]
     grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs_of("context_h100"):
-        grouped.setdefault((run["scene"], run["case"]), []).append(run)
+    for run in runs_of("context_h200"):
+        if belongs(run["scene"]):
+            grouped.setdefault((run["scene"], run["case"]), []).append(run)
     scenes = list(dict.fromkeys(scene for scene, _ in grouped))
     for scene, case in sorted(grouped, key=lambda key: (scenes.index(key[0]), CONTEXTS.index(key[1]))):
         runs = grouped[scene, case]
         train, ms = (statistics.mean(run[key] for run in runs) for key in ("train_psnr", "ms_per_step"))
         scores = mean_of([run["psnr"] for run in runs])
-        lines.append(f"| {scene} | {case} | {len(runs)} | {scores} dB | {train:.1f} dB | {ms:.2f} |")
+        label = case if case in CONTEXTS[:4] else f"both, {case}"
+        label += " (H100)" if "H100" in runs[0]["device"] else ""
+        lines.append(f"| {scene} | {label} | {len(runs)} | {scores} dB | {train:.1f} dB | {ms:.2f} |")
     return "\n".join(lines)
 
 
@@ -175,20 +188,21 @@ def finest() -> str:
 def seconds() -> str:
     """Lego after so many seconds, a budget each."""
     lines = [
-        "| | training | PSNR | runs | training views | SSIM | steps | ms a step | rays a step | GB |",
-        "|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| | GPU | training | PSNR | runs | training views | SSIM | steps | ms a step | rays a step | GB |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    budgets: dict[tuple[str, float], list[dict[str, Any]]] = {}
-    for run in runs_of("train_h100"):
-        if run["scene"] == "lego":
-            budgets.setdefault((run["case"], run["seconds"]), []).append(run)
-    for (case, budget), runs in sorted(budgets.items()):
+    budgets: dict[tuple[str, str, float], list[dict[str, Any]]] = {}
+    for gpu in ("H200", "H100"):
+        for run in runs_of(f"train_{gpu.lower()}"):
+            if "case" in run and run["scene"] == "lego":
+                budgets.setdefault((run["case"], gpu, run["seconds"]), []).append(run)
+    for (case, gpu, budget), runs in sorted(budgets.items(), key=lambda item: (item[0][0], item[0][2], item[0][1])):
         steps, ms, rays = (statistics.mean(r[key] for r in runs) for key in ("steps", "ms_per_step", "rays_per_step"))
         train, ssim = (statistics.mean(r[key] for r in runs) for key in ("train_psnr", "ssim"))
+        memory = max(r["peak_gb"] for r in runs)
         lines.append(
-            f"| {case} | {budget:.0f} s | {mean_of([r['psnr'] for r in runs])} dB | {len(runs)} | {train:.2f} dB | "
-            f"{ssim:.3f} | {steps:.0f} | "
-            f"{ms:.2f} | {rays:,.0f} | {max(r['peak_gb'] for r in runs):.1f} |"
+            f"| {case} | {gpu} | {budget:.0f} s | {mean_of([r['psnr'] for r in runs])} dB | {len(runs)} | "
+            f"{train:.2f} dB | {ssim:.3f} | {steps:.0f} | {ms:.2f} | {rays:,.0f} | {memory:.1f} |"
         )
     return "\n".join(lines)
 
@@ -198,17 +212,52 @@ def scenes() -> str:
     lines = ["| scene, 400x400, 30 s | recipe of before | now | gain | training views, now | ms a step |"]
     lines.append("|---|---:|---:|---:|---:|---:|")
     by: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for run in runs_of("train_h100"):
-        if run["scene"] != "lego":
+    for run in (*runs_of("train_h200"), *runs_of("train_h100")):
+        if "case" in run and run["scene"] != "lego":
             by.setdefault(run["scene"], {}).setdefault(run["case"], []).append(run)
     gains = []
     for scene, cases in by.items():
         before, now = ([run["psnr"] for run in cases[name]] for name in ("before", "default"))
         gains.append(statistics.mean(now) - statistics.mean(before))
         train, ms = (statistics.mean(run[key] for run in cases["default"]) for key in ("train_psnr", "ms_per_step"))
+        title = f"{scene} (H100)" if scene == "Orrery" else scene
         scores = f"{mean_of(before)} dB | {mean_of(now)} dB | {gains[-1]:+.2f}"
-        lines.append(f"| {scene} | {scores} | {train:.1f} dB | {ms:.2f} |")
+        lines.append(f"| {title} | {scores} | {train:.1f} dB | {ms:.2f} |")
     return "\n".join([*lines, f"| mean | | | {statistics.mean(gains):+.2f} | | |"])
+
+
+TRIED = {
+    "neither": "nothing along the ray",
+    "deferred": "the same, and a head once a ray: a diffuse color a sample, the rest from what the ray composites",
+    "deferred context": "that head, with encoder and LLTM composited, too",
+    "erf": "levels weighed by erf, for the footprint of a pixel at the distance of the object",
+}
+
+
+def tried() -> str:
+    """What was tried on lego and dropped."""
+    lines = ["| lego, 20 s | PSNR | training views | ms a step |", "|---|---:|---:|---:|"]
+    for run in runs_of("tried_h200"):
+        if run["case"] in TRIED:
+            scores = f"{run['psnr']:.2f} dB | {run['train_psnr']:.1f} dB"
+            lines.append(f"| {TRIED[run['case']]} | {scores} | {run['ms_per_step']:.2f} |")
+    return "\n".join(lines)
+
+
+def frames() -> str:
+    """Frames as they are rendered, and recorded as one graph."""
+    lines = [
+        "| scene, size | frames/s | ms | GPU, ms | kernels | one graph, frames/s | its GPU, ms |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for scene, sizes in json.loads((MEASURED / "frames_h200.json").read_text())["frames"].items():
+        for size, frame in sizes.items():
+            graph = f"{frame['graph']:.0f} | {frame['graph_gpu_ms']:.1f}" if "graph" in frame else " | "
+            rate, gpu = frame["eager"], frame["eager_gpu_ms"]
+            lines.append(
+                f"| {scene}, {size} | {rate:.0f} | {1e3 / rate:.1f} | {gpu:.1f} | {frame['eager_kernels']} | {graph} |"
+            )
+    return "\n".join(lines)
 
 
 def thin() -> str:
@@ -253,8 +302,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "thin_cpu": thin_cpu,
     "seconds": seconds,
     "scenes": scenes,
+    "frames": frames,
+    "tried": tried,
     "stages": stages,
     "outdoors": outdoors,
+    "indoors": indoors,
     "forms": forms,
     "warmup": warmup,
 }

@@ -93,6 +93,19 @@ def test_intervals_follow_from_the_sides_that_cameras_see(tmp_path: Path):
     assert intervals(row) == (0.005, 1 / 128, 0.003, 6)
 
 
+def test_the_lltm_is_for_boxes_unless_it_is_asked_for(tmp_path: Path):
+    """Captures lose by it, objects gain."""
+    folder = place(tmp_path / "place")
+
+    def along_the_ray(*arguments: str) -> tuple[bool, bool]:
+        model = options_of(folder, *arguments)[0].model
+        return model.encoder, model.aggregator
+
+    assert along_the_ray() == along_the_ray(*BOX, *UNBOUNDED) == (True, False)
+    assert along_the_ray(*BOX) == along_the_ray("--sampling.kind", "box") == (True, True)
+    assert along_the_ray("--model.aggregator", "true", "--model.encoder", "false") == (False, True)
+
+
 def test_the_finest_cells_of_an_object_follow_from_its_pixels():
     """Of the shipped scene, 1.25 of them a pixel, as large as the images are trained."""
 

@@ -19,10 +19,12 @@ CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius i
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 
 # Options of unbounded space where neither the user nor a preset says anything: space is four radii wide instead of a
-# box, most of it far away and empty. Cameras around a scene, or within, see all sides of a surface, whose samples then
-# have to be as close along a ray as across; before one that all of them face, rays are worth more than samples.
+# box, most of it far away and empty, and what is thin there an LLTM learns by heart. Cameras around a scene, or within,
+# see all sides of a surface, whose samples then have to be as close along a ray as across; before one that all of them
+# face, rays are worth more than samples.
 UNBOUNDED = {
     "model.max_resolution": 8192,
+    "model.aggregator": False,  # beside the encoder it costs up to 0.9 dB on captures: docs/ray_context.md
     "sampling.occupancy_resolution": 256,
     "trainer.distortion": 0.003,
 }

@@ -148,6 +148,13 @@ FAULTS = [
         "capture_masks",
     ),
     Fault(
+        "the_lltm_stays_on_in_captures",
+        "training/scene_options.py",
+        '"model.aggregator": False',
+        '"model.aggregator": True',
+        "scene_options",
+    ),
+    Fault(
         "sizes_of_the_preset_replaced",
         "training/scene_options.py",
         " and getattr(target, key) == getattr(default, key)",
