@@ -110,6 +110,18 @@ def outdoors() -> str:
     return _contexts("capture", lambda scene: scene not in OBJECTS)
 
 
+def small() -> str:
+    """The same on captures at a fraction of their size, on a CPU."""
+    lines = ["| capture, pixels | encoder and LLTM | encoder |", "|---|---:|---:|"]
+    grouped: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    for run in runs_of("context_cpu"):
+        grouped.setdefault(f"{run['scene']}, {run['size']}", {}).setdefault(run["case"], []).append(run)
+    for scene, cases in grouped.items():
+        both, encoder = (", ".join(f"{run['psnr']:.2f}" for run in cases[name]) for name in ("both", "encoder"))
+        lines.append(f"| {scene} | {both} dB | {encoder} dB |")
+    return "\n".join(lines)
+
+
 def indoors() -> str:
     """The same on objects."""
     return _contexts("object", lambda scene: scene in OBJECTS)
@@ -307,6 +319,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "stages": stages,
     "outdoors": outdoors,
     "indoors": indoors,
+    "small": small,
     "forms": forms,
     "warmup": warmup,
 }
