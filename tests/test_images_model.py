@@ -1,63 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model "images": what its rays look up, whose image they never see, and what a run folder keeps of it."""
+"""The model "images": whose image a ray never sees, what is trained, and what a run folder keeps of it."""
 
-import math
 import shutil
 
 import pytest
 import torch
 
 import nerfkit
-from nerfkit.config import SamplingConfig
-from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.data.lens import Lens
 from nerfkit.data.load import load_scene
 from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError, RunError, SceneError, UserError
-from nerfkit.model.images import lookup
 from nerfkit.model.images import renderer as images
-from nerfkit.model.images.blender import Blender
-from nerfkit.model.images.depth_maps import EVERY, SIDE, DepthMaps
-from nerfkit.model.images.lookup import look_up
+from nerfkit.model.images.depth_maps import SIDE
 from nerfkit.model.images.renderer import disturbed
-from nerfkit.model.images.sources import Sources
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.losses import squared_error
 from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.run_images import check_images, read_images, save_images
+from tests.image_based import disturb, mixed_sources, of_images, see_all, trained
 from tests.naming import raises_naming
-from tests.rigs import look_at
 from tests.trainers import make_trainer, state_of
 
 
 @pytest.fixture
 def images_config(small_config):
-    small_config.model.kind, small_config.model.options = "images", {"views": 3, "state": 8}
-    small_config.model.density_bias = 4.0  # surfaces from the start
-    return small_config
-
-
-def disturb(model, scale: float = 0.5) -> None:
-    """Make the residual something: it is zero at first."""
-    torch.manual_seed(5)
-    with torch.no_grad():
-        for parameter in model.blender.residual.parameters():
-            parameter.copy_(scale * torch.randn_like(parameter))
-
-
-def trained(config, steps: int = 40):
-    trainer = make_trainer(config)
-    for _ in range(steps):
-        trainer.train_step()
-    return trainer
-
-
-def see_all(trainer) -> None:
-    """Give every view its turn of a depth map."""
-    model = trainer.model
-    for step in range(0, EVERY * len(trainer.cameras), EVERY):
-        model.depth_maps.update(trainer.cameras, step, lambda rays: Renderer.forward(model, rays, torch.ones(3)))
+    return of_images(small_config)
 
 
 def test_the_first_rendering_is_the_fields_bit_for_bit(images_config):
@@ -81,7 +49,7 @@ def test_a_training_view_never_sees_its_own_image(images_config, view):
     """Other colors in its own image change nothing for its rays, but they do for everybody else's."""
     trainer = trained(images_config)
     model, sources = trainer.model, trainer.model.sources
-    disturb(model, 3.0)
+    disturb(model.blender, 3.0)
     see_all(trainer)
     own, others = (trainer.cameras.image_rays(v) for v in (view, (view + 1) % 12))
     before = [model(rays, torch.ones(3)).color for rays in (own, own._replace(view=None))]
@@ -97,170 +65,11 @@ def test_a_training_view_never_sees_its_own_image(images_config, view):
 def test_rendering_takes_no_view_for_a_training_view(images_config):
     """Rays of an image are rays of cameras that have numbers of their own."""
     trainer = trained(images_config)
-    disturb(trainer.model)
+    disturb(trainer.model.blender)
     see_all(trainer)
     few = trainer.cameras[[7, 2]]
     image = nerfkit.ImageRenderer(trainer.model, torch.ones(3))
     assert torch.equal(image(few, 1)["rgb"], image(trainer.cameras, 2)["rgb"])
-
-
-def lenses() -> list[Lens]:
-    return [
-        Lens("OPENCV", (40.0, 42.0, 20.3, 15.1, -0.2, 0.05, 0.003, -0.002), 41, 30),
-        Lens("PINHOLE", (30.0, 31.0, 13.0, 17.5), 27, 33),
-        Lens("OPENCV_FISHEYE", (25.0, 25.0, 18.0, 14.0, 0.05, 0.0, 0.0, 0.0), 36, 28),
-    ]
-
-
-def mixed_sources(masked: bool = False) -> tuple[Sources, DepthMaps, Cameras, ImagePool]:
-    """Three images of three lenses and sizes, whose colors are their own pixels' columns and rows; all see 2 far."""
-    eyes = torch.tensor([[2.0, 0.3, 0.2], [1.8, -0.5, 0.4], [1.5, 0.8, -0.3]]).double().numpy()
-    poses = torch.tensor(look_at(eyes, eyes[0] * 0), dtype=torch.float32)
-    cameras = Cameras.of_lenses(poses, lenses())
-    parts = []
-    for view, (width, height) in enumerate(cameras.sizes()):
-        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-        parts.append(torch.stack([column * 4, row * 4, torch.full_like(row, 60 * view)], -1).flatten(0, 1))
-    pixels = torch.cat(parts).to(torch.uint8)
-    ends = torch.tensor([len(part) for part in parts]).cumsum(0)
-    first = torch.cat([ends.new_zeros(1), ends[:-1]])
-    ignored = torch.zeros(len(pixels), dtype=torch.bool) if masked else None
-    pool = ImagePool(pixels, first, tuple(cameras.sizes()), ignored)
-    maps = DepthMaps(cameras, SamplingConfig())
-    maps.depths.fill_(2.0)
-    return Sources(cameras, pool), maps, cameras, pool
-
-
-def test_a_look_up_finds_the_pixel_that_the_lens_says():
-    """Of a point on the ray of a pixel, each lens and size finds that pixel, and so its color."""
-    sources, maps, cameras, pool = mixed_sources()
-    for view, (width, height) in enumerate(cameras.sizes()):
-        column, row = torch.arange(2, width - 2, 3), torch.arange(2, width - 2, 3) % (height - 4) + 2
-        rays = cameras.rays(torch.full_like(column, view), column, row)
-        points = rays.origins + rays.directions * 2.0
-        pixels, inside = sources.project(points, torch.arange(3).expand(len(points), 3))
-        for x, y in zip(sources.project_into_all(points), (pixels, inside), strict=True):
-            torch.testing.assert_close(x, y, atol=1e-3, rtol=0)
-        assert inside[:, view].all()
-        assert (pixels[:, view] - torch.stack([column, row], -1) - 0.5).abs().max() < 0.02
-        found = look_up(sources, maps, Rays(rays.origins, rays.directions), points, torch.ones(3), 1)
-        assert (found.view == view).all(), "the image that the ray is of is the nearest"
-        wanted = torch.stack([column, row], -1) * 4 / 255
-        assert (found.color[:, 0, :2] - wanted).abs().max() < 0.1 / 255 * 4
-        assert found.direction.abs().max() < 1e-3 and (found.agreement > 0.99).all()
-
-
-@pytest.mark.parametrize("own", (True, False))
-def test_a_point_is_projected_into_the_images_that_look_its_way(images_config, monkeypatch, own: bool):
-    """Half of twelve images suffice for three: where all of them have the point, the look-ups are the same."""
-    trainer = make_trainer(images_config)
-    sources, maps, cameras = trainer.model.sources, trainer.model.depth_maps, trainer.cameras
-    maps.depths.fill_(torch.inf)
-    rays = cameras.rays(*(torch.tensor(x) for x in ([3, 3, 3, 8, 8, 8], [5, 9, 13, 5, 9, 13], [8, 4, 6, 8, 4, 6])))
-    rays = rays if own else rays._replace(view=None)
-    points = rays.origins + rays.directions * rays.origins.norm(dim=-1, keepdim=True)  # about the middle
-    every = look_up(sources, maps, rays, points, torch.ones(3), 3)
-    pixels, inside = sources.project_into_all(points)
-    again = sources.project(points, torch.arange(12).expand(len(points), 12))
-    assert torch.equal(again[1], inside) and (again[0] - pixels).abs().max() < 1e-3
-    monkeypatch.setattr(lookup, "CANDIDATES", 2)
-    monkeypatch.setattr(lookup, "LEAST", 6)
-    counts = []
-    project = sources.project
-    monkeypatch.setattr(
-        sources, "project", lambda points, view: (counts.append(view.shape[1]), project(points, view))[1]
-    )
-    few = look_up(sources, maps, rays, points, torch.ones(3), 3)
-    assert counts == [6] and every.valid.all()
-    for name, x in every._asdict().items():
-        torch.testing.assert_close(getattr(few, name), x, rtol=0, atol=1e-5, msg=name)  # exact for views
-    assert own == (every.view != torch.tensor([3, 3, 3, 8, 8, 8])[:, None]).all()
-
-
-def test_masked_pixels_weigh_nothing():
-    sources, maps, cameras, pool = mixed_sources(masked=True)
-    maps.depths.fill_(torch.inf)
-    maps.agreement = lambda view, pixels, distance: torch.ones_like(distance)
-    sources.ignored[pool.rows(1)] = True
-    rays = cameras.image_rays(0)._replace(view=None)
-    found = look_up(sources, maps, rays, rays.origins + 2 * rays.directions, torch.ones(3), 3)
-    assert (found.agreement == found.valid).all()
-    assert not found.valid[found.view == 1].any() and found.valid[found.view == 0].any()
-    blender = Blender(6)
-    disturb(_holder(blender))
-    color = torch.full((len(rays.origins), 3), 0.5)
-    residual = blender(found, color)
-    other = blender(found._replace(color=torch.where(found.valid[..., None], found.color, 0.9)), color)
-    assert torch.equal(residual, other)
-    nothing = found._replace(valid=torch.zeros_like(found.valid), agreement=torch.zeros_like(found.agreement))
-    assert (blender(nothing, color) == 0).all()
-
-
-@pytest.mark.parametrize("corner", range(4))
-def test_one_masked_pixel_of_the_four_around_suffices(corner: int):
-    """Each of them gives a share of the color."""
-    sources, _, _, pool = mixed_sources(masked=True)
-    (width, _), row, column = pool.sizes[1], 7 + corner // 2, 5 + corner % 2
-    sources.ignored[pool.first[1] + row * width + column] = True
-    pixels = torch.tensor([[[6.1, 8.1], [4.1, 8.1], [6.1, 10.1]]])  # between columns 5 and 6, rows 7 and 8; others
-    _, counts = sources.colors(torch.ones(1, 3, dtype=torch.int64), pixels, torch.ones(3))
-    assert counts.tolist() == [[False, True, True]]
-
-
-def _holder(blender: Blender):
-    return type("Holder", (), {"blender": blender})
-
-
-def test_what_no_image_has_is_not_valid():
-    sources, maps, _, _ = mixed_sources()
-    behind = torch.tensor([[50.0, 60.0, 70.0]])
-    rays = Rays(torch.zeros(1, 3), torch.nn.functional.normalize(behind, dim=-1))
-    found = look_up(sources, maps, rays, behind, torch.ones(3), 2)
-    assert not found.valid.any() and (found.color == 0).all() and found.direction.isfinite().all()
-
-
-def test_a_fisheye_of_more_than_180_degrees_sees_beside_and_behind_itself():
-    """Points at 100 degrees from its axis have pixels; a pinhole that stands there has none of them."""
-    lens = Lens("FISHEYE", (10.0, 10.0, 20.0, 20.0), 40, 40)
-    pose = torch.tensor(look_at(torch.tensor([[1.0, 0.0, 0.0]]).double().numpy(), torch.zeros(1, 3).double().numpy()))
-    cameras = Cameras.of_lenses(pose.float().repeat(2, 1, 1), [lens, Lens("PINHOLE", (20.0, 20.0, 20.0, 20.0), 40, 40)])
-    pixels = torch.zeros(2 * 40 * 40, 3, dtype=torch.uint8)
-    sources = Sources(cameras, ImagePool(pixels, torch.tensor([0, 40 * 40]), tuple(cameras.sizes()), None))
-    angle = math.radians(100)
-    places = torch.tensor([[20.0, 20 + 10 * angle], [20 - 10 * angle, 20.0]])
-    towards = torch.tensor([[0.0, -math.sin(angle)], [-math.sin(angle), 0.0]])  # right and up of the camera
-    local = torch.cat([towards, torch.full((2, 1), -math.cos(angle))], dim=1)
-    points = cameras.positions[0] + 3 * local @ cameras.camera_to_world[0, :, :3].T
-    for found, inside in (
-        sources.project(points, torch.arange(2).expand(2, 2)),
-        sources.project_into_all(points),
-    ):
-        assert inside.tolist() == [[True, False]] * 2
-        torch.testing.assert_close(found[:, 0], places, atol=1e-3, rtol=0)
-
-
-def test_a_point_behind_a_surface_is_not_seen():
-    """Agreement is 1 at the depth that a camera sees, falls to nothing on both sides, and is 0 where it sees none."""
-    _, maps, cameras, _ = mixed_sources()
-    view = torch.tensor([0, 1, 2])[:, None]
-    middle = torch.tensor(cameras.sizes())[:, None] / 2  # [3, 1, 2]
-    seen = [maps.agreement(view, middle, torch.full((3, 1), distance)) for distance in (2.0, 2.05, 1.95, 3.0, 1.0)]
-    assert (seen[0] > 0.999).all() and (seen[1] < 0.9).all() and (seen[2] < 0.9).all()
-    assert (seen[3] < 1e-3).all() and (seen[4] < 1e-3).all()
-    maps.depths[1, :, :32] = 0
-    assert maps.agreement(view, middle - torch.tensor([3.0, 0]), torch.full((3, 1), 2.0))[1] == 0
-
-
-def test_in_unbounded_space_depths_are_as_uncertain_as_intervals_are_long():
-    """Far away they grow with the distance; near the cameras, and in a box, they have one length."""
-    _, _, cameras, _ = mixed_sources()
-    view, middle = torch.tensor([[0]]), torch.tensor([[cameras.sizes()[0]]]) / 2  # [1, 1], [1, 1, 2]
-    for kind, distance, interval in (("contracted", 40.0, 2.0), ("contracted", 0.1, 0.01), ("box", 40.0, 0.01)):
-        maps = DepthMaps(cameras, SamplingConfig(kind=kind, cone=0.05, step=0.01))
-        maps.depths.fill_(distance + interval)
-        found = maps.agreement(view, middle, torch.tensor([[distance]])).item()
-        texel = distance * maps.angle[0].item()
-        assert found == pytest.approx(math.exp(-interval / (texel + interval)), rel=1e-3), (kind, distance)
 
 
 def test_depth_maps_are_those_of_the_field(images_config):
@@ -316,7 +125,7 @@ def test_each_error_has_its_own_gradients(images_config):
     """The field's color reaches the field alone, the corrected one the blender alone."""
     trainer = trained(images_config)
     model, rays = trainer.model, trainer.views.draw(200).rays
-    disturb(model)
+    disturb(model.blender)
     see_all(trainer)
     jitter = torch.rand(200)
     for name in ("color", "corrected"):
@@ -333,7 +142,7 @@ def test_each_error_has_its_own_gradients(images_config):
 def test_the_correction_is_trained_on_the_first_rays(images_config, monkeypatch):
     trainer = trained(images_config)
     model, batch = trainer.model, trainer.views.draw(200)
-    disturb(model)
+    disturb(model.blender)
     see_all(trainer)
     every = model(batch.rays, batch.background, batch.jitter)
     monkeypatch.setattr(images, "TRAINED_RAYS", 50)
@@ -351,7 +160,7 @@ def test_rays_that_meet_nothing_keep_their_color(images_config):
     trainer = trained(images_config, 40)
     model, view = trainer.model.eval(), trainer.cameras.image_rays(3)
     rays = view._replace(view=None, directions=torch.where(torch.arange(len(view.view))[:, None] % 3 > 0, view[1], 0))
-    disturb(model)
+    disturb(model.blender)
     see_all(trainer)
     background = torch.tensor([0.2, 0.5, 0.9])
     rendering = model(rays, background)
@@ -385,7 +194,7 @@ def test_a_run_folder_looks_images_up_through_their_lenses(images_config, tmp_pa
     images_config.trainer.steps = 20
     trainer = nerfkit.Trainer(images_config, cameras, pool)
     trainer.train(tmp_path / "run")
-    disturb(trainer.model)
+    disturb(trainer.model.blender)
     trainer.save(tmp_path / "run")
     run, model = nerfkit.load_run(tmp_path / "run", "cpu"), trainer.model.eval()
     assert run.model.sources.lenses == model.sources.lenses != ()
