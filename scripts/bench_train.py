@@ -64,7 +64,7 @@ class BenchOptions(config.Config):
     profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
     show: Path | None = None  # print that file as Markdown tables, and measure nothing
-    draw: Path | None = None  # and draw its curves to this image
+    draw: Path | None = None  # and draw what scripts/sweep.py measured of lego to this image
 
 
 def main(arguments: list[str], processes: Processes = ALONE) -> int:
@@ -111,7 +111,8 @@ def bench(
     )
     for case in cases:
         for seed in options.seeds:
-            result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": len(test.images)}
+            n_views = options.views or len(test.images)
+            result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": min(n_views, len(test.images))}
             result |= measure(options, case, seed, train, test, device, processes)
             print(line_of(case, result), flush=True)
             if options.json and processes.is_first:

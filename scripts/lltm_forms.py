@@ -139,6 +139,7 @@ def without_state(trainer: Trainer, score: Callable[[], float]) -> dict[str, Any
 def case(name: str, form: Form | None, changes: str = "") -> Case:
     if form is None:
         return Case(changes, name=name)
+    changes = ",".join(filter(None, ("model.aggregator=true", changes)))  # of captures it is off
     return Case(changes, partial(FormRenderer, form), name, without_state)
 
 

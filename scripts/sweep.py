@@ -102,12 +102,13 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], giv
     done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
     done = {tuple(run.get(key) for key in KEY) for run in done}
     settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
+    found = find_scene(settings, given | {change.partition("=")[0] for change in scene.changes.split(",")})
     budget = {"seconds": 0.0 if options.steps else options.seconds, "steps_asked": options.steps}
     wanted = [
         (
             case,
             {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)}
-            | {"options": digest(bench_train.changed(settings, case.changes))},
+            | {"options": digest(bench_train.changed(settings, case.changes))},  # with what the scene decides
         )
         for case in cases
         for seed in options.seeds
@@ -115,13 +116,13 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], giv
     wanted = [(case, key) for case, key in wanted if tuple(key.values()) not in done]
     if not wanted:
         return
-    found = find_scene(settings, given | {change.partition("=")[0] for change in scene.changes.split(",")})
     train, test = (
         LoadedViews(views, views.load()) for views in (found.split("train"), found.split(options.eval.split))
     )
     for case, key in wanted:
         run = bench_train.measure(settings, case, key["seed"], train, test, device)
-        run = {"size": in_words(test.images.sizes), "views": len(test.images)} | run | key
+        n_views = min(options.views or len(test.images), len(test.images))
+        run = {"size": in_words(test.images.sizes), "views": n_views} | run | key
         print(bench_train.line_of(case, run), flush=True)
         bench_train.add_to(options.json, run, device)
 

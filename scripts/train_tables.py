@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nerfkit.config import ModelConfig, SamplingConfig, TrainerConfig
+from nerfkit.errors import UserError
 
 
 def stages_of(r: dict[str, Any]) -> str:
@@ -30,8 +31,10 @@ def markdown(runs: list[dict[str, Any]]) -> str:
         sizes = f"2^{preset['log2_table']}, {preset['state']}, {preset['learning_rate']:g}"
         sizes += "".join(f", {k} {v:g}" for k, v in unusual(preset).items())
         sizes += ", random background" if r["background"] == "random" else ""
-        groups.setdefault((r["scene"], stages_of(r), sizes, budget), []).append(r)
-    for names, group in groups.items():
+        case = r.get("case", "")  # of scripts/sweep.py, whose cases differ in options that are not told
+        groups.setdefault((r["scene"], stages_of(r), sizes, budget, case), []).append(r)
+    for (*names, case), group in groups.items():
+        names[-1] += f" ({case})" if case else ""
         scores = [r["psnr"] for r in group if r["psnr"] is not None]
         spread = f" ± {(max(scores) - min(scores)) / 2:.2f}" if len(scores) > 1 else ""
         score = f"{sum(scores) / len(scores):.2f}{spread} dB" if scores else "none"
@@ -76,6 +79,8 @@ def draw(runs: list[dict[str, Any]], file: Path) -> None:
     budgets: dict[float, list[float]] = {}
     for r in filter(is_of_the_defaults, runs):
         budgets.setdefault(r["seconds"], []).append(r["psnr"])
+    if not budgets:
+        raise UserError("nothing to draw: no run of scripts/sweep.py on a scene called lego, of the case 'default'")
     means = [(seconds, sum(scores) / len(scores)) for seconds, scores in sorted(budgets.items())]
     axes.plot(*zip(*means, strict=True), "o-", color="tab:blue", label="nerfkit, test views; a schedule each")
     *batches, last = PEER

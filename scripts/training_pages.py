@@ -129,17 +129,19 @@ def indoors() -> str:
 
 def _contexts(title: str, belongs: Callable[[str], bool]) -> str:
     lines = [f"| {title} | along the ray | runs | PSNR | training views | ms a step |", "|---|---|---:|---|---:|---:|"]
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    grouped: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
     for run in runs_of("context_h200"):
         if belongs(run["scene"]):
-            grouped.setdefault((run["scene"], run["case"]), []).append(run)
-    scenes = list(dict.fromkeys(scene for scene, _ in grouped))
-    for scene, case in sorted(grouped, key=lambda key: (scenes.index(key[0]), CONTEXTS.index(key[1]))):
-        runs = grouped[scene, case]
-        train, ms = (statistics.mean(run[key] for run in runs) for key in ("train_psnr", "ms_per_step"))
+            grouped.setdefault((run["scene"], run["device"], run["case"]), []).append(run)
+    scenes = list(dict.fromkeys(scene for scene, *_ in grouped))
+    for key in sorted(grouped, key=lambda key: (scenes.index(key[0]), "H100" in key[1], CONTEXTS.index(key[2]))):
+        (scene, device, case), runs = key, grouped[key]
+        if any(run["preset"] != runs[0]["preset"] for run in runs):
+            raise ValueError(f"context_h200.json: the runs of {key} differ in their options")
+        train, ms = (statistics.mean(run[name] for run in runs) for name in ("train_psnr", "ms_per_step"))
         scores = mean_of([run["psnr"] for run in runs])
         label = case if case in CONTEXTS[:4] else f"both, {case}"
-        label += " (H100)" if "H100" in runs[0]["device"] else ""
+        label += " (H100)" if "H100" in device else ""
         lines.append(f"| {scene} | {label} | {len(runs)} | {scores} dB | {train:.1f} dB | {ms:.2f} |")
     return "\n".join(lines)
 

@@ -37,6 +37,16 @@ def test_a_form_trains(small_config, tmp_path, case):
         assert torch.equal(heard.color, trainer.model(rays, background).color), "heard again"
 
 
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_form_renders_where_the_lltm_is_off_by_itself(small_config, case):
+    """As it is of captures."""
+    small_config.model.aggregator = False
+    config = changed(small_config, case.changes)
+    trainer = make_trainer(config, case.model)
+    trainer.train_step()
+    assert isinstance(trainer.model, FormRenderer) == config.model.aggregator
+
+
 def test_the_form_that_ships_is_the_renderer(small_config, tmp_path):
     trainer = make_trainer(small_config)
     for _ in range(5):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nerfkit.config import SamplingConfig
 from nerfkit.data.lens import Lens
-from nerfkit.model.occupancy import REACHED_UPDATES
+from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
 from nerfkit.model.sampling import BoxSampler
 from nerfkit.parallel import Processes
 from tests.samplers import CUBE, cell_of, forward_cameras, ray, sampler_of, thin
@@ -140,6 +140,18 @@ def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does(kind: str)
     sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 5000 * thin(points))
     sampler.update(wall, REACHED_UPDATES + 1)
     assert sampler.occupancy[cell_of(sampler, behind)]
+
+
+@pytest.mark.parametrize("kind", ["box", "contracted"])
+def test_rows_of_a_capacity_that_nobody_uses_reach_nothing(kind: str):
+    """They lie at the origin, which then would never be emptied."""
+    sampler = sampler_of(kind)
+    sampler.train()
+    sampler.unreached.fill_(7)
+    sampler(ray((2.5, 0, 0), (1.0, 0, 0)), lambda points: torch.full(points.shape[:1], 1e4), capacity=64)
+    cells = [cell_of(sampler, point) for point in ((3.0, 0.0, 0.0), (0.0, 0.0, 0.0))]
+    reached, origin = (sampler.unreached[tuple(i // BLOCK for i in cell)] for cell in cells)
+    assert (reached, origin) == (0, 7)
 
 
 @pytest.mark.parametrize("kind", ["box", "contracted"])

@@ -15,6 +15,7 @@ import pytest
 from nerfkit import config
 from nerfkit.commands import COMMANDS, eval, export, render, view
 from nerfkit.commands.options import TrainOptions
+from nerfkit.errors import UserError
 from scripts import (
     bench_ops,
     bench_train,
@@ -26,6 +27,7 @@ from scripts import (
     training_pages,
 )
 from scripts.bench_ops import summary
+from tests.naming import raises_naming
 
 sys.path.insert(0, "scripts")
 
@@ -140,6 +142,8 @@ def test_every_table_of_the_pages_is_generated():
         lines = Path(name).read_text().splitlines()
         heads = [i for i, line in enumerate(lines) if line.startswith("|") and not lines[i - 1].startswith("|")]
         assert heads and all(lines[i - 2].startswith("<!-- table: ") for i in heads), name
+        ends = [i for i, line in enumerate(lines[:-1]) if line.startswith("|") and not lines[i + 1].startswith("|")]
+        assert not any(lines[i + 1] for i in ends), f"{name}: what follows a table at once becomes a row of it"
 
 
 def test_a_page_is_generated_from_what_was_measured():
@@ -171,14 +175,29 @@ def test_ops_have_their_present_names():
 def test_scores_in_the_readme_are_measured_ones():
     runs = [r["psnr"] for r in json.loads(Path("docs/measured.json").read_text())]
     means = {f"{statistics.mean(r['psnr'] for r in group.runs):.2f}" for group in training_pages.groups()}
-    runs += [run["psnr"] for name in ("recipe_h100", "train_h200") for run in training_pages.runs_of(name)]
+    runs += [run["psnr"] for run in training_pages.runs_of("recipe_h100")]
+    swept: dict[tuple[str, str, float], list[float]] = {}
+    for run in training_pages.runs_of("train_h200"):
+        if "case" in run:
+            swept.setdefault((run["case"], run["scene"], run["seconds"]), []).append(run["psnr"])
+    runs += [statistics.mean(scores) for scores in swept.values()]
     measured = means | {f"{psnr:.2f}" for psnr in runs} | {f"{train_tables.PEER[-1][1]:.2f}"}
     shown = re.findall(r"(\d+\.\d\d) dB", Path("README.md").read_text())
     assert shown and set(shown) <= measured
 
 
-def test_the_curve_has_runs_to_draw():
-    assert any(train_tables.is_of_the_defaults(run) for run in training_pages.runs_of("train_h200"))
+def test_the_curve_has_runs_to_draw(tmp_path):
+    runs = training_pages.runs_of("train_h200")
+    assert any(train_tables.is_of_the_defaults(run) for run in runs)
+    with raises_naming(UserError, "nothing to draw", "sweep.py"):
+        train_tables.draw([run for run in runs if "case" not in run], tmp_path / "no.png")
+
+
+def test_cases_of_a_sweep_are_not_mixed():
+    """They may differ in options that the table does not tell."""
+    lego = [r for r in training_pages.runs_of("train_h200") if (r.get("case"), r["scene"]) != (None, "lego")]
+    lines = train_tables.markdown([run for run in lego if run.get("seconds") == 20.0 and "case" in run]).splitlines()
+    assert len(lines) == 4 and "(default)" in lines[2] and "3 of 3" in lines[2] and "(hidden blocks kept)" in lines[3]
 
 
 def test_a_summary_compares_with_the_better_layout():

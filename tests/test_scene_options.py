@@ -103,7 +103,9 @@ def test_the_lltm_is_for_boxes_unless_it_is_asked_for(tmp_path: Path):
 
     assert along_the_ray() == along_the_ray(*BOX, *UNBOUNDED) == (True, False)
     assert along_the_ray(*BOX) == along_the_ray("--sampling.kind", "box") == (True, True)
-    assert along_the_ray("--model.aggregator", "true", "--model.encoder", "false") == (False, True)
+    assert along_the_ray("--model.aggregator", "true") == (True, True)
+    assert along_the_ray("--model.encoder", "false") == (False, True), "by itself it pays on half of the captures"
+    assert along_the_ray("--config", "cpu") == (True, True), "at such sizes, too"
 
 
 def test_the_finest_cells_of_an_object_follow_from_its_pixels():

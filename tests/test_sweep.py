@@ -8,6 +8,7 @@ import json
 import pytest
 
 from nerfkit.errors import UserError
+from nerfkit.training import scene_options
 from scripts import bench_train, sweep
 from tests.naming import assert_names, raises_naming
 
@@ -75,6 +76,23 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     assert_names(printed, "near", "toy", "20.50 ± 0.50")
     assert printed.count("dB in 7 s of 60, ended by trainer.steps") == 8 and printed.count("dB in 7 s, ") == 1
     assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
+
+
+def test_what_the_scene_decides_is_part_of_a_run(toy_scene, tmp_path, monkeypatch):
+    """A default of another version makes other runs."""
+    asked = []
+
+    def measure(options, case, seed, train, test, device) -> dict:
+        asked.append(options.trainer.distortion)
+        zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9, "ms_per_step": 1.0}
+        return zeros | {"seed": seed, "psnr": 20.0, "preset": {"max_seconds": 0}, "curve": [{"seconds": 7.0}]}
+
+    monkeypatch.setattr(bench_train, "measure", measure)
+    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene}", "--device", "cpu"]
+    for distortion in (0.5, 0.5, 0.25):
+        monkeypatch.setitem(scene_options.BOXED, "trainer.distortion", distortion)
+        assert sweep.main(arguments) == 0
+    assert asked == [0.5, 0.25]
 
 
 def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):

@@ -49,7 +49,7 @@ class ModelConfig:
     embedding: integer(1, 1024) = 16  # outputs of the density network: first the density; the color network sees all
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
     kernel: integer(1, 255) = 3  # taps of that convolution (odd)
-    aggregator: Flag = True  # LLTM along the ray, a residual on color
+    aggregator: Flag = True  # LLTM along the ray, a residual on color; off in unbounded space unless it is given
     state: integer(1, 1024) = 16  # size of the LLTM's state
     density_bias: number(-20, 20) = -1.0  # logarithm of the density where the network's output is 0, as at first
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32

@@ -9,7 +9,7 @@ register(
         "method_class": "nerfkit.integrations.nerfbaselines:NerfKit",
         "metadata": {
             "name": "nerfkit",
-            "description": "A multi-resolution feature grid with convolution and recurrence along the ray.",
+            "description": "A multi-resolution feature grid with convolution and, of objects, recurrence along rays.",
         },
     }
 )

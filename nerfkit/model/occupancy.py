@@ -102,13 +102,13 @@ class OccupancyGrid(nn.Module, ABC):
         if processes.size > 1:
             self.unreached.copy_(255 - processes.most(255 - self.unreached))
 
-    def _note_reached(self, positions: Tensor) -> None:
-        """Note the blocks of samples at world positions [N, 3]."""
+    def _note_reached(self, positions: Tensor, is_used: Tensor) -> None:
+        """Note the blocks of samples at world positions [N, 3], of the rows that are used [N], the first one first."""
         side = self.unreached.shape[0]
         a_unit = self.config.occupancy_resolution / BLOCK  # blocks
         block = (self.unit_of(positions) * a_unit).long().clamp_(0, side - 1)  # [N, 3]
         index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
-        self.unreached.view(-1).index_fill_(0, index, 0)
+        self.unreached.view(-1).index_fill_(0, torch.where(is_used, index, index[:1]), 0)
 
     def _mean_opacity(self) -> Tensor:
         """Of cells that may be occupied."""

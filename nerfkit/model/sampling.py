@@ -31,12 +31,11 @@ class Marched(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Those of the marched samples that are rendered: of K rows, the first ones of each ray."""
+    """Those of the marched samples that are rendered."""
 
-    t_starts: Tensor  # [K]
+    t_starts: Tensor  # [K]; with a capacity, the rows behind the last ray's are of nobody
     t_ends: Tensor  # [K]
-    ray_offsets: Tensor  # [R+1] int64, where each ray's rows begin
-    counts: Tensor  # [R] how many of them
+    ray_offsets: Tensor  # [R+1] int64
 
 
 class Samples(NamedTuple):
@@ -109,9 +108,9 @@ class OccupancySampler(OccupancyGrid):
             in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
             density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
             counts = self._count_visible(marched, density)
-            t_starts, t_ends, source_offsets, counts = self.chosen(marched, density, counts, capacity is None)
-            ray_offsets = offsets_from_counts(counts)
-            n_rows = int(ray_offsets[-1]) if capacity is None else capacity
+            t_starts, t_ends, source_offsets = self.chosen(marched, density, counts, capacity is None)
+            ray_offsets = source_offsets
+            n_rows = len(t_starts) if capacity is None else capacity
             if capacity is not None:
                 ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
                 ray_complete = ray_complete & fits
@@ -122,7 +121,7 @@ class OccupancySampler(OccupancyGrid):
                 ray_offsets = pad_offsets(ray_offsets, capacity)
         positions, t_starts, t_ends, ray_index = compacted
         if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
-            self._note_reached(positions)
+            self._note_reached(positions, t_ends > t_starts)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
         return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
@@ -141,8 +140,7 @@ class OccupancySampler(OccupancyGrid):
         up_to = offsets_from_counts(kept)  # [M+1] kept before each row
         target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
         t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
-        ray_offsets = up_to[ray_offsets]
-        return Chosen(t_starts, t_ends, ray_offsets, ray_offsets.diff())
+        return Chosen(t_starts, t_ends, up_to[ray_offsets])
 
     def _chosen_of_visible(self, marched: Marched, density: Tensor, counts: Tensor) -> Chosen:
         """The same, by way of the visible samples alone, a small part of all that were marched."""
@@ -155,8 +153,7 @@ class OccupancySampler(OccupancyGrid):
         shift = source_offsets[:-1] - ray_offsets[:-1]  # [R]
         density = density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]
         kept = self._counts(density, t_starts, t_ends)
-        ray_offsets = offsets_from_counts(kept)[ray_offsets]
-        return Chosen(t_starts[kept], t_ends[kept], ray_offsets, ray_offsets.diff())
+        return Chosen(t_starts[kept], t_ends[kept], offsets_from_counts(kept)[ray_offsets])
 
     def _counts(self, density: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
         """Which intervals [M] have an opacity that counts, bool; NaN does, for the loss has to show it."""

@@ -19,12 +19,10 @@ CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius i
 FAR_RADII = 256.0  # beyond that nothing moves in contracted space
 
 # Options of unbounded space where neither the user nor a preset says anything: space is four radii wide instead of a
-# box, most of it far away and empty, and what is thin there an LLTM learns by heart. Cameras around a scene, or within,
-# see all sides of a surface, whose samples then have to be as close along a ray as across; before one that all of them
-# face, rays are worth more than samples.
+# box, most of it far away and empty. Cameras around a scene, or within, see all sides of a surface, whose samples then
+# have to be as close along a ray as across; before one that all of them face, rays are worth more than samples.
 UNBOUNDED = {
     "model.max_resolution": 8192,
-    "model.aggregator": False,  # beside the encoder it costs up to 0.9 dB on captures: docs/ray_context.md
     "sampling.occupancy_resolution": 256,
     "trainer.distortion": 0.003,
 }
@@ -34,6 +32,8 @@ SEEN_FROM_ALL_SIDES = {
     "sampling.occupancy_threshold": 0.001,
     "sampling.candidates_per_sample": 8.0,
 }
+
+BESIDE_THE_ENCODER = {"model.aggregator": False}  # of a field in unbounded space: docs/ray_context.md, "On captures"
 
 # Of a field, in a box or not: docs/benchmarks/recipe_h100.json.
 RECIPE = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
@@ -107,6 +107,8 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
     if not is_forward:
         values |= SEEN_FROM_ALL_SIDES
         values["sampling.step"] *= radius
+    if options.model.kind in FIELDS and options.model.encoder:
+        values |= BESIDE_THE_ENCODER
     _set_unless(given, options, values | {"sampling.far": FAR_RADII * radius})
 
 

@@ -150,8 +150,8 @@ FAULTS = [
     Fault(
         "the_lltm_stays_on_in_captures",
         "training/scene_options.py",
-        '"model.aggregator": False',
-        '"model.aggregator": True',
+        "values |= BESIDE_THE_ENCODER",
+        "pass",
         "scene_options",
     ),
     Fault(

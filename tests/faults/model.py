@@ -141,6 +141,13 @@ FAULTS = [
         "occupancy",
     ),
     Fault(
+        "rows_of_nobody_reach_the_origin",
+        "model/occupancy.py",
+        "torch.where(is_used, index, index[:1])",
+        "index",
+        "occupancy",
+    ),
+    Fault(
         "what_no_ray_reaches_stays_occupied",
         "model/occupancy.py",
         "self._near_blocks(self.unreached < REACHED_UPDATES)",
