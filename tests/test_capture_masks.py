@@ -174,6 +174,7 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     after = scores()
     assert [row["psnr"] for row in before["views"]] == [row["psnr"] for row in after["views"]]
     assert after["protocol"]["ignored_pixels"] == 3 * LEFT.sum()
+    assert after["share_of_pixels"] == pytest.approx(1 - LEFT.mean(), abs=1e-4)
     render, truth = rendered_and_truth(trainer, load_scene(str(masked), box=BOX).split("test"))
     error = (render - truth).square()[~torch.from_numpy(LEFT)].mean().item()
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)

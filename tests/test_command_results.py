@@ -21,8 +21,9 @@ from nerfkit.errors import RunError, UserError
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training import checkpoint
+from nerfkit.training.evaluator import in_one_line
 from nerfkit.training.run_folder import read_config, read_log
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.toy_scene import write_scene
 
 BOX = (-0.8, -0.8, -0.7, 0.8, 0.8, 0.9)
@@ -223,7 +224,7 @@ def test_a_video_has_the_frames_in_their_order(frames):
     assert [int(np.argmin(row)) for row in distances] == [0, 1, 2]
 
 
-def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
+def test_frames_that_are_there_are_kept_on_request(run, monkeypatch, capsys):
     few = ("--frames", 2, "--size", 6, 5, "--device", "cpu")
     call(render, run, *few)
     folder = run / "render" / "orbit"
@@ -241,9 +242,31 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
         found = load_run(*arguments)
         return replace(found, state=found.state | {"seconds": 987.6})
 
+    with raises_naming(RunError, "another rendering", "--overwrite", "--out"):
+        call(render, run, "--frames", 3, *few[2:])  # of the same training
+    assert len(list(folder.glob("0*.png"))) == 2
     monkeypatch.setattr(render, "load_run", load_another)
     with raises_naming(RunError, folder, "--resume"):
         call(render, run, *few, "--resume")  # of another training, of as many steps
+    capsys.readouterr()
+    call(render, run, "--frames", 3, *few[2:])
+    assert "3 files of an earlier rendering are removed" in capsys.readouterr().out, "as they are out of date"
+
+
+def test_a_rendering_that_is_stopped_says_how_it_goes_on(run, tmp_path, monkeypatch, capsys):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(render, "png_bytes", stop)
+    with pytest.raises(KeyboardInterrupt):
+        call(render, run, "--frames", 2, "--out", tmp_path / "frames", "--device", "cpu")
+    assert_names(capsys.readouterr().out, tmp_path / "frames", "--resume")
+
+
+def test_a_score_of_a_part_of_the_pixels_says_so():
+    metrics = {"psnr": 20.0, "ssim": 0.5, "lpips": None}
+    assert "28% of pixels" in in_one_line(metrics | {"share_of_pixels": 0.28})
+    assert "pixels" not in in_one_line(metrics | {"share_of_pixels": 0.99}) + in_one_line(metrics)
 
 
 def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(run, tmp_path):
@@ -265,9 +288,11 @@ def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(r
 def test_the_views_of_a_split_are_its_cameras(run, path: str, n_frames: int):
     call(render, run, "--path", path, "--outputs", "opacity", "--device", "cpu")
     folder, loaded = run / "render" / path, load_run(run, "cpu")
-    assert len(list(folder.glob("opacity_*.npz"))) == n_frames and not list(folder.glob("0*.png"))
+    names = loaded.scene.names(path)
+    assert {file.name for file in folder.glob("*.npz")} == {f"opacity_{name}.npz" for name in names}
+    assert len(names) == n_frames and not (folder / f"{names[0]}.png").exists()
     wanted = loaded.render(loaded.cameras(path), n_frames - 1, ("opacity",))["opacity"]
-    values = np.load(folder / file_of("opacity", n_frames - 1, "npz"))["opacity"]
+    values = np.load(folder / f"opacity_{names[-1]}.npz")["opacity"]
     assert values.shape == (13, 15)
     np.testing.assert_allclose(values, wanted.numpy(), atol=1e-4)
 

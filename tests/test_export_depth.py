@@ -8,6 +8,7 @@ import pytest
 
 from nerfkit.commands import export
 from nerfkit.errors import UserError
+from nerfkit.training.run import load_run
 from tests.balls import CENTER, RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
 
@@ -23,7 +24,7 @@ def call(run, kind, *arguments) -> None:
 
 def test_depths_in_the_units_of_the_files(run, tmp_path):
     call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz")
-    values = dict(np.load(tmp_path / "d" / "0000.npz"))
+    values = dict(np.load(tmp_path / "d" / "held_out_0.npz"))
     row, column = 20, 21  # the ray to the centre of the ball
     assert values["depth_median_ray"][row, column] == pytest.approx((2.5 - RADIUS) / 0.25, rel=0.01)
     eye = frame().to_input(cameras().positions[0].double().numpy())
@@ -35,8 +36,8 @@ def test_depths_in_the_units_of_the_files(run, tmp_path):
 def test_exr_holds_the_same_as_float32(run, tmp_path):
     exr = pytest.importorskip("OpenEXR")
     call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz,exr", "--depth", "median")
-    values = dict(np.load(tmp_path / "d" / "0001.npz"))
-    with exr.File(str(tmp_path / "d" / "0001.exr"), separate_channels=True) as file:
+    values = dict(np.load(tmp_path / "d" / "held_out_1.npz"))
+    with exr.File(str(tmp_path / "d" / "held_out_1.exr"), separate_channels=True) as file:
         channels = {name: channel.pixels for name, channel in file.channels().items()}
     assert set(channels) == {"R", "G", "B", "A", "Z", "N.X", "N.Y", "N.Z"}
     assert all(channel.dtype == np.float32 for channel in channels.values())
@@ -60,10 +61,11 @@ def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
     arguments = ("depth", "--out", tmp_path / "d", "--split", "train", "--formats", "npz")
     with pytest.raises(KeyboardInterrupt):
         call(run, *arguments)
-    first = (tmp_path / "d" / "0000.npz").stat().st_mtime_ns
+    first, last = (tmp_path / "d" / f"{load_run(run, 'cpu').scene.names('train')[view]}.npz" for view in (0, 13))
+    began = first.stat().st_mtime_ns
     monkeypatch.setattr(images, "image_bytes", whole)
     call(run, *arguments)
-    assert (tmp_path / "d" / "0000.npz").stat().st_mtime_ns == first and (tmp_path / "d" / "0013.npz").exists()
+    assert first.stat().st_mtime_ns == began and last.exists()
     with raises_naming(UserError, "--overwrite"):
         call(run, *arguments)
 

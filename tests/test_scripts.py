@@ -109,14 +109,17 @@ def test_render_into_the_working_folder(trained, tmp_path):
     assert np.load(out / "opacity_0001.npz")["opacity"].shape == (5, 6) and (out / "depth_z_0001.npz").exists()
     assert (out / "opacity.mp4").exists() and (out / "depth_ray.mp4").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
-    call(script, trained, "--frames", "3", "--size", "6", "5", "--out", ".", "--device", "cpu", folder=out)
+    other = (script, trained, "--frames", "3", "--size", "6", "5", "--out", ".", "--device", "cpu")
+    assert_names(call(*other, folder=out, status=1), "another rendering", "--overwrite", "--out")
+    assert list(out.glob("depth_z_*")), "nothing is lost by an accident"
+    assert "15 files of an earlier rendering are removed" in call(*other, "--overwrite", folder=out)
     assert not list(out.glob("depth_z_*")), "frames of another path must not pass for this path's"
 
 
 @pytest.mark.parametrize("path, frames", [("test", []), ("interpolate", ["--frames", "3"])])
 def test_render_paths(trained, path: str, frames: list[str]):
     call("scripts/render.py", trained, "--path", path, *frames, "--size", "6", "6", "--device", "cpu")
-    n_frames = len(list((trained / "render" / path).glob("0*.png")))
+    n_frames = len(list((trained / "render" / path).glob("*.png")))
     assert n_frames == (3 if frames else 2) and (trained / "render" / path / "rgb.mp4").exists()
 
 

@@ -28,6 +28,7 @@ from nerfkit.export.output import Output, OutputFolder, formats_of
 from nerfkit.export.views import Views, check_any
 from nerfkit.export.work import Work
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.images import file_stem
 from nerfkit.training.run import Run, load_run
 
 Six = tuple[float, float, float, float, float, float]
@@ -331,12 +332,14 @@ def export_depth(run: Run, options: DepthOptions) -> None:
     """Write images of views."""
     formats = formats_of(options.formats, images.FORMATS)
     views, names = run.cameras(options.split), cameras.capture_of(run, (options.split,), None).images
-    of = key(run, kind="depth", split=options.split, formats=formats, frame=options.frame, depth=options.depth)
+    stems = [file_stem(name, view) for view, name in enumerate(run.scene.names(options.split))]
+    asked = {"split": options.split, "formats": formats, "frame": options.frame, "depth": options.depth}
+    of = key(run, kind="depth", named="as the views", **asked)  # by number before
     output = OutputFolder(run.folder, options.out, f"depth_{options.split}", options.overwrite, of)
     image_of, on_device = ImageRenderer(run.model, run.background), views.to(run.device)
     depth = "depth_median_z" if options.depth == "median" else "depth_z"
     for view in tqdm(range(len(views)), desc="views", unit="view", dynamic_ncols=True):
-        files = {format: f"{view:04d}.{format}" for format in formats}
+        files = {format: f"{stems[view]}.{format}" for format in formats}
         if all(output.folder.owns(file) for file in files.values()):
             continue
         rendered = image_of(on_device, view, ("rgb", "depth", "median_depth", "opacity", "normal"))

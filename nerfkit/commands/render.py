@@ -6,6 +6,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +32,7 @@ from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import npz_bytes, png_bytes, preview
+from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview
 from nerfkit.rendering.path_files import moved, read_path
 from nerfkit.rendering.video import probe_video, video_bytes
 from nerfkit.training.run import Run, load_run
@@ -65,6 +67,7 @@ class RenderOptions:
     crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
     device: str = "auto"  # cpu, cuda, cuda:1, ...
     resume: bool = False  # keep frames of this path and size that are there already
+    overwrite: bool = False  # remove frames of another path, size or crop of this checkpoint that are there
     module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
     ops: OpsConfig = field(default_factory=OpsConfig)
 
@@ -84,7 +87,8 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     in_files = moved(cameras, run.frame, to_model=False)
     cropping = "" if crop is None else crop.to_json()
     state = {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
-    folder = processes.in_turn(lambda: open_folder(options, in_files, state, outputs, cropping, processes))
+    stems = stems_of(options.path, run, len(cameras))
+    folder = processes.in_turn(lambda: open_folder(options, in_files, stems, state, outputs, cropping, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
@@ -93,9 +97,9 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     span = depth_range(run.cameras("train"), run.config)
     if crop is not None:
         print(f"cropped as {options.run / CROP} says; --crop none renders all")
-    with cropped(run.model, crop):
+    with cropped(run.model, crop), telling_what_is_there(folder, processes):
         frames = render_frames(
-            image_of, cameras.to(run.device), outputs, folder, span, options.resume, run.frame, processes
+            image_of, cameras.to(run.device), stems, outputs, folder, span, options.resume, run.frame, processes
         )
     processes.wait()
     print(f"{len(cameras)} frames: {folder.path}")
@@ -160,6 +164,23 @@ def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
     raise UserError(f"--path {options.path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
 
 
+def stems_of(path: str, run: Run, n_frames: int) -> list[str]:
+    """Names of the frames' files: of a split those of its views, else their numbers."""
+    names = run.scene.names(path) if path in run.scene.splits else [""] * n_frames
+    return [file_stem(name, frame) if name else f"{frame:04d}" for frame, name in enumerate(names)]
+
+
+@contextmanager
+def telling_what_is_there(folder: OwnFolder, processes: Processes) -> Iterator[None]:
+    """Inside, Ctrl-C ends with a line on the frames that are done."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if processes.is_first:
+            print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
+        raise
+
+
 def views_surround(run: Run) -> bool:
     """Whether the training cameras stand around the box and look inwards, so that a circle stays near them."""
     target, cameras = torch.tensor(run.config.data.box).view(2, 3).mean(0), run.cameras("train")
@@ -190,6 +211,7 @@ def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
 def open_folder(
     options: RenderOptions,
     cameras: Cameras,
+    stems: list[str],
     state: dict[str, float],
     outputs: tuple[str, ...],
     crop: str,
@@ -206,52 +228,68 @@ def open_folder(
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
         folder.lock()
-        prepare(folder, cameras, state, outputs, options.resume, crop)
-        for name in sorted(frame_names(range(len(cameras)), outputs)) if processes.size > 1 else ():
+        path = json.dumps(to_json(cameras, stems) | state | ({"crop": json.loads(crop)} if crop else {}))
+        try:
+            prepare(folder, path, frame_names(stems, outputs), options)
+        except RunError:
+            folder.unlock()
+            raise
+        for name in sorted(frame_names(stems, outputs)) if processes.size > 1 else ():
             folder.note(name)
     return folder
 
 
-def prepare(
-    folder: OwnFolder,
-    cameras: Cameras,
-    state: dict[str, float],
-    outputs: tuple[str, ...],
-    resume: bool,
-    crop: str = "",
-) -> None:
-    """Write the path and the `state` of the model, and remove frames that are of others."""
-    file = folder.path / PATH_FILE
-    names = [f"{view:04d}" for view in range(len(cameras))]
-    path = json.dumps(to_json(cameras, names) | state | ({"crop": json.loads(crop)} if crop else {}))
-    was = file.read_text(encoding="utf-8", errors="replace") if folder.owns(PATH_FILE) else None
-    if resume and was is not None and was != path:
+def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOptions) -> None:
+    """Write the path, JSON with the state of the model, and remove frames of others; `files` are about to be rendered.
+
+    Frames of another path, size or crop of the same checkpoint are removed only with --overwrite.
+    """
+    was = None
+    if folder.owns(PATH_FILE):
+        was = (folder.path / PATH_FILE).read_text(encoding="utf-8", errors="replace")
+    if options.resume and was is not None and was != path:
         raise RunError(
             f"{folder.path} holds frames of another path, size, crop or checkpoint; render all again without --resume, "
             "or choose another folder with --out"
         )
     if was != path:
+        earlier = sorted(folder.names() - {PATH_FILE})
+        if earlier and is_of_this_checkpoint(was, path) and not options.overwrite:
+            raise RunError(
+                f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
+                f"crop, {len(earlier)} files. --overwrite removes them, --out FOLDER keeps both"
+            )
+        if earlier:
+            print(f"{len(earlier)} files of an earlier rendering are removed from {folder.path}")
         folder.clear()
-    elif not resume:
-        again = frame_names(range(len(cameras)), outputs)
-        folder.clear(keep=tuple(folder.names() - again))
+    elif not options.resume:
+        folder.clear(keep=tuple(folder.names() - files))
     folder.remove_leftovers()
     folder.write(PATH_FILE, path)
 
 
-def frame_names(views: range, outputs: tuple[str, ...]) -> set[str]:
+def is_of_this_checkpoint(was: str | None, path: str) -> bool:
+    """Whether two path files say the same of the model."""
+    try:
+        one, other = json.loads(was or "{}"), json.loads(path)
+        return all(one.get(key) == other[key] for key in other if key.startswith("checkpoint_"))
+    except (ValueError, AttributeError):  # not one that this command has written
+        return False
+
+
+def frame_names(stems: list[str], outputs: tuple[str, ...]) -> set[str]:
     """Names of all files of `outputs`, the videos' too."""
     names = {f"{name}.mp4" for output in outputs for name in FILES[output]}
-    for view in views:
-        for file in frame_files(view, outputs).values():
+    for stem in stems:
+        for file in frame_files(stem, outputs).values():
             names |= {file, str(Path(file).with_suffix(".npz"))}
     return names
 
 
-def frame_files(view: int, outputs: tuple[str, ...]) -> dict[str, str]:
+def frame_files(stem: str, outputs: tuple[str, ...]) -> dict[str, str]:
     """PNG files of one frame by name; values, of all but rgb, are beside them (.npz)."""
     names = [name for output in outputs for name in FILES[output]]
-    return {name: f"{view:04d}.png" if name == "rgb" else f"{name}_{view:04d}.png" for name in names}
+    return {name: f"{stem}.png" if name == "rgb" else f"{name}_{stem}.png" for name in names}
 
 
 def depth_range(cameras: Cameras, config: Config) -> tuple[float, float]:
@@ -265,6 +303,7 @@ def depth_range(cameras: Cameras, config: Config) -> tuple[float, float]:
 def render_frames(
     image_of: ImageRenderer,
     cameras: Cameras,
+    stems: list[str],
     outputs: tuple[str, ...],
     folder: OwnFolder,
     span: tuple[float, float],
@@ -273,7 +312,7 @@ def render_frames(
     processes: Processes = ALONE,
 ) -> dict[str, list[str]]:
     """Render and save every frame, or this process's share; the PNG files of all by output."""
-    all_files = [frame_files(view, outputs) for view in range(len(cameras))]
+    all_files = [frame_files(stem, outputs) for stem in stems]
     frames = {name: [files[name] for files in all_files] for output in outputs for name in FILES[output]}
     views, hidden = processes.share(len(cameras)), not processes.is_first
     for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
@@ -14,6 +15,12 @@ from torch import Tensor
 def to_uint8(image: Tensor) -> np.ndarray:
     """8-bit copy of an image in [0, 1], rounded."""
     return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).numpy()
+
+
+def file_stem(name: str, view: int) -> str:
+    """A view's name, as that of its files; its number if the name is none for files."""
+    is_usable = name.isprintable() and len(name) <= 60 and Path(name).name == name and not name.startswith(".")
+    return name if is_usable else f"{view:04d}"
 
 
 def png_bytes(image: Tensor) -> bytes:

@@ -34,11 +34,12 @@ from nerfkit.metrics import (
 from nerfkit.model.base import Model
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import comparison_image, png_bytes
+from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
 from nerfkit.training.run_folder import METRICS, RunFolder
 from nerfkit.version import versions
 
+MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
 OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
     "psnr_cc": "with its light fitted",
     "psnr_aligned": "with its pose fitted",
@@ -73,10 +74,12 @@ def evaluate(
     cameras = views.cameras.to(device)
     split = config.eval.split
     n_comparisons = len(cameras) if config.eval.comparisons < 0 else config.eval.comparisons
-    compared = {view: _file_name(views.names[view], view) for view in evenly_chosen(len(cameras), n_comparisons)}
+    compared = {
+        view: f"{file_stem(views.names[view], view)}.png" for view in evenly_chosen(len(cameras), n_comparisons)
+    }
     files = list(compared.values())
     comparisons = processes.in_turn(lambda: _comparison_folder(folder, split, other_scene, files))
-    rows, n_ignored = [], 0
+    rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(
         processes.share(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True,
         disable=not processes.is_first,
@@ -99,6 +102,7 @@ def evaluate(
         "steps": state["step"],
         "backend": state.get("backend", {}),  # of the training; that of the scoring is in the protocol
         "comparisons": 0 if comparisons is None else len(compared),
+        "share_of_pixels": round(1 - n_ignored / n_pixels, 4),  # that are scored: not masked, and known to the lens
         "protocol": protocol(model, config, views, background, device, n_ignored),
         "views": rows,
     }
@@ -204,12 +208,9 @@ def in_one_line(metrics: dict[str, Any]) -> str:
     """The scores of `evaluate` for people."""
     lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
     others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
-    return f"PSNR {metrics['psnr']:.2f} dB{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
-
-
-def _file_name(name: str, view: int) -> str:
-    """A view's comparison image; named by its index if its name is no usable file name."""
-    return f"{name}.png" if name.isprintable() and len(name) <= 60 else f"{view:04d}.png"
+    share = metrics.get("share_of_pixels", 1)
+    of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
+    return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
 
 
 def check_scorable(views: Views) -> None:

@@ -63,6 +63,10 @@ class RunScene:
             raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
         return parse_cameras(self.splits[split], file)
 
+    def names(self, split: str) -> list[str]:
+        """Of the views of a split, all different."""
+        return [frame["file_path"] for frame in self.splits[split]["frames"]]
+
     def lenses(self, split: str, file: Path) -> list[Lens]:
         """Lens of each of its images, of whose distortion its cameras know nothing; raises as `cameras`."""
         cameras, found = self.cameras(split, file), []

@@ -5,6 +5,20 @@ from tests.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        "a_rendering_of_the_same_checkpoint_is_removed",
+        "commands/render.py",
+        " and not options.overwrite",
+        " and False",
+        "command_results",
+    ),
+    Fault(
+        "frames_of_photographs_are_numbered",
+        "commands/render.py",
+        "if path in run.scene.splits else",
+        "if False else",
+        "command_results",
+    ),
+    Fault(
         "errors_with_status_0",
         "commands/__init__.py",
         "return failed(str(error))",
