@@ -123,8 +123,8 @@ def test_thinning_keeps_means():
 
 
 def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
-    call(run, "splats", "--out", tmp_path / "s.ply", "--count", 2000)
-    splats = read_ply(tmp_path / "s.ply")
+    call(run, "splats", "--out", tmp_path / "new" / "s.ply", "--count", 2000)
+    splats = read_ply(tmp_path / "new" / "s.ply")
     names = [f"f_rest_{index}" for index in range(45)]
     assert {*names, "f_dc_0", "opacity", "scale_2", "rot_3"} < set(splats) and "f_rest_45" not in splats
     scale = np.exp(np.stack([splats[f"scale_{axis}"] for axis in range(3)], axis=1))

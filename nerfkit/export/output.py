@@ -37,8 +37,10 @@ class Output:
         if path is None:
             self.own = RunFolder.existing(run).child("export", "export")
             path = self.own.path / name
-        if not path.parent.is_dir():
-            raise RunError(f"--out: the folder {shown(path.parent)} does not exist")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"--out: cannot create the folder {shown(path.parent)}: {error.strerror}") from None
         self.stem, self.formats = path, formats
 
     @property
