@@ -209,6 +209,7 @@ class Trainer:
                 stopped = self._stops()
                 if stopped:
                     break
+            bar.total = self.step if self.progress >= 1 else bar.total
         return not stopped or self.progress >= 1
 
     def timed_step(self) -> None:
@@ -375,7 +376,8 @@ class Trainer:
         speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
         bar.set_postfix_str(f"{psnr}, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
-            bar.total = max(self.step, round(self.step / self.progress))  # estimated from the time limit, for the ETA
+            at_next_log = self.step + self.config.trainer.log_every  # beyond its total a bar shows neither share nor ETA
+            bar.total = max(at_next_log, round(self.step / self.progress))  # estimated from the time limit
         if folder is not None and self.processes.is_first:
             folder.append(LOG, json.dumps(line))
         for call in self.on_log:
