@@ -376,7 +376,7 @@ class Trainer:
         speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
         bar.set_postfix_str(f"{psnr}, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
-            at_next_log = self.step + self.config.trainer.log_every  # beyond its total a bar shows neither share nor ETA
+            at_next_log = self.step + self.config.trainer.log_every  # a bar beyond its total has no ETA
             bar.total = max(at_next_log, round(self.step / self.progress))  # estimated from the time limit
         if folder is not None and self.processes.is_first:
             folder.append(LOG, json.dumps(line))
