@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import shlex
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -82,6 +83,11 @@ def why_missing(path: Path) -> str:
     except OSError:
         near = []
     return "does not exist" + (f"; did you mean {shown(path.parent / near[0])}?" if near else "")
+
+
+def typed(*words: object) -> str:
+    """Words of a command, such as paths, quoted for a POSIX shell where they have to be."""
+    return " ".join(shlex.quote(str(word)) for word in words)
 
 
 def shown(text: str | os.PathLike, limit: int = 200) -> str:

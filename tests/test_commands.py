@@ -3,6 +3,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -286,6 +287,18 @@ def test_what_to_type_next(monkeypatch, started: str, typed: str):
     """In the form that the user has: with `python -m nerfkit` there may be no scripts."""
     monkeypatch.setattr(sys, "argv", [started])
     assert as_typed("render") == typed
+    assert (
+        as_typed("render", Path("runs/Dose süß"), "--module", "its own")
+        == f"{typed} 'runs/Dose süß' --module 'its own'"
+    )
+
+
+def test_commands_to_copy_are_quoted(options, tmp_path):
+    run = tmp_path / "Dose süß"
+    few = ("--config", options, "--out", run, "--trainer.steps", 1, "--eval.after_training", "false")
+    output = call("scripts/train.py", *few)
+    assert shlex.split(last_line(output))[1:] == ["python", "scripts/render.py", str(run)]
+    assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
 
 
 def test_frames_are_not_of_a_path_that_has_cameras(run):

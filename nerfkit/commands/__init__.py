@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nerfkit.errors import UserError
-from nerfkit.reading import shown
+from nerfkit.reading import shown, typed
 
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
@@ -92,12 +92,12 @@ def status_among_processes(command: Callable[..., int | None]) -> int:
     return processes.end(status)
 
 
-def as_typed(command: str) -> str:
-    """What to type for `command`, in the form that started this process."""
+def as_typed(command: str, *words: object) -> str:
+    """What to type for `command` with these words, in the form that started this process."""
     started = os.path.basename(sys.argv[0])
     if started == "__main__.py":
-        return f"python -m nerfkit {command}"
-    return f"python scripts/{command}.py" if started.endswith(".py") else f"nerfkit {command}"
+        return typed("python", "-m", "nerfkit", command, *words)
+    return typed(*(("python", f"scripts/{command}.py") if started.endswith(".py") else ("nerfkit", command)), *words)
 
 
 def in_utf8() -> None:

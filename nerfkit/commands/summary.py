@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     split = read_config(folder).eval.split
     file = scores_file(folder, split)
     if not file.exists():
-        raise RunError(f"{file} is missing; score the run first: {as_typed('eval')} {folder}")
+        raise RunError(f"{file} is missing; score the run first: {as_typed('eval', folder)}")
     try:
         metrics = read_json(file, RunError, "the scores")
         protocol = metrics["protocol"]

@@ -162,8 +162,8 @@ def agreed_signal(signals: StopSignals, processes: Processes) -> int:
 
 def to_go_on(options: TrainOptions, folder: RunFolder) -> str:
     """The command that goes on with a run."""
-    module = f" --model.module {options.model.module}" if options.model.module else ""
-    return f"{as_typed('train')} --resume {folder.path}{module}"
+    module = ("--model.module", options.model.module) if options.model.module else ()
+    return as_typed("train", "--resume", folder.path, *module)
 
 
 def tell_adjustments(trainer: Trainer) -> None:
@@ -178,8 +178,8 @@ def tell_the_end(options: TrainOptions, trainer: Trainer, folder: RunFolder) -> 
     if trainer.model.needs_images and trainer.processes.is_first:
         size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
         print(f"{len(trainer.cameras)} training images are kept in the run folder, {size}: it is rendered from them")
-    module = f" --module {options.model.module}" if options.model.module else ""
-    print(f"run folder: {folder.path}\nnext: {as_typed('render')} {folder.path}{module}")
+    module = ("--module", options.model.module) if options.model.module else ()
+    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *module)}")
 
 
 def start_viewer(

@@ -14,7 +14,7 @@ from nerfkit.config.values import dumps, to_dict
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
 from nerfkit.option_types import one_line
-from nerfkit.reading import read_text_utf8, shown
+from nerfkit.reading import read_text_utf8, shown, typed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,7 +86,9 @@ def preset_path(name: str) -> Path:
     folder = installed if installed.is_dir() else Path(__file__).parents[2] / "configs"
     presets = {file.stem: file for file in sorted(folder.glob("*.toml"))}
     if os.path.isdir(name) and name not in presets:
-        raise ConfigError(f"the configuration {shown(name)} is a folder; a scene is given by --data.path {shown(name)}")
+        raise ConfigError(
+            f"the configuration {shown(name)} is a folder; a scene is given by {shown(typed('--data.path', name))}"
+        )
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
     if name not in presets:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from nerfkit.errors import TrainingError
+from nerfkit.reading import typed
 from nerfkit.training import checkpoint
 from nerfkit.training.run_folder import NAN_REPORT, RunFolder
 
@@ -34,5 +35,5 @@ def not_finite(
         folder.write(NAN_REPORT, json.dumps(report, indent=1))
     return TrainingError(
         f"{stopped} The last good checkpoint is kept in {folder.path}, what was being trained is in {NAN_REPORT}. "
-        f"Go on from the checkpoint with a lower rate: --resume {folder.path} {lower}"
+        f"Go on from the checkpoint with a lower rate: {typed('--resume', folder.path)} {lower}"
     )

@@ -34,7 +34,7 @@ from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular, shown, why_missing
+from nerfkit.reading import read_regular, shown, typed, why_missing
 from nerfkit.training import checkpoint
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
@@ -108,7 +108,7 @@ class RunFolder(OwnFolder):
         if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and checkpoint.exists(folder.path):
             raise RunError(
                 f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
-                f"--resume {folder.path}, choose another folder with --out, or delete this one yourself"
+                f"{typed('--resume', folder.path)}, choose another folder with --out, or delete this one yourself"
             )
         if folder.check_free():
             folder.lock()
@@ -119,7 +119,7 @@ class RunFolder(OwnFolder):
         if checkpoint.exists(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
-                f"{self.path} holds a run already; go on with --resume {self.path}, "
+                f"{self.path} holds a run already; go on with {typed('--resume', self.path)}, "
                 "choose another folder with --out, or replace it with --overwrite"
             )
 

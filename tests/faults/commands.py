@@ -212,4 +212,11 @@ FAULTS = [
         "None",
         "config",
     ),
+    Fault(
+        "commands_to_copy_not_quoted",
+        "reading.py",
+        'return " ".join(shlex.quote(str(word)) for word in words)',
+        'return " ".join(str(word) for word in words)',
+        "commands",
+    ),
 ]

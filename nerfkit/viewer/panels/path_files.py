@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from nerfkit.errors import UserError
+from nerfkit.reading import typed
 from nerfkit.training.run_folder import PATHS
 from nerfkit.viewer.path import CameraPath, Keyframe, read_camera_path
 
@@ -123,7 +123,7 @@ class PathFiles:
         here = session.viewpoint()
         view = Keyframe(np.array(here.pose).reshape(3, 4), here.fov)
         file = self.keep("view", CameraPath([view], fps=1, size=session.size()))
-        command = f"nerfkit render {shlex.quote(str(self.state.subject.folder.path))} --path {shlex.quote(str(file))}"
+        command = typed("nerfkit", "render", self.state.subject.folder.path, "--path", file)
         print(command, flush=True)
         gui = session.client.gui
         with gui.add_modal("This view as a command") as modal:
