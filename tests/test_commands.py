@@ -155,6 +155,23 @@ def test_a_changed_scene_is_not_resumed(options, run, tmp_path, change: str):
     assert content(run) == before
 
 
+def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_path):
+    """Where the run's scene was and that --data.path gives it; no folder beside it with a name like its."""
+    scene = shutil.copytree(options.parent / "scene", tmp_path / "sizes")
+    call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9")
+    scene.rename(tmp_path / "sizes1")
+    message = last_line(call("scripts/train.py", "--resume", run, status=1))
+    assert_names(message, scene, "--data.path")
+    assert "sizes1" not in message
+    other = tmp_path / "llff"
+    other.mkdir()
+    (other / "poses_bounds.npy").touch()
+    message = last_line(call("scripts/train.py", "--resume", run, "--data.path", other, status=1))
+    assert_names(message, "nerf_synthetic", scene, other, "--data.path")
+    asked = ("--config", options, "--out", tmp_path / "new", "--data.path", other, "--data.format", "colmap")
+    assert_names(last_line(call("scripts/train.py", *asked, status=1)), "colmap", other, "llff", "--data.format")
+
+
 def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
     file = run / checkpoint.NEWEST
     flipped = bytearray(file.read_bytes())

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -15,23 +16,26 @@ from nerfkit.commands import as_typed
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import Config
+from nerfkit.config import Config, DataConfig
 from nerfkit.data.assemble import assemble
+from nerfkit.data.capture import Capture
 from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.frame import WARNING
 from nerfkit.data.load import load_capture
 from nerfkit.data.pool import ImagePool
+from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
-from nerfkit.errors import ConfigError, RunError
+from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
+from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import METRICS, RunFolder, describe, drop_later_lines, run_frame
+from nerfkit.training.run_folder import METRICS, RunFolder, describe, drop_later_lines, read_config, run_frame
 from nerfkit.training.run_images import kept_bytes
 from nerfkit.training.scene_options import box_is_given, fit_to_scene
 from nerfkit.training.tensorboard import summary_writer
@@ -214,13 +218,38 @@ def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -
     box = data.box if box_is_given(options, given) else None
     frame = run_frame(Path(resume)) if resume else None
     box, cutout = None if frame else box, data.masks == "cutout"
-    capture = load_capture(data.path, data.format, data.sfm, seeks_points=not resume)
+    capture = find_capture(data, given, resume)
     scene = assemble(capture, data.downscale, box, frame, cutout, is_unbounded)
     scene = scene.with_fewer(data.max_views)
     if not resume:
         data.format = capture.reader
         fit_to_scene(options, scene, given)
     return scene
+
+
+def find_capture(data: DataConfig, given: Collection[str], resume: str) -> Capture:
+    """The capture in data.path; an error says so if that is not where, or not what, the scene was or is said to be."""
+    if resume and "data.path" not in given and not os.path.exists(data.path):
+        raise RunError(f"the run's scene is no longer at {shown(data.path)}; give its folder with --data.path FOLDER")
+    try:
+        return load_capture(data.path, data.format, data.sfm, seeks_points=not resume)
+    except SceneError as error:
+        raise SceneError(of_another_format(data, "" if "data.format" in given else resume) or str(error)) from None
+
+
+def of_another_format(data: DataConfig, resume: str) -> str:
+    """What to do where the folder holds no scene of data.format, that of the run `resume` if there is one; or ""."""
+    folder, wanted = Path(os.path.expanduser(data.path)), READERS.get(data.format)
+    if wanted is None or not os.path.isdir(folder) or wanted.recognises(folder):
+        return ""
+    if resume:
+        return (
+            f"the run was trained on a scene of format {data.format}, at {shown(read_config(Path(resume)).data.path)}; "
+            f"{shown(folder)} is another one. Give the run's with --data.path, or train a new run without --resume"
+        )
+    found = formats_of(folder)
+    hint = f"format {data.format} needs {wanted.needs}; {shown(folder)} looks like {' or '.join(found)}: "
+    return f"{hint}leave out --data.format, or choose {' or '.join(found)}" if found else ""
 
 
 def open_folder(options: TrainOptions, scene: Scene, processes: Processes = ALONE) -> RunFolder:

@@ -219,4 +219,18 @@ FAULTS = [
         'return " ".join(str(word) for word in words)',
         "commands",
     ),
+    Fault(
+        "scene_that_is_gone_not_said",
+        "commands/train.py",
+        'if resume and "data.path" not in given and not os.path.exists(data.path):',
+        "if False:",
+        "commands",
+    ),
+    Fault(
+        "another_format_not_said",
+        "commands/train.py",
+        "if wanted is None or not os.path.isdir(folder) or wanted.recognises(folder):",
+        "if True:",
+        "commands",
+    ),
 ]
