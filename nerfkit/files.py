@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -101,8 +102,19 @@ class OwnFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another") from None
+            raise self._not_made(error) from None
         self.mark()
+
+    def check_writable(self) -> None:
+        """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
+        place = next(path for path in (self.path, *self.path.absolute().parents) if os.path.exists(path))
+        try:
+            os.rmdir(tempfile.mkdtemp(prefix=f".{MARKER}.", dir=place))
+        except OSError as error:
+            raise self._not_made(error) from None
+
+    def _not_made(self, error: OSError) -> RunError:
+        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
 
     def mark(self) -> None:
         """Write the marker, whatever else is in the folder."""

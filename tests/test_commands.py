@@ -96,6 +96,14 @@ def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options,
     assert last_line(output).startswith("error: ") and content(run) == before
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody, not even root, makes another")
+def test_a_run_folder_that_cannot_be_made_is_said_before_the_scene_is_read(options, tmp_path):
+    asked = ("--config", options, "--data.path", tmp_path / "nowhere", "--out")
+    assert_names(last_line(call("scripts/train.py", *asked, "/proc/foo", status=1)), "/proc/foo")
+    assert_names(last_line(call("scripts/train.py", *asked, tmp_path / "a" / "run", status=1)), tmp_path / "nowhere")
+    assert not list(tmp_path.iterdir()), "nothing is left of a run that did not start"
+
+
 def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
     (run / "eval" / "mine.png").write_text("mine")
     (run / "notes").write_text("mine")

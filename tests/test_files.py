@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,6 +45,15 @@ def test_where_nothing_can_be_written(tmp_path, folder: str):
     with raises_naming(RunError, "x.txt"):
         files.atomic_write(tmp_path / folder / "x.txt", "one")
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="a folder in which nobody, not even root, makes another")
+def test_a_folder_that_cannot_be_made_is_found_before_it_is(tmp_path):
+    own_folder(tmp_path).check_writable()
+    OwnFolder(tmp_path / "a" / "b", "run").check_writable()
+    assert os.listdir(tmp_path) == [MARKER]
+    with raises_naming(RunError, "/proc/foo/run"):
+        OwnFolder(Path("/proc/foo/run"), "run").check_writable()
 
 
 def test_no_link_is_followed(tmp_path):

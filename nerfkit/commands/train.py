@@ -72,6 +72,8 @@ def train(
     options: TrainOptions, device: torch.device, given: Collection[str], page: Page | None, processes: Processes
 ) -> int:
     """Train, score, and show the training on `page` if there is one."""
+    if options.out and not options.resume and processes.is_first:
+        RunFolder.for_new_run(options.out, options.overwrite)  # fails, if it does, before poses are looked for
     scene = find_scene(options, given, options.resume)
     check_sizes(options, device)  # again: a place takes more than an object
     folder = processes.in_turn(lambda: open_folder(options, scene, processes))

@@ -101,7 +101,7 @@ class RunFolder(OwnFolder):
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
         """A folder for a new run, in which nothing changes before `start`.
 
-        Raises RunError if it holds a run already, which only `overwrite` replaces, or files of a user.
+        Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
         folder = cls(path)
         folder.overwrite = overwrite
@@ -113,6 +113,7 @@ class RunFolder(OwnFolder):
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
+        folder.check_writable()
         return folder
 
     def _check_no_run(self) -> None:

@@ -233,4 +233,6 @@ FAULTS = [
         "if True:",
         "commands",
     ),
+    Fault("run_folder_not_tried", "training/run_folder.py", "        folder.check_writable()\n", "", "commands"),
+    Fault("trial_of_a_folder_left", "files.py", "os.rmdir(tempfile.mkdtemp(", "(tempfile.mkdtemp(", "files"),
 ]
