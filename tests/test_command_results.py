@@ -310,6 +310,21 @@ def test_a_summary_has_the_runs_numbers(run, capsys):
     assert all(str(run / name) in output for name in ("render/orbit/rgb.mp4", "eval", "loss.png"))
 
 
+def test_a_summary_of_a_run_without_scores_tells_how_far_it_is(run, capsys):
+    (run / "metrics.json").unlink()
+    call(summary, run)
+    output, last = capsys.readouterr().out, read_log(run)[-1]
+    for part in (f"step {STEPS}", f"{last['seconds']:.0f} s", f"loss {last['loss']:.3g}", f"eval {run}", "loss.png"):
+        assert part in output
+    (run / "metrics.jsonl").unlink()
+    call(summary, run)
+    assert f"eval {run}" in capsys.readouterr().out
+    for name in (checkpoint.NEWEST, checkpoint.PREVIOUS):
+        (run / name).unlink(missing_ok=True)
+    call(summary, run)
+    assert f"eval {run}" not in capsys.readouterr().out, "there is nothing to score"
+
+
 def test_a_summary_is_of_the_split_that_the_run_is_scored_on(options, tmp_path, capsys):
     few = ("--trainer.steps", 2, "--eval.split", "train")
     call(train, "--config", options, "--out", tmp_path / "run", *few)

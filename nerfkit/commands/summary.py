@@ -8,9 +8,9 @@ from pathlib import Path
 from nerfkit.commands import as_typed
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
-from nerfkit.training import previews, tensorboard
+from nerfkit.training import checkpoint, previews, tensorboard
 from nerfkit.training.evaluator import in_one_line, score_name, scores_file
-from nerfkit.training.run_folder import LOSS_PLOT, read_config
+from nerfkit.training.run_folder import LOSS_PLOT, read_config, read_log
 
 
 def main(arguments: list[str]) -> int:
@@ -20,19 +20,7 @@ def main(arguments: list[str]) -> int:
     folder = Path(arguments[0])
     split = read_config(folder).eval.split
     file = scores_file(folder, split)
-    if not file.exists():
-        raise RunError(f"{file} is missing; score the run first: {as_typed('eval', folder)}")
-    try:
-        metrics = read_json(file, RunError, "the scores")
-        protocol = metrics["protocol"]
-        size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
-        line = (
-            f"\n{folder}: {in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
-            f"views of {size}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
-        )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
-    print(line)
+    print(f"\n{folder}: {of_scores(file) if file.exists() else without_scores(folder)}")
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
         "truth | render | error": [folder / score_name(split)],
@@ -47,3 +35,25 @@ def main(arguments: list[str]) -> int:
             if path.exists():
                 print(f"  {kind:<23} {path}")
     return 0
+
+
+def of_scores(file: Path) -> str:
+    """The scores in a file, and after which training, in a line."""
+    try:
+        metrics = read_json(file, RunError, "the scores")
+        protocol = metrics["protocol"]
+        size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
+        return (
+            f"{in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
+            f"views of {size}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None
+
+
+def without_scores(folder: Path) -> str:
+    """How far a run is that was not scored, in a line, and what scores it."""
+    log = read_log(folder)
+    last = "step {step}, {seconds:.0f} s, loss {loss:.3g}".format(**log[-1]) if log else "no step is logged"
+    scored_by = f"not scored yet: {as_typed('eval', folder)}"
+    return f"{last}; {scored_by if checkpoint.exists(folder) else 'there is no checkpoint to score'}"

@@ -213,6 +213,13 @@ FAULTS = [
         "config",
     ),
     Fault(
+        "summary_only_of_scores",
+        "commands/summary.py",
+        " if file.exists() else without_scores(folder)",
+        "",
+        "command_results",
+    ),
+    Fault(
         "commands_to_copy_not_quoted",
         "reading.py",
         'return " ".join(shlex.quote(str(word)) for word in words)',
