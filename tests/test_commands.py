@@ -298,6 +298,8 @@ def test_every_command_has_help():
     for command in ("train", "render", "eval", "summary", "inspect"):
         assert "usage" in call(command, "--help").lower()
     call_process("-m", "nerfkit", "paint", status=2)
+    assert_names(last_line(call_process("-m", "nerfkit", "trian", status=2)), "'trian'", "did you mean train?")
+    assert_names(last_line(call("export", "run", status=1)), "after the run folder", "mesh", "'run'")
 
 
 @pytest.mark.parametrize(

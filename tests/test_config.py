@@ -10,6 +10,7 @@ from nerfkit import config
 from nerfkit.commands import options as cli
 from nerfkit.errors import ConfigError
 from tests.naming import assert_names, raises_naming
+from tests.processes import call
 
 
 def write(folder, text: str) -> str:
@@ -209,6 +210,8 @@ def test_preset_by_name(tmp_path, monkeypatch):
     for name in ("nowhere", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
         with raises_naming(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
             config.load([name])
+    with raises_naming(ConfigError, "did you mean quick?"):
+        config.load(["qick"])
 
 
 @pytest.mark.parametrize(
@@ -273,6 +276,23 @@ def test_bad_command_line_suggests(capsys):
     with pytest.raises(SystemExit):
         cli.train_options(["--trainer.setps", "5"])
     assert "--trainer.steps" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "command, arguments, named",
+    [
+        ("train", "--trainer.device cpu", "did you mean --device?"),
+        ("render", "run --outputs rgb depth --fps 3", "--outputs rgb,depth"),
+        ("render", "run --size 640x360", "--size 640 360"),
+        ("render", "run --fps 3 --size 640", "--size 640 360"),
+        ("inspect", "--data.path scenes/lego", "nerfkit inspect scenes/lego"),
+    ],
+)
+def test_arguments_that_are_refused_get_a_hint(command: str, arguments: str, named: str):
+    """As the last line."""
+    output = call(f"scripts/{command}.py", *arguments.split(), status=2)
+    assert named in output.strip().splitlines()[-1]
+    assert cli.hints("render", ["run", "--size", "640", "360", "--outputs", "rgb,depth"]) == []
 
 
 def test_every_option_has_help(capsys):

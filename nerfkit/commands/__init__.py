@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -39,9 +40,11 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if not arguments or arguments[0] not in COMMANDS:
         asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help", "help")
-        if arguments and not asked_for_help:
-            print(f"error: there is no command {shown(arguments[0])!r}", file=sys.stderr)
         print(USAGE, file=sys.stdout if asked_for_help else sys.stderr)
+        if arguments and not asked_for_help:
+            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            print(f"\nerror: there is no command {shown(arguments[0])!r}{hint}", file=sys.stderr)
         sys.exit(0 if asked_for_help else 2)
     run_command(arguments[0], arguments[1:])
 
@@ -57,7 +60,15 @@ def run_command(name: str, arguments: list[str]) -> None:
         module = importlib.import_module(f"nerfkit.commands.{name}")
         if processes and name not in SHARED:
             raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
-        return module.main(arguments, *processes)
+        try:
+            return module.main(arguments, *processes)
+        except SystemExit as end:
+            if end.code == 2:  # of the parser of arguments
+                from nerfkit.commands.options import hints
+
+                for line in hints(name, arguments):
+                    print(line, file=sys.stderr)
+            raise
 
     sys.exit(status_among_processes(command))
 

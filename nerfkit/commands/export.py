@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
         asked = bool(arguments) and arguments[0] in ("-h", "--help")
         if arguments and not asked:
             raise UserError(
-                f"what to export must follow the run folder: {', '.join(KINDS)}; got {' '.join(arguments[:2])!r:.80}"
+                f"add what to export after the run folder: {', '.join(KINDS)}; got only {' '.join(arguments[:2])!r:.80}"
             )
         print(USAGE)
         return 0 if asked else 2

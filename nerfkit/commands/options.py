@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
 from pathlib import Path
 
 import tyro
@@ -15,6 +16,7 @@ from nerfkit.config import Config
 from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
 from nerfkit.option_types import Switch
+from nerfkit.reading import typed
 from nerfkit.training.run_folder import read_config
 from nerfkit.viewer.page import TrainingViewerOptions
 
@@ -72,6 +74,24 @@ def for_device(arguments: list[str]) -> list[str]:
         return [*arguments[:start], CPU_PRESET, *arguments[start:]]
     print(f"no GPU is used, so options are those of the preset {CPU_PRESET}; --config chooses others")
     return ["--config", CPU_PRESET, *arguments]
+
+
+def hints(command: str, arguments: list[str]) -> list[str]:
+    """Lines on what was meant by arguments that the parser has refused; it has told which options are spelt alike."""
+    found = []
+    for place, word in enumerate(arguments):
+        option = word.partition("=")[0]
+        values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
+        group, _, name = option.rpartition(".")
+        if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)}:
+            found.append(f"did you mean --{name}?")
+        elif option == "--size" and not (len(values) == 2 and all(map(str.isdecimal, values))):
+            found.append("--size takes a width and a height: --size 640 360")
+        elif option == "--outputs" and len(values) > 1:
+            found.append(f"--outputs takes names with commas between: --outputs {typed(','.join(values))}")
+        elif command == "inspect" and option == "--data.path":
+            found.append(f"inspect takes the folder itself: nerfkit inspect {typed(*values[:1])}")
+    return found
 
 
 def _first_look(arguments: list[str]) -> argparse.Namespace:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from pathlib import Path
@@ -92,8 +93,9 @@ def preset_path(name: str) -> Path:
     if os.path.exists(name) and not os.path.isdir(name):
         return Path(name)
     if name not in presets:
+        hint = f"did you mean {near[0]}? Or " if (near := difflib.get_close_matches(name[:200], presets, n=1)) else ""
         raise ConfigError(
-            f"no configuration {one_line(name)!r}; give the path of a TOML file, or one of {', '.join(presets)}"
+            f"no configuration {one_line(name)!r}; {hint}give the path of a TOML file, or one of {', '.join(presets)}"
         )
     return presets[name]
 

@@ -219,6 +219,9 @@ FAULTS = [
         "",
         "command_results",
     ),
+    Fault("no_hint_at_refused_arguments", "commands/__init__.py", "if end.code == 2:", "if False:", "config"),
+    Fault("no_hint_at_a_command", "commands/__init__.py", "did you mean {near[0]}?", "", "commands"),
+    Fault("no_hint_at_a_preset", "config/toml_files.py", "did you mean {near[0]}? Or ", "", "config"),
     Fault(
         "commands_to_copy_not_quoted",
         "reading.py",
