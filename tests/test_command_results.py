@@ -263,6 +263,17 @@ def test_a_rendering_that_is_stopped_says_how_it_goes_on(run, tmp_path, monkeypa
     assert_names(capsys.readouterr().out, tmp_path / "frames", "--resume")
 
 
+def test_a_training_whose_scoring_is_stopped_says_what_scores_it(options, tmp_path, monkeypatch, capsys):
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "evaluate", stop)
+    with pytest.raises(KeyboardInterrupt):
+        call(train, "--config", options, "--out", tmp_path / "my run", "--trainer.steps", 2)
+    assert_names(capsys.readouterr().out, "complete", f"eval '{tmp_path / 'my run'}'")
+    assert load_run(tmp_path / "my run", "cpu").state["step"] == 2
+
+
 def test_a_score_of_a_part_of_the_pixels_says_so():
     metrics = {"psnr": 20.0, "ssim": 0.5, "lpips": None}
     assert "28% of pixels" in in_one_line(metrics | {"share_of_pixels": 0.28})

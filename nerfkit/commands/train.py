@@ -297,9 +297,14 @@ def score(options: TrainOptions, scene: Scene, trainer: Trainer, folder: RunFold
     elif options.eval.after_training:
         state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
         trainer.model.eval()
-        metrics = evaluate(
-            trainer.model, options, scene.split(split), state, folder, trainer.device, "", trainer.processes
-        )
+        try:
+            metrics = evaluate(
+                trainer.model, options, scene.split(split), state, folder, trainer.device, "", trainer.processes
+            )
+        except KeyboardInterrupt:
+            if trainer.processes.is_first:
+                print(f"\nthe training is complete and saved; what scores it:\n  {as_typed('eval', folder.path)}")
+            raise
         print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
         print(where_compared(metrics, folder.path, split))
         return metrics
