@@ -109,6 +109,45 @@ def test_poses_of_another_unit_than_the_box(tmp_path: Path):
     assert not load_scene(str(write_scene(tmp_path / "toy"))).frame.warnings()
 
 
+def with_points(folder: Path) -> str:
+    return str(write_capture(folder / "ring", ring(20), points=points_around((0, 0, 0.5), 0.2)))
+
+
+@pytest.mark.parametrize(
+    "low, side", [((2.2, 2.2, 2.2), 0.5), ((0, 0, -8), 0.5), ((100, 100, 100), 1), ((1, -3, -3), 6)]
+)
+def test_a_box_beside_the_scene_is_not_ready_to_train(low: tuple[float, ...], side: float, tmp_path: Path, capsys):
+    """Also one that many rays meet, but that nothing is in."""
+    box = [*low, *(value + side for value in low)]
+    for folder in (with_points(tmp_path), str(write_capture(tmp_path / "bare", ring(20)))):
+        assert inspect.main([folder, "--data.box", *map(str, box)]) == 1
+        said = capsys.readouterr().out
+        assert_names(said, "data.box", "of the rays of the training views meet it", "look at (", "leave it out")
+        assert ("0 % of 300 sparse points are inside" in said) == (folder == with_points(tmp_path))
+
+
+def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp_path: Path):
+    run = tmp_path / "run"
+    options = ["--data.path", with_points(tmp_path), "--out", str(run), *SMALL]
+    assert train.main(options) == 0
+    kept = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+    with raises_naming(SceneError, "data.box", "0 % of the rays", "0 % of 300 sparse points", "look at"):
+        train.main([*options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101"])
+    assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == kept
+
+
+def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys):
+    """A warning at most: none where some of the points are inside."""
+    points = np.concatenate([points_around((0, 0, 0.5), 1.0), points_around((0.7, 0.2, 0.5), 0.01)[:20]])
+    folder = str(write_capture(tmp_path / "many", ring(20), points=points))
+    box = (0.55, 0.05, 0.35, 0.85, 0.35, 0.65)
+    assert not load_scene(folder, box=box).frame.warnings()
+    few = (-0.9, 0.3, 1.3, -0.85, 0.35, 1.35)
+    options = ["--data.path", folder, "--out", str(tmp_path / "run"), *SMALL, "--data.box", *map(str, few)]
+    assert train.main(options) == 0
+    assert_names(capsys.readouterr().out, "warning: data.box", "sparse points are inside")
+
+
 def test_near_beyond_far_says_which_follows_from_the_scene(tmp_path: Path):
     scene = load_scene(str(write_capture(tmp_path / "odd", ring(20))))
     config = Config()

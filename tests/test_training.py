@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nerfkit import Cameras, load_run, ops
 from nerfkit import config as config_module
-from nerfkit import load_run, ops
 from nerfkit.errors import ConfigError, RunError, SceneError, TrainingError
 from nerfkit.model.registry import build_model
 from nerfkit.training import checkpoint, run_folder
+from nerfkit.training.checks import check_seen
 from nerfkit.training.run_folder import NAN_REPORT
 from nerfkit.training.schedule import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
@@ -93,6 +95,16 @@ def test_rays_that_miss_the_box(small_config, tmp_path):
     small_config.data.box = (50.0, 50.0, 50.0, 51.0, 51.0, 51.0)
     with raises_naming(SceneError, "data.box", "50.0", "51.0"):
         make_trainer(small_config)
+
+
+def test_one_ray_that_meets_the_box_is_not_enough():
+    """As a box has it that is far away on the axis of one of many views."""
+    poses = torch.eye(4)[:3].repeat(100, 1, 1)
+    cameras = Cameras(poses, torch.full((100, 2), 30.0), torch.full((100, 2), 16.0), 32, 32)
+    model = SimpleNamespace(sees=lambda rays: torch.arange(len(rays.origins)) == 0)
+    with raises_naming(SceneError, "next to no ray", "data.box"):
+        check_seen(model, cameras, (0.0,) * 6)
+    check_seen(SimpleNamespace(sees=lambda rays: torch.arange(len(rays.origins)) % 1000 == 0), cameras, (0.0,) * 6)
 
 
 def test_an_empty_batch_trains_on(small_config, tmp_path):

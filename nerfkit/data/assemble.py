@@ -18,14 +18,14 @@ from nerfkit.data.find_frame import frame_of
 from nerfkit.data.frame import WARNING, Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.pixels import ImageHeader, image_header
-from nerfkit.data.rig import measure, vector_text
+from nerfkit.data.rig import vector_text
 from nerfkit.data.scene import Scene, Views
+from nerfkit.data.stated_box import check_met, common_point, doubts_of_box
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
-FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
 TEST_EVERY = 8  # of the sorted names of images that are there; the first is one of them
 RESIZED_FOLDERS = (1, 2, 4, 8)  # images, images_2, ...
 SHOWN_NAMES = 3
@@ -129,6 +129,8 @@ def assemble(
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
+    if box is not None and frame is None and not unbounded:
+        check_met(capture, splits["train"], np.reshape(box, (2, 3)))
     if frame is None:
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
@@ -176,9 +178,9 @@ def scene_frame(
     else:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-        if box is None:
-            frame = replace(frame, text=(*frame.text, *_missed(capture, corners)))
-        elif unbounded:
+        lines = _missed(capture, corners) if box is None else _stated(capture, training, corners)
+        frame = replace(frame, text=(*frame.text, *lines))
+        if box is not None and unbounded:
             frame = _with_surroundings(frame, frame_of(capture, training, has_alpha))
     return replace(frame, text=(*frame.text, *_warnings(doubts_of_cameras(capture, training, frame))))
 
@@ -190,19 +192,23 @@ def _with_surroundings(frame: Frame, found: Frame) -> Frame:
     return replace(frame, kind=found.kind, near=near, far=far, text=(*frame.text, text, *_warnings(found.warnings())))
 
 
+def _stated(capture: Capture, training: list[str], box: np.ndarray) -> list[str]:
+    """A warning if the scene is hardly in the `box` [2, 3] that was stated."""
+    names = set(training)
+    return _warnings(doubts_of_box(capture, [image for image in capture.images if image.name in names], box))
+
+
 def _warnings(lines: list[str]) -> list[str]:
     return [WARNING + line for line in lines]
 
 
 def _missed(capture: Capture, box: np.ndarray) -> list[str]:
     """A warning if what the cameras look at lies outside of the `box` [2, 3] that was taken without asking."""
-    rig = measure(np.stack([image.camera_to_world for image in capture.images]))
-    if rig.focus is None or rig.in_front < FOCUSED or rig.miss > NEAR_AXES:
-        return []  # they look at no one point
-    if ((box[0] <= rig.focus) & (rig.focus <= box[1])).all():
+    focus = common_point(capture.images)
+    if focus is None or ((box[0] <= focus) & (focus <= box[1])).all():
         return []
     return [
-        f"{WARNING}the cameras look at {vector_text(rig.focus)}, outside of the default box of "
+        f"{WARNING}the cameras look at {vector_text(focus)}, outside of the default box of "
         f"{capture.format} scenes, {vector_text(box[0])} to {vector_text(box[1])}; "
         "give data.box around it, in the coordinates of the files"
     ]

@@ -217,5 +217,20 @@ FAULTS = [
         "if wide[other] or inside.any():",
         "odd_captures",
     ),
+    Fault(
+        "a_box_without_points_in_silence",
+        "data/stated_box.py",
+        "if rays >= FEW and (not missed if inside is None else inside >= FEW):",
+        "if rays >= FEW:",
+        "odd_captures",
+    ),
+    Fault(
+        "a_box_that_no_ray_meets_is_trained",
+        "data/stated_box.py",
+        "if rays < NEXT_TO_NONE:",
+        "if False:",
+        "odd_captures",
+    ),
+    Fault("one_ray_is_enough", "training/checks.py", "seen.double().mean() < NEXT_TO_NONE or not", "not", "training"),
     Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
 ]
