@@ -13,6 +13,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_synthetic
+from tests.toy_scene import write_scene
 
 
 @pytest.mark.parametrize("orientation, turn", [(6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)])
@@ -73,7 +74,28 @@ def test_images_that_cannot_be_read_are_not_ready_to_train(tmp_path, capsys):
         file.write_bytes(file.read_bytes()[:-100])
     assert inspect.main([str(folder)]) == 1
     verdict = capsys.readouterr().out.split("verdict")[1]
-    assert_names(verdict, "r_05.png", "r_06.png", "r_07.png", "truncated", "2 more")
+    assert_names(verdict, "r_05.png", "r_06.png", "r_07.png", "truncated", "2 more", "r_08.png, r_33.png")
+
+
+def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
+    """Of images whose sizes a file states, and of those whose sizes are looked up; all have names in the verdict."""
+    broken = {"r_05.png": b"", "r_06.png": b"\0" * 50, "r_07.png": b"\x89PNG\r\n\x1a\n", "r_33.png": b""}
+    folder = colmap_in(tmp_path / "colmap", [PINHOLE] * 40)
+    for name, content in broken.items():
+        (folder / "images" / name).write_bytes(content)
+    assert inspect.main([str(folder)]) == 1
+    page, verdict = capsys.readouterr().out.split("verdict")
+    assert_names(page, "40 listed, 40 exist, 0 missing", "of no readable header or mask: 4", "memory")
+    assert_names(verdict, *broken, "empty (0 bytes)", "copy it again")
+    assert "missing (" not in verdict
+    toy = write_scene(tmp_path / "toy")
+    (toy / "train" / "r_0.png").write_bytes(b"")
+    assert inspect.main([str(toy)]) == 1
+    assert_names(capsys.readouterr().out.split("verdict")[1], "r_0.png", "empty (0 bytes)")
+    for file in (folder / "images").iterdir():
+        file.write_bytes(b"")
+    assert inspect.main([str(folder)]) == 1
+    assert_names(capsys.readouterr().out, "40 listed", "verdict", "and 37 more", "r_39.png")
 
 
 def test_missing_images_are_left_out_with_a_count(tmp_path):

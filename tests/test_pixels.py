@@ -179,7 +179,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 5\n%%EndComments\nshowpage
 BOMB = zlib.compress(bytes(2**26))  # of a thousandth of its size
 REFUSED = {
     "text": (b"text", "PNG", "JPEG", "WebP"),
-    "empty": (b"", "PNG", "JPEG", "WebP"),
+    "empty": (b"", "empty (0 bytes)", "copy it again, or take it away"),
     "eps": (EPS, "PNG", "JPEG", "WebP"),
     "gif": (saved(IMAGE, "GIF"), "PNG", "JPEG", "WebP"),
     "tiff": (saved(IMAGE, "TIFF"), "PNG", "JPEG", "WebP"),
@@ -189,7 +189,7 @@ REFUSED = {
     "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], "EXIF", "5"),
     "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
     "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
-    "cut_short": (WHOLE[:-40], "truncated"),
+    "cut_short": (WHOLE[:-40], "truncated", "copy it again, or take it away"),
     "cut_shorter": (WHOLE[:30],),
     "flipped": (WHOLE[:60] + bytes([WHOLE[60] ^ 8]) + WHOLE[61:],),
     "pixels_of_a_bomb": (png(RGB[:1], 8, 2, size=(20_000, 20_000)), "400000000"),

@@ -28,6 +28,7 @@ from nerfkit.data.pixels import problem_with, read_image, read_mask
 from nerfkit.data.rig import evenly
 from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
+from nerfkit.reading import shown
 
 PAGE, DRAWING = "inspect.txt", "inspect.png"
 PICTURES = 8  # evenly spaced, whose pixels are looked at
@@ -81,11 +82,13 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
     """The page about a capture, whether it is ready to train, and what draws it."""
     cutout = data.masks == "cutout"
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        look = partial(look_at, downscale=data.downscale, white_ignores=capture.white_ignores, cutout=cutout)
-        found = list(pool.map(look, capture.images))
-        files = [file for image in capture.images if (file := on_disk(image.file)) is not None]
-        problems = tqdm(pool.map(problem_with, files), "images", len(files), unit="image", leave=False)
-        broken = [problem for problem in problems if problem]
+        look = partial(look_into, downscale=data.downscale, white_ignores=capture.white_ignores, cutout=cutout)
+        looks = pool.map(look, capture.images)
+        looks = list(tqdm(looks, "images", len(capture.images), unit="image", leave=False))
+    found = [file for file, _ in looks]
+    names = [image.name for image in capture.images]
+    broken = {name: problem for name, (_, problem) in zip(names, looks, strict=True) if problem}
+    unreadable = [name for name, file in zip(names, found, strict=True) if name in broken and file is None]
     there = [image for image, file in zip(capture.images, found, strict=True) if file is not None]
     chosen, rule = split_names(capture, there)
     splits = {split: [image.name for image in images] for split, images in chosen.items()}
@@ -99,13 +102,15 @@ def examine(capture: Capture, data: InspectData) -> tuple[str, bool, Callable[[]
         notes.append(f"data.downscale {data.downscale:g}: sizes of images are those that are trained")
     capture = replace(capture, notes=(*capture.notes, *notes))
     given: dict[str, Any] = {"capture": capture, "frame": frame, "splits": splits}
-    is_ready = inspect.verdict(found=found, **given) == [inspect.READY]
-    return inspect.report(found=found, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
+    files: dict[str, Any] = {"found": found, "unreadable": unreadable}
+    is_ready = inspect.verdict(**files, **given) == [inspect.READY]
+    return inspect.report(**files, rule=rule, **given), is_ready, lambda: inspect.draw(**given)
 
 
-def some_of(broken: list[str]) -> list[str]:
-    """The first lines about files that cannot be read, and how many more there are."""
-    return broken[:3] + ([f"and {len(broken) - 3} more images that cannot be read"] if len(broken) > 3 else [])
+def some_of(broken: dict[str, str]) -> list[str]:
+    """The first problems of images that cannot be read, by their names, and the names of all others."""
+    lines, others = list(broken.values()), [shown(name, 60) for name in list(broken)[3:]]
+    return lines[:3] + ([f"and {len(others)} more images that cannot be read: {', '.join(others)}"] if others else [])
 
 
 def doubts_of_cutting(images: list[PosedImage], has_alpha: list[bool]) -> list[str]:
@@ -131,6 +136,15 @@ def doubts_of_files(images: list[PosedImage]) -> list[str]:
         pictures.append(sampled_pixels(pixels.reshape(-1, pixels.shape[-1])))
     same = [picture for picture in pictures if picture.shape == pictures[0].shape]
     return doubts_of_pictures(same)
+
+
+def look_into(image: PosedImage, **options: Any) -> tuple[OnDisk | None, str]:
+    """What `look_at` finds, none where it cannot be read, and what is wrong with the image; '' if nothing."""
+    try:
+        found = look_at(image, **options)
+    except SceneError as error:
+        return None, str(error)
+    return found, problem_with(on_disk(image.file)) if found is not None else ""
 
 
 def look_at(image: PosedImage, downscale: float, white_ignores: bool, cutout: bool) -> OnDisk | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,30 +63,43 @@ class OnDisk:
 
 
 def report(
-    capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]], rule: str
+    capture: Capture,
+    frame: Frame,
+    found: Sequence[OnDisk | None],
+    splits: dict[str, list[str]],
+    rule: str,
+    unreadable: Collection[str] = (),
 ) -> str:
     """A page of text. `found` has an entry for each image of the capture, none where there is no file.
 
-    `splits` are names of images that exist, by split, and `rule` says how they were chosen.
+    `splits` are names of images that exist, by split, and `rule` says how they were chosen. Of `unreadable` images,
+    given by their names, there are files of which nothing was found.
     """
     if len(found) != len(capture.images):
         raise ValueError(f"{len(capture.images)} images, but {len(found)} entries of what was found")
     sections = {
         "capture": [f"{shown(capture.name)}, read as {shown(capture.format)}", *map(shown, capture.notes)],
-        "images": _images(capture, found),
+        "images": _images(capture, found, unreadable),
         "lenses": _lenses(capture),
         "split": _splits(splits, rule),
         "frame": [line for line in frame.describe() if not line.startswith(WARNING)],
         "memory": _memory(capture, found),
-        "verdict": verdict(capture, frame, found, splits),
+        "verdict": verdict(capture, frame, found, splits, unreadable),
     }
     return "\n".join(f"{title:8} {line}" for name, lines in sections.items() for title, line in _titled(name, lines))
 
 
-def verdict(capture: Capture, frame: Frame, found: Sequence[OnDisk | None], splits: dict[str, list[str]]) -> list[str]:
+def verdict(
+    capture: Capture,
+    frame: Frame,
+    found: Sequence[OnDisk | None],
+    splits: dict[str, list[str]],
+    unreadable: Collection[str] = (),
+) -> list[str]:
     """What to change before training, most important first; READY alone if there is nothing."""
     noted = [note.removeprefix(WARNING) for note in capture.notes if note.startswith(WARNING)]
-    problems = [*noted, *_missing(capture, found), *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
+    missing = _missing(_absent(capture, found, unreadable), len(found))
+    problems = [*noted, *missing, *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
     train, test = (len(splits.get(name, [])) for name in ("train", "test"))
     if train < FEW_IMAGES:
         problems.append(f"{train} training images are few; {FEW_IMAGES} and more are usual")
@@ -141,10 +154,18 @@ def _titled(name: str, lines: Iterable[str]) -> list[tuple[str, str]]:
     return [(name if index == 0 else "", line) for index, line in enumerate(lines)]
 
 
-def _images(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
+def _absent(capture: Capture, found: Sequence[OnDisk | None], unreadable: Collection[str]) -> list[str]:
+    """Names of the images that have no file."""
+    pairs = zip(capture.images, found, strict=True)
+    return [image.name for image, file in pairs if file is None and image.name not in unreadable]
+
+
+def _images(capture: Capture, found: Sequence[OnDisk | None], unreadable: Collection[str]) -> list[str]:
     there = [image for image in found if image is not None]
-    lines = [f"{len(capture.images)} listed, {len(there)} exist, {len(found) - len(there)} missing"]
-    absent = [image.name for image, file in zip(capture.images, found, strict=True) if file is None]
+    absent = _absent(capture, found, unreadable)
+    lines = [f"{len(found)} listed, {len(found) - len(absent)} exist, {len(absent)} missing"]
+    if unreadable:
+        lines.append(f"of no readable header or mask: {len(unreadable)} ({_names(list(unreadable))})")
     if absent:
         lines.append(f"missing: {_names(absent)}")
     sizes = Counter((image.width, image.height) for image in there).most_common()
@@ -200,12 +221,11 @@ def _memory(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
     ]
 
 
-def _missing(capture: Capture, found: Sequence[OnDisk | None]) -> list[str]:
-    absent = [image.name for image, file in zip(capture.images, found, strict=True) if file is None]
+def _missing(absent: list[str], n_images: int) -> list[str]:
     if not absent:
         return []
-    text = f"{len(absent)} of {len(found)} images are missing ({_names(absent)})"
-    if 2 * len(absent) > len(found):
+    text = f"{len(absent)} of {n_images} images are missing ({_names(absent)})"
+    if 2 * len(absent) > n_images:
         return [f"{text}: more than half; is the folder of the images the right one?"]
     return [f"{text}: they are left out; take them from the file, or bring them back"]
 

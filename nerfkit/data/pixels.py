@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ TRANSPOSES = {  # by orientation: how stored pixels become what was seen
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
+REMEDY = "copy it again, or take it away: images that are missing are left out, except in LLFF captures"
 SWAPPING = (5, 6, 7, 8)  # that swap width and height
 BAND = 256  # rows that are converted together: a whole image would take as much memory again
 
@@ -109,6 +111,8 @@ def background_color(kind: str, device: torch.device) -> Tensor:
 def _opened(path: Path) -> Iterator[Image.Image]:
     """A supported image, its header decoded; what Pillow raises in the block becomes a SceneError."""
     with open_regular(path, FILE_LIMIT, "image", SceneError) as file:
+        if not os.fstat(file.fileno()).st_size:
+            raise SceneError(f"image {shown(path)} is empty (0 bytes); {REMEDY}")
         try:
             with Image.open(file, formats=FORMATS) as image:
                 _check_kind(image, path)
@@ -117,12 +121,14 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise
         except UnidentifiedImageError:
             known = "PNG, JPEG or WebP"
-            raise SceneError(f"image {shown(path)} is no {known} file, whatever its name says; convert it") from None
+            raise SceneError(
+                f"image {shown(path)} is no {known} file, whatever its name says; convert it, or copy it again"
+            ) from None
         except Image.DecompressionBombError as error:
             raise SceneError(f"image {shown(path)} is too large to be read: {error}") from None
         except Exception as error:  # decoders raise nearly anything where a file is broken
             cause = shown(str(error) or type(error).__name__)
-            raise SceneError(f"image {shown(path)} cannot be read, is it truncated? ({cause})") from None
+            raise SceneError(f"image {shown(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
 
 
 def problem_with(path: Path) -> str:

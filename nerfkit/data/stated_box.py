@@ -24,6 +24,8 @@ FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mea
 
 def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> list[str]:
     """A line if hardly any sparse point is in the `box` [2, 3], or hardly any ray of the training `images` meets it."""
+    if not images:
+        return []
     rays, inside, focus = share_of_rays(images, box), _inside(_points(capture), box), common_point(images)
     missed = focus is not None and not _inside(focus[None], box)
     if rays >= FEW and (not missed if inside is None else inside >= FEW):
@@ -49,13 +51,11 @@ def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
         origins = torch.from_numpy(position.T).expand_as(directions)
         enter, leave = box_span(origins, directions, torch.from_numpy(box), 0.0, math.inf)
         met.append((enter < leave).numpy())
-    return float(np.concatenate(met).mean()) if met else 0.0
+    return float(np.concatenate(met).mean())
 
 
 def common_point(images: Sequence[PosedImage]) -> np.ndarray | None:
     """The point [3] that the cameras look at; none if they look at no one point."""
-    if not images:
-        return None
     rig = measure(np.stack([image.camera_to_world for image in images]))
     if rig.focus is None or rig.in_front < FOCUSED or rig.miss > NEAR_AXES:
         return None

@@ -232,5 +232,20 @@ FAULTS = [
         "odd_captures",
     ),
     Fault("one_ray_is_enough", "training/checks.py", "seen.double().mean() < NEXT_TO_NONE or not", "not", "training"),
+    Fault(
+        "a_damaged_header_hides_the_page",
+        "commands/inspect.py",
+        "    except SceneError as error:\n        return None, str(error)\n",
+        "    except ZeroDivisionError as error:\n        return None, str(error)\n",
+        "capture_images",
+    ),
+    Fault(
+        "some_broken_images_have_no_names",
+        "commands/inspect.py",
+        "list(broken)[3:]",
+        "list(broken)[4:]",
+        "capture_images",
+    ),
+    Fault("empty_files_are_no_images", "data/pixels.py", "not os.fstat(file.fileno()).st_size", "False", "pixels"),
     Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
 ]

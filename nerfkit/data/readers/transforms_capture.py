@@ -253,19 +253,24 @@ class _Sizes:
         """Of a frame with `values`."""
         if any(key in values for key in SIZE):
             return size_of(values, frame.where)
-        if os.path.exists(frame.path):  # which raises nothing, however long the name
-            return self._on_disk(frame.path)
+        if size := self._on_disk(frame.path):
+            return size
         if self._other is None:
-            path = next((other.path for other in self._frames if os.path.exists(other.path)), None)
-            if path is None:
-                missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
-                raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
-            self._other = self._on_disk(path)
+            self._other = next(filter(None, (self._on_disk(other.path) for other in self._frames)), None)
+        if self._other is None:
+            if os.path.exists(frame.path):
+                image_header(frame.path)  # raises what is wrong with it
+            missing = f"image {shown(frame.path)} is missing, like all others (looked for {', '.join(EXTENSIONS)})"
+            raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
         return self._other
 
-    def _on_disk(self, path: Path) -> tuple[int, int]:
-        header = image_header(path)
-        return header.width, header.height
+    def _on_disk(self, path: Path) -> tuple[int, int] | None:
+        """None where there is no file, or none that can be read: that is said when the image is."""
+        try:
+            header = image_header(path) if os.path.exists(path) else None  # which raises nothing, however long the name
+        except SceneError:
+            return None
+        return (header.width, header.height) if header else None
 
 
 def _points(contents: dict[Path, dict[str, Any]], notes: list[str]) -> Points | None:
