@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import stat
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -88,6 +89,26 @@ def why_missing(path: Path) -> str:
 def typed(*words: object) -> str:
     """Words of a command, such as paths, quoted for a POSIX shell where they have to be."""
     return " ".join(shlex.quote(str(word)) for word in words)
+
+
+def in_any_case(file: Path) -> Path | None:
+    """`file`, or the one file beside it whose name differs in case alone; none without one, or with several."""
+    if os.path.exists(file):  # which raises nothing, however long the name
+        return file
+    try:
+        alike = _names_by_case(file.parent, os.stat(file.parent).st_mtime_ns).get(file.name.casefold(), [])
+    except (OSError, ValueError):
+        return None
+    return file.parent / alike[0] if len(alike) == 1 and os.path.isfile(file.parent / alike[0]) else None
+
+
+@lru_cache(maxsize=64)
+def _names_by_case(folder: Path, changed: int) -> dict[str, list[str]]:
+    """Names in a folder that was `changed` then, by what they are without their case."""
+    names: dict[str, list[str]] = {}
+    for name in os.listdir(folder):
+        names.setdefault(name.casefold(), []).append(name)
+    return names
 
 
 def shown(text: str | os.PathLike, limit: int = 200) -> str:

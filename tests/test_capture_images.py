@@ -2,6 +2,7 @@
 """Images that are turned, reduced or missing, and a box beside what they show."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import torch
 from PIL import Image
 
 from nerfkit.commands import inspect
-from nerfkit.data.load import load_scene
+from nerfkit.data.assemble import of_any_case
+from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
-from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_synthetic
+from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_nerfstudio, write_synthetic
 from tests.toy_scene import write_scene
 
 
@@ -111,6 +113,46 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
     (folder / "images" / names[10]).unlink()
     with raises_naming(SceneError, "data.path", "9 of 20", "11", names[0]):
         load_scene(str(folder))
+
+
+def upper(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.rename(file.with_name(file.name.upper()))
+
+
+@pytest.mark.parametrize("images", ["images", "images_2"])
+@pytest.mark.parametrize("kind", ["colmap", "nerfstudio", "synthetic"])
+def test_images_are_found_in_any_case_and_that_is_said(tmp_path, kind: str, images: str):
+    if kind == "colmap":
+        colmap_in(tmp_path, [PINHOLE] * 5)
+    elif kind == "nerfstudio":
+        write_nerfstudio(tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
+    else:
+        images, _ = "train", write_scene(tmp_path)
+    if images == "images_2":
+        (tmp_path / "images").rename(tmp_path / images)
+    pixels = load_scene(str(tmp_path)).split("train").load().stack()
+    upper(tmp_path / images)
+    scene = load_scene(str(tmp_path))
+    assert torch.equal(scene.split("train").load().stack(), pixels)
+    assert all(file.name.startswith("R_") for file in scene.split("train").files)
+    (note,) = [note for note in scene.notes if "another case" in note]
+    assert_names(note, f"{len(pixels)} of {14 if kind == 'synthetic' else 5} images")
+    assert " is R_0" in note
+    assert not any("missing" in note or "no pose" in note or "no image" in note for note in scene.notes)
+
+
+def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
+    folder = colmap_in(tmp_path, [PINHOLE] * 5) / "images"
+    for alike in ("R_00.png", "r_00.PNG"):
+        (folder / alike).write_bytes((folder / "r_00.png").read_bytes())
+    (folder / "r_00.png").unlink()
+    notes = load_scene(str(tmp_path)).notes
+    assert any("1 are missing, the first: r_00.png" in note for note in notes), notes
+    assert any("2 of 6 images in images have no pose" in note for note in notes), notes
+    capture = load_capture(str(tmp_path))
+    images = [replace(capture.images[1], name="R_01.png", file=folder / "R_01.png"), *capture.images]
+    assert of_any_case(replace(capture, images=images)).images == images
 
 
 @pytest.mark.parametrize("smaller", [(13, 11), (9, 8), (7, 6)])

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import posixpath
 import re
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +25,7 @@ from nerfkit.data.rig import vector_text
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.stated_box import check_met, common_point, doubts_of_box
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.reading import in_any_case, shown
 
 KEEPS_FILES_FRAME = ("nerf_synthetic",)  # formats whose scenes stand where data.box is meant
 DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of those, where none is given
@@ -47,18 +50,48 @@ def present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
     return found, [note]
 
 
-def on_disk(file: Path) -> Path | None:
+def of_any_case(capture: Capture) -> Capture:
+    """The capture with the files of images that are there under a name that differs in case alone, and a note.
+
+    A file is that of one image: one that another image names as it is stays that one's.
+    """
+    missing = [image for image in capture.images if on_disk(image.file) is None]
+    files = {image.name: file for image in missing if (file := on_disk(image.file, in_any_case)) is not None}
+    counts = Counter([*(image.file for image in capture.images), *files.values()])
+    images = [replace(i, file=files[i.name]) if counts[files.get(i.name)] == 1 else i for i in capture.images]
+    differing = [image for image in images if _differs_in_case(image)]
+    if not differing:
+        return capture
+    first = differing[0]
+    note = (
+        f"{len(differing)} of {len(images)} images are there under names of another case, and are taken (the first: "
+        f"{shown(first.name)} is {shown(first.file.name)})"
+    )
+    return replace(capture, images=images, notes=(*capture.notes, note))
+
+
+def _differs_in_case(image: PosedImage) -> bool:
+    """Whether an image's file has its name but for the case; names may lack their extension."""
+    name, file = posixpath.basename(image.name), image.file.name
+    return not file.startswith(name) and file.casefold().startswith(name.casefold())
+
+
+def _as_named(file: Path) -> Path | None:
+    return file if os.path.exists(file) else None  # which raises nothing, however long the name
+
+
+def on_disk(file: Path, find: Callable[[Path], Path | None] = _as_named) -> Path | None:
     """`file`, or the same image in a folder of resized ones beside its own (images_2, images_4, images_8)."""
-    if os.path.exists(file):
-        return file
+    if found := find(file):
+        return found
     parts = file.parts
     for depth in range(len(parts) - 2, -1, -1):
         if not re.fullmatch(r"images(_\d+)?", parts[depth]):
             continue
         for factor in RESIZED_FOLDERS:
             other = Path(*parts[:depth], f"images_{factor}" if factor > 1 else "images", *parts[depth + 1 :])
-            if os.path.exists(other):
-                return other
+            if found := find(other):
+                return found
     return None
 
 

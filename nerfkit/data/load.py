@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nerfkit.data import readers
-from nerfkit.data.assemble import assemble
+from nerfkit.data.assemble import assemble, of_any_case
 from nerfkit.data.capture import Capture
 from nerfkit.data.frame import Frame
 from nerfkit.data.scene import Scene
@@ -67,7 +67,7 @@ def load_capture(
         return replace(readers.read(solved, format, seeks_points), reader=format)  # poses are looked for again
     if format == "auto" and not _is_known(folder):
         _check_no_other_photographs(folder)
-    return readers.read(folder, format, seeks_points)
+    return of_any_case(readers.read(folder, format, seeks_points))
 
 
 def _what_is_there(path: Path) -> str:

@@ -247,5 +247,14 @@ FAULTS = [
         "capture_images",
     ),
     Fault("empty_files_are_no_images", "data/pixels.py", "not os.fstat(file.fileno()).st_size", "False", "pixels"),
+    Fault("names_of_another_case_are_missing", "data/load.py", "return of_any_case(", "return (", "capture_images"),
+    Fault("two_files_alike_are_one", "reading.py", "if len(alike) == 1 and", "if alike and", "capture_images"),
+    Fault(
+        "one_file_for_two_images",
+        "data/assemble.py",
+        "counts[files.get(i.name)] == 1",
+        "i.name in files",
+        "capture_images",
+    ),
     Fault("plain_walls_in_silence", "data/doubts.py", "max() < PLAIN", "max() < 0", "odd_captures"),
 ]

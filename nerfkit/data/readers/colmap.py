@@ -15,7 +15,7 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.colmap import Model, count_images, is_model, read_model
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.reading import in_any_case, shown
 
 FORMAT = "colmap"
 NEEDS = "sparse/0/cameras.bin"
@@ -114,7 +114,7 @@ def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
 
 
 def _n_there(folder: Path, names: list[str]) -> int:
-    return sum(os.path.isfile(folder / name) for name in names)
+    return sum(in_any_case(folder / name) is not None for name in names)
 
 
 def _subfolders(folder: Path) -> list[Path]:
@@ -130,6 +130,7 @@ def _unregistered(folder: Path, names: list[str], within_names: bool) -> list[st
     """A note of the images in `folder` that are not among `names`, with `within_names` only in folders of those."""
     known = {os.path.normpath(name) for name in names}
     tops = {name.partition("/")[0] if "/" in name else "" for name in known}
+    known |= {os.path.relpath(in_any_case(folder / name) or folder / name, folder) for name in known}
     files = list_images(folder)
     if within_names:
         files = [file for file in files if (file.partition("/")[0] if "/" in file else "") in tops]

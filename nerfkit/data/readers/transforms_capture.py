@@ -26,7 +26,7 @@ from nerfkit.data.readers.transforms import SIZE, frames_of, is_number, is_set, 
 from nerfkit.data.readers.transforms_lens import lens_of, values_of_frame
 from nerfkit.data.readers.transforms_masks import Masks, find_masks
 from nerfkit.errors import SceneError
-from nerfkit.reading import native_name, shown
+from nerfkit.reading import in_any_case, native_name, shown
 
 MAIN = "transforms.json"
 SPLITS = ("train", "val", "test")
@@ -188,12 +188,12 @@ def _image_file(folder: Path, name: str, where: str) -> Path:
         stem = path
     elif os.path.exists(path):
         return Path(path)
-    for candidate in (*(stem + known for known in EXTENSIONS), path):
-        if os.path.exists(candidate):
-            if os.path.isdir(candidate):
-                raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
-            return Path(candidate)
-    return Path(path)
+    candidates = [*(stem + known for known in EXTENSIONS), path]
+    for candidate in filter(os.path.exists, candidates):
+        if os.path.isdir(candidate):
+            raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
+        return Path(candidate)
+    return next((file for candidate in [path, *candidates] if (file := in_any_case(Path(candidate)))), Path(path))
 
 
 def _path(folder: Path, name: Any, key: str, where: str) -> str:
