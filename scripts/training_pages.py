@@ -240,53 +240,6 @@ def scenes() -> str:
     return "\n".join([*lines, f"| mean | | | {statistics.mean(gains):+.2f} | | |"])
 
 
-def demo() -> str:
-    """Presets of a CPU with other options, at equal time."""
-    lines = ["| scene, pixels | case | PSNR | steps | ms a step |", "|---|---|---:|---:|---:|"]
-    grouped: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for run in runs_of("demo_cpu"):
-        grouped.setdefault((f"{run['scene']}, {run['size']}", run["case"]), []).append(run)
-    for (scene, case), runs in sorted(grouped.items(), key=lambda item: item[0][0]):
-        steps, ms = (statistics.mean(run[name] for run in runs) for name in ("steps", "ms_per_step"))
-        scores = ", ".join(f"{run['psnr']:.2f}" for run in runs)
-        lines.append(f"| {scene} | {DEMO[case]} | {scores} dB | {steps:.0f} | {ms:.1f} |")
-    return "\n".join(lines)
-
-
-DEMO = {
-    "default": "6144 samples a step",
-    "before": "the recipe of before",
-    "decay": "and a table decay of 0.1",
-    "s4096": "4096 samples",
-    "s8192": "8192 samples",
-    "s12288": "12288 samples",
-    "s18432": "18432 samples",
-    "s24576": "24576 samples",
-    "s8192ms": "8192 samples, rays to a transmittance of 0.003",
-    "ms.003": "rays to a transmittance of 0.003",
-    "encoder": "without the LLTM",
-    "lr02d1": "a rate of 0.02, decay 0.1",
-    "m256": "256 cells a side",
-    "T17": "tables of 2^17 rows",
-}
-TRIED = {
-    "neither": "nothing along the ray",
-    "deferred": "the same, and a head once a ray: a diffuse color a sample, the rest from what the ray composites",
-    "deferred context": "that head, with encoder and LLTM composited, too",
-    "erf": "levels weighed by erf, for the footprint of a pixel at the distance of the object",
-}
-
-
-def tried() -> str:
-    """What was tried on lego and dropped."""
-    lines = ["| lego, 20 s | PSNR | training views | ms a step |", "|---|---:|---:|---:|"]
-    for run in runs_of("tried_h200"):
-        if run["case"] in TRIED:
-            scores = f"{run['psnr']:.2f} dB | {run['train_psnr']:.1f} dB"
-            lines.append(f"| {TRIED[run['case']]} | {scores} | {run['ms_per_step']:.2f} |")
-    return "\n".join(lines)
-
-
 def frames() -> str:
     """Frames as they are rendered, and recorded as one graph."""
     lines = [
@@ -346,8 +299,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "seconds": seconds,
     "scenes": scenes,
     "frames": frames,
-    "tried": tried,
-    "demo": demo,
     "stages": stages,
     "outdoors": outdoors,
     "indoors": indoors,

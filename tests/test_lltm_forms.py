@@ -19,6 +19,7 @@ def changed(config, changes: str):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_form_trains(small_config, tmp_path, case):
     """Every parameter gets a gradient within three steps, and what the state adds is lost where it is silent."""
+    small_config.model.aggregator = False  # as of captures
     config = changed(small_config, case.changes)
     config.trainer.background_warmup = 0
     trainer = make_trainer(config, case.model)
@@ -27,6 +28,7 @@ def test_a_form_trains(small_config, tmp_path, case):
         trainer.train_step()
     same = [name for name, p in trainer.model.named_parameters() if torch.equal(p, before[name])]
     assert same == []
+    assert isinstance(trainer.model, FormRenderer) == config.model.aggregator
     if isinstance(trainer.model, FormRenderer):
         batch = trainer.views.draw(64)
         rays, background = batch.rays, batch.background
@@ -35,16 +37,6 @@ def test_a_form_trains(small_config, tmp_path, case):
         heard, silent = renderings
         assert not torch.equal(heard.color, silent.color) and torch.equal(heard.opacity, silent.opacity)
         assert torch.equal(heard.color, trainer.model(rays, background).color), "heard again"
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_form_renders_where_the_lltm_is_off_by_itself(small_config, case):
-    """As it is of captures."""
-    small_config.model.aggregator = False
-    config = changed(small_config, case.changes)
-    trainer = make_trainer(config, case.model)
-    trainer.train_step()
-    assert isinstance(trainer.model, FormRenderer) == config.model.aggregator
 
 
 def test_the_form_that_ships_is_the_renderer(small_config, tmp_path):

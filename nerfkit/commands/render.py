@@ -84,11 +84,12 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
     crop = active_crop(options.run, run.frame) if options.crop == "run" else None
-    in_files = moved(cameras, run.frame, to_model=False)
-    cropping = "" if crop is None else crop.to_json()
-    state = {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     stems = stems_of(options.path, run, len(cameras))
-    folder = processes.in_turn(lambda: open_folder(options, in_files, stems, state, outputs, cropping, processes))
+    path = to_json(moved(cameras, run.frame, to_model=False), stems)
+    path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
+    path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
+    files = frame_names(stems, outputs)
+    folder = processes.in_turn(lambda: open_folder(options, json.dumps(path), files, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
@@ -208,16 +209,8 @@ def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
     return values
 
 
-def open_folder(
-    options: RenderOptions,
-    cameras: Cameras,
-    stems: list[str],
-    state: dict[str, float],
-    outputs: tuple[str, ...],
-    crop: str,
-    processes: Processes,
-) -> OwnFolder:
-    """The folder of the frames; raises RunError if it holds files that nerfkit did not write.
+def open_folder(options: RenderOptions, path: str, files: set[str], processes: Processes) -> OwnFolder:
+    """The folder of the frames; raises RunError if it holds files that nerfkit did not write. See `prepare`.
 
     The first of several processes prepares it, and lists all frames as nerfkit's for the others.
     """
@@ -228,13 +221,12 @@ def open_folder(
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
         folder.lock()
-        path = json.dumps(to_json(cameras, stems) | state | ({"crop": json.loads(crop)} if crop else {}))
         try:
-            prepare(folder, path, frame_names(stems, outputs), options)
+            prepare(folder, path, files, options)
         except RunError:
             folder.unlock()
             raise
-        for name in sorted(frame_names(stems, outputs)) if processes.size > 1 else ():
+        for name in sorted(files) if processes.size > 1 else ():
             folder.note(name)
     return folder
 
