@@ -103,7 +103,7 @@ class OccupancyGrid(nn.Module, ABC):
             self.unreached.copy_(255 - processes.most(255 - self.unreached))
 
     def _note_reached(self, positions: Tensor, is_used: Tensor) -> None:
-        """Note the blocks of samples at world positions [N, 3]; rows that are used, bool [N], come before all others."""
+        """Note the blocks of samples at world positions [N, 3]; rows that are used, bool [N], come first."""
         side = self.unreached.shape[0]
         a_unit = self.config.occupancy_resolution / BLOCK  # blocks
         block = (self.unit_of(positions) * a_unit).long().clamp_(0, side - 1)  # [N, 3]
