@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nerfkit.version import __version__
 
 if TYPE_CHECKING:
+    from nerfkit import config as config
     from nerfkit import nn as nn
     from nerfkit import ops as ops
     from nerfkit import parallel as parallel
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from nerfkit.model.registry import build_model as build_model
     from nerfkit.model.registry import register_model as register_model
     from nerfkit.model.renderer import Renderer as Renderer
+    from nerfkit.model.samplers import build_sampler as build_sampler
     from nerfkit.model.sampling import BoxSampler as BoxSampler
     from nerfkit.model.sampling import Samples as Samples
     from nerfkit.rendering.image_renderer import ImageRenderer as ImageRenderer
@@ -59,6 +61,7 @@ _HOME = {
     "build_model": "nerfkit.model.registry",
     "register_model": "nerfkit.model.registry",
     "Renderer": "nerfkit.model.renderer",
+    "build_sampler": "nerfkit.model.samplers",
     "BoxSampler": "nerfkit.model.sampling",
     "Samples": "nerfkit.model.sampling",
     "ImageRenderer": "nerfkit.rendering.image_renderer",
@@ -69,7 +72,7 @@ _HOME = {
     "load_run": "nerfkit.training.run",
     "Trainer": "nerfkit.training.trainer",
 }
-_SUBPACKAGES = ("nn", "ops", "parallel")
+_SUBPACKAGES = ("config", "nn", "ops", "parallel")
 
 __all__ = ["__version__", *_SUBPACKAGES, *_HOME]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import platform
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,6 +86,29 @@ def deterministic(enabled: bool) -> Iterator[None]:
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+class _Drawing(threading.local):
+    generator: torch.Generator | None = None
+
+
+_drawing = _Drawing()
+
+
+@contextmanager
+def drawing_from(generator: torch.Generator) -> Iterator[None]:
+    """Inside, and in this thread alone, what a training draws at random comes from `generator`."""
+    before, _drawing.generator = _drawing.generator, generator
+    try:
+        yield
+    finally:
+        _drawing.generator = before
+
+
+def generator_on(device: torch.device) -> torch.Generator | None:
+    """What to draw from on a device: the generator of the training that this thread is in; None: torch's own."""
+    generator = _drawing.generator
+    return generator if generator is not None and generator.device.type == device.type else None
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -65,10 +66,14 @@ def _bool(nargs: int | Literal["*"], metavar: str) -> PrimitiveConstructorSpec[b
     )
 
 
-def _to_options(words: list[str]) -> dict[str, Any]:
+def _to_words(words: list[str]) -> dict[str, str]:
     if len(words) % 2:
         raise ValueError(f"expected a value after each key, got {' '.join(words)}")
-    return {key: _to_scalar(value) for key, value in zip(words[::2], words[1::2], strict=True)}
+    return dict(zip(words[::2], words[1::2], strict=True))
+
+
+def _to_options(words: list[str]) -> dict[str, Any]:
+    return {key: _to_scalar(value) for key, value in _to_words(words).items()}
 
 
 def _to_scalar(word: str) -> str | int | float | bool:
@@ -85,18 +90,20 @@ def _to_scalar(word: str) -> str | int | float | bool:
     return word
 
 
-_OPTIONS = PrimitiveConstructorSpec(
-    nargs="*",
-    metavar="[KEY VALUE [KEY VALUE ...]]",
-    instance_from_str=_to_options,
-    is_instance=lambda value: isinstance(value, dict),
-    str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
-)
+def _table(metavar: str, read: Callable[[list[str]], dict[str, Any]]) -> PrimitiveConstructorSpec:
+    return PrimitiveConstructorSpec(
+        nargs="*",
+        metavar=metavar,
+        instance_from_str=read,
+        is_instance=lambda value: isinstance(value, dict),
+        str_from_instance=lambda value: [str(word) for pair in value.items() for word in pair],
+    )
 
 
 Flag = Annotated[bool, _bool(1, "{true,false}"), tyro.conf.FlagConversionOff]
 Switch = Annotated[bool, _bool("*", "[{true,false}]"), tyro.conf.FlagConversionOff]  # alone it means true
-Options = Annotated[dict[str, str | int | float | bool], _OPTIONS]
+Options = Annotated[dict[str, str | int | float | bool], _table("[KEY VALUE [KEY VALUE ...]]", _to_options)]
+Words = Annotated[dict[str, str], _table("[OP BACKEND [OP BACKEND ...]]", _to_words)]
 
 
 def one_line(text: str) -> str:

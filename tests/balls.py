@@ -32,7 +32,7 @@ class Balls(Model):
 
     def __init__(self, config: Config):
         super().__init__(config)
-        self.sampler = build_sampler(config.sampling, torch.tensor(config.data.box).view(2, 3))
+        self.sampler = build_sampler(self.config)
         self.amount = torch.nn.Parameter(torch.tensor(DENSITY))
 
     def density(self, positions):

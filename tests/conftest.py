@@ -121,6 +121,7 @@ def scene_folder(tmp_path) -> Path:
 def small_config(toy_scene) -> Config:
     """Options that train the toy scene in a second or two."""
     config = Config()
+    config.size = "large"  # but for what follows, whatever the device
     config.data.path = str(toy_scene)
     config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
     config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
@@ -129,6 +130,6 @@ def small_config(toy_scene) -> Config:
     config.trainer.steps, config.trainer.samples, config.trainer.max_rays = 60, 4096, 1024
     config.trainer.learning_rate, config.trainer.warmup = 0.03, 10
     config.trainer.schedule = "exponential"  # the rate is low soon: a field of tens of steps is little noise
-    config.trainer.log_every, config.trainer.save_every = 10, 0
+    config.trainer.log_every, config.trainer.save_every, config.trainer.distortion = 10, 0, 0.0
     config.device = "cpu"
-    return config
+    return config.resolved()

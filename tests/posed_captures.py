@@ -15,9 +15,7 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.colmap import write_model
 from nerfkit.data.lens import Lens
 from nerfkit.data.readers.transforms_writer import write_transforms
-from nerfkit.model.registry import build_model
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import look_at, plain_intrinsics, trace_directions
 
@@ -93,9 +91,8 @@ WRITERS = {
 
 
 def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
-    seed_everything(0)
     config.trainer.steps = steps
-    trainer = Trainer(config, cameras, images, model=build_model(config))
+    trainer = Trainer(config, cameras, images)
     for _ in range(steps):
         trainer.train_step()
     return trainer

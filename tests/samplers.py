@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor
 
-from nerfkit.config import SamplingConfig
+from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.lens import Lens
 from nerfkit.model.occupancy import OccupancyGrid
@@ -16,7 +16,15 @@ BOXES = {"contracted": CUBE, "box": 10 * CUBE}
 
 def sampler_of(kind: str = "contracted", **options) -> OccupancyGrid:
     values = {"step": 0.05, "cone": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
-    return build_sampler(SamplingConfig(kind=kind, **values), BOXES[kind])
+    data = DataConfig(box=tuple(BOXES[kind].flatten().tolist()))
+    return build_sampler(Config(data=data, sampling=SamplingConfig(kind=kind, **values)).resolved())
+
+
+def cube_sampler(**options) -> OccupancyGrid:
+    """In a box from -1 to 1."""
+    sampling = SamplingConfig(kind="box", **({"step": 0.1, "occupancy_resolution": 8} | options))
+    config = Config(size="large", data=DataConfig(box=(-1.0, -1, -1, 1, 1, 1)), sampling=sampling)
+    return build_sampler(config.resolved())
 
 
 def ray(origin: tuple[float, ...], direction: tuple[float, ...]) -> Rays:

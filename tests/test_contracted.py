@@ -12,7 +12,7 @@ from nerfkit.data.cameras import Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.alignment import aligned
-from nerfkit.training.losses import default_loss, spacing
+from nerfkit.training.losses import Distortion, spacing, squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.samplers import cell_of, forward_cameras, ray, sampler_of, thin
@@ -90,7 +90,7 @@ def small_config(**trainer) -> Config:
         setattr(config.sampling, name, value)
     for name, value in ({"steps": 4, "samples": 2048} | trainer).items():
         setattr(config.trainer, name, value)
-    return config
+    return config.resolved()
 
 
 def test_the_field_is_defined_everywhere_with_finite_gradients():
@@ -142,19 +142,17 @@ def test_no_distortion_loss_without_a_weight():
     for _ in trainer.steps():
         pass
     assert not any("distortion" in name for name in trainer.pop_stats())
-    assert default_loss(config).__name__ == "squared_error"
 
 
 def test_the_distortion_losss_weight_rises_to_its_full_value():
     """From nothing, so that samples do not draw together in front of a camera before there is a scene."""
     config = small_config(steps=100, distortion=0.5)
-    loss = default_loss(config)
+    distortion = Distortion(config)
     seen = []
 
-    def wrapped(rendering, batch):  # a loss of one's own, around it
-        terms, full = loss(rendering, batch), loss(rendering, batch._replace(progress=None))
-        seen.append((terms["distortion"] / full["distortion"]).item())
-        return terms
+    def wrapped(rendering, batch):  # a loss of one's own, beside it
+        seen.append((distortion(rendering, batch) / distortion(rendering, batch._replace(progress=None))).item())
+        return squared_error(rendering, batch)
 
     images = torch.full((2, 16, 16, 3), 99, dtype=torch.uint8)
     for _ in Trainer(config, forward_cameras(), images, loss_fn=wrapped).steps():

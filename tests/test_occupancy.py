@@ -7,16 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.config import SamplingConfig
 from nerfkit.data.lens import Lens
 from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
-from nerfkit.model.sampling import BoxSampler
 from nerfkit.parallel import Processes
-from tests.samplers import CUBE, cell_of, forward_cameras, ray, sampler_of, thin
-
-
-def cube_sampler(**options) -> BoxSampler:
-    return BoxSampler(SamplingConfig(step=0.1, occupancy_resolution=8, **options), CUBE)
+from tests.samplers import CUBE, cell_of, cube_sampler, forward_cameras, ray, sampler_of, thin
 
 
 def in_one_corner(positions: Tensor) -> Tensor:

@@ -158,7 +158,7 @@ def test_a_rays_weight_is_that_of_its_pixel(small_config):
         seen.update(weight=batch.weight, view=batch.view)
         return nerfkit.squared_error(rendering, batch)
 
-    trainer.views.draw, trainer.training_step.loss_fn = some_count, loss_fn
+    trainer.views.draw, trainer.training_step.loss.data_term = some_count, loss_fn
     trainer.train_step()
     assert (seen["weight"][seen["view"] % 2 == 0] == 0).all() and seen["weight"].sum() > 0
 
@@ -323,7 +323,7 @@ def test_only_ops_that_a_model_uses_are_its_own(small_config):
     with_all = nerfkit.build_model(small_config)
     small_config.model.encoder = small_config.model.aggregator = False
     plain = nerfkit.build_model(small_config)
-    assert set(with_all.ops) - set(plain.ops) == {"depthwise_conv1d", "lltm"}
+    assert set(with_all.used_ops) - set(plain.used_ops) == {"depthwise_conv1d", "lltm"}
     assert not {"trilinear", "depthwise_conv2d", "lltm_cell"} & set(with_all.resolved("cpu"))
 
 

@@ -3,17 +3,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Rays
 from nerfkit.model import sampling
 from nerfkit.model.sampling import FIRST_PASS_SAMPLES, BoxSampler
+from tests.samplers import cube_sampler
 
 N_RAYS = 200
 
 
 def sampler_and_rays(device: str) -> tuple[BoxSampler, Rays]:
     """Rays through a cube, a third of it occupied: some have many more samples than a first round."""
-    sampler = BoxSampler(SamplingConfig(step=0.01, occupancy_resolution=16), torch.tensor([[-1.0] * 3, [1.0] * 3]))
+    sampler = cube_sampler(step=0.01, occupancy_resolution=16)
     sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
     sampler.occupancy[:2] = False
     directions = torch.nn.functional.normalize(torch.randn(N_RAYS, 3), dim=-1)
@@ -70,9 +70,8 @@ def test_rounds_without_samples(monkeypatch, device: str):
 
 def plain_sampler(**options) -> tuple[BoxSampler, Rays]:
     """One ray along x through a cube from -1 to 1, from 3 before its middle; all cells are occupied."""
-    config = SamplingConfig(step=0.1, occupancy_resolution=8, **options)
     rays = Rays(torch.tensor([[-3.0, 0.05, 0.05]]), torch.tensor([[1.0, 0.0, 0.0]]))
-    return BoxSampler(config, torch.tensor([[-1.0] * 3, [1.0] * 3])), rays
+    return cube_sampler(**options), rays
 
 
 def thin(positions: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
     first.train_step()
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
-    small_config.out, small_config.eval.comparisons, small_config.ops.lltm = "elsewhere", 1, "torch"
+    small_config.out, small_config.eval.comparisons, small_config.ops.overrides = "elsewhere", 1, {"lltm": "torch"}
     small_config.trainer.capture = False
     second = make_trainer(small_config)
     second.restore(tmp_path)

@@ -4,22 +4,23 @@
 import torch
 
 from nerfkit.data.load import load_scene
-from nerfkit.model.registry import build_model
-from nerfkit.training.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 
 
-def make_trainer(config, model=build_model, **options) -> Trainer:
+def make_trainer(config, model=None, **options) -> Trainer:
+    """`model`: None, a class of models, or a function of the configuration that returns one."""
     views = load_scene(config.data.path).split("train")
     images = views.load(lambda text: None)
-    seed_everything(config.seed)
-    return Trainer(config, views.cameras, images, model=model(config), **options)
+    if model is not None and not isinstance(model, type):
+        torch.manual_seed(config.seed)
+        model = model(config)
+    return Trainer(config, views.cameras, images, model=model, **options)
 
 
 def loss_of_a_step(trainer: Trainer) -> float:
     trainer.train_step()
-    return trainer.training_step.loss.item()
+    return trainer.training_step.last_loss.item()
 
 
 def state_of(trainer: Trainer) -> dict:
-    return trainer.model.state_dict() | {"random": torch.get_rng_state()}
+    return trainer.model.state_dict() | {"random": trainer.generator.get_state()}

@@ -18,7 +18,6 @@ from nerfkit.metrics import color_corrected, psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.adjustments import rotated
 from nerfkit.training.alignment import aligned
-from nerfkit.training.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import BALLS, RADII, look_at, trace_directions
 
@@ -76,7 +75,6 @@ def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> WeakCapture:
 def trained(config: Config, of: WeakCapture, seed: int, steps: int = 400) -> Trainer:
     """A training on the capture."""
     config.seed, config.trainer.steps, config.data.background = seed, steps, "white"
-    seed_everything(seed)
     trainer = Trainer(config, of.given, of.images, device="cpu")
     trainer.train()
     trainer.model.eval()

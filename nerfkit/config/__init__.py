@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a run: what they are, what they may be, and their files.
+"""The options of a run: what they are, what they may be, who decides those left as auto, and their files.
 
 A TOML file changes some of them (`configs/*.toml` are such differences), the command line overrides the file.
 """
@@ -15,6 +15,13 @@ from nerfkit.config.options import OpsConfig as OpsConfig
 from nerfkit.config.options import ParallelConfig as ParallelConfig
 from nerfkit.config.options import SamplingConfig as SamplingConfig
 from nerfkit.config.options import TrainerConfig as TrainerConfig
+from nerfkit.config.recipe import BASE as BASE
+from nerfkit.config.recipe import DEFAULT_BOX as DEFAULT_BOX
+from nerfkit.config.recipe import FIELD as FIELD
+from nerfkit.config.recipe import OTHERWISE as OTHERWISE
+from nerfkit.config.recipe import Recipe as Recipe
+from nerfkit.config.resolve import Decision as Decision
+from nerfkit.config.resolve import ResolvedConfig as ResolvedConfig
 from nerfkit.config.toml_files import changes_of as changes_of
 from nerfkit.config.toml_files import dump as dump
 from nerfkit.config.toml_files import load as load

@@ -10,15 +10,13 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from nerfkit.config.options import Config, ModelConfig, SamplingConfig, TrainerConfig
+from nerfkit.config.options import AUTO, Auto, Config, ModelConfig, OpsConfig, SamplingConfig, TrainerConfig
 from nerfkit.config.values import dumps
-from nerfkit.contraction import exponential_ladder
 from nerfkit.errors import ConfigError
-from nerfkit.ops.march import BLOCK, MAX_BLOCKS
+from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS
 from nerfkit.option_types import LARGEST, Range, one_line
 
 MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
-MAX_INTERVALS = MAX_BLOCKS * BLOCK - 1  # of a ray
 MAX_TEXT = 4096  # characters of an option; the longest path
 MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
 
@@ -34,12 +32,23 @@ def converted(values: dict[str, Any], source: str) -> Config:
     """Config from nested dictionaries, each value checked by itself."""
     _check_names(values, Config, source, prefix="")
     try:
-        config = msgspec.convert(values, Config)
+        config = msgspec.convert(_none_for_auto(values, Config), Config)
     except msgspec.ValidationError as error:
         message, _, key = str(error).partition(" - at `$.")
         raise ConfigError(f"{source}: {key.rstrip('`')}: {one_line(message)}") from None
     _check_values(config, f"{source}: ")
     return config
+
+
+def _none_for_auto(values: dict[str, Any], table: type) -> dict[str, Any]:
+    """The values with None for those that are written auto and may be it."""
+    found, hints = dict(values), get_type_hints(table, include_extras=True)
+    for name, value in values.items():
+        if isinstance(value, dict) and dataclasses.is_dataclass(hints[name]):
+            found[name] = _none_for_auto(value, hints[name])
+        elif value == AUTO and any(isinstance(mark, Auto) for mark in getattr(hints[name], "__metadata__", ())):
+            found[name] = None
+    return found
 
 
 def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) -> None:
@@ -55,12 +64,13 @@ def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) 
 
 
 def check(config: Config) -> None:
-    """Raise ConfigError for a value out of its range, and for values that contradict each other."""
+    """Raise ConfigError for a value out of its range, and for values that contradict each other; auto is neither."""
     _check_values(config, "")
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
     _check_decay(config.trainer)
+    _check_ops(config.ops)
     n_bytes = len(dumps(config).encode())
     if n_bytes > MAX_BYTES:  # the run could not be read again
         raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MAX_BYTES}; shorten model.options")
@@ -68,7 +78,8 @@ def check(config: Config) -> None:
 
 def _check_values(options: Any, prefix: str) -> None:
     hints = get_type_hints(type(options), include_extras=True)
-    for name in vars(options).keys() - hints.keys():  # set in Python, where a dataclass takes any name
+    hints.pop("decisions", None)  # of a configuration that is resolved
+    for name in vars(options).keys() - hints.keys() - {"decisions"}:  # set in Python, where a dataclass takes any name
         near = difflib.get_close_matches(name, hints, n=1, cutoff=0.5)
         raise ConfigError(f"unknown option {prefix}{name}" + (f"; did you mean {prefix}{near[0]}?" if near else ""))
     for name, kind in hints.items():
@@ -86,7 +97,7 @@ def _check_values(options: Any, prefix: str) -> None:
 def _check_value(name: str, value: Any, metadata: tuple) -> None:
     if isinstance(value, str):
         _check_text(name, value)
-    else:
+    elif value is not None:
         for limits in metadata:
             if isinstance(limits, Range):
                 limits.check(name, value)
@@ -101,7 +112,9 @@ def _check_text(name: str, text: str) -> None:
         )
 
 
-def _check_box(box: tuple[float, ...]) -> None:
+def _check_box(box: tuple[float, ...] | None) -> None:
+    if box is None:
+        return
     low, high = box[:3], box[3:]
     for a, b in zip(low, high, strict=True):
         if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would not tell them apart
@@ -111,12 +124,12 @@ def _check_box(box: tuple[float, ...]) -> None:
 def _check_model(model: ModelConfig) -> None:
     if model.kernel % 2 == 0:
         raise ConfigError(f"model.kernel must be odd, got {model.kernel}")
-    if model.max_resolution < model.base_resolution:
+    if model.max_resolution is not None and model.max_resolution < model.base_resolution:
         raise ConfigError(
             f"model.max_resolution ({model.max_resolution}) must be at least "
             f"model.base_resolution ({model.base_resolution})"
         )
-    if model.levels * 2**model.log2_table > MAX_ROWS:
+    if None not in (model.levels, model.log2_table) and model.levels * 2**model.log2_table > MAX_ROWS:
         raise ConfigError(
             f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
             f"2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
@@ -125,10 +138,12 @@ def _check_model(model: ModelConfig) -> None:
 
 def _check_sampling(config: Config) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
-    if near >= far:
+    if None not in (near, far) and near >= far:
         raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+    if None in (near, far, step, config.sampling.kind, config.sampling.cone, config.data.box):
+        return  # the scene decides yet
     if config.sampling.kind == "contracted":
-        return _check_ladder(config.sampling) if far < SamplingConfig.far else None  # else the scene sets it yet
+        return _check_ladder(config.sampling)
     longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
     if step > longest:
         raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
@@ -141,6 +156,8 @@ def _check_sampling(config: Config) -> None:
 
 def _check_ladder(sampling: SamplingConfig) -> None:
     """Of unbounded space."""
+    from nerfkit.contraction import exponential_ladder  # which needs torch
+
     try:
         exponential_ladder(sampling.near, sampling.far, sampling.step, sampling.cone)
     except ValueError as error:
@@ -148,9 +165,24 @@ def _check_ladder(sampling: SamplingConfig) -> None:
 
 
 def _check_decay(trainer: TrainerConfig) -> None:
-    rate = max(trainer.learning_rate, trainer.final_learning_rate)
+    rates = [rate for rate in (trainer.learning_rate, trainer.final_learning_rate) if rate is not None]
+    if not rates or trainer.table_decay is None:
+        return
+    rate = max(rates)
     if rate * trainer.table_decay >= 1:
         raise ConfigError(
             f"trainer.table_decay ({trainer.table_decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
             "or a step would turn the features round; lower one of them"
         )
+
+
+def _check_ops(ops: OpsConfig) -> None:
+    for op, backend in ops.overrides.items():
+        if op not in OPS:
+            near = difflib.get_close_matches(op[:100], OPS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the ops are {', '.join(OPS)}"
+            raise ConfigError(f"ops.overrides: unknown op {one_line(op)!r}; {hint}")
+        if backend not in CHOICES:
+            raise ConfigError(
+                f"ops.overrides: unknown backend {one_line(backend)!r} for {op}; choose auto, {', '.join(BACKENDS)}"
+            )

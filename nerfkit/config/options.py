@@ -1,20 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every option, once: its name, default, range, unit and help."""
+"""Every option, once: its name, default, range, unit and help.
+
+An option that scene, device or model decide is None, written auto: `Config.resolved` decides by the table of
+`nerfkit.config.recipe`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from nerfkit.ops.grid_encode import MAX_LEVELS, MAX_RESOLUTION
-from nerfkit.option_types import Flag, Options, integer, number, ranged
+import tyro
+from tyro.constructors import PrimitiveConstructorSpec
 
-Background = Literal["auto", "white", "black", "random"]
+from nerfkit.config.recipe import rule, value_text
+from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
+from nerfkit.option_types import BOOLEANS, Flag, Options, Range, Words, integer, number
+
+if TYPE_CHECKING:
+    from nerfkit.config.resolve import ResolvedConfig
+
+AUTO = "auto"
 Backend = Literal["auto", "torch", "cpp", "cuda"]
-OpBackend = Literal["same", "auto", "torch", "cpp", "cuda"]
-Box = ranged(tuple[float, float, float, float, float, float], -1e6, 1e6)
 Steps = integer(0, 10**9)
+Box = tuple[float, float, float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Marks the type of an option that may be None."""
+
+    option: str  # its full name
+
+
+def auto(option: str, kind: Any, low: float | None = None, high: float | None = None) -> Any:
+    """The type of an option that is a `kind` from `low` to `high`, or None, which is written auto."""
+    limits = None if low is None else Range(low, high)
+    choices = get_args(kind) if kind is not Box else ()
+    parse = {bool: BOOLEANS.__getitem__, int: int, float: float}.get(kind, str)
+
+    def read(words: list[str]) -> Any:
+        if words == [AUTO]:
+            return None
+        if kind is Box:
+            if len(words) != 6:
+                raise ValueError(f"expected six numbers, got {len(words)}")
+            return tuple(map(float, words))
+        if choices and words[0] not in choices:
+            raise ValueError(f"expected {AUTO} or one of {', '.join(choices)}, got {words[0]!r}")
+        try:
+            return parse(words[0])
+        except (KeyError, ValueError):
+            raise ValueError(f"expected {AUTO} or {shape.lower()}, got {words[0]!r}") from None
+
+    shape = {bool: "true or false", int: "INT", float: "FLOAT"}.get(kind, ",".join(choices))
+    metavar = "{auto|X Y Z X Y Z}" if kind is Box else f"{{auto,{shape}}}" if choices else f"{{auto|{shape}}}"
+    spec = PrimitiveConstructorSpec(
+        nargs="*" if kind is Box else 1,
+        metavar=metavar.replace("true or false", "true|false"),
+        instance_from_str=read,
+        is_instance=lambda value: True,
+        str_from_instance=lambda value: [AUTO] if value is None else value_text(value).split(" "),
+    )
+
+    def hint(default: Any) -> str:
+        decided = f"auto: {rule(option)}" if default in (None, AUTO) else default
+        return f"(default: {decided}{'' if limits is None else f'; {limits}'})"
+
+    extras = (Auto(option), spec, tyro.conf.arg(help_behavior_hint=hint))
+    return Annotated[(kind | None, *((limits,) if limits else ()), *extras)]
 
 
 @dataclass
@@ -27,8 +81,8 @@ class DataConfig:
     downscale: number(0.1, 1000) = 1.0  # divide the image size by this, averaging areas
     max_views: integer(0, 10**9) = 0  # train on so many of the training views at most, evenly spaced; 0: on all
     masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
-    background: Background = "auto"  # behind transparent pixels; random: in training; auto: that for places, or white
-    box: Box = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # lowest, then highest corner [scene units]; a capture's is found
+    background: auto("data.background", Literal["white", "black", "random"]) = None  # behind transparent pixels
+    box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
     appearance: Literal["same", "affine"] = "same"  # affine: each training image has its own color transform
     poses: Literal["given", "refine"] = "given"  # refine: where each training image was taken is learned, too
 
@@ -40,16 +94,16 @@ class ModelConfig:
     kind: str = "field"  # registered model that is trained
     module: str = ""  # Python module that registers a model of your own, e.g. mypackage.mymodel; imported if given
     options: Options = field(default_factory=dict)  # of a model of your own, e.g. width 32 soft true
-    levels: integer(1, MAX_LEVELS) = 16  # grid levels
-    features: integer(1, 128) = 2  # features per level and vertex
-    log2_table: integer(1, 30) = 20  # log2 of the most rows of a level; larger levels are hashed
+    levels: auto("model.levels", int, 1, MAX_LEVELS) = None  # grid levels
+    features: auto("model.features", int, 1, 128) = None  # features per level and vertex
+    log2_table: auto("model.log2_table", int, 1, 30) = None  # log2 of the most rows of a level; larger ones are hashed
     base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
-    max_resolution: integer(1, MAX_RESOLUTION - 1) = 2048  # cells a side of the finest level
-    hidden: integer(1, 4096) = 64  # width of the decoder's hidden layers
+    max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells a side of the finest level
+    hidden: auto("model.hidden", int, 1, 4096) = None  # width of the decoder's hidden layers
     embedding: integer(1, 1024) = 16  # outputs of the density network: first the density; the color network sees all
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
     kernel: integer(1, 255) = 3  # taps of that convolution (odd)
-    aggregator: Flag = True  # LLTM along the ray, a residual on color; off in unbounded space unless it is given
+    aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
     state: integer(1, 1024) = 16  # size of the LLTM's state
     density_bias: number(-20, 20) = -1.0  # logarithm of the density where the network's output is 0, as at first
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
@@ -59,16 +113,17 @@ class ModelConfig:
 class SamplingConfig:
     """Where samples are put along a ray."""
 
-    kind: str = "auto"  # box: nothing is outside of data.box; contracted: unbounded space; auto: by the kind of scene
-    step: number(1e-9, 1e6) = 0.005  # interval length; contracted: of the shortest one [scene units]
-    cone: number(0, 1) = 0.0078125  # contracted: interval length per distance from the camera
-    near: number(0, 1e10) = 0.0  # no samples nearer than this [scene units]
-    far: number(0, 1e30) = 1e10  # no samples farther than this [scene units]
-    occupancy_resolution: integer(1, 1024) = 128  # cells a side of the occupancy grid
+    kind: auto("sampling.kind", Literal["box", "contracted"]) = None  # contracted: space beyond data.box counts, too
+    step: auto("sampling.step", float, 1e-9, 1e6) = None  # interval length; contracted: the shortest [scene units]
+    cone: auto("sampling.cone", float, 0, 1) = None  # contracted: interval length per distance from the camera
+    near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
+    far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
+    occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
     occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
     occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
-    occupancy_threshold: number(0, 1) = 0.003  # opacity below which an interval is not rendered, a cell empty
-    candidates_per_sample: number(1, 16) = 6.0  # of a CUDA graph: capacity for marched samples per rendered one
+    occupancy_threshold: auto("sampling.occupancy_threshold", float, 0, 1) = None  # least opacity that is rendered
+    # Of a CUDA graph: capacity for marched samples per rendered one.
+    candidates_per_sample: auto("sampling.candidates_per_sample", float, 1, 16) = None
     min_transmittance: number(0, 0.99) = 1e-3  # a ray ends where its transmittance falls to this
 
 
@@ -76,21 +131,22 @@ class SamplingConfig:
 class TrainerConfig:
     """Optimisation."""
 
-    steps: integer(1, 10**9) = 20000  # optimisation steps
-    max_seconds: number(0, 1e9) = 0.0  # end, with the schedule, after this training time [s]; 0: no limit
-    samples: integer(1, 2**26) = 262144  # per step, by the number of rays; the capacity of a CUDA graph
+    steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
+    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training time in which the schedule ends; 0: any
+    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step, by the number of rays
     max_rays: integer(1, 2**24) = 65536  # rays per step at most
-    optimizer: Literal["adam", "lazy_adam"] = "adam"  # lazy: skips what has no gradient; for large batches
-    learning_rate: number(1e-12, 100) = 0.01  # of the optimiser, after the warm-up; of a field 0.02
-    final_learning_rate: number(1e-12, 100) = 0.0003  # at the last step
+    optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
+    learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
+    final_learning_rate: auto("trainer.final_learning_rate", float, 1e-12, 100) = None  # at the last step
     warmup: Steps = 100  # steps in which the learning rate rises
     schedule: Literal["linear", "cosine", "exponential"] = "linear"  # how it falls to its final value
-    table_decay: number(0, 100) = 0.0  # a step shrinks the feature table by learning rate x this; of a field 0.1
-    distortion: number(0, 100) = 0.0  # weight of the distortion loss, which makes a ray's samples one surface
+    table_decay: auto("trainer.table_decay", float, 0, 100) = None  # a step shrinks the table by learning rate x this
+    distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
+    loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
     background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
-    save_every: Steps = 2000  # steps between two checkpoints; 0: only at the end
+    save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end
     log_every: integer(1, 10**9) = 50  # steps between two lines of metrics.jsonl
     preview_every: integer(-1, 10**9) = -1  # nerfkit train: steps between pictures in previews/; 0: none; -1: about 30
     tensorboard: Flag = False  # nerfkit train: curves and pictures for TensorBoard, too; needs nerfkit[tensorboard]
@@ -100,7 +156,7 @@ class TrainerConfig:
 class EvalConfig:
     """Evaluation on held-out views."""
 
-    split: str = "test"  # views to evaluate on
+    split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
     every: Steps = 0  # nerfkit train: steps between scores of some views, in metrics.jsonl and loss.png; 0: none
     every_views: integer(0, 10**6) = 8  # how many views that is, evenly spread over the split; 0: all
@@ -120,23 +176,13 @@ class ParallelConfig:
 class OpsConfig:
     """Which implementation of each op runs. By name it never falls back; auto takes the fused one where built."""
 
-    backend: Backend = "auto"  # for all ops
-    grid_encode: OpBackend = "same"
-    depthwise_conv1d: OpBackend = "same"
-    lltm: OpBackend = "same"
-    mlp: OpBackend = "same"
-    march: OpBackend = "same"
-    count_visible: OpBackend = "same"
-    compact_samples: OpBackend = "same"
-    spherical_harmonics: OpBackend = "same"
-    composite: OpBackend = "same"
-    distortion: OpBackend = "same"
-    lazy_adam: OpBackend = "same"
+    backend: Backend = "auto"  # of all ops
+    overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
 
-    def overrides(self) -> dict[str, str]:
-        """Ops whose backend differs from `backend`."""
-        chosen = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "backend"}
-        return {op: choice for op, choice in chosen.items() if choice != "same"}
+    def choices(self) -> dict[str, str]:
+        """The backend of each op that is chosen by name."""
+        named = dict.fromkeys(OPS, self.backend) | self.overrides
+        return {op: backend for op, backend in named.items() if backend != AUTO}
 
 
 @dataclass
@@ -146,6 +192,7 @@ class Config:
     out: str = ""  # run folder; runs/<scene> if empty
     device: str = "auto"  # cpu, cuda, cuda:1, ...; auto takes a GPU if there is one
     seed: integer(0, 2**32 - 1) = 0  # of every random choice
+    size: auto("size", Literal["small", "large"]) = None  # of model, steps and samples
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
@@ -153,3 +200,21 @@ class Config:
     eval: EvalConfig = field(default_factory=EvalConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ops: OpsConfig = field(default_factory=OpsConfig)
+
+    def resolved(
+        self, scene: Any = None, device: Any = None, model_class: Any = None, presets: tuple[str, ...] = ()
+    ) -> ResolvedConfig:
+        """The options that run: none is auto. Nothing else decides, whoever asks.
+
+        Args:
+            scene: a `nerfkit.Scene`; None: nothing is known of it, as of an object in the default box.
+            device: of the training; config.device if None.
+            model_class: whose `recipe` holds; None: that of the model "field".
+            presets: TOML files or presets that the options come from, to name them in the decisions.
+
+        Returns a new configuration, whose `decisions` tell value, who decided, and why. Raises ConfigError for options
+        that contradict each other or the scene.
+        """
+        from nerfkit.config.resolve import resolved
+
+        return resolved(self, scene, device, model_class, presets)

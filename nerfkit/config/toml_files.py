@@ -22,15 +22,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-RENAMED = {  # old name of an option, in files of earlier versions -> current name
-    "sampling.candidates": "sampling.candidates_per_sample",
-    "eval.sheets": "eval.comparisons",
-    "ops.visible": "ops.count_visible",
-    "ops.place": "ops.compact_samples",
-}
-REMOVED = ("parallel.graph",)  # options of earlier versions that changed how a step runs, and none of its results
-
-
 def load(paths: list[str] | list[Path], base: Config | None = None) -> Config:
     """Defaults (or `base`), changed by each file in turn."""
     config = merged(paths, base)
@@ -52,28 +43,8 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 
 
 def changes_of(path: str | Path) -> dict[str, Any]:
-    """What a file, or the preset of that name, says, under current names of options."""
-    return _renamed(read_toml(preset_path(str(path))))
-
-
-def _renamed(values: dict[str, Any]) -> dict[str, Any]:
-    """The values of a file under current names; where it has both, the current one's."""
-    for name in REMOVED:
-        group, _, key = name.rpartition(".")
-        if isinstance(values.get(group), dict):
-            values[group].pop(key, None)
-    for old, new in RENAMED.items():
-        (old_group, _, old_key), (group, _, key) = old.rpartition("."), new.rpartition(".")
-        table = values.get(old_group) if old_group else values
-        if not isinstance(table, dict) or old_key not in table:
-            continue
-        value = table.pop(old_key)
-        if not table:
-            del values[old_group]
-        target = values.setdefault(group, {}) if group else values
-        if isinstance(target, dict):
-            target.setdefault(key, value)
-    return values
+    """What a file, or the preset of that name, says."""
+    return read_toml(preset_path(str(path)))
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

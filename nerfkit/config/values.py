@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
-from nerfkit.config.options import Config
+from nerfkit.config.options import AUTO, Config
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -19,13 +19,20 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def dumps(config: Config) -> str:
-    """Every option, as the text of a TOML file."""
-    return tomli_w.dumps(to_dict(config))
+    """Every option, as the text of a TOML file; None is written auto."""
+    return tomli_w.dumps(_written(to_dict(config)))
+
+
+def _written(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: AUTO if value is None else _written(value) if isinstance(value, dict) else value
+        for name, value in values.items()
+    }
 
 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
-    "out", "device", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
+    "out", "device", "size", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
     "trainer.learning_rate", "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay",
     "trainer.save_every", "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every",
     "trainer.tensorboard", "eval.", "parallel.", "ops.",

@@ -12,6 +12,7 @@ from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.pixel_source import pixel_source
 from nerfkit.data.pixels import BACKGROUNDS
 from nerfkit.data.pool import ImagePool, pool_of
+from nerfkit.device import generator_on
 from nerfkit.errors import SceneError
 
 
@@ -44,7 +45,8 @@ class Background:
 
     def draw(self, n_rays: int) -> Tensor:
         """Background [R, 3] of a batch."""
-        colors = torch.rand(n_rays, 3, device=self.is_random.device)
+        device = self.is_random.device
+        colors = torch.rand(n_rays, 3, device=device, generator=generator_on(device))
         return colors if self.kind == "random" else torch.where(self.is_random, colors, self.color)
 
 
@@ -82,7 +84,7 @@ class TrainingViews:
         """A batch of random pixels of random views; all pixels are equally likely."""
         drawn = self.source.draw(n_rays)
         background = self.background.draw(n_rays)
-        jitter = torch.rand(n_rays, device=self.device)
+        jitter = torch.rand(n_rays, device=self.device, generator=generator_on(self.device))
         rays, known = self.cameras.rays_of_pixels(drawn.view, drawn.column, drawn.row)
         weight = torch.ones(n_rays, device=self.device)
         if known is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.data.pool import ImagePool
-from nerfkit.device import available_memory
+from nerfkit.device import available_memory, generator_on
 from nerfkit.errors import SceneError
 
 SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
@@ -71,12 +71,13 @@ class AllPixels:
 
     def _draw(self, n_pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """View, row, column and number in the pool [R] of random pixels."""
+        drawing = {"device": self.device, "generator": generator_on(self.device)}
         if self.size is not None:
             width, height = self.size
             sizes = (len(self.pool), height, width)
-            view, row, column = (torch.randint(n, (n_pixels,), device=self.device) for n in sizes)
+            view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in sizes)
             return view, row, column, (view * height + row) * width + column
-        pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), device=self.device)
+        pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
         view = torch.searchsorted(self.pool.first, pixel, right=True) - 1
         within, width = pixel - self.pool.first[view], self.widths[view]
         row = within // width
@@ -131,7 +132,8 @@ class WindowOfPixels:
     def draw(self, n_pixels: int) -> DrawnPixels:
         """Random pixels of the images in the window."""
         n_all = self.slot_end[-1]
-        number = (torch.rand(n_pixels, dtype=torch.float64, device=self.device) * n_all).long().clamp(max=n_all - 1)
+        drawing = {"device": self.device, "generator": generator_on(self.device)}
+        number = (torch.rand(n_pixels, dtype=torch.float64, **drawing) * n_all).long().clamp(max=n_all - 1)
         slot = torch.searchsorted(self.slot_end, number, right=True)
         first = torch.where(slot > 0, self.slot_end[slot - 1], 0)
         within, view = number - first, self.slot_view[slot]

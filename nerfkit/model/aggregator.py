@@ -12,9 +12,11 @@ from nerfkit.ops import lltm
 class RayAggregator(nn.Module):
     """LLTM along the ray: the state at a sample summarises the samples before it."""
 
+    ops = ("lltm",)
+
     def __init__(self, n_input: int, n_state: int):
         super().__init__()
-        self.n_state = n_state
+        self.n_state = n_state  # H
         bound = n_state**-0.5
         self.weight = nn.Parameter(torch.empty(3 * n_state, n_state + n_input).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(3 * n_state))

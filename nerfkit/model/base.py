@@ -3,19 +3,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 from torch import Tensor, nn
 
-from nerfkit.config import Config
+from nerfkit.config import BASE, Config, Recipe
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
-from nerfkit.ops import Resolved, choices, resolve
+from nerfkit.ops import Resolved, backend, choices, resolve
 from nerfkit.parallel import Processes
 
 MAX_RAYS_RENDERED = 2**20  # at a time, by default
@@ -24,17 +26,28 @@ MAX_RAYS_RENDERED = 2**20  # at a time, by default
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
-    Only `forward` is required. With a sampler as `self.sampler`, the other methods but `density` use it.
+    Only `forward` is required. With a sampler as `self.sampler`, the other methods but `density` use it. Its methods
+    run on the backends that `config.ops` names, in whatever thread; where that says auto, on those chosen around them.
     """
 
+    recipe: ClassVar[Recipe] = BASE  # what options are that are left as auto: see `nerfkit.config.recipe`
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
-    ops: tuple[str, ...] = ()  # the ops of nerfkit that it calls: where all are fused, a step is a CUDA graph
+    # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it, and
+    # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
+    ops: tuple[str, ...] | None = None
     needs_images = False  # renders from the training images, too: see `look_at`; a run folder keeps them
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for name in ("forward", "density", "normals", "observe", "look_at", "update"):
+            if name in cls.__dict__:
+                setattr(cls, name, _on_own_backends(cls.__dict__[name]))
+
     def __init__(self, config: Config):
         super().__init__()
-        self.config = config
+        self.config = config = config.resolved(model_class=type(self))
+        self.backends = config.ops.choices()  # of each op that is chosen by name
         self.options = self._read_options(config)
 
     def forward(
@@ -105,7 +118,20 @@ class Model(nn.Module):
 
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         """The backend of each op that the model calls, and why; raises BackendError if one cannot run."""
-        return {op: resolve(op, str(torch.device(device)), choices()[op]) for op in self.ops}
+        chosen = choices() | self.backends
+        return {op: resolve(op, str(torch.device(device)), chosen[op]) for op in self.used_ops}
+
+    @property
+    def used_ops(self) -> tuple[str, ...]:
+        """The ops that the model's modules, and then itself, say they call."""
+        inner = [op for module in self.children() for part in module.modules() for op in getattr(part, "ops", None) or ()]
+        return tuple(dict.fromkeys((*inner, *(self.ops or ()))))
+
+    @property
+    def silent_modules(self) -> tuple[str, ...]:
+        """Classes of modules that do not say which ops they call: a step with them is no CUDA graph."""
+        silent = [type(m) for m in self.modules() if not hasattr(m, "ops") or (m is self and m.ops is None)]
+        return tuple(dict.fromkeys(kind.__name__ for kind in silent if not kind.__module__.startswith("torch.nn.")))
 
     def _sampler(self) -> RaySampler | None:
         return getattr(self, "sampler", None)
@@ -124,3 +150,16 @@ class Model(nn.Module):
             return msgspec.convert(given, self.Options, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"model.options: {error}") from None
+
+
+def _on_own_backends(method: Callable) -> Callable:
+    """A method of a model that runs on the model's own backends."""
+
+    @functools.wraps(method)
+    def run(self: Model, *args: Any, **kwargs: Any) -> Any:
+        if not self.backends:
+            return method(self, *args, **kwargs)
+        with backend(overrides=self.backends):
+            return method(self, *args, **kwargs)
+
+    return run

@@ -20,17 +20,20 @@ MAX_LOG_DENSITY = 30.0
 
 
 class Decoder(nn.Module):
-    """Two small networks: features -> density and an embedding; embedding, direction and context -> color."""
+    """Two small networks: features -> density and an embedding; embedding, direction and context -> color.
 
-    def __init__(self, config: ModelConfig, n_features: int):
+    `context` are the widths of what the color network sees of the ray besides.
+    """
+
+    ops = ()  # but those of its networks
+
+    def __init__(self, config: ModelConfig, n_features: int, context: tuple[int, ...] = ()):
         super().__init__()
         n_base_inputs = config.embedding + N_HARMONICS
-        n_context = n_features * config.encoder + config.state * config.aggregator
-        context = (n_features,) * config.encoder + (config.state,) * config.aggregator
         self.color_inputs = (config.embedding, N_HARMONICS, *context)  # widths
         self.density_bias = config.density_bias
         self.density_net = MLP(n_features, config.hidden, 1, config.embedding)
-        self.color_net = MLP(n_base_inputs + n_context, config.hidden, 2, 3)
+        self.color_net = MLP(n_base_inputs + sum(context), config.hidden, 2, 3)
         with torch.no_grad():
             first, _ = self.color_net.layers()[0]  # [hidden, n_base_inputs + n_context]
             first[:, :n_base_inputs].uniform_(-(n_base_inputs**-0.5), n_base_inputs**-0.5)

@@ -12,6 +12,8 @@ from nerfkit.ops import depthwise_conv1d
 class RayEncoder(nn.Module):
     """Depthwise convolution along the ray, added to its input."""
 
+    ops = ("depthwise_conv1d",)
+
     def __init__(self, channels: int, kernel: int):
         super().__init__()
         self.weight = nn.Parameter(torch.randn(channels, kernel) / kernel)  # [C, k]

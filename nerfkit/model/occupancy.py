@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nerfkit.config import SamplingConfig
 from nerfkit.data.cameras import Cameras
+from nerfkit.device import generator_on
 from nerfkit.parallel import Processes
 
 OCCUPANCY_DECAY = 0.9  # of a cell's opacity, at each update
@@ -152,19 +153,19 @@ class OccupancyGrid(nn.Module, ABC):
     def _some_cells(self) -> Tensor:
         """Random cells, and some drawn from the occupied ones."""
         device, n_cells = self.opacity.device, self.opacity.numel()
-        anywhere = torch.randint(n_cells, (n_cells // self.drawn_anywhere,), device=device)
+        drawing = {"device": device, "generator": generator_on(device)}
+        anywhere = torch.randint(n_cells, (n_cells // self.drawn_anywhere,), **drawing)
         up_to = self.occupancy.flatten().cumsum(0)  # [n_cells] inclusive count of occupied cells
         n_drawn = n_cells // self.drawn_occupied
-        chosen = (torch.rand(n_drawn, device=device, dtype=torch.float64) * up_to[-1]).long()
+        chosen = (torch.rand(n_drawn, dtype=torch.float64, **drawing) * up_to[-1]).long()
         occupied = torch.searchsorted(up_to, chosen, right=True).clamp(max=n_cells - 1)
         return torch.cat([anywhere, occupied])
 
     def _random_points(self, cells: Tensor) -> Tensor:
         """A random world position [M, 3] in each of the `cells` [M]."""
         corner = self._corners(cells)
-        return self.points_in(
-            (corner + torch.rand(corner.shape, device=cells.device)) / self.config.occupancy_resolution
-        )
+        shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))
+        return self.points_in((corner + shift) / self.config.occupancy_resolution)
 
     def _corners(self, cells: Tensor) -> Tensor:
         """Lowest corner [M, 3] int64 of `cells` [M], in cells."""

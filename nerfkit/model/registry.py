@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
+from types import ModuleType
 
 import torch
 
@@ -31,20 +32,29 @@ def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def import_models(module: str) -> None:
-    """Import a module of the user's that registers models; the working folder is searched, too. Raises ConfigError."""
-    if not module:
-        return
+    """Import a module of the user's that registers models. Raises ConfigError."""
+    if module:
+        import_own(module, "model.module")
+
+
+def import_own(module: str, option: str) -> ModuleType:
+    """A module of the user's, which `option` names; the working folder is searched, too. Raises ConfigError."""
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except (ImportError, SyntaxError, ValueError, TypeError) as error:
-        raise ConfigError(f"model.module: cannot import {module!r}: {error}") from None
+        raise ConfigError(f"{option}: cannot import {module!r}: {error}") from None
 
 
 def build_model(config: Config) -> Model:
     """A new model of `config.model.kind`; raises ConfigError if none of that name is registered."""
+    return model_class(config)(config)
+
+
+def model_class(config: Config) -> type[Model]:
+    """The class of `config.model.kind`; raises ConfigError if none of that name is registered."""
     kind = config.model.kind
     if kind not in MODELS:
         near = difflib.get_close_matches(kind, MODELS, n=1)
@@ -55,7 +65,7 @@ def build_model(config: Config) -> Model:
             f"the module of a custom model is imported by --model.module {module} (train) or "
             f"--module {module} (render, eval), if you trust it"
         )
-    return MODELS[kind](config)
+    return MODELS[kind]
 
 
 def model_bytes(config: Config) -> int:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from nerfkit.config import Config
+from nerfkit.config import FIELD, Config
 from nerfkit.data.cameras import Rays
 from nerfkit.model.aggregator import RayAggregator
 from nerfkit.model.base import Model
@@ -24,25 +24,48 @@ from nerfkit.model.compositing import Rendering, composite_samples
 from nerfkit.model.decoder import Decoder
 from nerfkit.model.encoder import RayEncoder
 from nerfkit.model.grid import FeatureGrid
-from nerfkit.model.samplers import build_sampler
+from nerfkit.model.samplers import box_of, build_sampler
 from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
 
 
 class Renderer(Model):
-    """A radiance field and how rays see it."""
+    """A radiance field and how rays see it.
+
+    A stage is replaced by a subclass that overrides the method which builds it; see examples/own_encoder.py.
+    """
+
+    recipe = FIELD
+    ops = ("spherical_harmonics", "composite")  # and those of its stages
 
     def __init__(self, config: Config):
         super().__init__(config)
-        box = torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
-        model = config.model
-        self.half_precision = model.precision == "float16"
-        self.sampler = build_sampler(config.sampling, box)
-        self.grid = FeatureGrid(model, box, contracted=config.sampling.kind == "contracted")
-        self.encoder = RayEncoder(self.grid.n_features, model.kernel) if model.encoder else None
-        self.aggregator = RayAggregator(self.grid.n_features, model.state) if model.aggregator else None
-        self.decoder = Decoder(model, self.grid.n_features)
-        along_ray = ("depthwise_conv1d",) * model.encoder + ("lltm",) * model.aggregator
-        self.ops = (*self.sampler.ops, "grid_encode", *along_ray, "mlp", "spherical_harmonics", "composite")
+        config = self.config
+        self.half_precision = config.model.precision == "float16"
+        self.sampler = build_sampler(config)
+        self.grid = self.build_grid(config)
+        channels = self.grid.n_features
+        self.encoder = self.build_encoder(config, channels)
+        width = getattr(self.encoder, "n_outputs", channels)
+        self.aggregator = self.build_aggregator(config, width)
+        context = (width,) * (self.encoder is not None)
+        context += (getattr(self.aggregator, "n_state", 0),) * (self.aggregator is not None)
+        self.decoder = self.build_decoder(config, channels, context)
+
+    def build_grid(self, config: Config) -> torch.nn.Module:
+        """Positions [N, 3] -> features [N, n_features]."""
+        return FeatureGrid(config.model, box_of(config), contracted=config.sampling.kind == "contracted")
+
+    def build_encoder(self, config: Config, channels: int) -> torch.nn.Module | None:
+        """Features [N, channels], ray_offsets [R+1] -> [N, channels], or [N, n_outputs] of the module; or none."""
+        return RayEncoder(channels, config.model.kernel) if config.model.encoder else None
+
+    def build_aggregator(self, config: Config, channels: int) -> torch.nn.Module | None:
+        """Encoded [N, channels], ray_offsets [R+1] -> state [N, n_state of the module]; or none."""
+        return RayAggregator(channels, config.model.state) if config.model.aggregator else None
+
+    def build_decoder(self, config: Config, channels: int, context: tuple[int, ...]) -> torch.nn.Module:
+        """The networks for density and color, which sees `context`, widths of encoded features and state."""
+        return Decoder(config.model, channels, context)
 
     def forward(
         self, rays: Rays, background: Tensor, jitter: Tensor | None = None, capacity: int | None = None
@@ -82,8 +105,11 @@ class Renderer(Model):
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         device = torch.device(device)
         dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
+        if not isinstance(self.decoder, Decoder):
+            return super().resolved(device)
         unfit = self.decoder.why_no_kernel(device, dtype)
-        return super().resolved(device) | {"mlp": resolve("mlp", str(device), choices()["mlp"], unfit)}
+        chosen = (choices() | self.backends)["mlp"]
+        return super().resolved(device) | {"mlp": resolve("mlp", str(device), chosen, unfit)}
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""

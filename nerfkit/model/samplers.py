@@ -5,22 +5,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
-from nerfkit.config import SamplingConfig
+from nerfkit.config import Config, SamplingConfig
 from nerfkit.errors import ConfigError
 from nerfkit.model.contracted import ContractedSampler
 from nerfkit.model.sampling import BoxSampler, RaySampler
 
 SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], RaySampler]] = {
-    "auto": BoxSampler,  # where no scene has said more
     "box": BoxSampler,
     "contracted": ContractedSampler,
 }
 
 
-def build_sampler(config: SamplingConfig, box: Tensor) -> RaySampler:
-    """The sampler `config.kind` in `box` [2, 3]; raises ConfigError if there is none of that name."""
-    if config.kind not in SAMPLERS:
-        raise ConfigError(f"sampling.kind: no sampler {config.kind!r}; there are {', '.join(SAMPLERS)}")
-    return SAMPLERS[config.kind](config, box)
+def build_sampler(config: Config) -> RaySampler:
+    """The sampler `config.sampling.kind` in data.box; raises ConfigError if there is none of that name."""
+    if config.sampling.kind not in SAMPLERS:
+        raise ConfigError(f"sampling.kind: no sampler {config.sampling.kind!r}; there are {', '.join(SAMPLERS)}")
+    return SAMPLERS[config.sampling.kind](config.sampling, box_of(config))
+
+
+def box_of(config: Config) -> Tensor:
+    """data.box [2, 3], lowest and highest corner, float32."""
+    return torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)

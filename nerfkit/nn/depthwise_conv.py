@@ -79,6 +79,8 @@ class DepthwiseConv2d(_DepthwiseConv):
 
     axes = 2
 
+    ops = ("depthwise_conv2d",)
+
     def __init__(
         self,
         channels: int,
@@ -118,6 +120,8 @@ class DepthwiseConv1d(_DepthwiseConv):
     """
 
     axes = 1
+
+    ops = ("depthwise_conv1d",)
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ class FeatureGrid(nn.Module):
     Args:
         levels: L; features: F of each level.
         log2_table: a level has at most 2**log2_table rows.
-        min_resolution, max_resolution: cells per side of the first and the last level, in geometric steps between.
+        base_resolution, max_resolution: cells per side of the first and the last level, in geometric steps between.
 
     Call: points [..., 3] float32 or float64 in [0, 1] -> [..., L*F] in the dtype of the table.
 
@@ -26,19 +26,21 @@ class FeatureGrid(nn.Module):
     torch.Size([5, 7, 8])
     """
 
+    ops = ("grid_encode",)
+
     def __init__(
         self,
         levels: int = 16,
         features: int = 2,
         log2_table: int = 19,
-        min_resolution: int = 16,
+        base_resolution: int = 16,
         max_resolution: int = 2048,
         device=None,
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.max_entries = 2**log2_table
-        self.resolutions = level_resolutions(levels, min_resolution, max_resolution)
+        self.resolutions = level_resolutions(levels, base_resolution, max_resolution)
         self.n_features = levels * features
         rows = sum(level_entries(n, self.max_entries) for n in self.resolutions)
         self.table = nn.Parameter(torch.empty(rows, features, device=device, dtype=dtype))
@@ -59,11 +61,11 @@ class FeatureGrid(nn.Module):
         return out.view(*points.shape[:-1], self.n_features)
 
 
-def level_resolutions(levels: int, coarsest: int, finest: int) -> list[int]:
-    """Cells per side of each level, in geometric steps from `coarsest` to `finest`.
+def level_resolutions(levels: int, base_resolution: int, max_resolution: int) -> list[int]:
+    """Cells per side of each level, in geometric steps from `base_resolution` to `max_resolution`.
 
     >>> level_resolutions(4, 16, 128)
     [16, 32, 64, 128]
     """
-    growth = (finest / coarsest) ** (1 / max(levels - 1, 1))
-    return [round(coarsest * growth**level) for level in range(levels)]
+    growth = (max_resolution / base_resolution) ** (1 / max(levels - 1, 1))
+    return [round(base_resolution * growth**level) for level in range(levels)]

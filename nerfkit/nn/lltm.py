@@ -71,6 +71,8 @@ class LLTMCell(_LLTMParameters):
     (torch.Size([2, 4]), torch.Size([2, 4]))
     """
 
+    ops = ("lltm_cell",)
+
     def forward(self, input: Tensor, hx: State | None = None) -> State:
         self._check_input(input, (1, 2))
         h, c = self._state(hx, input, (*input.shape[:-1], self.hidden_size))
@@ -96,6 +98,8 @@ class LLTM(_LLTMParameters):
     >>> output.shape, h_n.shape
     (torch.Size([2, 5, 4]), torch.Size([1, 2, 4]))
     """
+
+    ops = ("lltm",)
 
     def __init__(
         self,

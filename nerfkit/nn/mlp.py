@@ -23,6 +23,8 @@ class MLP(nn.Module):
     torch.Size([7, 3])
     """
 
+    ops = ("mlp",)
+
     def __init__(
         self, n_in: int, hidden: int, n_hidden: int, n_out: int, device=None, dtype: torch.dtype | None = None
     ):

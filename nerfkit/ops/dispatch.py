@@ -7,39 +7,32 @@ Every op has one contract and up to three implementations, its *backends*: ``tor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nerfkit.errors import UserError
+from nerfkit.limits import BACKENDS, CHOICES, OPS
 from nerfkit.ops import native
 
-OPS = (
-    "trilinear",
-    "grid_encode",
-    "depthwise_conv1d",
-    "depthwise_conv2d",
-    "lltm_cell",
-    "lltm",
-    "mlp",
-    "march",
-    "count_visible",
-    "compact_samples",
-    "spherical_harmonics",
-    "composite",
-    "distortion",
-    "lazy_adam",
-)
-BACKENDS = ("torch", "cpp", "cuda")
-CHOICES = ("auto", *BACKENDS)
 DEVICE_OF = {"cpp": "cpu", "cuda": "cuda"}
 FUSED_ON = {device: backend for backend, device in DEVICE_OF.items()}
 
 _implementations: dict[tuple[str, str], Callable] = {}
-_choice: dict[str, str] = dict.fromkeys(OPS, "auto")
+_default: dict[str, str] = dict.fromkeys(OPS, "auto")  # of ops used by themselves: `set_backend`
+
+
+class _Thread(threading.local):
+    """What is chosen inside of the `backend` blocks that this thread is in."""
+
+    def __init__(self):  # in each thread: torch.compile guards an attribute of the instance, not one of the class
+        self.choice: dict[str, str] | None = None  # None: in no block
+
+
+_thread = _Thread()
 
 
 class BackendError(UserError, RuntimeError):
@@ -111,7 +104,7 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
         )
     if unfit:
         raise BackendError(
-            f"{op}: backend {choice!r} was requested, but {unfit}; use ops.backend=auto, or --ops.{op} torch"
+            f"{op}: backend {choice!r} was requested, but {unfit}; use ops.backend=auto, or --ops.overrides {op} torch"
         )
     return Resolved(choice, "requested")
 
@@ -124,46 +117,57 @@ def _gpu_index(device: str) -> int:
 def implementation(op: str, tensor: Tensor, unfit: str | None = None) -> Callable:
     """The function that runs `op` on `tensor` under the current choice of backend; `unfit` as in `resolve`."""
     device = tensor.device
-    return _implementations[op, _backend_of(op, device.type, device.index, _choice[op], unfit)]
+    choice = (_default if _thread.choice is None else _thread.choice)[op]
+    return _implementations[op, _backend_of(op, device.type, device.index, choice, unfit)]
 
 
-@torch.compiler.assume_constant_result
 def _backend_of(op: str, kind: str, index: int | None, choice: str, unfit: str | None) -> str:
     """Evaluated while torch.compile traces, not by the compiled code; another choice is compiled again."""
     return resolve(op, kind if index is None else f"{kind}:{index}", choice, unfit).backend
 
 
+# What torch.compiler.assume_constant_result sets, without importing the compiler, which takes as long as torch itself.
+_backend_of._dynamo_marked_constant = True
+
+
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:
-    """Choose the backend of all ops, and of single ops by `overrides` ({"lltm": "torch"})."""
-    choice = dict.fromkeys(OPS, default) | (overrides or {})
+    """Choose the backend of all ops that are used by themselves, and of single ops by `overrides` ({"lltm": "torch"}).
+
+    A model's own choice, `config.ops`, goes before it, as does `backend`.
+    """
+    _default.update(_checked(dict.fromkeys(OPS, default) | (overrides or {})))
+
+
+def choices() -> dict[str, str]:
+    """The backend that is chosen for each op, as "auto" where none is."""
+    return dict(_default if _thread.choice is None else _thread.choice)
+
+
+class backend:  # noqa: N801
+    """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``
+
+    Without `default`, ops that `overrides` does not name keep theirs. The choice is this thread's alone.
+    """
+
+    def __init__(self, default: str | None = None, overrides: dict[str, str] | None = None):
+        self.chosen = _checked((dict.fromkeys(OPS, default) if default else {}) | (overrides or {}))
+        self.before: list[dict[str, str] | None] = []
+
+    def __enter__(self) -> None:
+        self.before.append(_thread.choice)
+        _thread.choice = (_default if _thread.choice is None else _thread.choice) | self.chosen
+
+    def __exit__(self, *error) -> None:
+        _thread.choice = self.before.pop()
+
+
+def _checked(choice: dict[str, str]) -> dict[str, str]:
     for op, name in choice.items():
         if op not in OPS:
             raise BackendError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
         if name not in CHOICES:
             raise BackendError(f"unknown backend {name!r} for {op}; choose one of {', '.join(CHOICES)}")
-    _choice.update(choice)
-
-
-def choices() -> dict[str, str]:
-    """The backend that was chosen for each op, as "auto" where none was."""
-    return dict(_choice)
-
-
-@contextmanager
-def backend(default: str | None = None, overrides: dict[str, str] | None = None) -> Iterator[None]:
-    """Choose the backend inside a ``with`` block: ``with nerfkit.ops.backend("torch"): ...``
-
-    Without `default`, ops that `overrides` does not name keep theirs. The choice is the process's, not a thread's.
-    """
-    before = dict(_choice)
-    if default is None:
-        set_backend(overrides=before | (overrides or {}))
-    else:
-        set_backend(default, overrides)
-    try:
-        yield
-    finally:
-        _choice.update(before)
+    return choice
 
 
 def resolved(device: torch.device | str) -> dict[str, Resolved]:
@@ -171,4 +175,4 @@ def resolved(device: torch.device | str) -> dict[str, Resolved]:
 
     Sizes that a kernel does not support (`nerfkit.ops.mlp.why_no_kernel`) are not considered.
     """
-    return {op: resolve(op, str(torch.device(device)), _choice[op]) for op in OPS}
+    return {op: resolve(op, str(torch.device(device)), choice) for op, choice in choices().items()}

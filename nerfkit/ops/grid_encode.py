@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit.limits import MAX_ENTRIES, MAX_LEVELS, MAX_RESOLUTION
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
 from nerfkit.ops.trilinear import corner_weights
 
-MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # limits of the kernels, for all backends
 HASH_PRIMES = (1, 2654435761, 805459861)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, check_device, check_dtype, check_same, check_shape
+from nerfkit.limits import MAX_INTERVALS
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
@@ -21,7 +22,7 @@ TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda
 MAX_LADDER = 2**16  # distances of a ladder
 FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
 LADDER_PART = 2**22  # intervals that the definition looks up at a time
-MAX_BLOCKS = 2**17  # of a ray: more would not fit into memory, as with a step in the wrong unit
+MAX_BLOCKS = (MAX_INTERVALS + 1) // BLOCK  # of a ray
 
 
 def march(

@@ -26,7 +26,7 @@ class Counted(NamedTuple):
     """Numbers of a step, over all processes."""
 
     counts: Tensor  # [2] rays and samples, float64
-    means: Tensor  # [1 or 1+T] loss and its terms, float64
+    means: Tensor  # [2 or 2+T] error of the pixels, loss and its terms, float64
 
 
 class OwnGradients:
@@ -40,7 +40,7 @@ class OwnGradients:
 
     def added(self, counts: Tensor, means: Tensor) -> Counted:
         """Make the parameters' gradients those of the mean over the rays of all processes, from counts [2] and means
-        [1 or 1+T] of this one."""
+        [2 or 2+T] of this one."""
         return Counted(counts, means)
 
     def meet(self) -> None:
@@ -83,7 +83,7 @@ class SharedGradients(OwnGradients):
         gradients = [p.grad for p in self.parameters]
         large = [gradient for gradient in gradients if gradient.numel() >= LARGE]
         small = [gradient for gradient in gradients if gradient.numel() < LARGE]
-        numbers = torch.cat([counts, means * self.share])  # [2 + 1 or 2 + 1 + T] float64
+        numbers = torch.cat([counts, means * self.share])  # [4 or 4 + T] float64
         packed = torch.cat([*(gradient.flatten() for gradient in small), numbers.to(gradients[0].dtype)])
         sums = [gradient.half() if self.half else gradient for gradient in large]
         for values in (*sums, packed):

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from nerfkit.config import Config
 from nerfkit.data.batch import Batch
 from nerfkit.data.pixels import blend
-from nerfkit.errors import UserError
+from nerfkit.errors import ConfigError, UserError
 from nerfkit.model.compositing import Rendering
+from nerfkit.model.registry import import_own
 from nerfkit.ops import distortion
 
 LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
@@ -31,30 +34,65 @@ def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     return {name: weighted_mean(error, batch.weight[: len(error)]) for name, error in errors.items()}
 
 
-def default_loss(config: Config) -> LossFn:
-    """The squared error and, with `trainer.distortion`, the distortion loss as the term "distortion"."""
-    return DistortedError(config) if config.trainer.distortion else squared_error
+class TrainingLoss:
+    """The data term, the squared error or one of your own, and the regularisers that the options ask for."""
+
+    def __init__(self, config: Config, data_term: LossFn | None = None):
+        self.data_term = data_term or squared_error
+        self.regularisers = [Distortion(config)] if config.trainer.distortion else []
+        self.ops = ("distortion",) * len(self.regularisers)
+
+    def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
+        terms = self.data_term(rendering, batch)
+        if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
+            raise TypeError("the loss (loss_fn, trainer.loss) must return a dict of scalar tensors by name, such as {'mse': ...}")
+        for regulariser in self.regularisers:
+            if regulariser.name in terms:
+                raise TypeError(f"a loss must not call a term {regulariser.name!r}: trainer.{regulariser.name} adds that")
+            terms = terms | {regulariser.name: regulariser(rendering, batch)}
+        return terms
+
+    def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
+        """The squared error of the pixels [], whatever the data term: of it is the PSNR that is logged."""
+        if self.data_term is squared_error:
+            return terms["mse"]
+        with torch.no_grad():
+            return squared_error(rendering, batch)["mse"]
 
 
-class DistortedError:
-    """The squared error, and the distortion loss with a weight that rises over the first part of the schedule.
+def loss_function(name: str) -> LossFn:
+    """The function that `--trainer.loss package.module:function` names; raises ConfigError."""
+    module, _, function = name.partition(":")
+    found = getattr(import_own(module, "trainer.loss"), function, None) if function else None
+    if not callable(found):
+        raise ConfigError(f"trainer.loss: {name!r} is no function; give package.module:function")
+    return found
+
+
+def _is_scalar(term: Any) -> bool:
+    return isinstance(term, Tensor) and term.dim() == 0
+
+
+class Distortion:
+    """The distortion loss, with a weight that rises over the first part of the schedule.
 
     At full weight from the start, all samples of a ray may draw together right in front of its camera, before anything
     is known of where the scene is, and stay there.
     """
 
+    name = "distortion"
+
     def __init__(self, config: Config):
         self.full_weight, self.spacing = config.trainer.distortion, spacing(config)
 
-    def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
+    def __call__(self, rendering: Rendering, batch: Batch) -> Tensor:
         samples, weights = rendering.samples, rendering.weights
         if samples is None or weights is None:
             raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
         of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
         of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
         ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
-        weight = self.full_weight * ramp
-        return squared_error(rendering, batch) | {"distortion": weight * weighted_mean(of_rays, batch.weight)}
+        return self.full_weight * ramp * weighted_mean(of_rays, batch.weight)
 
 
 def spacing(config: Config) -> tuple[float, float, float]:

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -19,10 +22,23 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def seed_step(seed: int, step: int, stream: str, device: torch.device) -> None:
-    """Seed all sources of randomness for one step, differently for each `stream`; a recorded CUDA graph heeds it."""
+_building = threading.Lock()
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Inside, torch's generators start from `seed`; afterwards they are as they were. One thread at a time is inside."""
+    with _building, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def seed_step(seed: int, step: int, stream: str, device: torch.device, generator: torch.Generator) -> None:
+    """Seed a training's generator, and all that a model of one's own may draw from, for one step, differently for each
+    `stream`; a recorded CUDA graph sees it."""
     digest = hashlib.blake2b(f"{seed} {step} {stream}".encode(), digest_size=8).digest()
     number = int.from_bytes(digest, "little") >> 1
+    generator.manual_seed(number)
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nerfkit.config import Config
+from nerfkit.config import OpsConfig, ResolvedConfig
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
@@ -18,7 +18,7 @@ from nerfkit.data.pixels import background_color
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.model.base import Model
-from nerfkit.model.registry import build_model, import_models
+from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
@@ -31,7 +31,7 @@ class Run:
     """A run folder's model, options, scene and state."""
 
     folder: Path
-    config: Config
+    config: ResolvedConfig
     model: Model  # on `device`, in eval mode
     scene: RunScene
     state: dict[str, Any]  # of the checkpoint: step, seconds, backend, versions
@@ -68,24 +68,28 @@ class Run:
         return ImageRenderer(self.model, self.background)(cameras.to(self.device), view, outputs)
 
 
-def load_run(folder: str | Path, device: str = "auto", module: str = "") -> Run:
+def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: OpsConfig | None = None) -> Run:
     """The trained model of a run folder, of any registered kind.
 
     Args:
         folder: run folder, which may have been moved; the scene is not needed.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
         module: Python module that registers the run's kind of model. A run folder never imports code by itself.
+        ops: the backends that the model runs on; None: those that the run was trained with.
 
-    Raises RunError or ConfigError that say what is wrong, and what to pass.
+    Raises RunError, ConfigError, or BackendError that say what is wrong, and what to pass.
     """
     folder = Path(folder)
     config = read_config(folder)
+    config.ops = ops or config.ops
     import_models(module)
     chosen = pick_device(device)
+    config = config.resolved(None, chosen, model_class(config))
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)
     model = model.to(chosen).eval()
+    model.resolved(chosen)  # raises BackendError for one that cannot run here
     if model.needs_images:  # first, for what a model keeps of each image is in the checkpoint, too
         poses = scene.cameras("train", folder / SCENE).camera_to_world
         cameras = Cameras.of_lenses(poses, scene.lenses("train", folder / SCENE))  # as the images were taken

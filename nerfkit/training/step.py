@@ -15,14 +15,15 @@ from torch import Tensor
 
 from nerfkit import ops
 from nerfkit.config import DataConfig, ParallelConfig, TrainerConfig
-from nerfkit.data.batch import Batch, TrainingViews
+from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Rays
+from nerfkit.device import generator_on
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.gradients import OwnGradients, SharedGradients
-from nerfkit.training.losses import LossFn
+from nerfkit.training.losses import TrainingLoss
 
 MIN_RAYS = 64
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
@@ -39,6 +40,7 @@ class StepStats(NamedTuple):
     rays: int
     samples: int
     terms: dict[str, float]  # of the loss
+    pixel_error: float  # squared
 
 
 class TrainingStep:
@@ -50,20 +52,20 @@ class TrainingStep:
         model: Model,
         views: TrainingViews,
         optimizer,
-        loss_fn: LossFn,
+        loss: TrainingLoss,
         processes: Processes = ALONE,
         parallel: ParallelConfig | None = None,
         adjustments: ViewAdjustments | None = None,
     ):
-        self.settings, self.model, self.views, self.optimizer, self.loss_fn = settings, model, views, optimizer, loss_fn
+        self.settings, self.model, self.views, self.optimizer, self.loss = settings, model, views, optimizer, loss
         self.adjustments = adjustments or ViewAdjustments(DataConfig(), len(views.cameras))  # without any
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
         self.n_rays = torch.tensor(first_n_rays(settings, self.longest_ray), device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # rays, samples, loss, its terms
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
-        self.loss = torch.zeros((), device=device)
+        self.last_loss = torch.zeros((), device=device)
         self.last_batch: dict[str, Tensor] = {}  # rays and rendering of the last step
         self.steps = 0  # since `pop_stats`
         self.backends = ops.choices()
@@ -109,9 +111,9 @@ class TrainingStep:
 
     def pop_stats(self) -> StepStats:
         """Sums since the last call; synchronizes with the GPU."""
-        rays, samples, loss, *terms = self.sums.tolist()
+        rays, samples, pixel_error, loss, *terms = self.sums.tolist()
         named = dict(zip(self.term_names, terms or [loss], strict=False))
-        stats = StepStats(self.steps, loss, int(rays), int(samples), named)
+        stats = StepStats(self.steps, loss, int(rays), int(samples), named, pixel_error)
         self._reset_stats()
         return stats
 
@@ -132,16 +134,16 @@ class TrainingStep:
 
     def _run(self) -> None:
         """Draw rays, render them, find the gradients of the loss, and change the parameters unless it is not finite."""
-        terms, ray_complete, n_samples, weight = self._forward()
+        terms, pixel_error, ray_complete, n_samples, weight = self._forward()
         loss = _added(list(terms.values()))
         self.optimizer.zero_grad()
         self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
         self.adjustments.check_gradients(self.model)
         n_complete = ray_complete.sum()
         counts = torch.stack([n_complete.double(), (n_complete * 0 if n_samples is None else n_samples).double()])
-        counts, means = self.gradients.added(counts, self._parts(loss, terms))
-        self.loss = means[0]
-        is_finite = self.loss.isfinite()
+        counts, means = self.gradients.added(counts, self._parts(pixel_error, loss, terms))
+        self.last_loss = means[1]
+        is_finite = self.last_loss.isfinite()
         self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))
         if not self.static_shapes and self.failed:
             return
@@ -151,10 +153,10 @@ class TrainingStep:
         if n_samples is not None:
             self._adapt_ray_count(n_complete, n_samples)
 
-    def _parts(self, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
-        """The loss and, where there are several, its terms [1 or 1+T], float64."""
+    def _parts(self, pixel_error: Tensor, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
+        """The pixels' error, the loss and, where there are several, its terms [2 or 2+T], float64."""
         self.term_names = tuple(terms)
-        parts = [loss] if len(terms) == 1 else [loss, *terms.values()]
+        parts = [pixel_error, loss] if len(terms) == 1 else [pixel_error, loss, *terms.values()]
         return torch.stack([part.detach().double() for part in parts])
 
     def _add_up(self, values: Tensor) -> None:
@@ -162,8 +164,9 @@ class TrainingStep:
             self.sums = torch.zeros_like(values)
         self.sums += values
 
-    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor | None, Tensor]:
-        """Terms of the loss, mask [R] of the rays in its mean, their number of samples, if any, and weights [R]."""
+    def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor]:
+        """Terms of the loss, the pixels' error, mask [R] of the rays in its mean, their number of samples, if any, and
+        weights [R]."""
         n_rays = self.settings.max_rays if self.static_shapes else int(self.n_rays)
         batch = self.views.draw(n_rays)
         active = torch.arange(n_rays, device=self.device) < self.n_rays  # [R]
@@ -178,16 +181,11 @@ class TrainingStep:
         rendering = self.adjustments.rendering(rendering, batch)
         self.last_batch = _detached(rays, rendering)
         weight = batch.weight * ray_complete  # [R]
-        terms = self._terms(rendering, batch._replace(rays=rays, weight=weight))
-        return terms, ray_complete, n_samples, weight
-
-    def _terms(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
-        terms = self.loss_fn(rendering, batch)
-        if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
-            raise TypeError("loss_fn must return a dict of scalar tensors by name, such as {'mse': ...}")
+        batch = batch._replace(rays=rays, weight=weight)
+        terms = self.loss(rendering, batch)
         if self.term_names and tuple(terms) != self.term_names:
-            raise TypeError(f"loss_fn must return the same terms at every step: {self.term_names}, then {tuple(terms)}")
-        return terms
+            raise TypeError(f"the loss (loss_fn) must return the same terms at every step: {self.term_names}, then {tuple(terms)}")
+        return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, weight
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:
         """Adapt the number of rays to about `trainer.samples` samples per step."""
@@ -209,6 +207,8 @@ class TrainingStep:
         self.gradients.meet()
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
+        if (generator := generator_on(self.device)) is not None:
+            graph.register_generator_state(generator)
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._run()
         self.graph = graph
@@ -221,14 +221,19 @@ class TrainingStep:
         parameters = [*self.model.parameters(), *self.adjustments.parameters()]
         return SharedGradients(parameters, processes, _adds_halves(processes, parallel))
 
+    def resolved(self) -> dict[str, ops.Resolved]:
+        """The backend of each op of model, loss and optimiser, and why; raises BackendError if one cannot run."""
+        others = (*self.loss.ops, *["lazy_adam"] * (self.settings.optimizer == "lazy_adam"))
+        chosen = ops.choices()
+        return self.model.resolved(self.device) | {op: ops.resolve(op, str(self.device), chosen[op]) for op in others}
+
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
-        if self.device.type != "cuda" or not self.settings.capture or not self.model.ops or self.longest_ray is None:
+        if self.device.type != "cuda" or not self.settings.capture or self.longest_ray is None:
             return False
-        resolved = self.model.resolved(self.device)
-        if self.settings.optimizer == "lazy_adam":
-            resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), self.backends["lazy_adam"])}
-        recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in resolved.items())
+        if self.model.silent_modules:
+            return False
+        recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in self.resolved().items())
         return all(recordable) and self.longest_ray <= self.settings.samples
 
 
@@ -239,10 +244,6 @@ def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:
 
 def _adds_halves(processes: Processes, parallel: ParallelConfig) -> bool:
     return processes.size > 1 and parallel.precision == "float16"
-
-
-def _is_scalar(term: Any) -> bool:
-    return isinstance(term, Tensor) and term.dim() == 0
 
 
 def _added(terms: list[Tensor]) -> Tensor:

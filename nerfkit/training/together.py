@@ -20,8 +20,8 @@ AGREED_EVERY = 16  # CUDA graphs after which they agree on time and stopping; st
 class Together:
     """The processes of a training; of one by itself, nothing is done."""
 
-    def __init__(self, processes: Processes, seed: int, device: torch.device):
-        self.processes, self.seed, self.device = processes, seed, device
+    def __init__(self, processes: Processes, seed: int, device: torch.device, generator: torch.Generator):
+        self.processes, self.seed, self.device, self.generator = processes, seed, device, generator
         self.seconds, self.stop = 0.0, False  # as agreed
         self.compare_at = 0  # step
 
@@ -32,12 +32,12 @@ class Together:
     def seed_common(self, step: int) -> None:
         """Random numbers that all have in common, so that what follows gives all the same."""
         if not self.alone:
-            seed_step(self.seed, step, "update", self.device)
+            seed_step(self.seed, step, "update", self.device, self.generator)
 
     def seed_own(self, step: int) -> None:
         """Random numbers of this process. They follow from seed and step: a checkpoint need not hold their state."""
         if not self.alone:
-            seed_step(self.seed, step, f"rays of {self.processes.rank}", self.device)
+            seed_step(self.seed, step, f"rays of {self.processes.rank}", self.device, self.generator)
 
     def agree(self, seconds: float, stop: bool) -> float:
         """From now on all have the training time of the first, which is returned, and stop if one is to."""

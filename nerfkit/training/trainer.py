@@ -7,6 +7,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +16,29 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit import ops
-from nerfkit.config import Config, check, from_dict, to_dict
+from nerfkit.config import Config, flat, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.pixel_source import WindowOfPixels
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
 from nerfkit.data.scene import Scene
-from nerfkit.device import deterministic, pick_device
+from nerfkit.device import deterministic, drawing_from, pick_device
 from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
-from nerfkit.model.registry import build_model
+from nerfkit.model.registry import model_class
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.checks import check_seen
-from nerfkit.training.losses import LossFn, default_loss
+from nerfkit.training.losses import LossFn, TrainingLoss, loss_function
 from nerfkit.training.nan_report import not_finite
 from nerfkit.training.optim import adam, load_moments
-from nerfkit.training.randomness import random_states, restore_random_states
+from nerfkit.training.randomness import random_states, restore_random_states, seeded
 from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_folder import LOG, RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.run_images import check_images, save_images
-from nerfkit.training.scene_options import resolved_background
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
@@ -46,22 +46,24 @@ from nerfkit.version import versions
 
 
 class Trainer:
-    """Trains a model on the images of a scene; handles no signals, seeds nothing, and writes files only on request.
+    """Trains a model on the images of a scene; handles no signals, and writes files only on request.
 
     Args:
-        config: options of model, sampling and trainer; data.box and data.background are used, too.
-        cameras: V of them.
+        config: the options; those that are auto follow from scene, device and model, as of `nerfkit train`:
+            `trainer.config` is the outcome, with `decisions`.
+        cameras: V of them; None: the training views of the scene.
         images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
-            trained over data.background.
-        model: what is trained; None builds config.model.kind.
-        loss_fn: a Rendering and its Batch -> terms of the loss by name, scalars, which are added; None: the squared
-            error and, with trainer.distortion, the distortion loss.
+            trained over data.background. None: those of the scene's training views.
+        scene: of the cameras and images; without one nothing is known of it, as of an object in the default box.
+        model: what is trained, or its class; None: that of config.model.kind.
+        loss_fn: a Rendering and its Batch -> data terms of the loss by name, scalars, which are added to what the
+            options ask for besides, such as trainer.distortion; None: trainer.loss, else the squared error.
         device: cpu, cuda, ...; config.device if None.
-        scene: of the cameras and images, for names, splits and up axis in the run folder.
         processes: of which this is one; each calls the same methods at the same steps, the first writes.
 
-    Which implementation of an op runs is the process's choice, `nerfkit.ops.set_backend`; config.ops is only what
-    the commands set it to.
+    Model and training draw from config.seed and leave torch's own generators as they are; so two trainers may train at
+    once, in two threads. Raises ConfigError for options that contradict each other, BackendError for one that cannot
+    run.
 
     >>> import nerfkit
     >>> config = nerfkit.Config()
@@ -77,21 +79,29 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        cameras: Cameras,
-        images: Tensor | ImagePool,
+        cameras: Cameras | None = None,
+        images: Tensor | ImagePool | None = None,
         *,
-        model: Model | None = None,
+        scene: Scene | None = None,
+        model: Model | type[Model] | None = None,
         loss_fn: LossFn | None = None,
         device: torch.device | str | None = None,
-        scene: Scene | None = None,
         processes: Processes = ALONE,
     ):
         from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
-        check(config)
-        config.data.background = resolved_background(config.data.background, scene)
-        self.config, self.scene = config, scene
         self.device = pick_device(str(device or config.device))
-        self.model = (build_model(config) if model is None else model).to(self.device)
+        kind = model_class(config) if model is None else model if isinstance(model, type) else type(model)
+        self.config = config = config.resolved(scene, self.device, kind)
+        self.scene = scene
+        with ops.backend(overrides=config.ops.choices()):
+            ops.resolved(self.device)  # raises BackendError before images are read
+        if cameras is None or images is None:
+            if scene is None:
+                raise TypeError("Trainer needs a scene, or cameras and images")
+            views = scene.split("train")
+            cameras, images = cameras or views.cameras, views.load() if images is None else images
+        self.generator = torch.Generator(self.device).manual_seed(config.seed)
+        self.model = self._built(kind if model is None else model).to(self.device)
         if config.trainer.table_decay and not self.model.tables():
             raise ConfigError("trainer.table_decay: this model names no tables (`Model.tables`); set it to 0")
         self.cameras = cameras.to(self.device)
@@ -100,7 +110,7 @@ class Trainer:
         rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         groups = [{"params": list(self.model.parameters())}, *self.adjustments.groups(self.device)]
         self.optimizer = adam(groups, rate, config.trainer.optimizer == "lazy_adam")
-        self.processes, self.together = processes, Together(processes, config.seed, self.device)
+        self.processes, self.together = processes, Together(processes, config.seed, self.device, self.generator)
         self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
         self.step = 0
         self._resumed_at = 0, 0.0  # step, and place in the schedule
@@ -108,17 +118,21 @@ class Trainer:
         self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
         if self.model.needs_images:
             self.model.look_at(self.cameras, self.views.source.pool.to(self.device))
-        self.loss_fn = loss_fn or default_loss(config)
-        self.training_step = TrainingStep(
-            config.trainer,
-            self.model,
-            self.views,
-            self.optimizer,
-            self.loss_fn,
-            processes,
-            config.parallel,
-            self.adjustments,
-        )
+        if loss_fn is None and config.trainer.loss:
+            loss_fn = loss_function(config.trainer.loss)
+        elif loss_fn is not None:  # so that nobody goes on with another one
+            config.trainer.loss = f"{loss_fn.__module__}:{getattr(loss_fn, '__qualname__', type(loss_fn).__qualname__)}"
+        with self._own():
+            self.training_step = TrainingStep(
+                config.trainer,
+                self.model,
+                self.views,
+                self.optimizer,
+                TrainingLoss(config, loss_fn),
+                processes,
+                config.parallel,
+                self.adjustments,
+            )
         self.seconds = 0.0  # training time, of earlier parts of the run too
         self.folder: RunFolder | None = None  # last saved to or restored from
         self.on_step: list[Callable[[Trainer], None]] = []  # called after each step; not part of the training time
@@ -126,6 +140,32 @@ class Trainer:
         self._popped_at = 0.0  # training time of the last `pop_stats`
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
+
+    def _built(self, model: Model | type[Model]) -> Model:
+        """The model, drawn from the seed; raises ConfigError for one that was built from other options."""
+        if isinstance(model, type):
+            with seeded(self.config.seed, self.device):
+                built = model(self.config)
+                if self.device.type == "cpu":
+                    self.generator.set_state(torch.get_rng_state())  # goes on behind the model's own numbers
+            return built
+        model.backends = self.config.ops.choices()
+        own, wanted = (flat(to_dict(options)) for options in (model.config, self.config))
+        shaping = ("model.", "sampling.", "data.box")
+        differing = [name for name in own if name.startswith(shaping) and own[name] != wanted.get(name)]
+        if differing:
+            name = differing[0]
+            raise ConfigError(
+                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, or "
+                "build it from config.resolved(scene, device, model_class)"
+            )
+        return model
+
+    @contextmanager
+    def _own(self) -> Iterator[None]:
+        """Inside, ops run on the backends that config.ops names, and random numbers come from config.seed."""
+        with ops.backend(overrides=self.model.backends), drawing_from(self.generator):
+            yield
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -175,7 +215,7 @@ class Trainer:
         self._should_stop = should_stop
         if folder is None:
             return self._train(None, progress_bar)
-        folder = self._own(folder)
+        folder = self._folder(folder)
         if self.processes.is_first:
             folder.lock()
         try:
@@ -244,7 +284,7 @@ class Trainer:
         self.views.progress.fill_(self.progress)
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
-        with deterministic(self.config.trainer.deterministic):
+        with deterministic(self.config.trainer.deterministic), self._own():
             if self.processes.size > 1 and self.step % self.config.sampling.occupancy_every == 0:
                 self.model.agree(self.processes)
                 self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
@@ -268,9 +308,8 @@ class Trainer:
         self._check_finite()
         seconds, self._popped_at = self.seconds - self._popped_at, self.seconds
         steps = max(stats.steps, 1)
-        line = {"loss": stats.loss / steps}
-        if "mse" in stats.terms:
-            line["psnr"] = -10 * math.log10(max(stats.terms["mse"] / steps, 1e-12))
+        psnr = -10 * math.log10(max(stats.pixel_error / steps, 1e-12))
+        line = {"loss": stats.loss / steps, "psnr": psnr}
         if len(stats.terms) > 1 or "mse" not in stats.terms:
             line |= {f"loss.{name}": value / steps for name, value in stats.terms.items()}
         return line | {
@@ -286,7 +325,7 @@ class Trainer:
         A path becomes a run folder that `nerfkit.load_run` loads; one that holds another run raises RunError.
         """
         self.check_finite()
-        folder = self._own(folder)
+        folder = self._folder(folder)
         self.model.agree(self.processes)
         parallel = self._parallel_state()
         self._saved_step = self.step
@@ -307,6 +346,7 @@ class Trainer:
         }
         if self.model.needs_images:
             save_images(folder, self.views.source.pool)  # before the checkpoint that cannot be rendered without them
+        random_tensors["random.trainer"] = self.generator.get_state()
         checkpoint.save(folder, tensors | random_tensors, state)
 
     def _parallel_state(self) -> dict[str, Any]:
@@ -321,11 +361,9 @@ class Trainer:
         return {op: resolved.backend for op, resolved in self.resolved().items()}
 
     def resolved(self) -> dict[str, Resolved]:
-        """The backend of each op of model and optimiser, and why; raises BackendError if one cannot run."""
-        resolved = self.model.resolved(self.device)
-        if self.config.trainer.optimizer == "lazy_adam":
-            resolved |= {"lazy_adam": ops.resolve("lazy_adam", str(self.device), ops.choices()["lazy_adam"])}
-        return resolved
+        """The backend of each op of model, loss and optimiser, and why; raises BackendError if one cannot run."""
+        with self._own():
+            return self.training_step.resolved()
 
     def restore(self, folder: RunFolder | str | Path) -> None:
         """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options."""
@@ -342,7 +380,9 @@ class Trainer:
             if len(shared.get("n_rays", [])) == self.processes.size:
                 state["n_rays"] = shared["n_rays"][self.processes.rank]
             self.training_step.load_state_dict(state)
-            restore_random_states(checkpoint.part(tensors, "random"), state["random"])
+            random = checkpoint.part(tensors, "random")
+            restore_random_states(random, state["random"])
+            self.generator.set_state(random["trainer"])
         except (KeyError, ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise RunError(f"the checkpoint in {folder.path} cannot be resumed ({reason[:200]})") from None
@@ -351,7 +391,7 @@ class Trainer:
         self._resumed_at = self.step, shared.get("scheduled", self.step)
         self.together.resume(self.step, self.seconds)
 
-    def _own(self, folder: RunFolder | str | Path) -> RunFolder:
+    def _folder(self, folder: RunFolder | str | Path) -> RunFolder:
         """`folder` as a run folder of this training, created with a description of the scene if it is a path."""
         if isinstance(folder, RunFolder):
             self.folder = folder
@@ -372,9 +412,8 @@ class Trainer:
 
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
         line = self.pop_stats()
-        psnr = f"PSNR {line['psnr']:.2f} dB" if "psnr" in line else f"loss {line['loss']:.4g}"
         speed = f"{line['rays_per_second']:.0f} rays/s, {line['samples_per_ray']:.1f} samples/ray"
-        bar.set_postfix_str(f"{psnr}, {speed}", refresh=False)
+        bar.set_postfix_str(f"PSNR {line['psnr']:.2f} dB, {speed}", refresh=False)
         if self.config.trainer.max_seconds and self.progress > 0:
             at_next_log = self.step + self.config.trainer.log_every  # a bar beyond its total has no ETA
             bar.total = max(at_next_log, round(self.step / self.progress))  # estimated from the time limit
@@ -391,7 +430,7 @@ class Trainer:
 
     def _check_finite(self) -> None:
         if self.training_step.failed:
-            raise self._not_finite(f"the loss is {self.training_step.loss.item()}", self.training_step.last_batch)
+            raise self._not_finite(f"the loss is {self.training_step.last_loss.item()}", self.training_step.last_batch)
 
     def _not_finite(self, what: str, batch: dict[str, Tensor]) -> TrainingError:
         n_rays = int(self.training_step.n_rays)

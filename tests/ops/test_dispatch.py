@@ -44,7 +44,7 @@ def test_a_call_that_the_kernel_does_not_take(monkeypatch):
     assert chosen.backend == "torch" and not not_named(chosen.reason, "cpp", UNFIT)
     chosen = dispatch.resolve("trilinear", "cpu", "torch", UNFIT)
     assert chosen.backend == "torch" and UNFIT not in chosen.reason
-    with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", "--ops.trilinear torch"):
+    with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", "--ops.overrides trilinear torch"):
         dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
 
 
@@ -71,7 +71,7 @@ def test_the_context_restores():
         with pytest.raises(RuntimeError, match="^inner$"), ops.backend("auto"):
             raise RuntimeError("inner")
         assert {r.backend for r in ops.resolved("cpu").values()} == {"torch"}
-    assert set(dispatch._choice.values()) == {"auto"}
+    assert set(ops.choices().values()) == {"auto"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,8 @@ class Blender(nn.Module):
     with v the agreement of a look-up, 0 where it is not valid. a and e start at zero, and so does the residual.
     """
 
+    ops = ()
+
     def __init__(self, n_state: int):
         super().__init__()
         self.cell = LLTMCell(N_INPUTS, n_state)

@@ -22,6 +22,8 @@ class DepthMaps(nn.Module):
     They are rendered one at a time as the field changes, so they are part of a checkpoint.
     """
 
+    ops = ()
+
     def __init__(self, cameras: Cameras, sampling: SamplingConfig):
         super().__init__()
         device = cameras.focal.device

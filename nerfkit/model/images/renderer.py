@@ -63,7 +63,6 @@ class ImageBasedRenderer(Renderer):
         with torch.random.fork_rng(devices=[]):  # the field is drawn and trained as it is by itself
             self.blender = Blender(self.options.state)
         self.sources: Sources | None = None
-        self.ops = (*self.ops, "lltm_cell")
 
     def look_at(self, cameras: Cameras, images: ImagePool) -> None:
         if len(cameras) < 2:

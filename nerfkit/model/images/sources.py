@@ -14,6 +14,8 @@ from nerfkit.data.pool import ImagePool
 class Sources(nn.Module):
     """V images with their cameras. Its buffers move with the model, and are in no checkpoint."""
 
+    ops = ()
+
     def __init__(self, cameras: Cameras, images: ImagePool):
         super().__init__()
         device = images.pixels.device

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an option is that was left as `auto`: one table, which `Config.resolved` and the help read.
+
+Each option has cases, of which the first whose condition holds decides. A class of models has such a table as
+`Model.recipe`, which its subclasses inherit; one of your own changes entries: `recipe = {**nerfkit.Renderer.recipe,
+"trainer.learning_rate": ((0.005, OTHERWISE),)}`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+CUBE = (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0)  # of the model's frame, whose radius is 1: what is not contracted
+DEFAULT_BOX = (-1.5, -1.5, -1.5, 1.5, 1.5, 1.5)  # of NeRF-synthetic scenes
+FAR_RADII = 256.0  # beyond that nothing moves in contracted space
+FARTHEST = 1e10  # scene units
+CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
+
+
+@dataclass
+class Facts:
+    """What cases look at: the options as far as they are decided, the scene if there is one, and the device."""
+
+    config: Any  # nerfkit.Config
+    scene: Any  # nerfkit.Scene, or None
+    on_gpu: bool
+
+    @property
+    def frame(self) -> Any:
+        return None if self.scene is None else self.scene.frame
+
+    @property
+    def is_place(self) -> bool:
+        """Whether what was photographed surrounds the object, or there is none."""
+        return self.frame is not None and self.frame.kind != "object"
+
+    @property
+    def radius(self) -> float:
+        """Half a side of data.box if that is a cube; of another box, of the cube whose diagonal is as long."""
+        return math.dist(self.config.data.box[:3], self.config.data.box[3:]) / math.sqrt(12)
+
+    @property
+    def cells(self) -> int | None:
+        """Cells a side of an object's finest level, as many as its pixels are worth; None where nothing tells."""
+        across = None if self.is_place or self.scene is None else self.scene.pixels_across(self.config.data.box)
+        model = self.config.model
+        return None if across is None else min(max(round(CELLS_A_PIXEL * across), model.base_resolution), 2048)
+
+
+class Condition(NamedTuple):
+    """When a case decides."""
+
+    text: str  # in the help: "6 with size small"
+    by: str  # what decides then: scene, device or model
+    holds: Callable[[Facts], bool]
+
+
+class Found(NamedTuple):
+    """A value that is computed."""
+
+    text: str  # in the help
+    of: Callable[[Facts], Any]
+
+
+OTHERWISE = Condition("else", "model", lambda facts: True)
+ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
+SMALL = Condition("with size small", "device", lambda facts: facts.config.size == "small")
+A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
+UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
+# Cameras around a scene, or within, see all sides of a surface, whose samples then have to be as close along a ray as
+# across; before one that all of them face, rays are worth more than samples.
+ALL_SIDES = Condition(
+    "in unbounded space seen from all sides", "scene",
+    lambda facts: UNBOUNDED.holds(facts) and not (facts.frame is not None and facts.frame.kind == "forward"),
+)  # fmt: skip
+ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
+OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
+FRAMED = Condition("", "scene", lambda facts: facts.frame is not None)
+# An object's far end, in unbounded space, is not that of its box.
+ENDS_THERE = Condition(
+    "", "scene",
+    lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.frame.kind == "object"),
+)  # fmt: skip
+FAST_RATE = 0.02
+AT_THAT_RATE = Condition(
+    f"at a learning rate of {FAST_RATE:g}", "model", lambda facts: facts.config.trainer.learning_rate == FAST_RATE
+)
+
+Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
+
+# Of any model; in the order in which they are decided.
+BASE: Recipe = {
+    "size": (("small", ON_A_CPU), ("large", OTHERWISE)),
+    "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
+    "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
+    "data.box": (
+        (CUBE, Condition("", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))),
+        (Found("the scene's", lambda facts: tuple(facts.frame.box.flatten().tolist())), FRAMED),
+        (DEFAULT_BOX, OTHERWISE),
+    ),
+    "sampling.near": ((Found("the scene's", lambda facts: facts.frame.near), FRAMED), (0.0, OTHERWISE)),
+    "sampling.far": (
+        (Found("the scene's", lambda facts: min(facts.frame.far, FARTHEST)), ENDS_THERE),
+        (Found(f"{FAR_RADII:g} radii", lambda facts: FAR_RADII * facts.radius), UNBOUNDED),
+        (FARTHEST, OTHERWISE),
+    ),
+    "sampling.step": (
+        (0.03, SMALL), (Found("0.0025 radii", lambda facts: 0.0025 * facts.radius), ALL_SIDES), (0.005, OTHERWISE),
+    ),
+    "sampling.cone": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
+    "sampling.occupancy_resolution": ((96, SMALL), (256, UNBOUNDED), (128, OTHERWISE)),
+    "sampling.occupancy_threshold": ((0.01, SMALL), (0.001, ALL_SIDES), (0.003, OTHERWISE)),
+    "sampling.candidates_per_sample": ((8.0, ALL_SIDES), (6.0, OTHERWISE)),
+    "model.levels": ((6, SMALL), (16, OTHERWISE)),
+    "model.features": ((4, SMALL), (2, OTHERWISE)),
+    "model.log2_table": ((18, SMALL), (20, OTHERWISE)),
+    "model.max_resolution": ((512, SMALL), (8192, UNBOUNDED), (2048, OTHERWISE)),
+    "model.hidden": ((32, SMALL), (64, OTHERWISE)),
+    "model.aggregator": ((True, OTHERWISE),),
+    "trainer.steps": ((8000, SMALL), (20000, OTHERWISE)),
+    "trainer.max_seconds": ((480.0, SMALL), (0.0, OTHERWISE)),
+    "trainer.samples": ((6144, SMALL), (262144, OTHERWISE)),
+    "trainer.optimizer": (("lazy_adam", OBJECT_ON_GPU), ("adam", OTHERWISE)),
+    "trainer.learning_rate": ((0.01, OTHERWISE),),
+    "trainer.final_learning_rate": ((0.001, SMALL), (0.0003, OTHERWISE)),
+    "trainer.table_decay": ((0.0, OTHERWISE),),
+    "trainer.distortion": ((0.0, OTHERWISE),),
+    "trainer.save_every": ((1000, SMALL), (2000, OTHERWISE)),
+    "eval.split": (("test", OTHERWISE),),
+}  # fmt: skip
+
+# Of the radiance field, nerfkit.Renderer: docs/benchmarks.md, docs/captures.md. Beside the encoder the LLTM pays on
+# objects and in small models, and not in unbounded space. A thin haze gets no gradient where it is not rendered, so
+# distortion is on in boxes, as well.
+FIELD: Recipe = BASE | {
+    "sampling.kind": (("contracted", A_PLACE), ("box", OTHERWISE)),
+    "model.max_resolution": (
+        (512, SMALL), (8192, UNBOUNDED),
+        (Found(f"{CELLS_A_PIXEL:g} cells a pixel", lambda facts: facts.cells), ITS_PIXELS), (2048, OTHERWISE),
+    ),
+    "model.aggregator": ((True, SMALL), (False, UNBOUNDED), (True, OTHERWISE)),
+    "trainer.learning_rate": ((FAST_RATE, OTHERWISE),),
+    "trainer.table_decay": ((0.1, AT_THAT_RATE), (0.0, OTHERWISE)),
+    "trainer.distortion": ((0.003, UNBOUNDED), (0.0003, OTHERWISE)),
+}  # fmt: skip
+
+
+def rule(option: str) -> str:
+    """How an option is decided that is left as auto, for the help.
+
+    >>> rule("trainer.learning_rate")
+    '0.02 for the field, else 0.01'
+    >>> rule("model.levels")
+    '6 with size small, else 16'
+    """
+    field, base = _rule(FIELD[option]), _rule(BASE[option])
+    if field == base:
+        return field
+    if len(FIELD[option]) == len(BASE[option]) == 1:
+        return f"{field} for the field, else {base}"
+    return f"{field} (a model of another kind: {base})"
+
+
+def _rule(cases: tuple[tuple[Any, Condition], ...]) -> str:
+    texts = []
+    for value, condition in cases:
+        text = value_text(value)
+        is_else = condition is OTHERWISE and len(cases) > 1
+        texts.append(f"else {text}" if is_else else f"{text} {condition.text}".strip() if condition.text else text)
+    return ", ".join(text.removesuffix(" else") for text in texts)
+
+
+def value_text(value: Any) -> str:
+    """A value of an option as text of the help and of decisions."""
+    if isinstance(value, Found):
+        return value.text
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return " ".join(map(value_text, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
