@@ -17,11 +17,9 @@ from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, DataConfig
-from nerfkit.data.assemble import assemble
-from nerfkit.data.capture import Capture
 from nerfkit.data.doubts import doubts_of_images
-from nerfkit.data.frame import WARNING
-from nerfkit.data.load import load_capture
+from nerfkit.data.load import scene_of
+from nerfkit.data.notes import as_warnings
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
@@ -37,7 +35,7 @@ from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import METRICS, RunFolder, describe, drop_later_lines, read_config, run_frame
 from nerfkit.training.run_images import kept_bytes
-from nerfkit.training.scene_options import box_is_given, fit_to_scene
+from nerfkit.training.scene_options import fit_to_scene
 from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
@@ -82,8 +80,8 @@ def train(
     if options.eval.after_training and options.eval.lpips:
         Lpips(options.eval.lpips)  # fails, if it does, before anything is trained
     images = views.load(print if processes.is_first else None)
-    for line in doubts_of_images(images, views.white_ignores) if processes.is_first else ():
-        print(f"{WARNING}{line}")
+    for note in as_warnings(doubts_of_images(images, views.white_ignores)) if processes.is_first else ():
+        print(note)
     seed_everything(options.seed)
     trainer = Trainer(options, views.cameras, images, device=device, processes=processes)
     progress = Progress(trainer, scene)
@@ -213,30 +211,20 @@ def show_until_stopped(viewer: TrainingViewer, trainer: Trainer) -> None:
 def find_scene(options: Config, given: Collection[str] = (), resume: str = "") -> Scene:
     """The scene, in the frame of the run that goes on if there is one; what follows from a frame that was found is set.
 
-    Options that were `given` stay as they are, be it the default. A box that was given is meant in the files' own
-    coordinates; with sampling.kind contracted it is what is not contracted.
+    Options that were `given` stay as they are, be it the default. An error says so if data.path is not where, or not
+    what, the scene was or is said to be.
     """
-    data, is_unbounded = options.data, options.sampling.kind == "contracted"
-    box = data.box if box_is_given(options, given) else None
-    frame = run_frame(Path(resume)) if resume else None
-    box, cutout = None if frame else box, data.masks == "cutout"
-    capture = find_capture(data, given, resume)
-    scene = assemble(capture, data.downscale, box, frame, cutout, is_unbounded)
-    scene = scene.with_fewer(data.max_views)
-    if not resume:
-        data.format = capture.reader
-        fit_to_scene(options, scene, given)
-    return scene
-
-
-def find_capture(data: DataConfig, given: Collection[str], resume: str) -> Capture:
-    """The capture in data.path; an error says so if that is not where, or not what, the scene was or is said to be."""
+    data = options.data
     if resume and "data.path" not in given and not os.path.exists(data.path):
         raise RunError(f"the run's scene is no longer at {shown(data.path)}; give its folder with --data.path FOLDER")
     try:
-        return load_capture(data.path, data.format, data.sfm, seeks_points=not resume)
+        scene = scene_of(options, run_frame(Path(resume)) if resume else None)
     except SceneError as error:
         raise SceneError(of_another_format(data, "" if "data.format" in given else resume) or str(error)) from None
+    if not resume:
+        data.format = scene.format_again
+        fit_to_scene(options, scene, given)
+    return scene
 
 
 def of_another_format(data: DataConfig, resume: str) -> str:
@@ -328,7 +316,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path) -> str:
         f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "
         f"{config.data.background} background",
         *(f"note      {note}" for note in scene.notes),
-        *(f"frame     {line}" for line in (scene.frame.text if scene.frame is not None else ())),
+        *(f"frame     {note}" for note in (scene.frame.notes if scene.frame is not None else ())),
         f"images    {trainer.views.source.text}",
         f"{space_text(config)}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}",

@@ -3,13 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import Any
 
-import torch
-
 from nerfkit.config import Config, check
-from nerfkit.data.cameras import Cameras
 from nerfkit.data.scene import Scene
 from nerfkit.errors import ConfigError
 from nerfkit.training.adjustments import radius_of
@@ -113,8 +110,9 @@ def _fit_unbounded(options: Config, scene: Scene, given: Collection[str], has_bo
 
 
 def _fit_cells(options: Config, scene: Scene, given: Collection[str]) -> None:
-    if "train" in scene.views:
-        cells = round(CELLS_A_PIXEL * _pixels_across(scene.views["train"].cameras, options.data.box))
+    pixels = scene.pixels_across(options.data.box)
+    if pixels is not None:
+        cells = round(CELLS_A_PIXEL * pixels)
         lowest, highest = options.model.base_resolution, Config().model.max_resolution
         _set_unless(given, options, {"model.max_resolution": min(max(cells, lowest), highest)})
 
@@ -128,14 +126,6 @@ def _fit_recipe(options: Config, given: Collection[str]) -> None:
     is_unset = RECIPE.keys().isdisjoint(given) and rate == Config().trainer.learning_rate
     if is_unset or rate == RECIPE["trainer.learning_rate"]:
         _set_unless(given, options, RECIPE)
-
-
-def _pixels_across(cameras: Cameras, box: Sequence[float]) -> float:
-    """Pixels that the longest side of a box is wide at its middle, in half of the images at least."""
-    lowest, highest = torch.tensor(box).view(2, 3)
-    distance = torch.linalg.vector_norm(cameras.positions - (lowest + highest) / 2, dim=-1)  # [V]
-    pixels = cameras.focal.mean(-1) / distance.clamp(min=1e-6)  # [V] of a scene unit
-    return (pixels.median() * (highest - lowest).max()).item()
 
 
 def _set_unless(given: Collection[str], options: Config, values: dict[str, Any]) -> None:
