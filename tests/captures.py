@@ -55,7 +55,7 @@ def is_read(read: Callable[[Path], Capture], folder: Path) -> bool:
             assert_short(str(error))
             return False
     assert all(np.isfinite(image.camera_to_world).all() for image in capture.images)
-    assert all(note.isprintable() for note in capture.notes)
+    assert all(note.text.isprintable() for note in capture.notes)
     if capture.points is not None:
         assert np.isfinite(capture.points.positions).all()
         assert capture.points.track_lengths.sum() == len(capture.points.views)

@@ -221,7 +221,7 @@ def test_a_missing_image_is_left_out_and_said(scene_folder, name: str):
     change(scene_folder, frame(file_path=name))
     scene = load_scene(str(scene_folder))
     assert len(scene.split("train").cameras) == 11 and len(scene.split("train").load()) == 11
-    (note,) = [note for note in scene.notes if "missing" in note]
+    (note,) = [note.text for note in scene.notes if "missing" in note.text]
     assert "13 of 14" in note and name.encode("unicode_escape").decode()[:20] in note
     assert note.isprintable() and len(note) < 600
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images that are turned, reduced or missing, and a box beside what they show."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 
 from nerfkit.commands import inspect
-from nerfkit.data.assemble import of_any_case
+from nerfkit.data.assemble import resolve_files
+from nerfkit.data.colmap import write_model
 from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
@@ -54,7 +56,7 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
 def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
     """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
     folder = colmap_in(tmp_path, [PINHOLE] * 5)
-    assert not any("EXIF" in note for note in load_scene(str(folder)).notes)
+    assert not any("EXIF" in note.text for note in load_scene(str(folder)).notes)
     tags = Image.Exif()
     tags[274] = orientation
     turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
@@ -62,8 +64,8 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
         image = Image.open(folder / "images" / name)
         image.load()
         image.transpose(turn).save(folder / "images" / name, exif=tags)
-    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note)
-    assert "2 of 5" in note and "r_01.png" in note
+    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note.text)
+    assert "2 of 5" in note.text and "r_01.png" in note.text
     inspect.main([str(folder)])
     assert "EXIF orientation: 2" in capsys.readouterr().out
 
@@ -107,8 +109,8 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
         (folder / "images" / name).unlink()
     scene = load_scene(str(folder))
     assert {split: len(views.files) for split, views in scene.views.items()} == {"train": 10}, "too few for a test view"
-    (note,) = [note for note in scene.notes if "missing" in note]
-    assert_names(note, "10 of 20", "10", names[0])
+    (note,) = [note for note in scene.notes if "missing" in note.text]
+    assert_names(note.text, "10 of 20", "10", names[0])
     assert sorted(file.name for file in scene.split("train").files) == names[10:]
     (folder / "images" / names[10]).unlink()
     with raises_naming(SceneError, "data.path", "9 of 20", "11", names[0]):
@@ -136,10 +138,10 @@ def test_images_are_found_in_any_case_and_that_is_said(tmp_path, kind: str, imag
     scene = load_scene(str(tmp_path))
     assert torch.equal(scene.split("train").load().stack(), pixels)
     assert all(file.name.startswith("R_") for file in scene.split("train").files)
-    (note,) = [note for note in scene.notes if "another case" in note]
-    assert_names(note, f"{len(pixels)} of {14 if kind == 'synthetic' else 5} images")
-    assert " is R_0" in note
-    assert not any("missing" in note or "no pose" in note or "no image" in note for note in scene.notes)
+    (note,) = [note for note in scene.notes if "another case" in note.text]
+    assert_names(note.text, f"{len(pixels)} of {14 if kind == 'synthetic' else 5} images")
+    assert " is R_0" in note.text
+    assert not any("missing" in note.text or "no pose" in note.text or "no image" in note.text for note in scene.notes)
 
 
 def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
@@ -148,11 +150,12 @@ def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
         (folder / alike).write_bytes((folder / "r_00.png").read_bytes())
     (folder / "r_00.png").unlink()
     notes = load_scene(str(tmp_path)).notes
-    assert any("1 are missing, the first: r_00.png" in note for note in notes), notes
-    assert any("2 of 6 images in images have no pose" in note for note in notes), notes
+    assert any("1 are missing, the first: r_00.png" in note.text for note in notes), notes
+    assert any("2 of 6 images in images have no pose" in note.text for note in notes), notes
     capture = load_capture(str(tmp_path))
     images = [replace(capture.images[1], name="R_01.png", file=folder / "R_01.png"), *capture.images]
-    assert of_any_case(replace(capture, images=images)).images == images
+    found = [image.found for image in resolve_files(replace(capture, images=images)).images]
+    assert found[0] is None and found[2] == folder / "r_01.png", "it is the other's"
 
 
 @pytest.mark.parametrize("smaller", [(13, 11), (9, 8), (7, 6)])
@@ -165,3 +168,40 @@ def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, 
     assert (cameras.width, cameras.height) == smaller
     factors = torch.tensor(smaller) / torch.tensor(SIZE)
     torch.testing.assert_close(cameras.focal[0], FOCAL * factors)
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Counter:
+    """How often each image file was opened, by name."""
+    counts, original = Counter(), Image.open
+
+    def counting(file, *arguments, **more):
+        counts[Path(getattr(file, "name", file)).name] += 1
+        return original(file, *arguments, **more)
+
+    monkeypatch.setattr(Image, "open", counting)
+    return counts
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_inspection_opens_an_image_once(tmp_path, opened, broken: bool):
+    """For its header, its soundness and what it shows, be it sampled or not."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    if broken:
+        file = folder / "images" / "r_07.png"
+        file.write_bytes(file.read_bytes()[:-100])
+    opened.clear()
+    assert inspect.main([str(folder)]) == broken
+    assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
+
+
+@pytest.mark.parametrize("write", [write_nerfstudio, write_synthetic, None])
+def test_loading_opens_an_image_for_its_header_and_to_decode_it(tmp_path, opened, write):
+    """Once for its header, too, where the reader needs its size."""
+    capture = capture_in(tmp_path, [PINHOLE] * 5)
+    write(tmp_path, capture) if write else write_model(tmp_path / "sparse/0", capture)
+    opened.clear()
+    views = load_scene(str(tmp_path)).split("train")
+    assert opened == {f"r_{index:02d}.png": 1 for index in range(5)}
+    views.load()
+    assert opened == {f"r_{index:02d}.png": 2 for index in range(5)}

@@ -87,7 +87,7 @@ def test_masks_that_leave_little_are_doubted(masked):
     masks_in(masked, ~LEFT)
     cut = load_scene(str(masked), cutout=True)
     assert doubts_of_images(cut.split("train").load()) == []
-    assert any("cutout" in note for note in cut.notes)
+    assert any("cutout" in note.text for note in cut.notes)
 
 
 def test_inspection_of_what_is_cut_out(masked):

@@ -144,7 +144,7 @@ def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
     rate = f"learning rate {config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}"
     assert_names(printed, cells, rate)
     frame = load_scene(str(scene)).frame
-    assert frame.text and all(line in printed for line in frame.text)
+    assert frame.notes and all(str(note) in printed for note in frame.notes)
 
 
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):

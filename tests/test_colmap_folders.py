@@ -40,7 +40,7 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         taken, other = ("colmap", "transforms") if points is not None else ("transforms", "colmap")
         read = load_capture(str(folder))
         assert (read.format == "colmap") == (taken == "colmap") and (read.points is None) == (points is None)
-        assert_names(read.notes[0], f"read as {taken}", f"--data.format {other}")
+        assert_names(read.notes[0].text, f"read as {taken}", f"--data.format {other}")
         assert load_capture(str(folder), "transforms").format != "colmap"
         assert load_capture(str(folder), seeks_points=False).format != "colmap", "as by runs that say auto"
     for name, has_split in (("with", True), ("masked", False)):
@@ -50,7 +50,7 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         masked = [replace(image, mask=None if has_split else folder / "other/a.png") for image in capture.images]
         splits = {"train": ["a.png"], "test": ["b.png"]} if has_split else {}
         write_transforms(folder / "transforms.json", replace(capture, images=masked, points=None, splits=splits))
-        assert load_capture(str(folder)).reader == "transforms", "it knows which are tests, or what counts"
+        assert load_capture(str(folder)).format == "transforms", "it knows which are tests, or what counts"
     check_refused(load_capture, str(tmp_path / "wiht"), "does not exist", str(tmp_path / "with"))
     check_refused(load_capture, str(tmp_path / "with/transforms.json"), "not a folder", f"folder {tmp_path / 'with'}")
     (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
@@ -63,10 +63,10 @@ def test_a_run_reads_its_scene_alike_later(tmp_path):
     capture = a_capture(["a.png", "b.png"], n_points=3)
     touch(tmp_path, "images/a.png", "images/b.png")
     write_transforms(tmp_path / "transforms.json", replace(capture, points=None))
-    assert load_capture(str(tmp_path)).reader == "transforms"
+    assert load_capture(str(tmp_path)).format == "transforms"
     write_model(tmp_path / "sparse/0", capture)
-    assert load_capture(str(tmp_path)).reader == "colmap"
-    assert load_capture(str(tmp_path), "transforms").reader == "transforms"
+    assert load_capture(str(tmp_path)).format == "colmap"
+    assert load_capture(str(tmp_path), "transforms").format == "transforms"
     (tmp_path / "transforms.json").unlink()
     assert format_elsewhere(str(tmp_path), "colmap") == "colmap"
     for missing in ("transforms", "auto"):
@@ -89,12 +89,12 @@ def test_the_model_with_most_images_is_read(tmp_path):
         write_model(tmp_path / "sparse" / str(number), a_capture(names[:count]), text=number == 10)
     read = colmap.read(tmp_path)
     assert len(read.images) == 9
-    assert_names(read.notes[0], "sparse/10", "of 4", "9", "sparse/0 2", "sparse/1 5", "sparse/2 5")
+    assert_names(read.notes[0].text, "sparse/10", "of 4", "9", "sparse/0 2", "sparse/1 5", "sparse/2 5")
     shutil.rmtree(tmp_path / "sparse" / "10")
     read = colmap.read(tmp_path)
-    assert len(read.images) == 5 and "sparse/1 is read" in read.notes[0] and "of 3" in read.notes[0]
+    assert len(read.images) == 5 and "sparse/1 is read" in read.notes[0].text and "of 3" in read.notes[0].text
     write_model(tmp_path / "colmap" / "sparse" / "0", a_capture(names))
-    assert "colmap/sparse/0" in colmap.read(tmp_path).notes[1]
+    assert "colmap/sparse/0" in colmap.read(tmp_path).notes[1].text
 
 
 @pytest.mark.parametrize(
@@ -113,8 +113,8 @@ def test_places_of_the_images(tmp_path, files: list[str], place: str):
     touch(tmp_path, *files)
     read = colmap.read(tmp_path)
     assert read.images[0].file == tmp_path / place / "x y" / "a b.png"
-    assert place == "images" or any(place in note or "itself" in note for note in read.notes)
-    assert read.images[0].file.exists() or any("x y/a b.png" in note for note in read.notes)
+    assert place == "images" or any(place in note.text or "itself" in note.text for note in read.notes)
+    assert read.images[0].file.exists() or any("x y/a b.png" in note.text for note in read.notes)
 
 
 def test_images_without_a_pose_are_counted(tmp_path):
@@ -124,7 +124,7 @@ def test_images_without_a_pose_are_counted(tmp_path):
     touch(tmp_path, "images/a.JPG", "images/c/e.png", "images/z.png", "images/y.png")
     (tmp_path / "images" / "round").symlink_to(tmp_path / "images")
     (note,) = colmap.read(tmp_path).notes
-    assert_names(note, "4 of 6", "a.JPG", "c/e.png", "y.png")
+    assert_names(note.text, "4 of 6", "a.JPG", "c/e.png", "y.png")
 
 
 def test_masks(tmp_path):
@@ -136,5 +136,5 @@ def test_masks(tmp_path):
     masks = {image.name: image.mask and image.mask.relative_to(tmp_path / "masks").as_posix() for image in read.images}
     assert masks == {"a/1.jpg": "a/1.jpg", "a/2.jpg": "a/2.jpg.png", "3.png": "3.png", "4.png": None}
     assert not read.white_ignores
-    assert_names(read.notes[0], "1 of 4", "4.png")
-    assert_names(read.notes[1], "2 of 5", "a/1.jpg.png", "a/2.png")
+    assert_names(read.notes[0].text, "1 of 4", "4.png")
+    assert_names(read.notes[1].text, "2 of 5", "a/1.jpg.png", "a/2.png")

@@ -257,7 +257,7 @@ def test_training_takes_max_views_evenly(toy_scene):
     assert [file.stem for file in views.files] == [scene.split("train").files[i].stem for i in chosen]
     assert torch.equal(views.cameras.camera_to_world, scene.split("train").cameras.camera_to_world[chosen])
     assert torch.equal(views.load().image(1), scene.split("train").load().image(6))
-    assert "3 of 12" in few.notes[-1] and few.views["test"] is scene.views["test"]
+    assert "3 of 12" in few.notes[-1].text and few.views["test"] is scene.views["test"]
     assert scene.with_fewer(0) is scene and scene.with_fewer(12) is scene and scene.with_fewer(99) is scene
 
 

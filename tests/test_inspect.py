@@ -16,6 +16,7 @@ from nerfkit.data.find_frame import find_frame, frame_of
 from nerfkit.data.frame import identity_frame
 from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, OnDisk, draw, report, verdict
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import Note, notes_of
 from tests.rigs import KIND_OF, RIGS, cloud, ring
 
 LENS = Lens("OPENCV", (90.0, 91.0, 50.0, 40.0, 0.01, -0.02, 0.0, 0.0), 100, 80)
@@ -46,7 +47,9 @@ def page(capture: Capture, found: list[OnDisk | None]) -> str:
 def test_report_says_what_was_found(name: str):
     poses = RIGS[name]
     points = cloud((0, 2, 0), 0.3, len(poses))
-    capture = capture_of(poses, (LENS, WIDE), points=points, notes=("sparse/1 of 2 was read",), white_ignores=True)
+    capture = capture_of(
+        poses, (LENS, WIDE), points=points, notes=notes_of("sparse/1 of 2 was read"), white_ignores=True
+    )
     found: list = [OnDisk(50, 40, ignored=0.25)] * len(poses)
     found[3] = found[9] = None
     text = page(capture, found)
@@ -58,7 +61,7 @@ def test_report_says_what_was_found(name: str):
     assert "OPENCV_FISHEYE 100x80" in text and f"k4 0: {second} images" in text
     assert f"kind {KIND_OF[name]}" in text and f"test: {len(poses[::8])} (images/0000.jpg" in text
     frame = frame_of(capture, splits_of(capture)["train"])
-    assert all(line.removeprefix("warning: ") in text for line in frame.describe())
+    assert all(note.text in text for note in frame.notes)
     assert all(0 < len(line.rstrip()) for line in text.split("\n")) and len(text.split("\n")) < 60
     n_bytes = (len(poses) - 2) * 50 * 40 * 4 + 2 * 50 * 40 * 12
     assert f"about {n_bytes / 2**20:.0f} MB" in text
@@ -112,6 +115,8 @@ def test_verdict():
         text = problems(broken)
         assert all(word in text for word in named), text
         assert "ready" not in text
+    noted = problems(fine, notes=notes_of("warning: of no kind", Note("warning", "mend this")))
+    assert noted == "mend this", "by what a note is, not by what it says"
     assert "test" in problems(fine, {"train": ["images/0000.jpg"] * 30, "test": []})
     assert "training" in problems(fine, {})
     stray = cloud((50, 0, 0), 10, 30)
@@ -121,7 +126,7 @@ def test_verdict():
 
 
 def test_report_is_printable_whatever_names_there_are():
-    capture = capture_of(ring(20), notes=("a\nb\x1b[31m",))
+    capture = capture_of(ring(20), notes=notes_of("a\nb\x1b[31m"))
     capture = replace(capture, name="x\n\x1by" * 300)
     images = [replace(image, name=f"\n{k}\x1b" + "n" * 500) for k, image in enumerate(capture.images)]
     capture = replace(capture, images=images)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import notes_of
 from nerfkit.data.readers import llff
 from tests.captures import check_refused, is_read, random_poses, touch
 
@@ -64,7 +65,7 @@ def test_the_least_reduced_images_are_taken(tmp_path, folders: list[str], taken:
         capture_of(tmp_path, images=images)
     capture = llff.read(tmp_path)
     assert {image.file.parent for image in capture.images} == {tmp_path / taken}
-    assert capture.notes == (() if taken == "images" else (f"images are taken from {taken}",))
+    assert capture.notes == (() if taken == "images" else notes_of(f"images are taken from {taken}"))
     assert capture.images[0].lens.width == 64, "the size is that of the original images"
 
 
@@ -73,15 +74,15 @@ def test_masks_are_matched_by_stem(tmp_path):
     touch(tmp_path, "masks/a 1.jpg", "masks/b.png", "masks/c.png")
     capture = llff.read(tmp_path)
     assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
-    assert "1 of 3" in capture.notes[0] and "a 10.png" in capture.notes[0]
-    assert "1 of 3" in capture.notes[1] and "c.png" in capture.notes[1]
+    assert "1 of 3" in capture.notes[0].text and "a 10.png" in capture.notes[0].text
+    assert "1 of 3" in capture.notes[1].text and "c.png" in capture.notes[1].text
 
 
 def test_files_that_are_no_images(tmp_path):
     capture_of(tmp_path)
     touch(tmp_path, "images/Thumbs.db", "images/.DS_Store", "images/._b.JPG", "images/more/c.png")
     capture = llff.read(tmp_path)
-    assert len(capture.images) == 3 and "1 images" in capture.notes[0]
+    assert len(capture.images) == 3 and "1 images" in capture.notes[0].text
 
 
 @pytest.mark.parametrize("n_poses", [1, 2, 4, 20])

@@ -42,7 +42,7 @@ def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys
     source.touch() if "." in name else capture_in(source, [PINHOLE] * 20)
     scene = load_scene(str(source), sfm=str(tmp_path / "poses"))
     assert solved == [(source, tmp_path / "poses")] and scene.format == "colmap"
-    assert len(scene.split("train").cameras) == 17
+    assert len(scene.split("train").cameras) == 17 and scene.format_again == "auto", "poses are looked for again"
     assert_names(capsys.readouterr().out, name, "poses")
 
 

@@ -126,7 +126,7 @@ def test_inspect_knows_an_unbounded_place(capsys):
     assert_names(said, "nerfstudio", "OPENCV", "train: 63", "test: 9", "ready to train")
     frame = scene().frame
     assert frame.kind == "inward" and not frame.warnings() and "warning" not in said
-    assert any("near" in line and "quantile of depths" in line for line in frame.text), "near is from the points"
+    assert any("near" in line and "quantile of depths" in line for _, line in frame.notes), "near is from the points"
     assert 0.02 < frame.near < 0.5 and frame.far > 100
 
 

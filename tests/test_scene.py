@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.load import load_scene
+from nerfkit.config import Config, DataConfig
+from nerfkit.data.load import load_scene, scene_of
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.toy_scene import HEIGHT, WIDTH, change, trace, write_scene
@@ -102,7 +104,7 @@ def test_keys_that_change_nothing(scene_folder, model):
 
 def test_unknown_keys_are_named_once(scene_folder):
     change(scene_folder, lambda c: (c.update(exposure=2, note="x"), [f.update(time=0.1) for f in c["frames"]]))
-    (note,) = [note for note in load_scene(str(scene_folder)).notes if "not used" in note]
+    (note,) = [note.text for note in load_scene(str(scene_folder)).notes if "not used" in note.text]
     assert_names(note, "transforms_train.json", "exposure", "note", "time")
 
 
@@ -153,3 +155,25 @@ def test_decoding_takes_no_more_memory_than_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr("nerfkit.data.scene.free_memory", lambda: views.bytes() + one - 1)
     with raises_naming(SceneError, "images", "decode", "data.downscale"):
         views.load()
+
+
+def test_a_configuration_and_its_words_give_one_scene(toy_scene):
+    """What `scene_of` reads from the options is what `load_scene` is told."""
+    box = (-1.0, -1, -1, 1, 1, 1)
+    config = Config(data=DataConfig(path=str(toy_scene), downscale=2, box=box, max_views=5))
+    scene, told = scene_of(config), load_scene(str(toy_scene), downscale=2, box=box)
+    assert len(scene.split("train").cameras) == 5 and len(told.split("train").cameras) == 12
+    assert scene.split("test").cameras.sizes() == told.split("test").cameras.sizes() == [(WIDTH // 2, HEIGHT // 2)] * 2
+    assert np.array_equal(scene.frame.box, told.frame.box) and scene.frame.box[1].tolist() == [1, 1, 1]
+    assert np.array_equal(scene_of(config, load_scene(str(toy_scene)).frame).frame.box[1], [1.5] * 3), "of the run"
+    assert not scene.is_place and scene_of(Config(data=DataConfig(path=str(toy_scene)))).frame.box[1, 0] == 1.5
+
+
+def test_pixels_across_a_box(toy_scene):
+    """By the middle of a cube of side 2, as seen by the median camera; nothing without training views."""
+    scene = load_scene(str(toy_scene))
+    cameras = scene.split("train").cameras
+    distance = cameras.positions.norm(dim=-1)
+    wanted = (cameras.focal.mean(-1) * 2 / distance).median().item()
+    assert scene.pixels_across((-1, -1, -1, 1, 1, 1)) == pytest.approx(wanted)
+    assert replace(scene, views={"test": scene.views["test"]}).pixels_across((-1, -1, -1, 1, 1, 1)) is None

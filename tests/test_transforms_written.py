@@ -54,7 +54,7 @@ def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     assert_equal(read(tmp_path), capture)
     content = json.loads((tmp_path / MAIN).read_text())
     assert ("fl_x" in content["frames"][0]) == (len({lens.params[:2] for lens in lenses}) > 1)
-    assert read(tmp_path).format == "nerfstudio"
+    assert "capture of nerfstudio" in read(tmp_path).notes[0].text
 
 
 def test_written_masks_points_and_names(tmp_path):

@@ -7,7 +7,7 @@ RUN/eval/on_<scene>/<split>: they never replace the run's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from os.path import exists
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +18,8 @@ from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import TYRO
 from nerfkit.config import Config, OpsConfig
-from nerfkit.data.assemble import assemble
 from nerfkit.data.frame import Frame
-from nerfkit.data.load import format_elsewhere, load_capture
+from nerfkit.data.load import format_elsewhere, scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.parallel import ALONE, Processes
@@ -81,9 +80,7 @@ def find_scene(data: str, config: Config, frame: Frame | None) -> Scene:
     """The scene in folder `data`, or where the run had it, in the run's frame."""
     if not data and not exists(config.data.path):
         raise RunError(f"the run's scene is no longer at {config.data.path}; give its folder with --data")
-    sfm = "" if data else config.data.sfm
-    path, of = data or config.data.path, config.data
-    format = format_elsewhere(data, of.format) if data else of.format
-    capture = load_capture(path, format, sfm, seeks_points=False)
-    scene = assemble(capture, of.downscale, frame=frame, cutout=of.masks == "cutout")
-    return scene.with_fewer(of.max_views)
+    if data:
+        format = format_elsewhere(data, config.data.format)
+        config = replace(config, data=replace(config.data, path=data, format=format, sfm=""))
+    return scene_of(config, frame)

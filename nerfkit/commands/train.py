@@ -20,9 +20,10 @@ from nerfkit.config.recipe import value_text
 from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.load import scene_of
 from nerfkit.data.pool import ImagePool
+from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.device import check_memory, pick_device
-from nerfkit.errors import RunError
+from nerfkit.errors import RunError, SceneError
 from nerfkit.lpips import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.model.renderer import Renderer
@@ -126,12 +127,28 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
 
 def find_scene(options: TrainOptions) -> Scene:
     """The scene, in the frame of the run that goes on if there is one."""
-    if not options.resume:
-        return scene_of(options)
-    before = read_config(Path(options.resume)).data
-    if options.data.path == before.path and not os.path.exists(before.path):
-        raise RunError(f"the run's scene is no longer at {shown(before.path)}; give its folder with --data.path FOLDER")
-    return scene_of(options, run_frame(Path(options.resume)), trained_on=before)
+    data, before = options.data, read_config(Path(options.resume)).data if options.resume else None
+    if before is not None and data.path == before.path and not os.path.exists(data.path):
+        raise RunError(f"the run's scene is no longer at {shown(data.path)}; give its folder with --data.path FOLDER")
+    try:
+        return scene_of(options, run_frame(Path(options.resume)) if options.resume else None)
+    except SceneError as error:
+        raise SceneError(of_another_format(data, before) or str(error)) from None
+
+
+def of_another_format(data: DataConfig, before: DataConfig | None) -> str:
+    """What to do where the folder holds no scene of data.format, that of the run `before` if there is one; or ""."""
+    folder, wanted = Path(os.path.expanduser(data.path)), READERS.get(data.format)
+    if wanted is None or not os.path.isdir(folder) or wanted.recognises(folder):
+        return ""
+    if before is not None and before.format == data.format:
+        return (
+            f"the run was trained on a scene of format {data.format}, at {shown(before.path)}; {shown(folder)} is "
+            "another one. Give the run's with --data.path, or train a new run without --resume"
+        )
+    found = formats_of(folder)
+    hint = f"format {data.format} needs {wanted.needs}; {shown(folder)} looks like {' or '.join(found)}: "
+    return f"{hint}leave out --data.format, or choose {' or '.join(found)}" if found else ""
 
 
 def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: Processes = ALONE) -> RunFolder:

@@ -96,7 +96,7 @@ def _take_from_scene(config: Config, scene: Any) -> None:
         for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
             setattr(config.data, name, getattr(source, name))
     if scene is not None and config.data.format == "auto":
-        config.data.format = scene.asked_again
+        config.data.format = scene.format_again
 
 
 def _check_near_and_far(config: ResolvedConfig, scene: Any) -> None:

@@ -18,8 +18,9 @@ from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.doubts import doubts_of_cameras
 from nerfkit.data.find_frame import frame_of
-from nerfkit.data.frame import WARNING, Frame, identity_frame
+from nerfkit.data.frame import Frame, identity_frame
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.pixels import ImageHeader, image_header
 from nerfkit.data.rig import vector_text
 from nerfkit.data.scene import Scene, Views
@@ -36,38 +37,29 @@ CUT_OUT = "data.masks is cutout: masked pixels are transparent"
 SIDE_LIMIT = 2**16  # pixels of a side after data.downscale
 
 
-def present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
-    """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
-    found = [replace(image, file=file) for image in capture.images if (file := on_disk(image.file)) is not None]
-    missing = sorted({image.name for image in capture.images} - {image.name for image in found})
-    if not missing:
-        return found, []
-    n_images = len(capture.images)
-    names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
-    note = f"{len(found)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
-    if 2 * len(found) < n_images or not found:
-        raise SceneError(f"data.path: {note}; put them where the files name them, or correct the files")
-    return found, [note]
-
-
-def of_any_case(capture: Capture) -> Capture:
-    """The capture with the files of images that are there under a name that differs in case alone, and a note.
+def resolve_files(capture: Capture) -> Capture:
+    """The capture whose images know which of their files are there: as named, or in a folder of resized ones, or under
+    a name that differs in case alone, of which there is a note.
 
     A file is that of one image: one that another image names as it is stays that one's.
     """
-    missing = [image for image in capture.images if on_disk(image.file) is None]
-    files = {image.name: file for image in missing if (file := on_disk(image.file, in_any_case)) is not None}
-    counts = Counter([*(image.file for image in capture.images), *files.values()])
-    images = [replace(i, file=files[i.name]) if counts[files.get(i.name)] == 1 else i for i in capture.images]
-    differing = [image for image in images if _differs_in_case(image)]
-    if not differing:
-        return capture
-    first = differing[0]
-    note = (
-        f"{len(differing)} of {len(images)} images are there under names of another case, and are taken (the first: "
-        f"{shown(first.name)} is {shown(first.file.name)})"
-    )
-    return replace(capture, images=images, notes=(*capture.notes, note))
+    found = {image.name: on_disk(image.file) for image in capture.images}
+    missing = [image for image in capture.images if found[image.name] is None]
+    alike = {image.name: file for image in missing if (file := on_disk(image.file, in_any_case)) is not None}
+    counts = Counter([*(image.file for image in capture.images), *alike.values()])
+    alike = {name: file for name, file in alike.items() if counts[file] == 1}
+    images = [
+        replace(i, file=alike.get(i.name, i.file), found=alike.get(i.name, found[i.name])) for i in capture.images
+    ]
+    notes = capture.notes
+    if differing := [image for image in images if _differs_in_case(image)]:
+        first = differing[0]
+        note = (
+            f"{len(differing)} of {len(images)} images are there under names of another case, and are taken (the "
+            f"first: {shown(first.name)} is {shown(first.file.name)})"
+        )
+        notes = notes_of(*notes, note)
+    return replace(capture, images=images, notes=notes)
 
 
 def _differs_in_case(image: PosedImage) -> bool:
@@ -107,7 +99,7 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
                 ", turned: its EXIF orientation may be missing" if (lens.height, lens.width) == (width, height) else ""
             )
             raise SceneError(
-                f"image {shown(image.file)} is {width}x{height}{turned}, but its camera is of "
+                f"image {shown(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
                 f"{lens.width}x{lens.height} images; give the images that "
                 "the camera was found with, or resized ones of the same shape"
             )
@@ -152,7 +144,7 @@ def assemble(
         cutout: masked pixels are transparent, not ignored.
         unbounded: what lies outside of the `box` counts, too: near, far and the kind of scene are found.
     """
-    images, notes = present_images(capture)
+    images, notes = _present_images(capture)
     headers, lenses = {}, {}
     for image in images:
         header = headers[image.name] = header_of(image)
@@ -174,7 +166,7 @@ def assemble(
         cameras = Cameras.of_lenses(torch.tensor(poses, dtype=torch.float32), [lenses[image.name] for image in chosen])
         masks = [image.mask for image in chosen]
         views[split] = Views(
-            cameras, [image.file for image in chosen], [headers[image.name] for image in chosen],
+            cameras, [image.found for image in chosen], [headers[image.name] for image in chosen],
             masks if any(masks) else [], capture.white_ignores, cutout,
         )  # fmt: skip
     turned = [name for name, header in headers.items() if header.turn != 1]
@@ -185,8 +177,24 @@ def assemble(
         )
     if cutout:
         notes.append(CUT_OUT)
-    notes = (*capture.notes, *notes, f"splits {rule}")
-    return Scene(capture.name, capture.format, views, tuple(frame.up.tolist()), frame, notes)
+    return Scene(
+        capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
+        notes_of(*capture.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
+    )  # fmt: skip
+
+
+def _present_images(capture: Capture) -> tuple[list[PosedImage], list[str]]:
+    """The images that are on disk, and a note of those that are not; raises SceneError if most are missing."""
+    there = [image for image in capture.images if image.found is not None]
+    missing = sorted(image.name for image in capture.images if image.found is None)
+    if not missing:
+        return there, []
+    n_images = len(capture.images)
+    names = ", ".join(map(shown, missing[:SHOWN_NAMES]))
+    note = f"{len(there)} of {n_images} listed images are there; {len(missing)} are missing, the first: {names}"
+    if 2 * len(there) < n_images or not there:
+        raise SceneError(f"data.path: {note}; put them where the files name them, or correct the files")
+    return there, [note]
 
 
 def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
@@ -195,7 +203,7 @@ def check_cut_out(images: list[PosedImage], has_alpha: list[bool]) -> None:
     if whole:
         raise SceneError(
             f"data.masks is cutout, but {len(whole)} of {len(images)} images have neither mask nor alpha, the first: "
-            f"{shown(whole[0].file)}; give masks of all, or take the images away"
+            f"{shown(whole[0].found or whole[0].file)}; give masks of all, or take the images away"
         )
 
 
@@ -212,46 +220,47 @@ def scene_frame(
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
         lines = _missed(capture, corners) if box is None else _stated(capture, training, corners)
-        frame = replace(frame, text=(*frame.text, *lines))
+        frame = replace(frame, notes=(*frame.notes, *as_warnings(lines)))
         if box is not None and unbounded:
             frame = _with_surroundings(frame, frame_of(capture, training, has_alpha))
-    return replace(frame, text=(*frame.text, *_warnings(doubts_of_cameras(capture, training, frame))))
+    return replace(frame, notes=(*frame.notes, *as_warnings(doubts_of_cameras(capture, training, frame))))
 
 
 def _with_surroundings(frame: Frame, found: Frame) -> Frame:
     """`frame`, of the files and a box, with kind, near and far of the frame that would be `found` without the box."""
     near, far = found.near / found.scale, found.far / found.scale
     text = f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
-    return replace(frame, kind=found.kind, near=near, far=far, text=(*frame.text, text, *_warnings(found.warnings())))
+    notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
+    return replace(frame, kind=found.kind, near=near, far=far, notes=notes)
 
 
 def _stated(capture: Capture, training: list[str], box: np.ndarray) -> list[str]:
-    """A warning if the scene is hardly in the `box` [2, 3] that was stated."""
+    """A line if the scene is hardly in the `box` [2, 3] that was stated."""
     names = set(training)
-    return _warnings(doubts_of_box(capture, [image for image in capture.images if image.name in names], box))
-
-
-def _warnings(lines: list[str]) -> list[str]:
-    return [WARNING + line for line in lines]
+    return doubts_of_box(capture, [image for image in capture.images if image.name in names], box)
 
 
 def _missed(capture: Capture, box: np.ndarray) -> list[str]:
-    """A warning if what the cameras look at lies outside of the `box` [2, 3] that was taken without asking."""
+    """A line if what the cameras look at lies outside of the `box` [2, 3] that was taken without asking."""
     focus = common_point(capture.images)
     if focus is None or ((box[0] <= focus) & (focus <= box[1])).all():
         return []
     return [
-        f"{WARNING}the cameras look at {vector_text(focus)}, outside of the default box of "
+        f"the cameras look at {vector_text(focus)}, outside of the default box of "
         f"{capture.format} scenes, {vector_text(box[0])} to {vector_text(box[1])}; "
         "give data.box around it, in the coordinates of the files"
     ]
 
 
 def header_of(image: PosedImage) -> ImageHeader:
-    """How the image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
-    header = image_header(image.file)
+    """How the image, which is there, is read."""
+    return turned_for(image.lens, image.header or image_header(image.found))
+
+
+def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:
+    """A header turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
     stored = header.as_stored()
-    if not has_shape(image.lens, header.width, header.height) and has_shape(image.lens, stored.width, stored.height):
+    if not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height):
         return stored
     return header
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import Note
+from nerfkit.data.pixels import ImageHeader
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class PosedImage:
     lens: Lens  # of the size that the files state; the image on disk may be a resized one
     mask: Path | None = None  # of pixels to ignore, one channel
     bounds: tuple[float, float] | None = None  # nearest and farthest z of what it sees, in the files' units
+    header: ImageHeader | None = None  # of `file`, where the reader had to read it
+    found: Path | None = None  # the file that is there, see `resolve_files`; none where it is missing
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,16 @@ class Capture:
     """Posed images in one frame, of one format."""
 
     name: str
-    format: str
+    format: str  # of readers.READERS
     images: list[PosedImage]  # sorted by name
     points: Points | None = None
     up: tuple[float, float, float] | None = None  # world axis that points up, if the files say so
     splits: dict[str, list[str]] = field(default_factory=dict)  # names by split, where the files say so
     white_ignores: bool = False  # of masks: white pixels are ignored instead of black ones
-    notes: tuple[str, ...] = ()  # what a user should know, one line each: which of several models was read, ...
-    reader: str = ""  # by which data.format it is read
+    notes: tuple[Note, ...] = ()  # what a user should know: which of several models was read, ...
+    is_solved: bool = False  # poses of plain photographs, which were found for them
+
+    @property
+    def format_again(self) -> str:
+        """The data.format that reads the same folder again: of photographs, poses are looked for again."""
+        return "auto" if self.is_solved else self.format

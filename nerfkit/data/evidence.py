@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nerfkit.data.capture import Points
-from nerfkit.data.frame import WARNING
+from nerfkit.data.notes import Note
 from nerfkit.data.rig import Rig, measure, observed_depths
 from nerfkit.errors import SceneError
 
@@ -38,7 +38,7 @@ class Evidence:
         return None
 
 
-def gather(poses, points, bounds, training, tangents) -> tuple[Evidence, list[str]]:
+def gather(poses, points, bounds, training, tangents) -> tuple[Evidence, list[str | Note]]:
     """What there is to look at, and lines that say it; raises SceneError for poses that are none."""
     poses = np.asarray(poses, dtype=np.float64)
     if poses.ndim != 3 or poses.shape[1:] != (3, 4) or not len(poses):
@@ -48,9 +48,9 @@ def gather(poses, points, bounds, training, tangents) -> tuple[Evidence, list[st
     training = np.ones(len(poses), dtype=bool) if training is None else np.asarray(training, dtype=bool)
     tangents = np.full((len(poses), 2), TANGENT) if tangents is None else np.asarray(tangents, dtype=np.float64)
     rig = measure(poses)
-    lines = [*rig.describe()]
+    lines: list[str | Note] = [*rig.describe()]
     if not training.any():
-        lines.append(f"{WARNING}no training images are named; near and far follow from all")
+        lines.append(Note("warning", "no training images are named; near and far follow from all"))
         training = np.ones(len(poses), dtype=bool)
     depths = np.zeros(0)
     if points is not None and not (len(points.positions) and np.isfinite(points.positions).all()):
@@ -69,13 +69,14 @@ def gather(poses, points, bounds, training, tangents) -> tuple[Evidence, list[st
     return Evidence(rig, training, tangents, points, depths, bounds), lines
 
 
-def _usable(points: Points) -> tuple[Points | None, str]:
+def _usable(points: Points) -> tuple[Points | None, str | Note]:
     """`points` without those at no place; their tracks go, too."""
     finite = np.isfinite(points.positions).all(1)
     if not finite.any():
         return None, "points: none"
     left = Points(points.positions[finite], points.colors[finite], points.track_lengths[finite], np.zeros(0, np.int64))
-    return left, f"{WARNING}{int((~finite).sum())} of {len(finite)} points have no finite position; they are left out"
+    count = f"{int((~finite).sum())} of {len(finite)} points"
+    return left, Note("warning", f"{count} have no finite position; they are left out")
 
 
 def _depth_text(depths: np.ndarray, rig: Rig) -> str:

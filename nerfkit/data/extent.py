@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
 
 from nerfkit.data.evidence import EXTREME, Evidence
-from nerfkit.data.frame import WARNING, Frame, box_of, check_extent, corner_text
+from nerfkit.data.frame import Frame, check_extent, corner_text
+from nerfkit.data.notes import Note, notes_of
 from nerfkit.errors import SceneError
 
 NEAR_FACTOR = 0.5  # near: of the least depth
@@ -23,31 +23,24 @@ GROWN = 0.1  # share of its side by which the box of an object's points grows, a
 INSIDE = 0.95  # share of points inside the box below which there is a warning
 
 
-def with_extent(frame: Frame, evidence: Evidence, lines: list[str], near, far, box) -> Frame:
-    """`frame` with near, far, box and text; values that are given, not None, replace what is found."""
-    for name, value in (("near", near), ("far", far)):
-        if value is not None and not 0 <= value < math.inf:
-            raise SceneError(f"{name} must be a finite number from 0, got {value}")
+def with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> Frame:
+    """`frame` with near, far, box and notes."""
     cloud = frame.to_model(evidence.points.positions) if evidence.points is not None else None  # [P, 3]
-    found, why = _near(frame, evidence)
-    if near is None and far is not None and found >= far:
-        found, why = far / 2, "half of far, beyond which all else lies"
-    near, why = (float(near), "given") if near is not None else (found, why)
+    near, why = _near(frame, evidence)
     lines.append(f"near {near:.4g} model units: {why}")
-    if box is not None:
-        box, box_why = box_of(box), "given"
-    elif frame.kind == "object":
+    box = None
+    if frame.kind == "object":
         box, box_why = _object_box(frame, evidence, cloud)
     elif frame.kind != "forward":
         box, box_why = _unbounded_box(cloud)
-    found, far_why = _far(frame, evidence, box)
-    if far is None and found <= near:
-        lines.append(
-            f"{WARNING}near, {near:.4g} model units ({why}), lies beyond all else, which ends at {found:.4g} "
+    far, far_why = _far(frame, evidence, box)
+    if far <= near:
+        text = (
+            f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} "
             f"({far_why}); check that sparse points and poses are of one frame and unit, or give sampling.near"
         )
-        found, far_why = 2 * near, "twice near, which lies beyond all else"
-    far, far_why = (float(far), "given") if far is not None else (found, far_why)
+        lines.append(Note("warning", text))
+        far, far_why = 2 * near, "twice near, which lies beyond all else"
     lines.append(f"far {far:.4g} model units: {far_why}")
     if box is None:
         box, box_why = _forward_box(frame, evidence, near, far)
@@ -55,7 +48,7 @@ def with_extent(frame: Frame, evidence: Evidence, lines: list[str], near, far, b
     check_extent(frame.scale, near, far, box, "frame", SceneError)
     if cloud is not None:
         lines += _inside(cloud, box)
-    return replace(frame, near=near, far=far, box=box, text=tuple(lines))
+    return replace(frame, near=near, far=far, box=box, notes=notes_of(*lines))
 
 
 def _near(frame: Frame, evidence: Evidence) -> tuple[float, str]:
@@ -127,12 +120,12 @@ def _forward_box(frame: Frame, evidence: Evidence, near: float, far: float) -> t
     return box, f"around the training cameras' frusta from near to far, at most {FORWARD_BOX:g} radii from the center"
 
 
-def _inside(cloud: np.ndarray, box: np.ndarray) -> list[str]:
+def _inside(cloud: np.ndarray, box: np.ndarray) -> list[str | Note]:
     share = float(((cloud >= box[0]) & (cloud <= box[1])).all(1).mean())
-    lines = [f"inside of the box: {share:.1%} of {len(cloud)} points"]
-    if share < INSIDE:
-        lines.append(f"{WARNING}{1 - share:.0%} of the points lie outside of the box; is it the scene's?")
-    return lines
+    inside = f"inside of the box: {share:.1%} of {len(cloud)} points"
+    if share >= INSIDE:
+        return [inside]
+    return [inside, Note("warning", f"{1 - share:.0%} of the points lie outside of the box; is it the scene's?")]
 
 
 def _cube(half: float) -> np.ndarray:

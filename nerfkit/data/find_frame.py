@@ -3,7 +3,7 @@
 
 The scene is one of four kinds; the first whose test holds:
 
-    object         the images have alpha, or a box is given: nothing matters outside of the box
+    object         the images have alpha, or are cut out: nothing matters outside of the box
     forward        the cameras look the same way, at something far compared to how far they moved
     inward         most cameras have a common point in front of them, at similar distances
     walk-through   anything else
@@ -19,10 +19,10 @@ import numpy as np
 from nerfkit.data.capture import Capture, Points
 from nerfkit.data.evidence import Evidence, gather
 from nerfkit.data.extent import with_extent
-from nerfkit.data.frame import KINDS, WARNING, Frame, unit_of, vector_of
+from nerfkit.data.frame import Frame, unit_of
 from nerfkit.data.lens import Lens
-from nerfkit.data.rig import Rig, find_up, vector_text
-from nerfkit.errors import SceneError
+from nerfkit.data.notes import Note
+from nerfkit.data.rig import Found, Rig, find_up, vector_text
 
 UP = np.array([0.0, 0, 1])  # of the model's frame
 FORWARD_DOT, FORWARD_BASELINES = 0.5, 2.0  # above which a scene is forward
@@ -33,18 +33,13 @@ RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
 STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
 
 
-def frame_of(capture: Capture, training: list[str] | None = None, has_alpha: bool = False, **given: Any) -> Frame:
-    """The frame of a capture; `training` names the images that may tell near and far, all by default.
-
-    `given` are the values of `find_frame` that replace what is found; the up of the files is the default of `up`.
-    """
+def frame_of(capture: Capture, training: list[str] | None = None, has_alpha: bool = False) -> Frame:
+    """The frame of a capture; `training` names the images that may tell near and far, all by default."""
     images = capture.images
     poses = np.array([image.camera_to_world for image in images], dtype=np.float64).reshape(-1, 3, 4)
     names = None if training is None else set(training)
     bounds = [image.bounds or (np.nan, np.nan) for image in images]
     tangents = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
-    if given.get("up") is None:
-        given["up"] = capture.up
     return find_frame(
         poses,
         capture.points,
@@ -52,7 +47,7 @@ def frame_of(capture: Capture, training: list[str] | None = None, has_alpha: boo
         training=None if names is None else np.array([image.name in names for image in images], dtype=bool),
         has_alpha=has_alpha,
         tangents=np.array([tangents[image.lens] for image in images]).reshape(-1, 2),
-        **given,
+        up=capture.up,
     )
 
 
@@ -72,52 +67,41 @@ def find_frame(
     training: np.ndarray | None = None,
     has_alpha: bool = False,
     tangents: np.ndarray | None = None,
-    kind: str | None = None,
     up: Any = None,
-    center: Any = None,
-    radius: float | None = None,
-    near: float | None = None,
-    far: float | None = None,
-    box: Any = None,
 ) -> Frame:
     """The frame of cameras at `poses` [V, 3, 4] float64, camera-to-world, OpenGL axes.
 
     `bounds` [V, 2] are the nearest and farthest depths of each image, NaN where unknown. Near and far follow from the
-    views `training` [V, bool] alone. `tangents` [V, 2] are half an image's width and height at depth 1.
-
-    From `kind` on: values that replace what would be found. `up`, `center` and `radius` are in the input's frame and
-    units, `near`, `far` and `box` [2, 3] in the model's. Poses that leave something open are no error: a line of the
-    text says what was assumed.
+    views `training` [V, bool] alone. `tangents` [V, 2] are half an image's width and height at depth 1. `up` is the
+    world axis that points up, if that is known. Poses that leave something open are no error: a note says what was
+    assumed.
     """
     evidence, lines = gather(poses, points, bounds, training, tangents)
-    if kind is not None and kind not in KINDS:
-        raise SceneError(f"kind must be one of {', '.join(KINDS)}, got {kind!r:.80}")
-    kind, why = (kind, "given") if kind else _kind(evidence, has_alpha, box is not None)
+    kind, why = _kind(evidence, has_alpha)
     lines.append(f"kind {kind}: {why}")
-    upward, why = (unit_of(up, "up"), "given") if up is not None else find_up(evidence.rig)
-    lines.append(f"up {vector_text(upward)} in the input: {why}")
-    if why.endswith("check it"):
-        lines.append(f"{WARNING}the cameras do not say for sure which way is up; check up, or give it")
-    middle, why = (vector_of(center, "center"), "given") if center is not None else _center(evidence, kind)
-    lines.append(f"center {vector_text(middle)} in the input: {why}")
-    if radius is not None and not 0 < radius < math.inf:
-        raise SceneError(f"radius must be a number above 0, got {radius}")
-    length, why = (float(radius), "given") if radius is not None else _radius(evidence, kind, middle)
-    lines.append(f"radius (1 model unit) {length:.4g} input units: {why}")
-    if any(": a guess" in line for line in lines):
-        lines.append(
-            f"{WARNING}neither poses nor points say how far the scene is, so its size is a guess; "
+    upward = Found(unit_of(up, "up"), "given") if up is not None else find_up(evidence.rig)
+    lines.append(f"up {vector_text(upward.value)} in the input: {upward.why}")
+    if upward.is_guess:
+        lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
+    center = _center(evidence, kind)
+    lines.append(f"center {vector_text(center.value)} in the input: {center.why}")
+    radius = _radius(evidence, kind, center.value)
+    lines.append(f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}")
+    if center.is_guess or radius.is_guess:
+        text = (
+            "neither poses nor points say how far the scene is, so its size is a guess; "
             "give sparse points, or data.box around what the cameras see"
         )
-    rotation = _rotation(evidence.rig, upward)
-    frame = Frame(rotation, middle, 1 / length, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
-    return with_extent(frame, evidence, lines, near, far, box)
+        lines.append(Note("warning", text))
+    rotation = _rotation(evidence.rig, upward.value)
+    frame = Frame(rotation, center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
+    return with_extent(frame, evidence, lines)
 
 
-def _kind(evidence: Evidence, has_alpha: bool, has_box: bool) -> tuple[str, str]:
+def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
     """The kind, and the test that decided."""
-    if has_alpha or has_box:
-        return "object", "the images have alpha, or are cut out" if has_alpha else "a box is given"
+    if has_alpha:
+        return "object", "the images have alpha, or are cut out"
     rig, away = evidence.rig, evidence.rig.baselines_away
     if rig.focus is None and rig.baseline > 0 and evidence.middle is not None:
         away = evidence.middle[0] / rig.baseline
@@ -134,39 +118,42 @@ def _kind(evidence: Evidence, has_alpha: bool, has_box: bool) -> tuple[str, str]
     return "walk-through", f"not inward ({numbers}); {not_forward}"
 
 
-def _center(evidence: Evidence, kind: str) -> tuple[np.ndarray, str]:
-    """The centre [3] in the input's frame, and what it is."""
+def _center(evidence: Evidence, kind: str) -> Found:
+    """The centre [3] in the input's frame."""
     rig = evidence.rig
     if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.baselines_away < CENTER_BASELINES:
-        return rig.focus, "focus point"
+        return Found(rig.focus, "focus point")
     if kind != "forward" or rig.alignment < 1e-6:
-        return rig.mean_position, "mean position of the cameras"
+        return Found(rig.mean_position, "mean position of the cameras")
     ahead = rig.directions.mean(0) / rig.alignment
     if evidence.middle is not None:
         depth, what = evidence.middle
-        return rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}"
+        return Found(rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}")
     if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.baseline > 0:
-        return rig.focus, "focus point"
+        return Found(rig.focus, "focus point")
     if rig.baseline > 0:
         depth = GUESSED_BASELINES * rig.baseline
-        return rig.mean_position + depth * ahead, f"a guess, {GUESSED_BASELINES:g} baselines ahead on the mean axis"
-    return rig.mean_position + ahead, "a guess, one input unit ahead, as the cameras are all at one point"
+        why = f"a guess, {GUESSED_BASELINES:g} baselines ahead on the mean axis"
+    else:
+        depth, why = 1.0, "a guess, one input unit ahead, as the cameras are all at one point"
+    return Found(rig.mean_position + depth * ahead, why, is_guess=True)
 
 
-def _radius(evidence: Evidence, kind: str, center: np.ndarray) -> tuple[float, str]:
-    """What is 1 in the model's frame [input units], and why."""
+def _radius(evidence: Evidence, kind: str, center: np.ndarray) -> Found:
+    """What is 1 in the model's frame [input units]."""
     distances = np.linalg.norm(evidence.rig.positions - center, axis=1)
     tiny = 1e-9 * np.abs(evidence.rig.positions).max()
     depth, what = evidence.middle or (float(distances.mean()), "distance of the center")
     if kind == "forward" and depth > tiny:
         tangent = float(np.median(evidence.tangents[:, 0]))
-        return tangent * depth, f"half an image's width ({tangent:.2f} at depth 1) at {depth:.4g}, {what}"
+        return Found(tangent * depth, f"half an image's width ({tangent:.2f} at depth 1) at {depth:.4g}, {what}")
     reach = float(np.quantile(distances, RADIUS_QUANTILE))
     if reach > tiny:
-        return reach, f"{RADIUS_QUANTILE:.0%} quantile of the cameras' distances from the center"
+        return Found(reach, f"{RADIUS_QUANTILE:.0%} quantile of the cameras' distances from the center")
     if depth > tiny:
-        return depth, f"{what}, as the cameras are all at the center"
-    return 1.0, "a guess, as the cameras are all at the center and nothing says how far the scene is"
+        return Found(depth, f"{what}, as the cameras are all at the center")
+    why = "a guess, as the cameras are all at the center and nothing says how far the scene is"
+    return Found(1.0, why, is_guess=True)
 
 
 def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:

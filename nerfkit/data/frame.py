@@ -4,7 +4,7 @@
     model = scale * rotation @ (input - center)
 
 In the model's frame +z is up, the centre of interest is the origin, and its radius is 1. Every number that decided
-something is in `Frame.text`.
+something is in `Frame.notes`.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
+from nerfkit.data.notes import Note, notes_of, texts
 from nerfkit.data.rig import vector_text
 from nerfkit.errors import RunError, SceneError
 
 KINDS = ("object", "forward", "inward", "walk-through")  # see nerfkit.data.find_frame
-WARNING = "warning: "  # before lines of text that ask for something
 
 SHAPES = {"rotation": (3, 3), "center": (3,), "scale": (), "near": (), "far": (), "box": (2, 3), "up": (3,)}
 
@@ -36,7 +37,7 @@ class Frame:
     far: float  # nothing that matters is farther from a camera [model units]
     box: np.ndarray  # [2, 3] float64, lowest and highest corner, model frame: where a sampler in a box looks
     up: np.ndarray  # [3] float64, unit, model frame
-    text: tuple[str, ...] = ()  # what was measured, and what each value follows from, a line each
+    notes: tuple[Note, ...] = ()  # what was measured, and what each value follows from
 
     def to_model(self, what: np.ndarray) -> np.ndarray:
         """Poses [..., 3, 4] or points [..., 3] of the input in the model's frame."""
@@ -79,19 +80,15 @@ class Frame:
         matrix[:3, 3] = -self.scale * self.rotation @ self.center
         return matrix
 
-    def describe(self) -> list[str]:
-        """Lines to print."""
-        return list(self.text)
-
     def warnings(self) -> list[str]:
-        """Those lines of the text that ask for something, without the word."""
-        return [line.removeprefix(WARNING) for line in self.text if line.startswith(WARNING)]
+        """Texts of the notes that ask for something."""
+        return texts(self.notes, "warning")
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as what JSON knows."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()} | {
-            "text": list(self.text)
+            "notes": [list(note) for note in self.notes]
         }
 
     @staticmethod
@@ -108,12 +105,14 @@ class Frame:
         if abs(np.linalg.norm(values["up"]) - 1) > 1e-6:
             raise RunError(f"{where}: 'up' must have length 1, got {values['up'].tolist()}")
         check_extent(scalars["scale"], scalars["near"], scalars["far"], values["box"], where, RunError)
-        kind, text = content.get("kind"), content.get("text")
+        kind, notes = content.get("kind"), content.get("notes")
         if kind not in KINDS:
             raise RunError(f"{where}: 'kind' must be one of {', '.join(KINDS)}, got {kind!r:.80}")
-        if not isinstance(text, list) or not all(isinstance(line, str) for line in text):
-            raise RunError(f"{where}: 'text' must be a list of lines, got {text!r:.80}")
-        return Frame(kind=kind, text=tuple(text), **values, **scalars)
+        try:
+            notes = msgspec.convert(notes, tuple[Note, ...])
+        except msgspec.ValidationError:
+            raise RunError(f"{where}: 'notes' must be a list of pairs [kind, text], got {notes!r:.80}") from None
+        return Frame(kind=kind, notes=notes, **values, **scalars)
 
     @property
     def _is_identity(self) -> bool:
@@ -124,11 +123,11 @@ def identity_frame(box: Any, near: float = 0.0, far: float = 1e10, up: Any = (0.
     """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are."""
     box = box_of(box)
     check_extent(1.0, near, far, box, "frame", SceneError)
-    text = (
+    notes = notes_of(
         "kind object: its box is stated in the coordinates of the files, which are the model's",
         f"box {corner_text(box)}, near {near:g}, far {far:g}",
     )
-    return Frame(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit_of(up, "up"), text)
+    return Frame(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit_of(up, "up"), notes)
 
 
 def _are_poses(what: np.ndarray) -> bool:
@@ -163,17 +162,6 @@ def _array(content: dict[str, Any], name: str, shape: tuple[int, ...], where: st
     return values
 
 
-def vector_of(value: Any, name: str) -> np.ndarray:
-    """[3] float64 of a value that was given; raises SceneError."""
-    try:
-        vector = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        vector = np.zeros(0)
-    if vector.shape != (3,) or not np.isfinite(vector).all():
-        raise SceneError(f"{name} must be three finite numbers, got {value!r:.80}")
-    return vector
-
-
 def box_of(value: Any) -> np.ndarray:
     """[2, 3] of two corners, or of six numbers in a row; raises SceneError."""
     try:
@@ -183,9 +171,13 @@ def box_of(value: Any) -> np.ndarray:
 
 
 def unit_of(value: Any, name: str) -> np.ndarray:
-    vector = vector_of(value, name)
-    if not np.linalg.norm(vector) > 1e-9:
-        raise SceneError(f"{name} must not be zero, got {value!r:.80}")
+    """[3] float64 of length 1 of a direction that was given; raises SceneError."""
+    try:
+        vector = np.array(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        vector = np.zeros(0)
+    if vector.shape != (3,) or not np.isfinite(vector).all() or not np.linalg.norm(vector) > 1e-9:
+        raise SceneError(f"{name} must be three finite numbers, not all zero, got {value!r:.80}")
     return vector / np.linalg.norm(vector)
 
 

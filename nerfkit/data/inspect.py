@@ -19,8 +19,9 @@ from nerfkit.data.cameras import table_size
 from nerfkit.data.capture import Capture
 from nerfkit.data.doubts import doubts_of_masks
 from nerfkit.data.find_frame import half_tangents
-from nerfkit.data.frame import WARNING, Frame
+from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import texts
 from nerfkit.data.rig import evenly
 from nerfkit.reading import shown
 
@@ -77,12 +78,13 @@ def report(
     """
     if len(found) != len(capture.images):
         raise ValueError(f"{len(capture.images)} images, but {len(found)} entries of what was found")
+    noted = [shown(str(note)) for note in capture.notes]
     sections = {
-        "capture": [f"{shown(capture.name)}, read as {shown(capture.format)}", *map(shown, capture.notes)],
+        "capture": [f"{shown(capture.name)}, read as {shown(capture.format)}", *noted],
         "images": _images(capture, found, unreadable),
         "lenses": _lenses(capture),
         "split": _splits(splits, rule),
-        "frame": [line for line in frame.describe() if not line.startswith(WARNING)],
+        "frame": texts(frame.notes, "info"),
         "memory": _memory(capture, found),
         "verdict": verdict(capture, frame, found, splits, unreadable),
     }
@@ -97,7 +99,7 @@ def verdict(
     unreadable: Collection[str] = (),
 ) -> list[str]:
     """What to change before training, most important first; READY alone if there is nothing."""
-    noted = [note.removeprefix(WARNING) for note in capture.notes if note.startswith(WARNING)]
+    noted = texts(capture.notes, "warning")
     missing = _missing(_absent(capture, found, unreadable), len(found))
     problems = [*noted, *missing, *_shapes(capture, found), *frame.warnings(), *_masks(capture, found)]
     train, test = (len(splits.get(name, [])) for name in ("train", "test"))

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -61,10 +61,7 @@ class ImageHeader(NamedTuple):
 def image_header(path: Path) -> ImageHeader:
     """The header of an image file; raises SceneError if it is missing, no image, or unsupported."""
     with _opened(path) as image:
-        decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
-        stored = ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
-        # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
-        return stored._turned(_orientation(image)) if image.format != "PNG" or "exif" in image.info else stored
+        return _header(image)
 
 
 def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
@@ -72,25 +69,46 @@ def read_image(path: Path, header: ImageHeader, out: np.ndarray) -> None:
 
     It is resized by area where `out` has another size.
     """
-    mode = "RGBA" if out.shape[-1] == 4 else "RGB"
-    height, width = out.shape[:2]
     with _opened(path) as image:
-        stored = header.as_stored()
-        if image.size != (stored.width, stored.height):
-            was = _by(stored.width, stored.height)
-            raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
-        told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
-        image.load()
-        if told_late:
-            _check_orientation(image, path)
-        image = _eight_bits(image)
-        if header.turn != 1:
-            image = image.transpose(TRANSPOSES[header.turn])
-        if image.size != (width, height):
-            # Pillow averages RGBA with colors weighted by alpha.
-            image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
-        for rows, band in _bands(image):
-            out[rows] = np.asarray(band.convert(mode))
+        _fill(out, image, header, path)
+
+
+class Look(NamedTuple):
+    """What one look at an image file finds."""
+
+    header: ImageHeader
+    problem: str  # with its pixels; '' if there is none
+    pixels: np.ndarray | None = None  # [H, W, 3 or 4] uint8, where they are wanted and there is no problem
+
+
+def look_into(
+    path: Path, turned: Callable[[ImageHeader], ImageHeader] = lambda header: header, wants_pixels: bool = False
+) -> Look:
+    """Header and soundness of an image file, all of whose pixels are decoded, JPEG at an eighth of the size if nobody
+    wants them; `turned` says how they are read. Raises SceneError if there is no header."""
+    header = pixels = None
+    try:
+        with _opened(path) as image:
+            header = turned(_header(image))
+            if wants_pixels:
+                pixels = np.empty((header.height, header.width, 3 + header.has_alpha), dtype=np.uint8)
+                _fill(pixels, image, header, path)
+            else:
+                image.draft(image.mode, (image.width // 8, image.height // 8))
+                _decode(image, path)
+    except SceneError as error:
+        if header is None:
+            raise
+        return Look(header, str(error))
+    return Look(header, "", pixels)
+
+
+def problem_with(path: Path) -> str:
+    """What is wrong with an image, '' if nothing."""
+    try:
+        return look_into(path).problem
+    except SceneError as error:
+        return str(error)
 
 
 def blend(pixels: Tensor, background: Tensor) -> Tensor:
@@ -131,15 +149,37 @@ def _opened(path: Path) -> Iterator[Image.Image]:
             raise SceneError(f"image {shown(path)} cannot be read, is it truncated? ({cause}); {REMEDY}") from None
 
 
-def problem_with(path: Path) -> str:
-    """What is wrong with an image's pixels, all of which are decoded, JPEG at an eighth of the size; '' if nothing."""
-    try:
-        with _opened(path) as image:
-            image.draft(image.mode, (image.width // 8, image.height // 8))
-            image.load()
-    except SceneError as error:
-        return str(error)
-    return ""
+def _header(image: Image.Image) -> ImageHeader:
+    decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
+    stored = ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
+    # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
+    return stored._turned(_orientation(image)) if image.format != "PNG" or "exif" in image.info else stored
+
+
+def _decode(image: Image.Image, path: Path) -> None:
+    told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
+    image.load()
+    if told_late:
+        _check_orientation(image, path)
+
+
+def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) -> None:
+    """Fill `out` [H, W, 3 or 4], see `read_image`."""
+    mode = "RGBA" if out.shape[-1] == 4 else "RGB"
+    height, width = out.shape[:2]
+    stored = header.as_stored()
+    if image.size != (stored.width, stored.height):
+        was = _by(stored.width, stored.height)
+        raise SceneError(f"image {shown(path)} is {_by(*image.size)} now, but was {was} a moment ago")
+    _decode(image, path)
+    image = _eight_bits(image)
+    if header.turn != 1:
+        image = image.transpose(TRANSPOSES[header.turn])
+    if image.size != (width, height):
+        # Pillow averages RGBA with colors weighted by alpha.
+        image = image.convert(mode).resize((width, height), Image.Resampling.BOX)
+    for rows, band in _bands(image):
+        out[rows] = np.asarray(band.convert(mode))
 
 
 def _check_kind(image: Image.Image, path: Path) -> None:

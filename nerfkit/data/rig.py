@@ -7,6 +7,7 @@ Every number moves with the cameras: a similarity of the input changes points an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -74,6 +75,14 @@ class Rig:
         ]
 
 
+class Found(NamedTuple):
+    """A value, and what it follows from."""
+
+    value: np.ndarray | float
+    why: str
+    is_guess: bool = False  # nothing says it for sure
+
+
 def measure(poses: np.ndarray) -> Rig:
     """The numbers of cameras with `poses` [V, 3, 4], V >= 1."""
     positions, directions = poses[:, :, 3], -poses[:, :, 2]
@@ -99,8 +108,8 @@ def measure(poses: np.ndarray) -> Rig:
     return Rig(poses, mean, baseline, along, alignment, lowest, low, focus, in_front, distance, spread, miss)
 
 
-def find_up(rig: Rig) -> tuple[np.ndarray, str]:
-    """The unit vector [3] that points up, and how it was found.
+def find_up(rig: Rig) -> Found:
+    """The unit vector [3] that points up.
 
     Cameras are mostly held level: up is the direction that their right axes are most at right angles to. Where the
     right axes all point the same way, it is the mean of the cameras' up axes, made to be at right angles to them.
@@ -111,31 +120,34 @@ def find_up(rig: Rig) -> tuple[np.ndarray, str]:
     tilt, variety = np.sqrt(np.maximum(values[:2], 0))
     if tilt > LEVEL:
         if np.linalg.norm(mean) > UNDECIDED:
-            return mean / np.linalg.norm(mean), f"mean of the cameras' up axes, which are not held level ({tilt:.2f})"
+            return Found(mean / np.linalg.norm(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
         return _last_resort(rig)
     if variety > VARIED:
         vertical = vectors[:, 0]
         hints = [mean, back.mean(0), up[0], back[0]]  # cameras that look along the vertical mostly look down
         sign = next((hint @ vertical for hint in hints if abs(hint @ vertical) > UNDECIDED), 1.0)
         degrees = np.degrees(np.arcsin(min(tilt, 1.0)))
-        return vertical * np.sign(sign), f"at right angles to the cameras' right axes, off by {degrees:.1f} degrees"
+        why = f"at right angles to the cameras' right axes, off by {degrees:.1f} degrees"
+        return Found(vertical * np.sign(sign), why)
     common = vectors[:, 2]
     flat = mean - common * (mean @ common)
     if np.linalg.norm(flat) > TURNED:
-        return flat / np.linalg.norm(flat), "mean of the cameras' up axes, as their right axes point the same way"
+        why = "mean of the cameras' up axes, as their right axes point the same way"
+        return Found(flat / np.linalg.norm(flat), why)
     sign = next((hint @ common for hint in (back.mean(0), right[0]) if abs(hint @ common) > UNDECIDED / 2), 1.0)
-    return common * np.sign(sign), "the cameras' right axis, which they turn around: rolled by 90 degrees; check it"
+    why = "the cameras' right axis, which they turn around: rolled by 90 degrees; check it"
+    return Found(common * np.sign(sign), why, is_guess=True)
 
 
-def _last_resort(rig: Rig) -> tuple[np.ndarray, str]:
+def _last_resort(rig: Rig) -> Found:
     """Up where the up axes cancel: the normal of the plane that the cameras lie in, else the first camera's up."""
     first = rig.poses[0, :, 1]
     offsets = rig.positions - rig.mean_position
     values, vectors = np.linalg.eigh(offsets.T @ offsets)
     if rig.baseline > 0 and values[0] < 0.01 * values[1]:
         sign = 1.0 if first @ vectors[:, 0] >= 0 else -1.0
-        return sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; check it"
-    return first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; check it"
+        return Found(sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; check it", True)
+    return Found(first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; check it", True)
 
 
 def observed_depths(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,8 +13,11 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
+from nerfkit.config import DataConfig
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.capture import Points
 from nerfkit.data.frame import Frame
+from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
 from nerfkit.data.pool import ImagePool
 from nerfkit.device import free_memory
@@ -130,11 +133,19 @@ class Scene:
     """Views by split ("train", "test", ...), in the model's frame."""
 
     name: str
-    format: str
+    format: str  # of readers.READERS
     views: dict[str, Views]
     up: tuple[float, float, float]  # world axis that points up
     frame: Frame | None = None  # how the model's frame lies in that of the files; None where they are one
-    notes: tuple[str, ...] = ()  # what a user should know, one line each
+    notes: tuple[Note, ...] = ()  # what a user should know
+    format_again: str = "auto"  # data.format that reads the same scene again
+    points: Points | None = None  # sparse points of the files, in their frame
+    source: DataConfig | None = None  # how it was read
+
+    @property
+    def is_place(self) -> bool:
+        """Whether what was photographed surrounds the object, or there is none."""
+        return self.frame is not None and self.frame.kind != "object"
 
     def split(self, name: str) -> Views:
         """Views of one split; raises SceneError if the scene has none."""
@@ -153,4 +164,15 @@ class Scene:
             return self
         chosen = [(2 * part + 1) * n_all // (2 * max_views) for part in range(max_views)]  # the middle of each part
         note = f"{max_views} of {n_all} training views, evenly spaced (data.max_views)"
-        return replace(self, views=self.views | {"train": train[chosen]}, notes=(*self.notes, note))
+        return replace(self, views=self.views | {"train": train[chosen]}, notes=notes_of(*self.notes, note))
+
+    def pixels_across(self, box: Sequence[float]) -> float | None:
+        """Pixels that the longest side of a box of the model's frame is wide at its middle, in half of the training
+        images at least; none without such images."""
+        if "train" not in self.views:
+            return None
+        cameras = self.views["train"].cameras
+        lowest, highest = torch.tensor(box).view(2, 3)
+        distance = torch.linalg.vector_norm(cameras.positions - (lowest + highest) / 2, dim=-1)  # [V]
+        pixels = cameras.focal.mean(-1) / distance.clamp(min=1e-6)  # [V] of a scene unit
+        return (pixels.median() * (highest - lowest).max()).item()

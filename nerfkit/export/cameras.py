@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from nerfkit.data import colmap
-from nerfkit.data.assemble import fitted_lens, on_disk
+from nerfkit.data.assemble import fitted_lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_capture
@@ -119,8 +119,8 @@ def _named_from_a_folder(scene: Capture) -> tuple[Path, Capture]:
 
 def _of_file(image: PosedImage, there: PosedImage) -> PosedImage:
     """An image of the run as the scene has it, with the lens of the size on disk: the run may be of a smaller one."""
-    image, on_this_disk = replace(image, name=there.name, file=there.file, mask=there.mask), on_disk(there.file)
-    lens = image.lens if on_this_disk is None else fitted_lens(image, image_header(on_this_disk), 1.0)
+    image = replace(image, name=there.name, file=there.file, found=there.found, mask=there.mask)
+    lens = image.lens if there.found is None else fitted_lens(image, image_header(there.found), 1.0)
     return replace(image, lens=lens)
 
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config
-from nerfkit.data.assemble import assemble
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Points
 from nerfkit.data.frame import Frame
-from nerfkit.data.load import load_capture
+from nerfkit.data.load import scene_of
 from nerfkit.data.pixels import background_color, blend, read_image, read_mask
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, Views
@@ -82,18 +81,14 @@ def add_scene(subject: Subject, given: Cameras) -> None:
     data = subject.config.data
     if not exists(data.path):
         raise UserError(f"its folder {data.path} is not there")
-    capture = load_capture(data.path, data.format, data.sfm, seeks_points=False)
-    scene = assemble(capture, data.downscale, frame=subject.frame, cutout=data.masks == "cutout").with_fewer(
-        data.max_views
-    )
+    scene = scene_of(subject.config, subject.frame)
     views = scene.split("train")
     if views.cameras.sizes() != given.sizes() or not same_poses(views.cameras, given):
         raise UserError(f"{data.path} has other training views than the run")
-    refined = subject.cameras.camera_to_world if subject.config.data.poses == "refine" else None
+    refined = subject.cameras.camera_to_world if data.poses == "refine" else None
     subject.photos = FilePhotos(views, subject.background.cpu())
     subject.place(views.cameras if refined is None else replace(views.cameras, camera_to_world=refined))
-    if capture.points is not None:
-        subject.points = shown_points(capture.points, subject.frame)
+    subject.points = shown_points(scene.points, subject.frame)
 
 
 def of_training(
@@ -102,17 +97,11 @@ def of_training(
     """A training that has the scene's images in memory."""
     views = scene.split("train")
     background = background_color(config.data.background, device)
-    subject = Subject(
+    return Subject(
         scene.name, config, model, background, views.cameras, scene.up, scene.frame, folder, views.names,
-        photos=PoolPhotos(images, views.cameras, background.cpu()), history=read_lines(folder.path),
+        photos=PoolPhotos(images, views.cameras, background.cpu()), points=shown_points(scene.points, scene.frame),
+        history=read_lines(folder.path),
     )  # fmt: skip
-    try:
-        data = config.data
-        points = load_capture(data.path, data.format, data.sfm, lambda line: None, seeks_points=False).points
-        subject.points = None if points is None else shown_points(points, scene.frame)
-    except UserError as error:
-        subject.notes.append(f"no points of the scene: {error}")
-    return subject
 
 
 def same_poses(a: Cameras, b: Cameras) -> bool:
@@ -120,8 +109,10 @@ def same_poses(a: Cameras, b: Cameras) -> bool:
     return torch.allclose(a.camera_to_world, b.camera_to_world, rtol=1e-4, atol=1e-4)
 
 
-def shown_points(points: Points, frame: Frame | None) -> Points:
+def shown_points(points: Points | None, frame: Frame | None) -> Points | None:
     """Points to show, in the model's frame: at most MAX_POINTS, those that many images see where that is known."""
+    if points is None:
+        return None
     lengths = points.track_lengths
     chosen = (
         np.flatnonzero(lengths >= SHORTEST_TRACK) if len(lengths) and lengths.max() > 0 else np.arange(len(lengths))

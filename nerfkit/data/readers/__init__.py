@@ -2,7 +2,7 @@
 """Scene formats: one module each with `recognises` and `read`, listed here.
 
 A reader recognises its format from the files in a folder, and reads poses, lenses and the names of images into a
-Capture. It opens no image.
+Capture. It opens an image only for its size, where no file states it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nerfkit.data.capture import Capture
+from nerfkit.data.notes import notes_of
 from nerfkit.data.readers import colmap, llff, transforms_capture
-from nerfkit.errors import SceneError, UserError
+from nerfkit.errors import UserError
 
 
 class Reader(NamedTuple):
@@ -46,29 +47,16 @@ def formats_of(folder: Path) -> list[str]:
     return names
 
 
-def read(folder: Path, format: str, seeks_points: bool = True) -> Capture:
-    """The capture in a folder, read as `format`, or with "auto" as the first of `formats_of`; but as COLMAP's where a
-    transforms.json has no sparse points, if they are sought. `Capture.reader` tells which it was."""
-    if format != "auto":
-        if format not in READERS:
-            raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(READERS)}")
-        return replace(READERS[format].read(folder), reader=format)
-    names = formats_of(folder)
-    if not names:
-        expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in READERS.items())
-        expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-        raise SceneError(f"data.path: no known scene format in {folder} ({expected})")
-    capture = READERS[names[0]].read(folder)
-    if names[0] == "transforms" and "colmap" in names and seeks_points:
-        model = _model_that_knows_more(folder, capture)
-        if model is not None:
-            capture = model
-            names.sort(key=lambda name: name != "colmap")
-    notes = capture.notes
-    if len(names) > 1:
-        others = " or ".join(names[1:])
-        notes = (f"read as {names[0]}; --data.format {others} would be possible, too", *notes)
-    return replace(capture, reader=names[0], notes=notes)
+def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture:
+    """The capture in a folder of `formats`, as the first of them; but as COLMAP's where a transforms.json has no sparse
+    points, if they are sought."""
+    capture = READERS[formats[0]].read(folder)
+    if capture.format == "transforms" and "colmap" in formats and seeks_points:
+        capture = _model_that_knows_more(folder, capture) or capture
+    if others := [name for name in formats if name != capture.format]:
+        note = f"read as {capture.format}; --data.format {' or '.join(others)} would be possible, too"
+        capture = replace(capture, notes=notes_of(note, *capture.notes))
+    return capture
 
 
 def _model_that_knows_more(folder: Path, of_json: Capture) -> Capture | None:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.colmap import Model, count_images, is_model, read_model
+from nerfkit.data.notes import notes_of
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
-FORMAT = "colmap"
-NEEDS = "sparse/0/cameras.bin"
 PARENTS = ("sparse", "colmap/sparse", "")  # folders that models are in
 PROBES = 200  # names that are looked for to find the folder of images
 FOLDERS_LIMIT = 100  # in which images are looked for
@@ -38,10 +37,10 @@ def read(folder: Path) -> Capture:
     masks, mask_notes = find_masks(folder, names)
     return Capture(
         name=folder.resolve().name,
-        format=FORMAT,
+        format="colmap",
         images=_posed_images(model, image_folder, masks),
         points=model.points,
-        notes=(*notes, *model.notes, *image_notes, *mask_notes),
+        notes=notes_of(*notes, *model.notes, *image_notes, *mask_notes),
     )
 
 

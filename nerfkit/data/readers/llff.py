@@ -17,11 +17,11 @@ import numpy as np
 
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.lens import Lens
+from nerfkit.data.notes import notes_of
 from nerfkit.data.readers.folders import find_masks, is_folder, list_images
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_regular, shown
 
-FORMAT = "llff"
 NEEDS = "poses_bounds.npy"
 COLUMNS = 17
 FILE_LIMIT = 2**28  # bytes
@@ -55,9 +55,9 @@ def read(folder: Path) -> Capture:
     rows = zip(names, _poses(table, file), _lenses(table, file), _bounds(table, file), strict=True)
     return Capture(
         name=folder.resolve().name,
-        format=FORMAT,
+        format="llff",
         images=[PosedImage(name, image_folder / name, pose, lens, masks.get(name), b) for name, pose, lens, b in rows],
-        notes=(*notes, *mask_notes),
+        notes=notes_of(*notes, *mask_notes),
     )
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nerfkit.data.frame import WARNING
 from nerfkit.data.lens import Lens
 from nerfkit.data.rig import measure
 
@@ -48,7 +47,7 @@ def suspect(
         if seen > turned:
             return None
     if better := _meets_better(poses):
-        return Verdict(f"{WARNING}the poses look {better}; check what wrote them", False)
+        return Verdict(f"the poses look {better}; check what wrote them", False)
     behind = _behind_focus(poses)
     upside_down = up is not None and _uprightness(poses, up) < -0.5
     away = "the cameras look away from the point where their axes meet"
@@ -56,11 +55,9 @@ def suspect(
         cause = f"{away}, and stand upside down"
         return Verdict(f"the poses look like OpenCV axes: {cause}; {ADVICE}, or else give the world's 'up'", True)
     if behind == 1:
-        return Verdict(
-            f"{WARNING}the poses look like OpenCV axes, or the capture looks outwards: {away}; {ADVICE}", False
-        )
+        return Verdict(f"the poses look like OpenCV axes, or the capture looks outwards: {away}; {ADVICE}", False)
     if behind is None and upside_down:
-        return Verdict(f"{WARNING}the poses look like OpenCV axes: the cameras stand upside down; {ADVICE}", False)
+        return Verdict(f"the poses look like OpenCV axes: the cameras stand upside down; {ADVICE}", False)
     return None
 
 

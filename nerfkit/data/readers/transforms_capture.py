@@ -20,7 +20,8 @@ import numpy as np
 from nerfkit import reading
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.pixels import image_header
+from nerfkit.data.notes import Note, notes_of
+from nerfkit.data.pixels import ImageHeader, image_header
 from nerfkit.data.readers import pose_axes
 from nerfkit.data.readers.transforms import SIZE, frames_of, is_number, is_set, pose_of, size_of, unused_keys
 from nerfkit.data.readers.transforms_lens import lens_of, values_of_frame
@@ -81,13 +82,13 @@ def read(folder: Path) -> Capture:
     _check_axes(folder, images, points, up or (None if dialect == "transforms" else Z_UP), notes)
     return Capture(
         name=folder.resolve().name,
-        format=dialect,
+        format="transforms",
         images=images,
         points=points,
         up=up,
         splits=_listed_splits(contents, images),
         white_ignores=masks.white_ignores,
-        notes=(*notes, *masks.notes, *_unused_notes(contents)),
+        notes=notes_of(*notes, *masks.notes, *_unused_notes(contents)),
     )
 
 
@@ -106,8 +107,8 @@ def read_synthetic(folder: Path) -> Capture:
     images = _images(merged, Masks([None] * len(merged)), False, notes)
     _check_axes(folder, images, None, Z_UP, notes)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
-    unused = _unused_notes(contents)
-    return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, False, (*notes, *unused))
+    notes += _unused_notes(contents)
+    return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
 
 
 def _contents(folder: Path) -> tuple[dict[Path, dict[str, Any]], list[str]]:
@@ -235,7 +236,8 @@ def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list
             raise SceneError(f"{frame.where}: key 'transform_matrix' is missing")
         pose = pose_of(frame.own["transform_matrix"], frame.where)
         beaten += "is_fisheye" in values and values["is_fisheye"] != (lens.model == "OPENCV_FISHEYE")
-        images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask))
+        header = sizes.headers.get(frame.path)
+        images.append(PosedImage(frame.name, frame.path, pose, lenses.setdefault(lens, lens), mask, header=header))
     if beaten:
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
@@ -247,6 +249,7 @@ class _Sizes:
 
     def __init__(self, frames: list[_Frame]) -> None:
         self._frames = frames
+        self.headers: dict[Path, ImageHeader | None] = {}  # that were read; none where there is none to be read
         self._other: tuple[int, int] | None = None
 
     def of(self, frame: _Frame, values: dict[str, Any]) -> tuple[int, int]:
@@ -266,10 +269,12 @@ class _Sizes:
 
     def _on_disk(self, path: Path) -> tuple[int, int] | None:
         """None where there is no file, or none that can be read: that is said when the image is."""
-        try:
-            header = image_header(path) if os.path.exists(path) else None  # which raises nothing, however long the name
-        except SceneError:
-            return None
+        if path not in self.headers:
+            try:  # exists raises nothing, however long the name
+                self.headers[path] = image_header(path) if os.path.exists(path) else None
+            except SceneError:
+                self.headers[path] = None
+        header = self.headers[path]
         return (header.width, header.height) if header else None
 
 
@@ -382,7 +387,7 @@ def _check_axes(folder: Path, images: list[PosedImage], points: Points | None, u
     if verdict is not None and verdict.is_certain:
         raise SceneError(f"{shown(folder)}: {verdict.text}")
     if verdict is not None:
-        notes.append(verdict.text)
+        notes.append(Note("warning", verdict.text))
 
 
 def _unused_notes(contents: dict[Path, dict[str, Any]]) -> list[str]:
