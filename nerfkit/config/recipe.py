@@ -97,7 +97,7 @@ BASE: Recipe = {
     "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
     "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
     "data.box": (
-        (CUBE, Condition("", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))),
+        (CUBE, Condition("the radius of a place", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))),
         (Found("the scene's", lambda facts: tuple(facts.frame.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from nerfkit.config.checks import check
 from nerfkit.config.options import Config
-from nerfkit.config.recipe import FIELD, Facts, Found, Recipe, value_text
+from nerfkit.config.recipe import FIELD, OTHERWISE, Facts, Found, Recipe
 from nerfkit.config.toml_files import changes_of
 from nerfkit.config.values import flat
 from nerfkit.errors import ConfigError
@@ -57,9 +57,10 @@ def resolved(
                 decision = Decision(value, "preset", in_presets[option][1])
         else:
             value, condition = next((value, condition) for value, condition in cases if condition.holds(facts))
-            why = f"{value_text(value)} {condition.text}".removesuffix(" else")
+            computed = f"{value.text} " if isinstance(value, Found) else ""
+            why = "" if condition is OTHERWISE else f"{computed}{condition.text}".strip()
             value = value.of(facts) if isinstance(value, Found) else value
-            decision = Decision(value, condition.by, why if why != value_text(value) else f"default of {config.model.kind}")
+            decision = Decision(value, condition.by, why or f"default of the model {config.model.kind}")
             setattr(target, name, value)
         new.decisions[option] = decision
     _check_near_and_far(new, scene)
