@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from nerfkit import config as config_module
 from nerfkit import ops
 from nerfkit.commands import as_typed
 from nerfkit.commands.eval import where_compared
-from nerfkit.commands.options import TrainOptions, for_device, given_options, train_options
+from nerfkit.commands.options import TrainOptions
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, DataConfig
 from nerfkit.data.assemble import assemble
@@ -49,9 +50,7 @@ if TYPE_CHECKING:
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
 
 
-def main(arguments: list[str], processes: Processes = ALONE) -> int:
-    arguments = for_device(arguments)
-    options = train_options(arguments)
+def main(options: TrainOptions, processes: Processes = ALONE) -> int:
     import_models(options.model.module)
     device = pick_device(processes.join(options.device))
     ops.set_backend(options.ops.backend, options.ops.overrides())
@@ -62,10 +61,17 @@ def main(arguments: list[str], processes: Processes = ALONE) -> int:
         summary_writer()  # fails, if it does, before anything is read
     page = Page(options.viewer, "nerfkit") if options.viewer.on else None  # fails, if it does, before anything is read
     try:
-        return train(options, device, given_options(arguments), page, processes)
+        return train(options, device, changed(options), page, processes)
     finally:
         if page is not None:
             page.stop()
+
+
+def changed(options: TrainOptions) -> set[str]:
+    """Names of options that are neither their defaults nor, of a run that goes on, the run's."""
+    before = read_config(Path(options.resume)) if options.resume else Config()
+    was, now = (config_module.flat(config_module.to_dict(config)) for config in (before, options))
+    return {name for name in now if now[name] != was.get(name)}
 
 
 def train(
