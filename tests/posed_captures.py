@@ -17,6 +17,7 @@ from nerfkit.data.lens import Lens
 from nerfkit.data.readers.transforms_writer import write_transforms
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
+from tests.processes import run_main
 from tests.toy_scene import look_at, plain_intrinsics, trace_directions
 
 SIZE = (26, 22)
@@ -120,4 +121,4 @@ LEFT = np.arange(26)[None].repeat(22, 0) < 10
 
 def call(command, *arguments) -> None:
     """Run a command that has to succeed."""
-    assert not command.main([str(argument) for argument in arguments])
+    assert run_main(command, *arguments) == 0

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import warnings
 from pathlib import Path
+from types import ModuleType
 
 from nerfkit import commands, ops
+from nerfkit.commands.options import parse
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,6 +34,11 @@ def call(script: str | Path, *arguments: object, status: int = 0, folder: str | 
         sys.argv = before[1]
         ops.set_backend("auto")
     return printed.getvalue()
+
+
+def run_main(command: ModuleType, *arguments: object) -> int:
+    """Exit status of `main` of a command's module; errors are raised."""
+    return command.main(parse(command.__name__.rpartition(".")[2], [str(argument) for argument in arguments])) or 0
 
 
 def call_process(*arguments: object, status: int = 0, folder: str | Path = ROOT, **options) -> str:

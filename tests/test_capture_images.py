@@ -17,6 +17,7 @@ from nerfkit.data.load import load_capture, load_scene
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_nerfstudio, write_synthetic
+from tests.processes import run_main
 from tests.toy_scene import write_scene
 
 
@@ -46,7 +47,7 @@ def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     write_synthetic(tmp_path, replace(capture, images=images))
     warned = load_scene(str(tmp_path)).frame.warnings()
     assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
-    inspect.main([str(tmp_path)])
+    run_main(inspect, str(tmp_path))
     assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
     box = (aside - 1, -1, -1, aside + 1, 1, 1)
     assert not load_scene(str(tmp_path), box=box).frame.warnings()
@@ -66,7 +67,7 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
         image.transpose(turn).save(folder / "images" / name, exif=tags)
     note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note.text)
     assert "2 of 5" in note.text and "r_01.png" in note.text
-    inspect.main([str(folder)])
+    run_main(inspect, str(folder))
     assert "EXIF orientation: 2" in capsys.readouterr().out
 
 
@@ -76,7 +77,7 @@ def test_images_that_cannot_be_read_are_not_ready_to_train(tmp_path, capsys):
     for name in ("r_05.png", "r_06.png", "r_07.png", "r_08.png", "r_33.png"):
         file = folder / "images" / name
         file.write_bytes(file.read_bytes()[:-100])
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     verdict = capsys.readouterr().out.split("verdict")[1]
     assert_names(verdict, "r_05.png", "r_06.png", "r_07.png", "truncated", "2 more", "r_08.png, r_33.png")
 
@@ -87,18 +88,18 @@ def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
     folder = colmap_in(tmp_path / "colmap", [PINHOLE] * 40)
     for name, content in broken.items():
         (folder / "images" / name).write_bytes(content)
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     page, verdict = capsys.readouterr().out.split("verdict")
     assert_names(page, "40 listed, 40 exist, 0 missing", "of no readable header or mask: 4", "memory")
     assert_names(verdict, *broken, "empty (0 bytes)", "copy it again")
     assert "missing (" not in verdict
     toy = write_scene(tmp_path / "toy")
     (toy / "train" / "r_0.png").write_bytes(b"")
-    assert inspect.main([str(toy)]) == 1
+    assert run_main(inspect, str(toy)) == 1
     assert_names(capsys.readouterr().out.split("verdict")[1], "r_0.png", "empty (0 bytes)")
     for file in (folder / "images").iterdir():
         file.write_bytes(b"")
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     assert_names(capsys.readouterr().out, "40 listed", "verdict", "and 37 more", "r_39.png")
 
 

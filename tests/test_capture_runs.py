@@ -27,10 +27,11 @@ from tests.posed_captures import (
     masks_in,
     poses,
 )
+from tests.processes import run_main
 
 
 def inspect_of(*arguments) -> int:
-    return inspect.main([str(argument) for argument in arguments])
+    return run_main(inspect, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -171,12 +172,12 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
 def test_inspect_says_what_training_would(tmp_path):
     scene = colmap_in(tmp_path / "scene", [PINHOLE] * 5)
     with raises_naming(RunError, scene):
-        inspect.main([str(scene), "--out", str(scene)])
+        run_main(inspect, str(scene), "--out", str(scene))
     with raises_naming(SceneError, "'ply'", "colmap"):
-        inspect.main([str(scene), "--data.format", "ply"])
+        run_main(inspect, str(scene), "--data.format", "ply")
     for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
         with raises_naming(ConfigError, f"data.{option}"):
-            inspect.main([str(scene), f"--data.{option}", *values])
+            run_main(inspect, str(scene), f"--data.{option}", *values)
 
 
 def test_inspect_of_a_scene_of_which_most_is_missing(tmp_path, capsys):

@@ -24,6 +24,7 @@ from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import in_one_line
 from nerfkit.training.run_folder import read_config, read_log
 from tests.naming import assert_names, raises_naming
+from tests.processes import run_main
 from tests.toy_scene import write_scene
 
 BOX = (-0.8, -0.8, -0.7, 0.8, 0.8, 0.9)
@@ -48,7 +49,7 @@ def options(tmp_path_factory) -> Path:
 
 def call(command, *arguments) -> None:
     """Run a command that has to succeed."""
-    assert not command.main([str(argument) for argument in arguments])
+    assert run_main(command, *arguments) == 0
 
 
 @pytest.fixture(scope="module")

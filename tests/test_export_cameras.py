@@ -22,6 +22,7 @@ from nerfkit.rendering.path_files import read_path
 from tests.balls import cameras, frame, write_run
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in
+from tests.processes import run_main
 from tests.toy_scene import write_scene
 
 
@@ -31,7 +32,7 @@ def run(tmp_path_factory):
 
 
 def call(run, kind, *arguments) -> None:
-    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 def test_cameras_are_read_back_in_the_frame_of_the_files(run, tmp_path):
@@ -185,11 +186,11 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     assert (tmp_path / "c" / about["images"]).resolve() == toy_scene.resolve()
     assert all((tmp_path / "c" / about["images"] / image.name).is_file() for image in model.images), "with endings"
     assert f"images of the COLMAP model: {toy_scene}" in capsys.readouterr().out
-    assert inspect.main([str(tmp_path / "c" / "colmap")]) == 1
+    assert run_main(inspect, str(tmp_path / "c" / "colmap")) == 1
     said = capsys.readouterr().out
     assert_names(said, "14 of 14 images are missing", "train/r_0.png", "no image of the model", "there, as images")
     (tmp_path / "c" / "colmap" / "images").symlink_to(tmp_path / "c" / about["images"])
-    inspect.main([str(tmp_path / "c" / "colmap")])
+    run_main(inspect, str(tmp_path / "c" / "colmap"))
     assert "14 exist, 0 missing" in capsys.readouterr().out
     path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
     assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()

@@ -11,6 +11,7 @@ from nerfkit.errors import UserError
 from nerfkit.training.run import load_run
 from tests.balls import CENTER, RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
+from tests.processes import run_main
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +20,7 @@ def run(tmp_path_factory):
 
 
 def call(run, kind, *arguments) -> None:
-    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 def test_depths_in_the_units_of_the_files(run, tmp_path):

@@ -39,6 +39,7 @@ from tests.balls import (
 )
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
+from tests.processes import run_main
 from tests.rigs import look_at
 
 pytest.importorskip("skimage")
@@ -52,7 +53,7 @@ def run(tmp_path_factory):
 
 
 def call(run, kind, *arguments) -> None:
-    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 def exported(run, out, *arguments):
@@ -345,7 +346,7 @@ def test_values_out_of_range_are_named(run, option, value):
 
 def test_what_to_export_must_be_said(run):
     with raises_naming(UserError, "mesh", "cameras"):
-        export.main([str(run), "texture"])
+        run_main(export, str(run), "texture")
 
 
 # ---- parts

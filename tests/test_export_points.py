@@ -20,6 +20,7 @@ from nerfkit.export.work import Work
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
+from tests.processes import run_main
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def run(tmp_path_factory):
 
 
 def call(run, kind, *arguments) -> None:
-    assert export.main([str(run), kind, "--device", "cpu", *map(str, arguments)]) == 0
+    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 @pytest.fixture(scope="module")

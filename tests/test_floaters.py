@@ -13,6 +13,7 @@ from nerfkit.errors import RunError
 from nerfkit.model.decoder import Decoder
 from tests.naming import assert_names, raises_naming
 from tests.odd_captures import SMALL, write_capture
+from tests.processes import run_main
 from tests.rigs import ring
 from tests.shipped_scene import ROOT
 
@@ -27,10 +28,9 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("floaters")
     points = np.array([0, 0, 0.5]) + 0.5 * np.random.default_rng(0).normal(size=(300, 3))
     data = ["--data.path", str(write_capture(folder / "place", ring(20), points=points))]
-    assert train.main([*SMALL, *data, "--out", str(folder / "run")]) == 0
-    assert (
-        train.main([*SMALL, *data, "--sampling.kind", "box", "--sampling.near", "0", "--out", str(folder / "box")]) == 0
-    )
+    assert run_main(train, *SMALL, *data, "--out", str(folder / "run")) == 0
+    in_box = ("--sampling.kind", "box", "--sampling.near", "0")
+    assert run_main(train, *SMALL, *data, *in_box, "--out", folder / "box") == 0
     return folder
 
 

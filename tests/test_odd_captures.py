@@ -14,6 +14,7 @@ from nerfkit.errors import ConfigError, SceneError
 from nerfkit.training.scene_options import fit_to_scene
 from tests.naming import assert_names, raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
+from tests.processes import run_main
 from tests.rigs import RIGS, grid, look_at, ring
 from tests.toy_scene import write_scene
 
@@ -68,7 +69,7 @@ def test_cameras_that_fit_no_scene_are_warned_of(name: str, tmp_path: Path, caps
     warnings = load_scene(str(folder)).frame.warnings()
     assert any(all(part in line for part in named) for line in warnings), warnings
     assert all(line.isprintable() and len(line) < 400 for line in warnings)
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     said = capsys.readouterr().out
     assert all(line in said for line in warnings) and "ready to train" not in said
 
@@ -120,7 +121,7 @@ def test_a_box_beside_the_scene_is_not_ready_to_train(low: tuple[float, ...], si
     """Also one that many rays meet, but that nothing is in."""
     box = [*low, *(value + side for value in low)]
     for folder in (with_points(tmp_path), str(write_capture(tmp_path / "bare", ring(20)))):
-        assert inspect.main([folder, "--data.box", *map(str, box)]) == 1
+        assert run_main(inspect, folder, "--data.box", *map(str, box)) == 1
         said = capsys.readouterr().out
         assert_names(said, "data.box", "of the rays of the training views meet it", "look at (", "leave it out")
         assert ("0 % of 300 sparse points are inside" in said) == (folder == with_points(tmp_path))
@@ -129,10 +130,10 @@ def test_a_box_beside_the_scene_is_not_ready_to_train(low: tuple[float, ...], si
 def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp_path: Path):
     run = tmp_path / "run"
     options = ["--data.path", with_points(tmp_path), "--out", str(run), *SMALL]
-    assert train.main(options) == 0
+    assert run_main(train, *options) == 0
     kept = {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
     with raises_naming(SceneError, "data.box", "0 % of the rays", "0 % of 300 sparse points", "look at"):
-        train.main([*options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101"])
+        run_main(train, *options, "--overwrite", "--data.box", "100", "100", "100", "101", "101", "101")
     assert {file: file.read_bytes() for file in run.rglob("*") if file.is_file()} == kept
 
 
@@ -144,7 +145,7 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
     assert not load_scene(folder, box=box).frame.warnings()
     few = (-0.9, 0.3, 1.3, -0.85, 0.35, 1.35)
     options = ["--data.path", folder, "--out", str(tmp_path / "run"), *SMALL, "--data.box", *map(str, few)]
-    assert train.main(options) == 0
+    assert run_main(train, *options) == 0
     assert_names(capsys.readouterr().out, "warning: data.box", "sparse points are inside")
 
 
@@ -190,11 +191,11 @@ def test_the_sample_of_a_picture_is_of_all_its_columns():
 @pytest.mark.parametrize("picture, named", [(gray, "one color"), (lambda index: noise(0), "copies")])
 def test_training_goes_on_with_pictures_of_nothing_but_says_so(poses, picture, named, tmp_path: Path, capsys):
     folder = write_capture(tmp_path / "odd", poses, picture)
-    assert train.main([*SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")]) == 0
+    assert run_main(train, *SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")) == 0
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
     assert named in line and "test views: PSNR" in said
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     assert named in capsys.readouterr().out
 
 
@@ -202,14 +203,14 @@ def test_a_picture_that_cannot_be_read_is_in_the_verdict(tmp_path: Path, capsys)
     folder = write_capture(tmp_path / "odd", ring(20))
     file = folder / "images" / "000.png"
     file.write_bytes(file.read_bytes()[:-300])
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     assert_names(capsys.readouterr().out, "verdict", "000.png", "truncated")
 
 
 def test_no_test_views(tmp_path: Path, capsys):
     folder = write_capture(tmp_path / "few", ring(10))
-    assert train.main([*SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")]) == 0
+    assert run_main(train, *SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")) == 0
     said = capsys.readouterr().out
     assert_names(said, "scoring", "none", "no test views", "not scored")
-    assert inspect.main([str(folder)]) == 1
+    assert run_main(inspect, str(folder)) == 1
     assert_names(capsys.readouterr().out, "10 training images are few", "no test images")

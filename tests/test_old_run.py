@@ -9,6 +9,7 @@ from nerfkit import load_run
 from nerfkit.commands import render
 from nerfkit.errors import RunError, UserError
 from tests.naming import raises_naming
+from tests.processes import run_main
 
 FOLDER = Path(__file__).parent / "run_0_1_0"  # 40 steps on tests/toy_scene.py, a table of 2^10 rows a level
 
@@ -35,4 +36,4 @@ def test_a_run_or_path_that_is_misspelt_is_told_with_a_near_one():
     with raises_naming(RunError, "run_0_1_1", "does not exist", "did you mean", FOLDER):
         load_run(FOLDER.parent / "run_0_1_1", "cpu")
     with raises_naming(UserError, "orbitt", "did you mean orbit?", "auto", "spiral", "test"):
-        render.main([str(FOLDER), "--path", "orbitt", "--device", "cpu"])
+        run_main(render, str(FOLDER), "--path", "orbitt", "--device", "cpu")

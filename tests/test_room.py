@@ -31,6 +31,7 @@ from orrery import room, room_render, room_textures, room_views  # noqa: E402
 
 from scripts import measure_depth  # noqa: E402
 from tests.naming import assert_names  # noqa: E402
+from tests.processes import run_main  # noqa: E402
 from tests.shipped_scene import needs_images_of  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("images")
@@ -121,7 +122,7 @@ def test_the_split_is_the_one_that_nerfkit_makes():
 
 
 def test_inspect_knows_an_unbounded_place(capsys):
-    assert inspect.main([str(DATA)]) == 0
+    assert run_main(inspect, str(DATA)) == 0
     said = capsys.readouterr().out
     assert_names(said, "nerfstudio", "OPENCV", "train: 63", "test: 9", "ready to train")
     frame = scene().frame

@@ -17,6 +17,7 @@ from nerfkit.integrations.nerfbaselines import NerfKit
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.odd_captures import SMALL, write_capture
+from tests.processes import run_main
 from tests.rigs import grid, ring
 from tests.test_nerfbaselines import OVERRIDES, dataset
 from tests.toy_scene import write_scene
@@ -166,7 +167,7 @@ def test_equal_steps_wait_for_the_scene_to_say_how_far(tmp_path: Path):
 def test_training_with_equal_steps(tmp_path: Path):
     small = [*SMALL, "--sampling.cone", "0", "--sampling.step", "0.3", *UNBOUNDED]
     run = str(tmp_path / "run")
-    assert train.main([*small, "--data.path", str(place(tmp_path / "place")), "--out", run]) == 0
+    assert run_main(train, *small, "--data.path", str(place(tmp_path / "place")), "--out", run) == 0
 
 
 def test_nerfbaselines_chooses_as_training_does():

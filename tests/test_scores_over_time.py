@@ -17,6 +17,7 @@ from nerfkit.training.evaluator import evaluate, evenly_chosen
 from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
 from nerfkit.training.scores import ScoresOverTime
 from tests.naming import assert_names, raises_naming
+from tests.processes import run_main
 from tests.torchrun import in_processes
 from tests.toy_scene import write_scene
 from tests.trainers import make_trainer, state_of
@@ -153,7 +154,7 @@ def options(config, tmp_path):
 
 
 def test_the_command_writes_them_all(options, tmp_path, capsys):
-    assert train.main(options) == 0
+    assert run_main(train, *options) == 0
     run = tmp_path / "run"
     assert [line["step"] for line in read_scores(run)] == [10, 20, 30]
     names = {file.name for file in (run / "previews").iterdir()} - {".nerfkit"}
@@ -161,16 +162,16 @@ def test_the_command_writes_them_all(options, tmp_path, capsys):
     assert names == pictures | {"truth.png", "strip.png", "progress.gif", "progress.mp4"}
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     more = ["--trainer.steps", "34", "--trainer.preview_every", "2", "--eval.every", "0"]
-    assert train.main(["--resume", str(run), *more]) == 0
+    assert run_main(train, "--resume", str(run), *more) == 0
     assert sorted(file.name for file in (run / "previews").glob("0*.png"))[-3:] == [
         "000030.png",
         "000032.png",
         "000034.png",
     ]
-    assert train.main([*options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0"]) == 0
+    assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []
     with raises_naming(ConfigError, "eval.split", "val", "train", "test"):
-        train.main([*options, "--overwrite", "--eval.split", "val"])
+        run_main(train, *options, "--overwrite", "--eval.split", "val")
     assert read_scores(run) == [], "the run is still there"
 
 
@@ -178,17 +179,17 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_pat
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     nowhere = ["--config", "cpu", "--data.path", str(tmp_path / "nowhere")]
     with raises_naming(UserError, "tensorboard", 'pip install "nerfkit[tensorboard]"'):
-        train.main([*nowhere, "--trainer.tensorboard", "true"])
+        run_main(train, *nowhere, "--trainer.tensorboard", "true")
     assert not train_options([]).trainer.tensorboard
 
 
 def test_files_of_a_users_cost_no_run(options, tmp_path, capsys):
     """What stands in the way of the events is found when an earlier run is gone already: the new one goes on."""
     pytest.importorskip("tensorboard", reason=WHY_TENSORBOARD)
-    assert train.main(options) == 0
+    assert run_main(train, *options) == 0
     (tmp_path / "run" / "tensorboard").mkdir()
     (tmp_path / "run" / "tensorboard" / "mine.txt").write_text("mine")
-    assert train.main([*options, "--overwrite", "--trainer.tensorboard", "true"]) == 0
+    assert run_main(train, *options, "--overwrite", "--trainer.tensorboard", "true") == 0
     assert_names(capsys.readouterr().out, "nothing is written for TensorBoard", tmp_path / "run" / "tensorboard")
     assert [file.name for file in (tmp_path / "run" / "tensorboard").iterdir()] == ["mine.txt"]
     assert len(read_scores(tmp_path / "run")) == 3
@@ -206,7 +207,7 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     """A run that was resumed has one curve; steps after the checkpoint, which it trains again, are in it once."""
     pytest.importorskip("tensorboard", reason=WHY_TENSORBOARD)
     run = tmp_path / "run"
-    assert train.main([*options, "--trainer.tensorboard", "true"]) == 0
+    assert run_main(train, *options, "--trainer.tensorboard", "true") == 0
     events = read_events(run / "tensorboard")
     lines = read_lines(run, "loss")
     assert [(e.step, e.value) for e in events.Scalars("train/psnr")] == [
@@ -225,10 +226,10 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     ahead = TensorBoard(RunFolder.existing(run), 30)
     ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved
     ahead.close()
-    assert train.main(["--resume", str(run), "--trainer.steps", "40"]) == 0
+    assert run_main(train, "--resume", str(run), "--trainer.steps", "40") == 0
     events = read_events(run / "tensorboard")
     assert [e.step for e in events.Scalars("train/psnr")] == [4, 8, 12, 16, 20, 24, 28, 32, 36, 40]
     assert max(e.value for e in events.Scalars("train/psnr")) < 60
     assert [e.step for e in events.Scalars("test/psnr")] == [10, 20, 30, 40]
-    assert train.main([*options, "--overwrite"]) == 0
+    assert run_main(train, *options, "--overwrite") == 0
     assert not (run / "tensorboard").exists(), "they are nerfkit's, and go with the run"

@@ -9,6 +9,7 @@ from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.viewer.page import import_viser
+from tests.processes import run_main
 
 
 def test_a_flag_alone_turns_it_on():
@@ -27,15 +28,15 @@ def test_a_port_out_of_range_is_named(tmp_path):
     with pytest.raises(ConfigError, match="viewer.port"):
         train_options(["--viewer.port", "70000"])
     with pytest.raises(ConfigError, match="viewer.port"):
-        view.main([str(tmp_path), "--viewer.port", "70000"])
+        run_main(view, str(tmp_path), "--viewer.port", "70000")
 
 
 def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "viser", None)
     for command in (
         import_viser,
-        lambda: view.main([str(tmp_path)]),
-        lambda: train.main(["--config", "cpu", "--data.path", str(tmp_path), "--viewer"]),
+        lambda: run_main(view, str(tmp_path)),
+        lambda: run_main(train, "--config", "cpu", "--data.path", str(tmp_path), "--viewer"),
     ):
         with pytest.raises(UserError, match=r"viser.*pip install .nerfkit\[viewer\]"):
             command()

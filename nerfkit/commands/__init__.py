@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nerfkit.errors import UserError
 from nerfkit.reading import shown, typed
+from nerfkit.version import __version__
 
 if TYPE_CHECKING:
     from nerfkit.parallel import Processes
@@ -30,46 +31,54 @@ COMMANDS = {
 }
 SECONDS_IN_A_LOG = "30"  # between two states of a progress bar that nobody watches
 SHARED = ("train", "render", "eval")  # that several processes share, under torchrun
-USAGE = "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n\n" + "\n".join(
-    f"  {name:<10} {what}" for name, what in COMMANDS.items()
+SHELLS = ("bash", "zsh")
+USAGE = "\n".join(
+    (
+        "usage: nerfkit COMMAND ...   (nerfkit COMMAND --help shows its options)\n",
+        *(f"  {name:<10} {what}" for name, what in COMMANDS.items()),
+        "\n  --version  print the version",
+        '  --completion bash|zsh   print what completes commands and options: eval "$(nerfkit --completion bash)"',
+    )
 )
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command that the arguments name; ends the process with its exit status."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if not arguments or arguments[0] not in COMMANDS:
-        asked_for_help = bool(arguments) and arguments[0] in ("-h", "--help", "help")
-        print(USAGE, file=sys.stdout if asked_for_help else sys.stderr)
-        if arguments and not asked_for_help:
-            near = difflib.get_close_matches(arguments[0], COMMANDS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            print(f"\nerror: there is no command {shown(arguments[0])!r}{hint}", file=sys.stderr)
-        sys.exit(0 if asked_for_help else 2)
-    run_command(arguments[0], arguments[1:])
+    first, *rest = (sys.argv[1:] if arguments is None else arguments) or [""]
+    if first in COMMANDS:
+        run_command(first, rest)
+    if first in ("-h", "--help", "help", "--version"):
+        print(f"nerfkit {__version__}" if first == "--version" else USAGE)
+        sys.exit(0)
+    if first == "--completion" and rest and rest[0] in SHELLS:
+        from nerfkit.commands.completion import script
+
+        sys.exit(status_of(lambda: print(script(rest[0]), end="")))
+    print(USAGE, file=sys.stderr)
+    near = difflib.get_close_matches(first, COMMANDS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    if first == "--completion":
+        print(f"\nerror: --completion takes the name of a shell, {' or '.join(SHELLS)}", file=sys.stderr)
+    elif first:
+        print(f"\nerror: there is no command {shown(first)!r}{hint}", file=sys.stderr)
+    sys.exit(2)
 
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Run one command; ends the process with its exit status."""
+
+    def command(*processes: Processes) -> int | None:
+        from nerfkit.commands.options import parse
+
+        options = parse(name, arguments)  # before torch is imported, for which --help does not wait
+        if processes and name not in SHARED:
+            raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
+        return importlib.import_module(f"nerfkit.commands.{name}").main(options, *processes)
+
     in_utf8()
     if not sys.stderr.isatty():
         for limit in ("TQDM_MININTERVAL", "TQDM_MAXINTERVAL"):  # read when tqdm is imported
             os.environ.setdefault(limit, SECONDS_IN_A_LOG)
-
-    def command(*processes: Processes) -> int | None:
-        module = importlib.import_module(f"nerfkit.commands.{name}")
-        if processes and name not in SHARED:
-            raise UserError(f"nerfkit {name} runs in one process; start it without torchrun")
-        try:
-            return module.main(arguments, *processes)
-        except SystemExit as end:
-            if end.code == 2:  # of the parser of arguments
-                from nerfkit.commands.options import hints
-
-                for line in hints(name, arguments):
-                    print(line, file=sys.stderr)
-            raise
-
     sys.exit(status_among_processes(command))
 
 

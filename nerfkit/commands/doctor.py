@@ -11,6 +11,7 @@ from importlib.util import find_spec
 import torch
 
 from nerfkit import ops
+from nerfkit.commands.options import DoctorOptions
 from nerfkit.ops import dispatch, native
 from nerfkit.version import __version__
 
@@ -133,6 +134,8 @@ def _trains(device: str) -> str | None:
     config = Config()
     config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 10, 32
     config.sampling.occupancy_resolution, config.sampling.step = 8, 0.1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # waking the others takes longer than the work
     try:
         renderer = Renderer(config).to(device)
         rays = Rays(torch.zeros(4, 3, device=device), torch.eye(3, device=device)[[0, 1, 2, 0]])
@@ -140,13 +143,12 @@ def _trains(device: str) -> str | None:
         rendering.color.sum().backward()
     except (RuntimeError, ValueError, TypeError) as error:
         return str(error)
+    finally:
+        torch.set_num_threads(threads)
     return None
 
 
-def main(arguments: list[str]) -> int:
-    if arguments:
-        print("usage: nerfkit doctor")
-        return 0 if arguments in (["-h"], ["--help"]) else 2
+def main(options: DoctorOptions) -> int:
     lines, works = report()
     print("\n".join(lines))
     return 0 if works else 1

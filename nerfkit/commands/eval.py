@@ -7,47 +7,29 @@ RUN/eval/on_<scene>/<split>: they never replace the run's own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os.path import exists
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from nerfkit import ops
 from nerfkit.commands import as_typed
-from nerfkit.commands.options import TYRO
-from nerfkit.config import Config, OpsConfig
+from nerfkit.commands.options import EvalOptions
+from nerfkit.config import Config
 from nerfkit.data.frame import Frame
 from nerfkit.data.load import format_elsewhere, scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError
 from nerfkit.parallel import ALONE, Processes
-from nerfkit.training.evaluator import evaluate, in_one_line, score_name, scores_file
+from nerfkit.training.evaluator import evaluate
 from nerfkit.training.run import load_run
+from nerfkit.training.run_files import in_one_line, score_name, scores_file
 from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
 
 
-@dataclass
-class EvalOptions:
-    """Score a run on held-out views."""
-
-    run: Annotated[Path, tyro.conf.Positional]  # run folder
-    split: str = ""  # views to evaluate on; the run's own choice if empty
-    data: str = ""  # folder of the scene, if it has moved, or of another scene
-    comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
-    lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: OpsConfig = field(default_factory=OpsConfig)
-
-
-def main(arguments: list[str], processes: Processes = ALONE) -> int:
-    options = tyro.cli(EvalOptions, args=arguments, prog="nerfkit eval", **TYRO)
+def main(options: EvalOptions, processes: Processes = ALONE) -> int:
     device = processes.join(options.device)
     folder = processes.in_turn(lambda: RunFolder.existing(options.run))
-    run = load_run(options.run, device, options.module)
-    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run = load_run(options.run, device, options.module, options.ops.chosen())
     config = run.config
     config.eval.split = options.split or config.eval.split
     if options.comparisons is not None:

@@ -6,17 +6,22 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-import tyro
 from tqdm import tqdm
 
-from nerfkit import ops
-from nerfkit.commands.options import TYRO
-from nerfkit.config import OpsConfig
+from nerfkit.commands.options import (
+    LEVEL,
+    CamerasOptions,
+    DepthOptions,
+    ExportOptions,
+    GeometryOptions,
+    MeshOptions,
+    PointsOptions,
+    SplatsOptions,
+)
 from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.frame import Frame, corner_text
 from nerfkit.data.readers.transforms_writer import path_from
@@ -31,108 +36,16 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run import Run, load_run
 
-Six = tuple[float, float, float, float, float, float]
 MAX_RESOLUTION, MAX_COUNT = 8192, 10**9
-LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
-@dataclass
-class ExportOptions:
-    """What all exports share."""
-
-    run: Annotated[Path, tyro.conf.Positional]  # run folder
-    out: str = ""  # file or folder to write; in RUN/export if empty
-    overwrite: bool = False  # replace an earlier export
-    frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: OpsConfig = field(default_factory=OpsConfig)
-
-
-@dataclass
-class GeometryOptions(ExportOptions):
-    """What exports of geometry share."""
-
-    crop: Six | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
-
-
-@dataclass
-class MeshOptions(GeometryOptions):
-    """Export a mesh with colors and normals, as PLY or GLB."""
-
-    source: Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")] = (
-        "density"  # where the density reaches the level, or fused from the depths that training views see
-    )
-    resolution: int = 256  # cells along the longest side
-    level: float = LEVEL  # of density: opacity of a cell on the surface
-    min_part: float = 0.001  # connected parts with a smaller share of the faces are left out
-    formats: str = "ply"  # of ply,glb; or as --out ends
-
-
-@dataclass
-class PointsOptions(GeometryOptions):
-    """Export points with colors and normals, as PLY."""
-
-    count: int = 1_000_000  # points at most
-
-
-@dataclass
-class SplatsOptions(GeometryOptions):
-    """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
-
-    count: int = 300_000  # splats at most
-    sh_degree: int = 3  # of the spherical harmonics that the file has room for
-
-
-@dataclass
-class CamerasOptions(ExportOptions):
-    """Export cameras, for nerfstudio and COLMAP."""
-
-    split: str = "all"  # views: train, test, ...; or all
-    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold all cameras
-
-
-@dataclass
-class DepthOptions(ExportOptions):
-    """Export colors, depths and normals of views, float32."""
-
-    split: str = "train"  # views: train, test, ...
-    formats: str = "exr"  # of exr,npz
-    depth: Literal["mean", "median"] = "mean"  # of an EXR file's Z; an NPZ file has both
-
-
-KINDS: dict[str, type[ExportOptions]] = {
-    "mesh": MeshOptions,
-    "points": PointsOptions,
-    "cameras": CamerasOptions,
-    "depth": DepthOptions,
-    "splats": SplatsOptions,
-}
-USAGE = (
-    f"usage: nerfkit export RUN {'|'.join(KINDS)} [options]   (nerfkit export RUN mesh --help shows a kind's options)"
-)
-
-
-def main(arguments: list[str]) -> int:
-    kind = next((word for word in arguments[:2] if word in KINDS), None)
-    if kind is None:
-        asked = bool(arguments) and arguments[0] in ("-h", "--help")
-        if arguments and not asked:
-            raise UserError(
-                f"add what to export after the run folder: {', '.join(KINDS)}; got only {' '.join(arguments[:2])!r:.80}"
-            )
-        print(USAGE)
-        return 0 if asked else 2
-    rest = list(arguments)
-    rest.remove(kind)
-    options = tyro.cli(KINDS[kind], args=rest, prog=f"nerfkit export RUN {kind}", **TYRO)
+def main(options: ExportOptions) -> int:
     check_numbers(options)
-    run = load_run(options.run, options.device, options.module)
-    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run = load_run(options.run, options.device, options.module, options.ops.chosen())
     run.model.resolved(run.device)
     began = time.perf_counter()
-    EXPORTS[kind](run, options)
+    EXPORTS[type(options)](run, options)
     print(f"{time.perf_counter() - began:.1f} s")
     return 0
 
@@ -361,9 +274,9 @@ def report(files: list[Path], counts: dict[str, int]) -> None:
 
 
 EXPORTS = {
-    "mesh": export_mesh,
-    "points": export_points,
-    "cameras": export_cameras,
-    "depth": export_depth,
-    "splats": export_splats,
+    MeshOptions: export_mesh,
+    PointsOptions: export_points,
+    CamerasOptions: export_cameras,
+    DepthOptions: export_depth,
+    SplatsOptions: export_splats,
 }

@@ -6,17 +6,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
-import tyro
 from tqdm import tqdm
 
-from nerfkit.commands.options import TYRO
-from nerfkit.config import Box, Config, check
+from nerfkit.commands.options import InspectData, InspectOptions
+from nerfkit.config import Config, check
 from nerfkit.data import inspect
 from nerfkit.data.assemble import CUT_OUT, check_cut_out, scene_frame, split_names, turned_for
 from nerfkit.data.capture import Capture, PosedImage
@@ -35,28 +34,7 @@ PICTURES = 8  # evenly spaced, whose pixels are looked at
 MAX_THREADS = 16
 
 
-@dataclass
-class InspectData:
-    """How the scene is read, as in training."""
-
-    format: str = "auto"  # scene format; auto recognises it from the files
-    downscale: float = 1.0  # divide the image size by this
-    box: Box | None = None  # x, y, z of the lowest, then highest corner, in the files' frame; found if left out
-    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
-    sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
-
-
-@dataclass
-class InspectOptions:
-    """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
-
-    scene: Annotated[str, tyro.conf.Positional]  # folder of the scene, or of photographs, or a video
-    out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
-    data: InspectData = field(default_factory=InspectData)
-
-
-def main(arguments: list[str]) -> int:
-    options = tyro.cli(InspectOptions, args=arguments, prog="nerfkit inspect", **TYRO)
+def main(options: InspectOptions) -> int:
     check_data(options.data)
     folder = OwnFolder(Path(options.out), "inspection") if options.out else None
     if folder is not None:

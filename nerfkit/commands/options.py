@@ -1,38 +1,254 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of `nerfkit train`, from defaults, a resumed run, files and command line."""
+"""What the commands take, and how arguments become that. Nothing here imports torch, so that --help answers at once."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import sys
 from dataclasses import dataclass, field, fields, replace
 from itertools import takewhile
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from nerfkit import config as config_module
-from nerfkit.config import Config
-from nerfkit.device import pick_device
-from nerfkit.errors import ConfigError
-from nerfkit.option_types import Switch
-from nerfkit.reading import typed
-from nerfkit.training.run_folder import read_config
-from nerfkit.viewer.page import TrainingViewerOptions
+from nerfkit.config import Box, Config, OpsConfig
+from nerfkit.errors import ConfigError, UserError
+from nerfkit.option_types import BOOLEANS, Switch, Words
+from nerfkit.reading import shown, typed
+from nerfkit.training.run_files import read_config
+from nerfkit.viewer.options import TrainingViewerOptions, ViewerOptions
 
-CPU_PRESET = "cpu"
-STEP_PRESETS = ("quick", "best")  # which say nothing of sizes
+LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones
 TYRO = {"use_underscores": True, "config": (tyro.conf.ConsolidateSubcommandArgs, tyro.conf.FlagCreatePairsOff)}
+Source = Annotated[Literal["depth", "density"], tyro.conf.arg(name="from")]
+Six = tuple[float, float, float, float, float, float]
+Run = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+Scene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SCENE")]
+OptionalScene = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[SCENE]")]
 
 
 @dataclass
 class TrainOptions(Config):
     """Train a radiance field. A later --config overrides an earlier one, the command line overrides both."""
 
+    scene: OptionalScene = ""  # folder of the scene, or of photographs, or a video; the same as --data.path
     config: tuple[str, ...] = ()  # TOML files that change the defaults, or names of presets, e.g. lego
     resume: str = ""  # run folder to go on with
     overwrite: Switch = False  # replace a run that the run folder holds already
+    verbose: Annotated[bool, tyro.conf.arg(aliases=["-v"])] = False  # print who decided each option left as auto
     viewer: TrainingViewerOptions = field(default_factory=TrainingViewerOptions)
+
+
+@dataclass
+class RunOps:
+    """Which implementation of each op runs. By name it never falls back; auto takes the fused one where built."""
+
+    backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # of all ops; same: as the run was trained
+    overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
+
+    def chosen(self) -> OpsConfig | None:
+        """For `load_run`: None where the run's own choice holds."""
+        if self.backend == "same":
+            return OpsConfig(overrides=self.overrides) if self.overrides else None
+        return OpsConfig(self.backend, self.overrides)
+
+
+@dataclass
+class RenderOptions:
+    """Render novel views of a run."""
+
+    run: Run  # run folder
+    path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
+    frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
+    size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
+    fps: int = 20  # frames per second of the video, at most 1000
+    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
+    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
+    crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    resume: bool = False  # keep frames of this path and size that are there already
+    overwrite: bool = False  # remove frames of another path, size or crop of this checkpoint that are there
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: RunOps = field(default_factory=RunOps)
+
+
+@dataclass
+class ViewOptions:
+    """Look at a run in a browser, until Ctrl-C."""
+
+    run: Run  # run folder
+    data: str = ""  # folder of the scene, if it has moved; its images are compared with
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    viewer: ViewerOptions = field(default_factory=ViewerOptions)
+    ops: RunOps = field(default_factory=RunOps)
+
+
+@dataclass
+class EvalOptions:
+    """Score a run on held-out views."""
+
+    run: Run  # run folder
+    split: str = ""  # views to evaluate on; the run's own choice if empty
+    data: str = ""  # folder of the scene, if it has moved, or of another scene
+    comparisons: int | None = None  # views whose truth, render and error are saved; -1: all; as the run if left out
+    lpips: str | None = None  # file of torchvision's weights of VGG-16, by which LPIPS compares; as the run if left out
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: RunOps = field(default_factory=RunOps)
+
+
+@dataclass
+class InspectData:
+    """How the scene is read, as in training."""
+
+    format: str = "auto"  # scene format; auto recognises it from the files
+    downscale: float = 1.0  # divide the image size by this
+    box: Box | None = None  # x, y, z of the lowest, then highest corner, in the files' frame; found if left out
+    masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
+    sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
+
+
+@dataclass
+class InspectOptions:
+    """Print, without training, what is found in a folder and what to mend; exit status 0 if ready to train, else 1."""
+
+    scene: Scene  # folder of the scene, or of photographs, or a video
+    out: str = ""  # folder for the page and a drawing of the cameras: new, empty or of an earlier one; none if empty
+    data: InspectData = field(default_factory=InspectData)
+
+
+@dataclass
+class ExportOptions:
+    """What all exports share."""
+
+    run: Run  # run folder
+    out: str = ""  # file or folder to write; in RUN/export if empty
+    overwrite: bool = False  # replace an earlier export
+    frame: Literal["files", "model"] = "files"  # coordinates of the scene's files, in their units, or of the model
+    device: str = "auto"  # cpu, cuda, cuda:1, ...
+    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
+    ops: RunOps = field(default_factory=RunOps)
+
+
+@dataclass
+class GeometryOptions(ExportOptions):
+    """What exports of geometry share."""
+
+    crop: Six | None = None  # lowest, then highest corner, in the chosen frame; RUN/crop.json if left out
+
+
+@dataclass
+class MeshOptions(GeometryOptions):
+    """Export a mesh with colors and normals, as PLY or GLB."""
+
+    source: Source = "density"  # where the density reaches the level, or fused from the depths of training views
+    resolution: int = 256  # cells along the longest side
+    level: float = LEVEL  # of density: opacity of a cell on the surface
+    min_part: float = 0.001  # connected parts with a smaller share of the faces are left out
+    formats: str = "ply"  # of ply,glb; or as --out ends
+
+
+@dataclass
+class PointsOptions(GeometryOptions):
+    """Export points with colors and normals, as PLY."""
+
+    count: int = 1_000_000  # points at most
+
+
+@dataclass
+class SplatsOptions(GeometryOptions):
+    """Export points as flat Gaussians, as PLY: a start for programs that optimise those."""
+
+    count: int = 300_000  # splats at most
+    sh_degree: int = 3  # of the spherical harmonics that the file has room for
+
+
+@dataclass
+class CamerasOptions(ExportOptions):
+    """Export cameras, for nerfstudio and COLMAP."""
+
+    split: str = "all"  # views: train, test, ...; or all
+    formats: str = "auto"  # of transforms,colmap,path; auto: those that hold all cameras
+
+
+@dataclass
+class DepthOptions(ExportOptions):
+    """Export colors, depths and normals of views, float32."""
+
+    split: str = "train"  # views: train, test, ...
+    formats: str = "exr"  # of exr,npz
+    depth: Literal["mean", "median"] = "mean"  # of an EXR file's Z; an NPZ file has both
+
+
+@dataclass
+class SummaryOptions:
+    """Print a run's scores and where its images are."""
+
+    run: Run  # run folder
+
+
+@dataclass
+class DoctorOptions:
+    """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
+
+
+OPTIONS: dict[str, type] = {  # of each command; of export by what is exported
+    "inspect": InspectOptions,
+    "train": TrainOptions,
+    "render": RenderOptions,
+    "view": ViewOptions,
+    "eval": EvalOptions,
+    "summary": SummaryOptions,
+    "doctor": DoctorOptions,
+}
+KINDS: dict[str, type[ExportOptions]] = {
+    "mesh": MeshOptions,
+    "points": PointsOptions,
+    "cameras": CamerasOptions,
+    "depth": DepthOptions,
+    "splats": SplatsOptions,
+}
+EXPORT_USAGE = (
+    f"usage: nerfkit export RUN {'|'.join(KINDS)} [options]   (nerfkit export RUN mesh --help shows a kind's options)"
+)
+
+
+def parse(command: str, arguments: list[str]) -> Any:
+    """Options of `command`; ends the process after --help, and with status 2 after a line on what is refused."""
+    try:
+        if command == "train":
+            return train_options(arguments)
+        return export_options(arguments) if command == "export" else parsed(OPTIONS[command], command, arguments)
+    except SystemExit as end:
+        for line in hints(command, arguments) if end.code == 2 else ():
+            print(line, file=sys.stderr)
+        raise
+
+
+def parsed(kind: type, command: str, arguments: list[str], default: Any = None) -> Any:
+    """An instance of the dataclass `kind`."""
+    given = {} if default is None else {"default": default}
+    return tyro.cli(kind, args=arguments, prog=f"nerfkit {command}", **given, **TYRO)
+
+
+def export_options(arguments: list[str]) -> ExportOptions:
+    """Options of `nerfkit export`, whose kind stands before or after the run folder."""
+    kind = next((word for word in arguments[:2] if word in KINDS), None)
+    if kind is not None:
+        rest = list(arguments)
+        rest.remove(kind)
+        return parsed(KINDS[kind], f"export RUN {kind}", rest)
+    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    if arguments and not asked:
+        raise UserError(
+            f"add what to export after the run folder: {', '.join(KINDS)}; got only {' '.join(arguments[:2])!r:.80}"
+        )
+    print(EXPORT_USAGE)
+    sys.exit(0 if asked else 2)
 
 
 def train_options(arguments: list[str]) -> TrainOptions:
@@ -42,38 +258,21 @@ def train_options(arguments: list[str]) -> TrainOptions:
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
-    options = tyro.cli(TrainOptions, args=arguments, default=default, prog="nerfkit train", **TYRO)
+    options = parsed(TrainOptions, "train", arguments, default)
+    _take_scene(options, known.data_path)
     options.model.options = config.model.options | options.model.options
     config_module.check(options)
     _check_resume(options)
     return options
 
 
-def given_options(arguments: list[str]) -> set[str]:
-    """Names, such as trainer.samples, of the options that the command line or a file of --config sets."""
-    names = {argument.partition("=")[0][2:] for argument in arguments if argument.startswith("--")}
-    in_files = (config_module.flat(config_module.changes_of(file)) for file in config_files(arguments))
-    return {name.replace("-", "_") for name in names}.union(*in_files)
-
-
-def config_files(arguments: list[str]) -> list[str]:
-    """Names of files and presets that --config gives, in their order."""
-    return _first_look(arguments).config or []
-
-
-def for_device(arguments: list[str]) -> list[str]:
-    """The arguments, with the preset for a CPU where there is no GPU and nothing says what to train."""
-    known = _first_look(arguments)
-    only_steps = bool(known.config) and set(known.config) <= set(STEP_PRESETS) and "--config" in arguments
-    others = known.config is not None and not only_steps
-    if others or known.resume or known.help or pick_device(known.device).type != "cpu":
-        return arguments
-    if only_steps:
-        print(f"no GPU is used, so the preset {CPU_PRESET} comes before {' '.join(known.config)}")
-        start = arguments.index("--config") + 1
-        return [*arguments[:start], CPU_PRESET, *arguments[start:]]
-    print(f"no GPU is used, so options are those of the preset {CPU_PRESET}; --config chooses others")
-    return ["--config", CPU_PRESET, *arguments]
+def _take_scene(options: TrainOptions, path: str | None) -> None:
+    """Let the folder that stands first be data.path; raise ConfigError if the command line gives another `path`."""
+    if options.scene and path is not None and os.path.realpath(path) != os.path.realpath(options.scene):
+        raise ConfigError(
+            f"the scene is given twice, {shown(options.scene)} and --data.path {shown(path)}; leave out one of them"
+        )
+    options.data.path = options.scene or options.data.path
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
@@ -83,12 +282,14 @@ def hints(command: str, arguments: list[str]) -> list[str]:
         option = word.partition("=")[0]
         values = list(takewhile(lambda word: not word.startswith("--"), arguments[place + 1 :]))
         group, _, name = option.rpartition(".")
-        if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)}:
+        if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)} - {"scene"}:
             found.append(f"did you mean --{name}?")
         elif option == "--size" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {typed(','.join(values))}")
+        elif command == "train" and option in ("--viewer", "--overwrite") and values and values[0] not in BOOLEANS:
+            found.append(f"the scene comes first: nerfkit train {typed(values[0])} {option}")
         elif command == "inspect" and option == "--data.path":
             found.append(f"inspect takes the folder itself: nerfkit inspect {typed(*values[:1])}")
     return found
@@ -100,14 +301,17 @@ def _first_look(arguments: list[str]) -> argparse.Namespace:
     first.add_argument("--config", nargs="*", action="extend")
     first.add_argument("--resume", default="")
     first.add_argument("--device", default="auto")
+    first.add_argument("--data.path", nargs="?", dest="data_path")
     first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(arguments)[0]
 
 
 def _config_of_run(folder: str) -> Config:
-    """What a resumed run was trained with; its Python module is not imported unless it is given again."""
+    """What a resumed run was trained with; Python code of its is not imported unless it is given again."""
     config = read_config(Path(folder))
-    return replace(config, out=folder, model=replace(config.model, module=""))
+    return replace(
+        config, out=folder, model=replace(config.model, module=""), trainer=replace(config.trainer, loss="")
+    )
 
 
 def _check_resume(options: TrainOptions) -> None:

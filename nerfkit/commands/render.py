@@ -8,19 +8,15 @@ import json
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
-import tyro
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit import ops
-from nerfkit.commands.options import TYRO
-from nerfkit.config import Config, OpsConfig
+from nerfkit.commands.options import RenderOptions
+from nerfkit.config import Config
 from nerfkit.crop import CROP, active_crop
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
@@ -53,31 +49,10 @@ FILES = {
 }
 
 
-@dataclass
-class RenderOptions:
-    """Render novel views of a run."""
-
-    run: Annotated[Path, tyro.conf.Positional]  # run folder
-    path: str = "auto"  # orbit, spiral, interpolate, a split such as test, FILE.json of cameras; auto: by the views
-    frames: int | None = None  # of orbit, spiral and interpolate, at most 100000; 60, or 4 a view, if left out
-    size: tuple[int, int] = (0, 0)  # width and height [pixels]; 0 0: as trained
-    fps: int = 20  # frames per second of the video, at most 1000
-    outputs: str = "rgb"  # of rgb,depth,median_depth,opacity,normal; all but rgb as .npz, too, in the scene's units
-    out: str = ""  # folder of frames and videos: new, empty or of an earlier rendering; RUN/render/<path> if empty
-    crop: Literal["run", "none"] = "run"  # the part of the scene that the viewer kept in RUN/crop.json, or all of it
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    resume: bool = False  # keep frames of this path and size that are there already
-    overwrite: bool = False  # remove frames of another path, size or crop of this checkpoint that are there
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    ops: OpsConfig = field(default_factory=OpsConfig)
-
-
-def main(arguments: list[str], processes: Processes = ALONE) -> int:
-    options = tyro.cli(RenderOptions, args=arguments, prog="nerfkit render", **TYRO)
+def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     outputs = choose_outputs(options.outputs)
     check_numbers(options)
-    run = load_run(options.run, processes.join(options.device), options.module)
-    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run = load_run(options.run, processes.join(options.device), options.module, options.ops.chosen())
     run.model.resolved(run.device)
     cameras = sized_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])

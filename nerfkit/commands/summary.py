@@ -6,29 +6,25 @@ from __future__ import annotations
 from pathlib import Path
 
 from nerfkit.commands import as_typed
+from nerfkit.commands.options import SummaryOptions
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
-from nerfkit.training import checkpoint, previews, tensorboard
-from nerfkit.training.evaluator import in_one_line, score_name, scores_file
-from nerfkit.training.run_folder import LOSS_PLOT, read_config, read_log
+from nerfkit.training import run_files
 
 
-def main(arguments: list[str]) -> int:
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("usage: nerfkit summary RUN")
-        return 0 if arguments in (["-h"], ["--help"]) else 2
-    folder = Path(arguments[0])
-    split = read_config(folder).eval.split
-    file = scores_file(folder, split)
+def main(options: SummaryOptions) -> int:
+    folder = options.run
+    split = run_files.read_config(folder).eval.split
+    file = run_files.scores_file(folder, split)
     print(f"\n{folder}: {of_scores(file) if file.exists() else without_scores(folder)}")
     kinds = {
         "videos": sorted(folder.glob("render/*/*.mp4")),
-        "truth | render | error": [folder / score_name(split)],
-        "loss over time": [folder / LOSS_PLOT],
+        "truth | render | error": [folder / run_files.score_name(split)],
+        "loss over time": [folder / run_files.LOSS_PLOT],
         "pictures over time": [
-            folder / previews.FOLDER / name for name in (previews.STRIP, previews.GIF, previews.VIDEO)
+            folder / run_files.PREVIEWS / name for name in (run_files.STRIP, run_files.GIF, run_files.VIDEO)
         ],
-        "curves of TensorBoard": [folder / tensorboard.FOLDER],
+        "curves of TensorBoard": [folder / run_files.TENSORBOARD],
     }
     for kind, paths in kinds.items():
         for path in paths:
@@ -44,7 +40,7 @@ def of_scores(file: Path) -> str:
         protocol = metrics["protocol"]
         size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
         return (
-            f"{in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
+            f"{run_files.in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
             f"views of {size}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
     except (ValueError, KeyError, TypeError) as error:
@@ -53,7 +49,7 @@ def of_scores(file: Path) -> str:
 
 def without_scores(folder: Path) -> str:
     """How far a run is that was not scored, in a line, and what scores it."""
-    log = read_log(folder)
+    log = run_files.read_log(folder)
     last = "step {step}, {seconds:.0f} s, loss {loss:.3g}".format(**log[-1]) if log else "no step is logged"
     scored_by = f"not scored yet: {as_typed('eval', folder)}"
-    return f"{last}; {scored_by if checkpoint.exists(folder) else 'there is no checkpoint to score'}"
+    return f"{last}; {scored_by if run_files.has_checkpoint(folder) else 'there is no checkpoint to score'}"

@@ -4,39 +4,20 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import tyro
 
-from nerfkit import ops
-from nerfkit.commands.options import TYRO
+from nerfkit.commands.options import ViewOptions
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import OpsConfig
 from nerfkit.training.run import load_run
-from nerfkit.viewer.page import Page, ViewerOptions, check_options, import_viser
+from nerfkit.viewer.options import check_options
+from nerfkit.viewer.page import Page, import_viser
 
 
-@dataclass
-class ViewOptions:
-    """Look at a run in a browser, until Ctrl-C."""
-
-    run: Annotated[Path, tyro.conf.Positional]  # run folder
-    data: str = ""  # folder of the scene, if it has moved; its images are compared with
-    device: str = "auto"  # cpu, cuda, cuda:1, ...
-    module: str = ""  # Python module that registers the run's kind of model, if it is one of your own
-    viewer: ViewerOptions = field(default_factory=ViewerOptions)
-    ops: OpsConfig = field(default_factory=OpsConfig)
-
-
-def main(arguments: list[str]) -> int:
-    options = tyro.cli(ViewOptions, args=arguments, prog="nerfkit view", **TYRO)
+def main(options: ViewOptions) -> int:
     check_options(options.viewer)
     import_viser()  # fails, if it does, before anything is loaded
-    run = load_run(options.run, options.device, options.module)
-    ops.set_backend(options.ops.backend, options.ops.overrides())
+    run = load_run(options.run, options.device, options.module, options.ops.chosen())
     run.model.resolved(run.device)
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""

@@ -76,6 +76,7 @@ ALL_SIDES = Condition(
     "in unbounded space seen from all sides", "scene",
     lambda facts: UNBOUNDED.holds(facts) and not (facts.frame is not None and facts.frame.kind == "forward"),
 )  # fmt: skip
+UNBOUNDED_PLACE = Condition("", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
 OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
 FRAMED = Condition("", "scene", lambda facts: facts.frame is not None)
@@ -97,7 +98,7 @@ BASE: Recipe = {
     "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
     "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
     "data.box": (
-        (CUBE, Condition("the radius of a place", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))),
+        (Found("one radius around a place", lambda facts: CUBE), UNBOUNDED_PLACE),
         (Found("the scene's", lambda facts: tuple(facts.frame.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),

@@ -111,7 +111,7 @@ def _why_not_these(dtype: torch.dtype, widths: Sequence[int], input_widths: Sequ
     return None
 
 
-@torch.compiler.assume_constant_result
+@native.constant_in_traces
 def _why_not_on(gpu: int | None) -> str | None:
     """Why the kernel does not run on this GPU: it needs tensor cores, and shared memory for the widest network."""
     properties = torch.cuda.get_device_properties(gpu)

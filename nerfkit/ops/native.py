@@ -118,6 +118,15 @@ def fake(name: str) -> Callable[[Callable], Callable]:
     return register
 
 
+def constant_in_traces(function: Callable) -> Callable:
+    """Decorator: torch.compile calls the function while it traces, and keeps the result.
+
+    As `torch.compiler.assume_constant_result`, which imports the compiler, and that takes as long as torch itself.
+    """
+    function._dynamo_marked_constant = True
+    return function
+
+
 def build_info(backend: str) -> dict[str, str]:
     """What a loaded library was built with: compiler, torch, targets (instruction sets or GPU architectures)."""
     function = ctypes.CDLL(str(_libraries[backend].path)).nerfkit_build_info

@@ -23,11 +23,12 @@ from torch import Tensor
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError
 from nerfkit.files import OwnFolder
+from nerfkit.training.run_files import NEWEST, PREVIOUS, STATE
+from nerfkit.training.run_files import has_checkpoint as exists
 
 FORMAT_VERSION = 3
 READABLE = (2, 3)  # 2 has no checksum
 BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a truncated or foreign file
-NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 
 
 def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -45,11 +46,6 @@ def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -
         folder.write(STATE, json.dumps(state, indent=1))
     except RunError as error:
         raise RunError(f"cannot save the checkpoint in {folder.path}: {error}; the last one is kept") from None
-
-
-def exists(folder: Path) -> bool:
-    """Whether `folder` holds a checkpoint."""
-    return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
 
 
 def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,15 +35,10 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
-from nerfkit.training.run_folder import METRICS, RunFolder
+from nerfkit.training.run_files import METRICS, OTHER_SCORES, score_name
+from nerfkit.training.run_files import in_one_line as in_one_line
+from nerfkit.training.run_folder import RunFolder
 from nerfkit.version import versions
-
-MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
-OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
-    "psnr_cc": "with its light fitted",
-    "psnr_aligned": "with its pose fitted",
-    "psnr_aligned_cc": "with pose and light fitted",
-}
 
 
 def evaluate(
@@ -204,15 +198,6 @@ def psnr_of(render: Tensor, truth: Tensor, counts: Tensor | None) -> float:
     return psnr(render, truth) if counts is None else psnr(render[counts], truth[counts])
 
 
-def in_one_line(metrics: dict[str, Any]) -> str:
-    """The scores of `evaluate` for people."""
-    lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
-    others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
-    share = metrics.get("share_of_pixels", 1)
-    of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
-    return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"
-
-
 def check_scorable(views: Views) -> None:
     """Raise SceneError for images that SSIM's window does not fit into."""
     smallest = min(views.cameras.sizes(), key=min)
@@ -221,18 +206,6 @@ def check_scorable(views: Views) -> None:
             f"images of {smallest[0]}x{smallest[1]} are too small to be scored, SSIM takes {MIN_SIDE} "
             "pixels a side and more; lower data.downscale, or leave scoring out (--eval.after_training false)"
         )
-
-
-def score_name(split: str, other_scene: str = "") -> str:
-    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
-    scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
-    return f"{scene}{split}" if other_scene or split != "test" else "eval"
-
-
-def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
-    """File of a split's scores."""
-    own_scores = split == "test" and not other_scene
-    return folder / METRICS if own_scores else folder / score_name(split, other_scene) / METRICS
 
 
 def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:

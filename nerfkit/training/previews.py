@@ -31,10 +31,11 @@ from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
 from nerfkit.rendering.images import png_bytes, to_uint8
 from nerfkit.rendering.video import gif_bytes, video_bytes
+from nerfkit.training.run_files import GIF, PREVIEWS, STRIP, VIDEO
 from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
-FOLDER, TRUTH, STRIP, GIF, VIDEO = "previews", "truth.png", "strip.png", "progress.gif", "progress.mp4"
+TRUTH = "truth.png"
 PICTURE = re.compile(r"(\d{6,10})\.png")
 SIDE = 200  # pixels of the longest side, at most
 AUTOMATIC = -1  # preview_every: PICTURES of them, evenly spaced in the logarithm of the progress from FIRST to 1
@@ -105,7 +106,7 @@ class Previews:
         self._attempt(lambda: self._finish(trainer, WAITED if stopped else math.inf))
 
     def _open(self, folder: RunFolder, step: int) -> None:
-        self.folder = folder.child(FOLDER, FOLDER)
+        self.folder = folder.child(PREVIEWS, PREVIEWS)
         self.folder.remove_leftovers()
         later = {_file_name(picture) for picture in self.steps() if picture > step}
         if later:

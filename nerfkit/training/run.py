@@ -22,7 +22,7 @@ from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
-from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_scene
+from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_decisions, read_scene
 from nerfkit.training.run_images import read_images
 
 
@@ -85,6 +85,7 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     import_models(module)
     chosen = pick_device(device)
     config = config.resolved(None, chosen, model_class(config))
+    config.decisions = read_decisions(folder)
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)

@@ -2,7 +2,8 @@
 """A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's images.
 
 .nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
-config.toml               every option, resolved
+config.toml               every option, none of them auto
+decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.checkpoint)
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
@@ -26,7 +28,7 @@ from typing import Any
 import msgspec
 
 from nerfkit import config as config_module
-from nerfkit.config import Config
+from nerfkit.config import Config, Decision
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
@@ -34,17 +36,33 @@ from nerfkit.data.readers.transforms import parse_cameras, to_json
 from nerfkit.data.scene import Scene
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular, shown, typed, why_missing
-from nerfkit.training import checkpoint
-
-CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
-PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
-LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
-TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
-RUN_FILES = (
-    CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
+from nerfkit.reading import read_regular, shown, typed
+from nerfkit.training.run_files import (
+    CONFIG,
+    DECISIONS,
+    LOG,
+    LOSS_PLOT,
+    METRICS,
+    NAN_REPORT,
+    NEWEST,
+    PATHS,
+    PREVIOUS,
+    SCENE,
+    STATE,
+    check_is_run,
+    has_checkpoint,
+    read_config,
+    read_decisions,
+    read_lines,
 )  # fmt: skip
-MAX_SCENE, MAX_LOG = 2**30, 2**32  # bytes
+from nerfkit.training.run_files import TEST_PSNR as TEST_PSNR
+from nerfkit.training.run_files import read_log as read_log
+from nerfkit.training.run_files import read_scores as read_scores
+
+RUN_FILES = (
+    CONFIG, DECISIONS, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, NEWEST, PREVIOUS, STATE,
+)  # fmt: skip
+MAX_SCENE = 2**30  # bytes
 SHOWN_DIFFERENCES = 3
 
 
@@ -105,7 +123,7 @@ class RunFolder(OwnFolder):
         """
         folder = cls(path)
         folder.overwrite = overwrite
-        if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and checkpoint.exists(folder.path):
+        if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and has_checkpoint(folder.path):
             raise RunError(
                 f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
                 f"{typed('--resume', folder.path)}, choose another folder with --out, or delete this one yourself"
@@ -117,7 +135,7 @@ class RunFolder(OwnFolder):
         return folder
 
     def _check_no_run(self) -> None:
-        if checkpoint.exists(self.path) and not self.overwrite:
+        if has_checkpoint(self.path) and not self.overwrite:
             self.unlock()
             raise RunError(
                 f"{self.path} holds a run already; go on with {typed('--resume', self.path)}, "
@@ -128,7 +146,7 @@ class RunFolder(OwnFolder):
     def existing(cls, path: str | Path) -> RunFolder:
         """The folder of an existing run; one of nerfkit 0.1, which has no marker, gets one."""
         folder = cls(path)
-        _check_is_run(folder.path)
+        check_is_run(folder.path)
         if exists(folder.path / MARKER):
             folder.check_free()
             return folder
@@ -149,7 +167,7 @@ class RunFolder(OwnFolder):
 
     def save_description(self, config: Config, scene: RunScene) -> None:
         """Write the configuration, with the scene's absolute path, and the scene's cameras."""
-        for name, text in _description(config, scene).items():
+        for name, text in _description(config, scene, read_decisions(self.path)).items():
             self.write(name, text)
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
@@ -172,15 +190,24 @@ class RunFolder(OwnFolder):
             )
 
 
-def _description(config: Config, scene: RunScene) -> dict[str, str]:
-    """Content of config.toml and scene.json; raises ConfigError for a path that they cannot hold."""
+def _description(config: Config, scene: RunScene, before: Mapping[str, Decision] = {}) -> dict[str, str]:  # noqa: B006
+    """Content of the files that describe a run; raises ConfigError for a path that they cannot hold.
+
+    Values that are those of `before`, which a run that goes on states, were decided then.
+    """
     path, lpips = (
         str(Path(name).expanduser().resolve()) if name else "" for name in (config.data.path, config.eval.lpips)
     )
     config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
-    scene_json = json.dumps(asdict(scene))
-    return {CONFIG: config_module.dumps(config), SCENE: scene_json}
+    decisions = dict(getattr(config, "decisions", {}))
+    decisions |= {name: old for name, old in before.items() if name in decisions and old.value == decisions[name].value}
+    written = {name: decision._asdict() for name, decision in decisions.items()}
+    return {
+        CONFIG: config_module.dumps(config),
+        DECISIONS: json.dumps(written, indent=1),
+        SCENE: json.dumps(asdict(scene)),
+    }
 
 
 def run_frame(folder: Path) -> Frame | None:
@@ -223,21 +250,6 @@ def _same(a: Any, b: Any) -> bool:
     return a == b
 
 
-def _check_is_run(folder: Path) -> None:
-    if not exists(folder):
-        raise RunError(f"{shown(folder)} {why_missing(folder)}")
-    if not exists(folder / CONFIG):
-        raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
-
-
-def read_config(folder: Path) -> Config:
-    """The configuration of a run."""
-    _check_is_run(folder)
-    before = Config()
-    before.trainer.schedule = "exponential"  # the only one of versions whose runs do not say it
-    return config_module.load([folder / CONFIG], before)
-
-
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
     content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
@@ -250,38 +262,9 @@ def read_scene(folder: Path) -> RunScene:
     return scene
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """Logged steps; incomplete and other lines are skipped."""
-    return read_lines(folder, "loss")
-
-
-def read_scores(folder: Path) -> list[dict[str, Any]]:
-    """Scores of held-out views on the way, from the same file."""
-    return read_lines(folder, TEST_PSNR)
-
-
 def drop_later_lines(folder: RunFolder, step: int) -> None:
     """Drop lines of the log after a checkpoint's step: those steps are trained and logged again."""
     lines = read_lines(folder.path)
     earlier = [line for line in lines if line["step"] <= step]
     if len(earlier) < len(lines):
         folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))
-
-
-def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:
-    """Lines of the log, of either kind, that have numbers as step, seconds and `keys`."""
-    log = folder / LOG
-    content = read_regular(log, MAX_LOG, "the log", RunError) if log.exists() else b""
-    lines = []
-    for text in content.decode(errors="replace").splitlines():
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(line, dict) and all(_is_number(line.get(key)) for key in ("step", "seconds", *keys)):
-            lines.append({key: value for key, value in line.items() if _is_number(value)})
-    return lines
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and abs(value) < 1e300  # NaN is not

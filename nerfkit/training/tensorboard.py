@@ -10,12 +10,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.errors import RunError, UserError
-from nerfkit.training.evaluator import OTHER_SCORES
 from nerfkit.training.previews import Previews
-from nerfkit.training.run_folder import TEST_PSNR, RunFolder
+from nerfkit.training.run_files import OTHER_SCORES, TENSORBOARD, TEST_PSNR
+from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
-FOLDER = "tensorboard"
 INSTALL = 'pip install "nerfkit[tensorboard]"'
 
 
@@ -38,7 +37,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: RunFolder, step: int):
-        self.folder = folder.child(FOLDER, FOLDER)
+        self.folder = folder.child(TENSORBOARD, TENSORBOARD)
         before = set(self._files())
         try:
             self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)

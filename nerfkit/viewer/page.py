@@ -8,42 +8,18 @@ import socket
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from nerfkit.errors import UserError
-from nerfkit.option_types import Switch, integer
 from nerfkit.viewer.frozen import watched
 from nerfkit.viewer.guard import own_names, policy, refusal
+from nerfkit.viewer.options import ViewerOptions
 
 if TYPE_CHECKING:
     import viser
 
 INSTALL = 'pip install "nerfkit[viewer]"'
 BACKLOG = 100  # connections that wait
-
-
-@dataclass
-class ViewerOptions:
-    """A viewer in the browser."""
-
-    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
-    port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
-    names: tuple[str, ...] = ()  # further names of this computer that a browser may use, such as that of a proxy
-
-
-@dataclass
-class TrainingViewerOptions(ViewerOptions):
-    """A viewer in the browser, beside a training."""
-
-    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
-
-
-def check_options(options: ViewerOptions) -> None:
-    """Raise ConfigError for an option out of its range."""
-    get_type_hints(ViewerOptions, include_extras=True)["port"].__metadata__[0].check("viewer.port", options.port)
 
 
 class Page:

@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of the files of a run, and its text files read: options, log, scores. Nothing here needs torch."""
+
+from __future__ import annotations
+
+import json
+from os.path import exists  # which is False, too, for what cannot be a path
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nerfkit import config as config_module
+from nerfkit.config import Config, Decision
+from nerfkit.errors import RunError
+from nerfkit.reading import read_regular, shown, why_missing
+
+CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
+DECISIONS = "decisions.json"
+NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
+PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
+LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
+PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
+STRIP, GIF, VIDEO = "strip.png", "progress.gif", "progress.mp4"  # in PREVIEWS
+TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
+MAX_LOG, MAX_DECISIONS = 2**32, 2**20  # bytes
+MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
+OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
+    "psnr_cc": "with its light fitted",
+    "psnr_aligned": "with its pose fitted",
+    "psnr_aligned_cc": "with pose and light fitted",
+}
+
+
+def check_is_run(folder: Path) -> None:
+    """Raise RunError for a folder that holds no run."""
+    if not exists(folder):
+        raise RunError(f"{shown(folder)} {why_missing(folder)}")
+    if not exists(folder / CONFIG):
+        raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
+
+
+def read_config(folder: Path) -> Config:
+    """The configuration of a run."""
+    check_is_run(folder)
+    return config_module.load([folder / CONFIG])
+
+
+def read_decisions(folder: Path) -> dict[str, Decision]:
+    """Who decided the options of a run that may be auto, and why; none where the file is not there."""
+    if not exists(folder / DECISIONS):
+        return {}
+    content = read_regular(folder / DECISIONS, MAX_DECISIONS, "the run's decisions", RunError)
+    try:
+        found = msgspec.json.decode(content, type=dict[str, dict[str, Any]])
+        decisions = {name: Decision(**values) for name, values in found.items()}
+    except (msgspec.DecodeError, UnicodeError, TypeError) as error:
+        raise RunError(f"{folder / DECISIONS} is not what nerfkit writes ({error}); was it edited?") from None
+    for name, decision in decisions.items():
+        if isinstance(decision.value, list):  # a box
+            decisions[name] = decision._replace(value=tuple(decision.value))
+    return decisions
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether `folder` holds a checkpoint."""
+    return any((folder / name).exists() for name in (NEWEST, PREVIOUS))
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    """Logged steps; incomplete and other lines are skipped."""
+    return read_lines(folder, "loss")
+
+
+def read_scores(folder: Path) -> list[dict[str, Any]]:
+    """Scores of held-out views on the way, from the same file."""
+    return read_lines(folder, TEST_PSNR)
+
+
+def read_lines(folder: Path, *keys: str) -> list[dict[str, Any]]:
+    """Lines of the log, of either kind, that have numbers as step, seconds and `keys`."""
+    log = folder / LOG
+    content = read_regular(log, MAX_LOG, "the log", RunError) if log.exists() else b""
+    lines = []
+    for text in content.decode(errors="replace").splitlines():
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(line, dict) and all(_is_number(line.get(key)) for key in ("step", "seconds", *keys)):
+            lines.append({key: value for key, value in line.items() if _is_number(value)})
+    return lines
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) < 1e300  # NaN is not
+
+
+def score_name(split: str, other_scene: str = "") -> str:
+    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
+    scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
+    return f"{scene}{split}" if other_scene or split != "test" else "eval"
+
+
+def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
+    """File of a split's scores."""
+    own_scores = split == "test" and not other_scene
+    return folder / METRICS if own_scores else folder / score_name(split, other_scene) / METRICS
+
+
+def in_one_line(metrics: dict[str, Any]) -> str:
+    """The scores of `evaluate` for people."""
+    lpips = "none without eval.lpips" if metrics["lpips"] is None else f"{metrics['lpips']:.4f}"
+    others = "".join(f", {metrics[name]:.2f} dB {text}" for name, text in OTHER_SCORES.items() if name in metrics)
+    share = metrics.get("share_of_pixels", 1)
+    of = "" if share > MOST_PIXELS else f" of the {share:.0%} of pixels that count"
+    return f"PSNR {metrics['psnr']:.2f} dB{of}{others}, SSIM {metrics['ssim']:.4f}, LPIPS {lpips}"

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is typed: help that answers at once, the folder of the scene, completion by the Tab key."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nerfkit import __version__
+from nerfkit import config as config_module
+from nerfkit.commands import COMMANDS, SHELLS
+from nerfkit.commands.completion import script
+from nerfkit.commands.options import OPTIONS, parse, train_options
+from nerfkit.errors import ConfigError
+from tests.naming import raises_naming
+from tests.processes import ROOT, call_process
+
+# Each list of arguments in turn; status, and what of torch and numpy has been imported since the start.
+IN_TURN = """
+import contextlib, io, json, sys
+from nerfkit.commands import main
+for arguments in json.loads(sys.argv[1]):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+        main(arguments)
+    print(json.dumps([arguments, printed.getvalue(), [name for name in ("torch", "numpy") if name in sys.modules]]))
+"""
+
+
+def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
+    done = subprocess.run([sys.executable, "-c", IN_TURN, json.dumps(lines)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def scored(tmp_path) -> Path:
+    """A run folder as far as `summary` reads it."""
+    config_module.dump(config_module.Config(), tmp_path / "config.toml")
+    scores = {"psnr": 23.456, "ssim": 0.78912, "lpips": None, "n_views": 17, "steps": 4321, "train_seconds": 98.6}
+    protocol = {"split": "test", "size": "15x13"}
+    (tmp_path / "metrics.json").write_text(json.dumps(scores | {"protocol": protocol}))
+    return tmp_path
+
+
+def test_help_version_completion_and_summary_do_not_wait_for_torch(scored):
+    helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
+    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(scored)], *helped)
+    for arguments, printed, imported in found:
+        assert printed and not imported, arguments
+    assert found[1][1] == f"nerfkit {__version__}\n"
+    assert all(number in found[3][1] for number in ("23.46", "0.7891", "15x13", "4321"))
+
+
+def test_every_door_has_the_same_statuses(tmp_path):
+    """`python -m nerfkit`, the scripts; what is printed by main is tested above."""
+    for door in (("-m", "nerfkit", "summary"), ("scripts/summary.py",)):
+        call_process(*door, "--help")
+        call_process(*door, status=2)
+        call_process(*door, tmp_path, status=1)
+
+
+@pytest.mark.parametrize("arguments", [(), ("paint",), ("--completion",), ("--completion", "fish"), ("doctor", "x")])
+def test_what_is_no_command_ends_with_status_2(arguments):
+    call_process("-m", "nerfkit", *arguments, status=2)
+
+
+def test_every_command_has_options():
+    assert {*OPTIONS, "export"} == set(COMMANDS)
+
+
+def test_the_folder_of_the_scene_comes_first(tmp_path):
+    """As in `inspect`; it is data.path, which beats that of a file."""
+    scene, file = str(tmp_path), ["--config", "lego"]
+    for arguments in ([scene], [scene, *file], [scene, *file, "--data.path", f"{scene}/."], ["--data.path", scene]):
+        assert Path(train_options(arguments).data.path) == tmp_path
+    assert train_options(file).data.path == "scenes/lego"
+    assert Path(parse("train", [scene, "--device", "cpu", "--trainer.steps", "3"]).data.path) == tmp_path
+    for other in (["--data.path", "elsewhere"], ["--data.path=elsewhere"]):
+        with raises_naming(ConfigError, scene, "elsewhere", "--data.path"):
+            train_options([scene, *file, *other])
+
+
+def test_a_run_goes_on_without_a_scene(tmp_path):
+    config = config_module.Config()
+    config.data.path = "scenes/mine"
+    config_module.dump(config, tmp_path / "config.toml")
+    assert train_options(["--resume", str(tmp_path)]).data.path == "scenes/mine"
+    assert train_options(["scenes/moved", "--resume", str(tmp_path)]).data.path == "scenes/moved"
+
+
+@pytest.fixture(scope="module")
+def completed():
+    """What the Tab key offers after words, the last of which may be begun or empty."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+
+    def offered(line: str) -> set[str]:
+        words = line.split(" ")
+        ask = f'COMP_WORDS=(nerfkit "$@"); COMP_CWORD={len(words)}; _nerfkit; printf "%s\\n" "${{COMPREPLY[@]}}"'
+        done = subprocess.run([bash, "-c", script("bash") + ask, "bash", *words], capture_output=True, text=True)
+        assert done.returncode == 0 and not done.stderr, done.stderr
+        return set(done.stdout.split())
+
+    return offered
+
+
+def test_completion_knows_commands_options_and_choices(completed):
+    assert completed("") >= set(COMMANDS) and completed("tr") == {"train"}
+    assert completed("--completion ") == set(SHELLS)
+    assert completed("train scene --data.ma") == {"--data.masks", "--data.max_views"}
+    assert completed("train --data.masks c") == {"cutout"}
+    assert completed("train --viewer") == {"--viewer", "--viewer.host", "--viewer.port", "--viewer.names"}
+    assert completed("render run --crop ") == {"run", "none"}
+    assert completed("export run ") == {"mesh", "points", "cameras", "depth", "splats"}
+    assert completed("export run mesh --fr") == completed("export mesh run --fr") == {"--frame", "--from"}
+    assert completed("export run mesh --from ") == {"depth", "density"}
+    assert completed("export run cameras --from ") == set()
+
+
+def test_completion_leaves_folders_and_files_to_the_shell(completed):
+    for line in ("train ", "inspect ", "export ", "render run --out ", "train scene --config "):
+        assert completed(line) == set(), line
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_takes_the_script():
+    ask = "COMP_WORDS=(nerfkit render run --crop x); COMP_CWORD=4; emulate ksh -c _nerfkit; print -r -- $COMPREPLY"
+    code = f"autoload -U compinit; compinit -u -D; {script('zsh')}{ask}"
+    done = subprocess.run(["zsh", "-fc", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["run", "none"] and not done.stderr
