@@ -32,7 +32,7 @@ def scene_of(config: Config, frame: Frame | None = None, report: Callable[[str],
     progress of finding poses.
     """
     data = config.data
-    box = None if data.box is DataConfig.box else data.box  # until "not given" is None
+    box = None if data.box == DataConfig.box else data.box  # until "not given" is None
     capture = load_capture(data.path, data.format, data.sfm, report, seeks_points=frame is None)
     is_unbounded = config.sampling.kind == "contracted"
     scene = assemble(capture, data.downscale, box, frame, data.masks == "cutout", is_unbounded)
