@@ -64,7 +64,7 @@ def test_going_on_and_scoring_use_the_frame_of_the_run(run_of_capture, monkeypat
     """Even if another would be found now: the cameras are the same to the last bit."""
     before = (run_of_capture / "scene.json").read_text()
     score = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
-    monkeypatch.setattr("nerfkit.data.assemble.frame_of", lambda *_, **__: pytest.fail("a frame was looked for"))
+    monkeypatch.setattr("nerfkit.data.assemble.find_frame", lambda *_, **__: pytest.fail("a frame was looked for"))
     call(eval_command, run_of_capture)
     again = json.loads((run_of_capture / "metrics.json").read_text())["psnr"]
     assert again == pytest.approx(score, abs=0.01), "a GPU adds in another order each time"

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.data import find_frame as frames
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.find_frame import find_frame, frame_of, half_tangents
+from nerfkit.data.evidence import half_tangents
 from nerfkit.data.frame import KINDS, Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.rig import MAX_PAIRED, find_up, measure
@@ -19,6 +20,17 @@ from tests.rigs import KIND_OF, RIGS, cloud, corridor, grid, look_at, moved, rin
 
 BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
 CENTERS = {"ring": (0, 0, 0.5), "half ring": (0, 0, 0.5), "grid": (0, 9, 0), "corridor": (15, 0, 1.6)}
+
+
+def find_frame(poses, points=None, bounds=None, training=None, has_alpha: bool = False, up=None) -> Frame:
+    """The frame of cameras at `poses` [V, 3, 4], with `bounds` [V, 2] of their depths; `training` [V] bool."""
+    lens = Lens("PINHOLE", (100.0, 100.0, 60.0, 60.0), 120, 120)
+    images = [
+        PosedImage(str(k), Path(str(k)), pose, lens, bounds=None if bounds is None else tuple(bounds[k]))
+        for k, pose in enumerate(poses)
+    ]
+    names = None if training is None else [str(k) for k in np.flatnonzero(training)]
+    return frames.find_frame(Capture("toy", "colmap", images, points, up), names, has_alpha)
 
 
 def check_sane(frame: Frame) -> None:
@@ -125,13 +137,13 @@ def test_bad_json(key: str):
 
 
 def test_identity_changes_no_bit():
-    frame = identity_frame(BOX, near=0.0, far=1e10)
+    frame = identity_frame(BOX)
     poses = np.concatenate([ring(), -0.0 * ring()])
     for what in (poses, poses[:, :, 3]):
         assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
     assert frame.kind == "object" and np.array_equal(frame.box, BOX) and frame.near == 0 and frame.far == 1e10
     assert np.array_equal(identity_frame(BOX.ravel(), up=(0, 2, 0)).up, [0, 1, 0])
-    for bad in ({"box": BOX[::-1]}, {"box": [1, 2]}, {"box": BOX, "near": 3, "far": 2}, {"box": BOX, "up": (0, 0, 0)}):
+    for bad in ({"box": BOX[::-1]}, {"box": [1, 2]}, {"box": BOX, "up": (0, 0, 0)}):
         with pytest.raises(SceneError):
             identity_frame(**bad)
 
@@ -148,10 +160,9 @@ def test_the_up_of_the_files_is_taken():
 def test_poses_that_are_none():
     bad = ring()
     bad[4, 1, 1] = np.nan
-    for poses, named in ((bad, "camera 4"), (np.zeros((0, 3, 4)), "[0, 3, 4]"), (np.eye(4)[None], "[1, 4, 4]")):
-        with pytest.raises(SceneError) as caught:
+    for poses, named in ((bad, "camera 4"), (bad[:0], "no images")):
+        with raises_naming(SceneError, named):
             find_frame(poses)
-        assert named in str(caught.value)
 
 
 def same_way(eyes: list) -> np.ndarray:
@@ -324,19 +335,19 @@ def test_many_cameras_are_thinned():
     assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)
 
 
-def test_frame_of_a_capture():
+def test_the_frame_of_a_capture():
     poses = corridor(16)
     lens = Lens("OPENCV", (100.0, 110.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80)
     images = [PosedImage(f"{k:02d}.jpg", Path(f"{k:02d}.jpg"), pose, lens) for k, pose in enumerate(poses)]
     images[2] = replace(images[2], bounds=(1.0, 4.0))
-    capture = Capture("hall", "toy", images, up=(0.0, 1.0, 0.0))
-    frame = frame_of(capture)
+    capture = Capture("hall", "colmap", images, up=(0.0, 1.0, 0.0))
+    frame = frames.find_frame(capture)
     assert frame.kind == "walk-through" and frame.near == pytest.approx(0.9 * frame.scale)
     assert frame.directions_to_model(np.array([0, 1.0, 0])) == pytest.approx([0, 0, 1])
-    assert frame_of(capture, training=[image.name for image in images[3:]]).near == 0.01
-    assert frame_of(capture, has_alpha=True).kind == "object"
+    assert frames.find_frame(capture, training=[image.name for image in images[3:]]).near == 0.01
+    assert frames.find_frame(capture, has_alpha=True).kind == "object"
     with pytest.raises(SceneError):
-        frame_of(replace(capture, images=[]))
+        frames.find_frame(replace(capture, images=[]))
 
 
 def test_half_tangents():

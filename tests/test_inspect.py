@@ -12,7 +12,7 @@ from PIL import Image
 
 from nerfkit.data.cameras import MAX_DIRECTIONS
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.find_frame import find_frame, frame_of
+from nerfkit.data.find_frame import find_frame
 from nerfkit.data.frame import identity_frame
 from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, OnDisk, draw, report, verdict
 from nerfkit.data.lens import Lens
@@ -39,7 +39,7 @@ def splits_of(capture: Capture) -> dict[str, list[str]]:
 
 
 def page(capture: Capture, found: list[OnDisk | None]) -> str:
-    frame = frame_of(capture, splits_of(capture)["train"])
+    frame = find_frame(capture, splits_of(capture)["train"])
     return report(capture, frame, found, splits_of(capture), RULE)
 
 
@@ -60,7 +60,7 @@ def test_report_says_what_was_found(name: str):
     assert f"OPENCV 100x80, about 58 x 47 degrees, fx 90 fy 91 cx 50 cy 40 k1 0.01 k2 -0.02 p1 0 p2 0: {first} " in text
     assert "OPENCV_FISHEYE 100x80" in text and f"k4 0: {second} images" in text
     assert f"kind {KIND_OF[name]}" in text and f"test: {len(poses[::8])} (images/0000.jpg" in text
-    frame = frame_of(capture, splits_of(capture)["train"])
+    frame = find_frame(capture, splits_of(capture)["train"])
     assert all(note.text in text for note in frame.notes)
     assert all(0 < len(line.rstrip()) for line in text.split("\n")) and len(text.split("\n")) < 60
     n_bytes = (len(poses) - 2) * 50 * 40 * 4 + 2 * 50 * 40 * 12
@@ -95,7 +95,7 @@ def test_memory_of_directions_is_that_of_their_table():
 def problems(found: list[OnDisk | None], splits: dict | None = None, **values) -> str:
     capture = capture_of(ring(len(found)), **values)
     names = splits_of(capture)
-    return "\n".join(verdict(capture, frame_of(capture), found, names if splits is None else splits))
+    return "\n".join(verdict(capture, find_frame(capture), found, names if splits is None else splits))
 
 
 def test_verdict():
@@ -146,7 +146,7 @@ def test_drawing(name: str):
     capture = capture_of(poses, (LENS, WIDE), points=cloud((0, 2, 0), 0.3, len(poses)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        image = pixels_of(draw(capture, frame_of(capture), splits_of(capture), 900, 400))
+        image = pixels_of(draw(capture, find_frame(capture), splits_of(capture), 900, 400))
     assert image.shape == (400, 900, 3)
     for color in ((31, 119, 180), (255, 127, 14), (214, 39, 40)):  # train, test, up
         assert (np.abs(image - color).max(-1) < 20).sum() > 20, color
@@ -162,9 +162,9 @@ def test_drawing_of_hard_captures():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for capture, frame in (
-            (one, find_frame(ring(1))),
-            (many, frame_of(many)),
-            (named, frame_of(named)),
+            (one, find_frame(one)),
+            (many, find_frame(many)),
+            (named, find_frame(named)),
             (capture_of(ring(20)), enormous),
         ):
             image = pixels_of(draw(capture, frame, {"$_": [capture.images[0].name]}, 600, 300))

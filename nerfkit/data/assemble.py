@@ -17,7 +17,7 @@ import torch
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.doubts import doubts_of_cameras
-from nerfkit.data.find_frame import frame_of
+from nerfkit.data.find_frame import find_frame
 from nerfkit.data.frame import Frame, identity_frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.notes import as_warnings, notes_of
@@ -147,7 +147,8 @@ def assemble(
     images, notes = _present_images(capture)
     headers, lenses = {}, {}
     for image in images:
-        header = headers[image.name] = header_of(image)
+        header = turned_for(image.lens, image.header or image_header(image.found))
+        headers[image.name] = header
         lenses[image.name] = fitted_lens(image, header, downscale)
     if cutout:
         check_cut_out(images, [headers[image.name].has_alpha for image in images])
@@ -214,16 +215,18 @@ def scene_frame(
 
     With a `box` it is that of the files; `unbounded`: what lies outside of the box counts, too.
     """
+    names = set(training)
+    images = [image for image in capture.images if image.name in names]
     if box is None and capture.format not in KEEPS_FILES_FRAME:
-        frame = frame_of(capture, training, has_alpha)
+        frame = find_frame(capture, training, has_alpha)
     else:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
         frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-        lines = _missed(capture, corners) if box is None else _stated(capture, training, corners)
+        lines = _missed(capture, corners) if box is None else doubts_of_box(capture, images, corners)
         frame = replace(frame, notes=(*frame.notes, *as_warnings(lines)))
         if box is not None and unbounded:
-            frame = _with_surroundings(frame, frame_of(capture, training, has_alpha))
-    return replace(frame, notes=(*frame.notes, *as_warnings(doubts_of_cameras(capture, training, frame))))
+            frame = _with_surroundings(frame, find_frame(capture, training, has_alpha))
+    return replace(frame, notes=(*frame.notes, *as_warnings(doubts_of_cameras(images, frame))))
 
 
 def _with_surroundings(frame: Frame, found: Frame) -> Frame:
@@ -232,12 +235,6 @@ def _with_surroundings(frame: Frame, found: Frame) -> Frame:
     text = f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
     notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
     return replace(frame, kind=found.kind, near=near, far=far, notes=notes)
-
-
-def _stated(capture: Capture, training: list[str], box: np.ndarray) -> list[str]:
-    """A line if the scene is hardly in the `box` [2, 3] that was stated."""
-    names = set(training)
-    return doubts_of_box(capture, [image for image in capture.images if image.name in names], box)
 
 
 def _missed(capture: Capture, box: np.ndarray) -> list[str]:
@@ -252,13 +249,8 @@ def _missed(capture: Capture, box: np.ndarray) -> list[str]:
     ]
 
 
-def header_of(image: PosedImage) -> ImageHeader:
-    """How the image, which is there, is read."""
-    return turned_for(image.lens, image.header or image_header(image.found))
-
-
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:
-    """A header turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
+    """How an image is read: turned by its EXIF orientation, unless the lens is of the stored pixels' shape."""
     stored = header.as_stored()
     if not has_shape(lens, header.width, header.height) and has_shape(lens, stored.width, stored.height):
         return stored

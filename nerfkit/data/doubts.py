@@ -12,8 +12,8 @@ from statistics import mean
 
 import numpy as np
 
-from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.find_frame import half_tangents
+from nerfkit.data.capture import PosedImage
+from nerfkit.data.evidence import half_tangents
 from nerfkit.data.frame import Frame
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.rig import Rig, evenly, measure
@@ -32,10 +32,8 @@ MAX_PICTURES = 512  # that are looked at
 MASKED = 0.6  # share of pixels that masks ignore, above which an object was to be cut out, or they are the wrong way
 
 
-def doubts_of_cameras(capture: Capture, training: Sequence[str], frame: Frame) -> list[str]:
-    """Of the cameras of the images called `training`, in the `frame` that was found or given."""
-    names = set(training)
-    images = [image for image in capture.images if image.name in names]
+def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> list[str]:
+    """Of the cameras of the training `images`, in the `frame` that was found or given."""
     if not images:
         return []
     if len(images) == 1:

@@ -4,16 +4,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
-from nerfkit.data.capture import Points
+from nerfkit.data.capture import Capture, Points
+from nerfkit.data.lens import Lens
 from nerfkit.data.notes import Note
 from nerfkit.data.rig import Rig, measure, observed_depths
 from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
-TANGENT = 0.6  # half an image's side at depth 1, where no lens is given
+STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
 EXTREME = 0.001  # quantile of depths that stands for the least, and for the greatest
 
 
@@ -38,35 +41,47 @@ class Evidence:
         return None
 
 
-def gather(poses, points, bounds, training, tangents) -> tuple[Evidence, list[str | Note]]:
-    """What there is to look at, and lines that say it; raises SceneError for poses that are none."""
-    poses = np.asarray(poses, dtype=np.float64)
-    if poses.ndim != 3 or poses.shape[1:] != (3, 4) or not len(poses):
-        raise SceneError(f"poses must have the shape [V, 3, 4] with at least one camera, got {list(poses.shape)}")
+def half_tangents(lens: Lens) -> tuple[float, float]:
+    """About half the width and half the height of an image at depth 1: distortion is left out."""
+    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    if lens.is_fisheye:  # angles instead of tangents
+        halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
+    return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
+
+
+def gather(capture: Capture, training: Collection[str] | None) -> tuple[Evidence, list[str | Note]]:
+    """What there is to look at, and lines that say it; `training` as in `find_frame`."""
+    images, points = capture.images, capture.points
+    if not images:
+        raise SceneError(f"capture {shown(capture.name)} has no images")
+    poses = np.array([image.camera_to_world for image in images], dtype=np.float64)  # [V, 3, 4]
     if not np.isfinite(poses).all():
         raise SceneError(f"the pose of camera {int(np.flatnonzero(~np.isfinite(poses).all((1, 2)))[0])} is not finite")
-    training = np.ones(len(poses), dtype=bool) if training is None else np.asarray(training, dtype=bool)
-    tangents = np.full((len(poses), 2), TANGENT) if tangents is None else np.asarray(tangents, dtype=np.float64)
+    names = {image.name for image in images} if training is None else set(training)
+    used = np.array([image.name in names for image in images])
+    tangents_of = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
+    tangents = np.array([tangents_of[image.lens] for image in images])
     rig = measure(poses)
     lines: list[str | Note] = [*rig.describe()]
-    if not training.any():
+    if not used.any():
         lines.append(Note("warning", "no training images are named; near and far follow from all"))
-        training = np.ones(len(poses), dtype=bool)
+        used[:] = True
     depths = np.zeros(0)
     if points is not None and not (len(points.positions) and np.isfinite(points.positions).all()):
         points, text = _usable(points)
         lines.append(text)
     if points is not None:
-        depths, what = observed_depths(poses, points, training, tangents)
+        depths, what = observed_depths(poses, points, used, tangents)
         lines.append(f"points: {len(points.positions)}, {_depth_text(depths, rig)} over {len(depths)} {what}")
         if rig.distance > 0:
             within = np.linalg.norm(points.positions - rig.focus, axis=1) < 2 * rig.distance
             lines.append(f"points within twice the cameras' distance from the focus: {within.mean():.1%}")
-    bounds = np.zeros((0, 2)) if bounds is None else np.asarray(bounds, dtype=np.float64)[training]
+    bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
+    bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
     bounds = bounds[np.isfinite(bounds).all(1) & (bounds > 0).all(1)]
     if len(bounds):
         lines.append(f"bounds of {len(bounds)} training images: {bounds[:, 0].min():.4g} to {bounds[:, 1].max():.4g}")
-    return Evidence(rig, training, tangents, points, depths, bounds), lines
+    return Evidence(rig, used, tangents, points, depths, bounds), lines
 
 
 def _usable(points: Points) -> tuple[Points | None, str | Note]:

@@ -12,15 +12,14 @@ The scene is one of four kinds; the first whose test holds:
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Collection
 
 import numpy as np
 
-from nerfkit.data.capture import Capture, Points
+from nerfkit.data.capture import Capture
 from nerfkit.data.evidence import Evidence, gather
 from nerfkit.data.extent import with_extent
 from nerfkit.data.frame import Frame, unit_of
-from nerfkit.data.lens import Lens
 from nerfkit.data.notes import Note
 from nerfkit.data.rig import Found, Rig, find_up, vector_text
 
@@ -30,56 +29,17 @@ INWARD_SHARE, INWARD_SPREAD = 0.9, 0.5  # cameras with the focus in front; sprea
 CENTER_BASELINES = 5.0  # a focus farther away than that is too uncertain to be the centre
 GUESSED_BASELINES = 4.0  # to the content of a forward scene of which nothing says how far it is
 RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
-STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
 
 
-def frame_of(capture: Capture, training: list[str] | None = None, has_alpha: bool = False) -> Frame:
-    """The frame of a capture; `training` names the images that may tell near and far, all by default."""
-    images = capture.images
-    poses = np.array([image.camera_to_world for image in images], dtype=np.float64).reshape(-1, 3, 4)
-    names = None if training is None else set(training)
-    bounds = [image.bounds or (np.nan, np.nan) for image in images]
-    tangents = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
-    return find_frame(
-        poses,
-        capture.points,
-        np.array(bounds, dtype=np.float64).reshape(-1, 2),
-        training=None if names is None else np.array([image.name in names for image in images], dtype=bool),
-        has_alpha=has_alpha,
-        tangents=np.array([tangents[image.lens] for image in images]).reshape(-1, 2),
-        up=capture.up,
-    )
+def find_frame(capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False) -> Frame:
+    """The frame of a capture; near and far follow from the images called `training` alone, from all if None.
 
-
-def half_tangents(lens: Lens) -> tuple[float, float]:
-    """About half the width and half the height of an image at depth 1: distortion is left out."""
-    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
-    if lens.is_fisheye:  # angles instead of tangents
-        halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
-    return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
-
-
-def find_frame(
-    poses: np.ndarray,
-    points: Points | None = None,
-    bounds: np.ndarray | None = None,
-    *,
-    training: np.ndarray | None = None,
-    has_alpha: bool = False,
-    tangents: np.ndarray | None = None,
-    up: Any = None,
-) -> Frame:
-    """The frame of cameras at `poses` [V, 3, 4] float64, camera-to-world, OpenGL axes.
-
-    `bounds` [V, 2] are the nearest and farthest depths of each image, NaN where unknown. Near and far follow from the
-    views `training` [V, bool] alone. `tangents` [V, 2] are half an image's width and height at depth 1. `up` is the
-    world axis that points up, if that is known. Poses that leave something open are no error: a note says what was
-    assumed.
+    Poses that leave something open are no error: a note says what was assumed.
     """
-    evidence, lines = gather(poses, points, bounds, training, tangents)
+    evidence, lines = gather(capture, training)
     kind, why = _kind(evidence, has_alpha)
     lines.append(f"kind {kind}: {why}")
-    upward = Found(unit_of(up, "up"), "given") if up is not None else find_up(evidence.rig)
+    upward = find_up(evidence.rig) if capture.up is None else Found(unit_of(capture.up, "up"), "given")
     lines.append(f"up {vector_text(upward.value)} in the input: {upward.why}")
     if upward.is_guess:
         lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))

@@ -119,9 +119,9 @@ class Frame:
         return self.scale == 1 and not self.center.any() and bool((self.rotation == np.eye(3)).all())
 
 
-def identity_frame(box: Any, near: float = 0.0, far: float = 1e10, up: Any = (0.0, 0.0, 1.0)) -> Frame:
+def identity_frame(box: Any, up: Any = (0.0, 0.0, 1.0)) -> Frame:
     """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are."""
-    box = box_of(box)
+    box, near, far = box_of(box), 0.0, 1e10
     check_extent(1.0, near, far, box, "frame", SceneError)
     notes = notes_of(
         "kind object: its box is stated in the coordinates of the files, which are the model's",

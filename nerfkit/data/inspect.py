@@ -18,7 +18,7 @@ from nerfkit.data.assemble import has_shape
 from nerfkit.data.cameras import table_size
 from nerfkit.data.capture import Capture
 from nerfkit.data.doubts import doubts_of_masks
-from nerfkit.data.find_frame import half_tangents
+from nerfkit.data.evidence import half_tangents
 from nerfkit.data.frame import Frame
 from nerfkit.data.lens import Lens
 from nerfkit.data.notes import texts
