@@ -29,9 +29,7 @@ from scripts import (
 from scripts.bench_ops import summary
 from tests.naming import raises_naming
 
-sys.path.insert(0, "scripts")
 
-import make_scenes  # noqa: E402
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
 by_page = pytest.mark.parametrize("page", PAGES, ids=str)
@@ -98,7 +96,6 @@ OPTIONS = {
     "soak_viewer": options_of(soak_viewer.SoakOptions),
     "lltm_forms": options_of(bench_train.BenchOptions),
     "sweep": options_of(sweep.SweepOptions),
-    "make_scenes": options_of(make_scenes.Options),
 }
 
 
