@@ -35,7 +35,7 @@ SEEN_FROM_ALL_SIDES = {
 
 BESIDE_THE_ENCODER = {"model.aggregator": False}  # of a field in unbounded space: docs/ray_context.md, "On captures"
 
-# Of a field, in a box or not: docs/benchmarks/recipe_h100.json.
+# Of a field, in a box or not: docs/benchmarks.md, "The recipe".
 RECIPE = {"trainer.learning_rate": 0.02, "trainer.table_decay": 0.1}
 BOXED = {"trainer.distortion": 0.0003}  # of a field in a box, whose thin haze gets no gradient where it is not rendered
 CELLS_A_PIXEL = 1.25  # of an object's finest level, at the middle of the box: finer ones take time, and learn noise
