@@ -29,7 +29,7 @@ demo: $(VENV)/ready
 demo-capture: $(VENV)/ready
 	$(VENV)/bin/python scripts/train.py --config room_cpu --out $(CAPTURE_RUN) --overwrite && \
 	$(VENV)/bin/python scripts/render.py $(CAPTURE_RUN) --path auto --frames 30 && \
-	$(VENV)/bin/python scripts/measure_depth.py $(CAPTURE_RUN) && \
+	$(VENV)/bin/python scripts/measure.py depth $(CAPTURE_RUN) && \
 	$(VENV)/bin/python scripts/summary.py $(CAPTURE_RUN)
 
 test: $(VENV)/ready

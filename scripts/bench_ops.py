@@ -3,7 +3,6 @@
 
     python scripts/bench_ops.py                        all ops on the GPU, or on the CPU where there is none
     python scripts/bench_ops.py --suite tutorials      the three classic exercises: definition, C++ and CUDA
-    python scripts/bench_ops.py --suite sizes          sizes that no kernel was tuned at
     python scripts/bench_ops.py --only lltm,march      these ops
     python scripts/bench_ops.py --out docs/benchmarks/h200.json
 
@@ -16,11 +15,8 @@ of as many bytes or a product of matrices of as many multiply-adds, whichever ta
 from __future__ import annotations
 
 import json
-import math
 import platform
-import statistics
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,7 +32,6 @@ from nerfkit.ops import native  # noqa: E402
 from scripts.op_work import WORK, tutorials  # noqa: E402
 from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for  # noqa: E402
 from scripts.work import Side, Work, size_of  # noqa: E402
-from scripts.work_of_sizes import sizes_work  # noqa: E402
 
 TOLERANCE = {torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value; of float32 a Work tells it
 
@@ -57,7 +52,7 @@ class Result:
 class Options:
     """See the top of scripts/bench_ops.py."""
 
-    suite: Literal["ops", "tutorials", "sizes"] = "ops"
+    suite: Literal["ops", "tutorials"] = "ops"
     only: str = ""  # ops, with commas; all if empty
     device: Literal["auto", "cpu", "cuda"] = "auto"
     out: Path | None = None  # JSON file to write
@@ -169,42 +164,9 @@ def markdown(measured: dict) -> str:
     return "\n".join(lines)
 
 
-def summary(measured: dict) -> str:
-    """How the results compare with PyTorch's best layout: a line for each op, then each that is slower."""
-    ratios: dict[str, list[float]] = defaultdict(list)
-    behind = []
-    best = best_baseline(measured["results"])
-    for r in measured["results"]:
-        ratio = best[without_layout(r)] / r["ms"]
-        ratios[r["op"]].append(ratio)
-        if ratio < 1:
-            behind.append((ratio, f"| `{r['op']}` {r['case']} | {r['part']} | {r['ms']:.3f} | {ratio:.2f}x |"))
-    lines = ["| op | timings | slower than PyTorch | median | slowest |", "|---|---:|---:|---:|---:|"]
-    for op, of in ratios.items():
-        slower = sum(ratio < 1 for ratio in of)
-        lines.append(f"| `{op}` | {len(of)} | {slower} | {statistics.median(of):.1f}x | {min(of):.2f}x |")
-    if behind:
-        lines += ["", "| slower | part | ms | ratio |", "|---|---|---:|---:|", *(line for _, line in sorted(behind))]
-    return "\n".join(lines)
-
-
-def best_baseline(results: list[dict]) -> dict[tuple[str, ...], float]:
-    """PyTorch's time in the better of both layouts, of each case and part."""
-    best: dict[tuple[str, ...], float] = {}
-    for r in results:
-        best[without_layout(r)] = min(r["baseline_ms"], best.get(without_layout(r), math.inf))
-    return best
-
-
-def without_layout(r: dict) -> tuple[str, ...]:
-    return r["op"], r["case"].removesuffix(" NCHW").removesuffix(" NHWC"), r["part"], r["device"]
-
-
 def works_of(options: Options, device: str) -> Iterator[Work]:
     if options.suite == "tutorials":
         return tutorials(device)
-    if options.suite == "sizes":
-        return (work for work in sizes_work(device) if not options.only or work.op in options.only.split(","))
     chosen = options.only.split(",") if options.only else list(WORK)
     return (work for op in chosen for work in WORK[op](device))
 
@@ -224,8 +186,7 @@ def measure_all(works: Iterator[Work], timer: Timer, bandwidth: float) -> tuple[
 
 def main(options: Options) -> None:
     if options.show:
-        measured = json.loads(options.show.read_text())
-        return print(summary(measured) if measured.get("suite") == "sizes" else markdown(measured))
+        return print(markdown(json.loads(options.show.read_text())))
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if options.once:
         for work in works_of(options, device):

@@ -5,7 +5,6 @@
     python scripts/bench_train.py --config configs/lego.toml --data.path scenes/lego --seconds 60 --seeds 0 1 2
     python scripts/bench_train.py --config configs/lego.toml --variants "" "model.aggregator=false" --json ablation.json
     torchrun --nproc_per_node 2 scripts/bench_train.py --config configs/lego.toml --reach 36.5 --json several_gpus.json
-    python scripts/bench_train.py --show docs/benchmarks/train_h200.json --draw docs/benchmarks/lego.png
 
 The clock starts before the first step and stands still while views are scored. With --steps, every variant trains that
 many steps, however long they take. Of several processes each has a GPU, and the times with and without the addition of
@@ -44,7 +43,6 @@ from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # no
 from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
-from scripts.train_tables import draw, markdown  # noqa: E402
 from scripts.train_timing import frames_per_second, step_profile, times_of_processes  # noqa: E402
 
 
@@ -63,18 +61,10 @@ class BenchOptions(config.Config):
     frames: int = 50  # rendered to measure frames per second
     profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
-    show: Path | None = None  # print that file as Markdown tables, and measure nothing
-    draw: Path | None = None  # and draw what scripts/sweep.py measured of lego to this image
 
 
 def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = parse(arguments, __doc__, "scripts/bench_train.py")
-    if options.show:
-        runs = [run for run in json.loads(options.show.read_text())["runs"] if "curve" in run]  # else a printed line
-        print(markdown(runs))
-        if options.draw:
-            draw(runs, options.draw)
-        return 0
     cases = [Case(variant) for variant in options.variants]
     bench(options, cases, given_options(arguments), processes)
     return 0

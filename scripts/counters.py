@@ -1,17 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fills up while a kernel runs: the hardware counters of every kernel of the op benchmark, a line each.
+"""What fills up while an op's kernels run on a GPU: a line each, by Nsight Compute's `ncu`.
 
-    python scripts/counters.py                         all ops
-    python scripts/counters.py --only lltm,march       these
-    python scripts/counters.py --out counters.json
+    python scripts/counters.py lltm march
+    python scripts/counters.py --out counters.json      # all ops of scripts/bench_ops.py
 
-Needs a GPU and Nsight Compute's `ncu`. Under it clocks are fixed and caches empty, so times are longer than the
-benchmark's; the shares are what to read. Columns: of the peak, memory, L2, L1 and shared memory, instructions issued,
-warps resident; then, in warps per instruction issued, how many wait for instructions, of which a cache holds not three
-thousand, and what most wait for. Of a kernel the first launch.
+Under ncu clocks are fixed and caches empty, so times are longer than the benchmark's; the shares of the peak are what
+to read. `stall` is what most warps wait for, in warps per instruction issued. Of a kernel the first launch counts.
 """
-
-from __future__ import annotations
 
 import csv
 import io
@@ -20,99 +15,71 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-SHARES = {
+METRICS = {
+    "us": "gpu__time_duration.sum",
     "memory": "dram__throughput.avg.pct_of_peak_sustained_elapsed",
     "L2": "lts__throughput.avg.pct_of_peak_sustained_elapsed",
     "L1": "l1tex__throughput.avg.pct_of_peak_sustained_active",
     "issue": "smsp__issue_active.avg.pct_of_peak_sustained_active",
     "warps": "smsp__warps_active.avg.pct_of_peak_sustained_active",
 }
-TIME = "gpu__time_duration.sum"
-STALLS = {
-    name: f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio"
-    for name in (
-        "long_scoreboard",
-        "short_scoreboard",
-        "lg_throttle",
-        "mio_throttle",
-        "math_pipe_throttle",
-        "barrier",
-        "wait",
-        "membar",
-        "dispatch_stall",
-        "no_instruction",
-    )
-}
+STALLS = ("long_scoreboard", "short_scoreboard", "lg_throttle", "mio_throttle", "math_pipe_throttle", "barrier", "wait",
+          "membar", "dispatch_stall", "no_instruction")  # fmt: skip
+METRICS |= {name: f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS}
+NAMES = {metric: name for name, metric in METRICS.items()}
+TO_US = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 
 
 @dataclass
 class Options:
-    """See the top of scripts/counters.py."""
+    """Counters of ops' kernels. See the top of scripts/counters.py."""
 
-    only: str = ""  # ops, with commas; all if empty
+    ops: Annotated[tuple[str, ...], tyro.conf.Positional] = ()  # all if left out
     out: Path | None = None  # JSON file to write
 
 
-def profile(options: Options) -> str:
-    """ncu's table, as CSV with a line for each kernel and metric."""
-    found = shutil.which("ncu") or next((str(p) for p in sorted(Path("/usr/local").glob("cuda*/bin/ncu"))), None)
+def profile(ops: tuple[str, ...]) -> str:
+    """ncu's table as CSV, a line for each kernel and metric."""
+    found = shutil.which("ncu") or next((str(path) for path in sorted(Path("/usr/local").glob("cuda*/bin/ncu"))), None)
     if found is None:
         sys.exit("ncu was not found; it comes with the CUDA toolkit (Nsight Compute)")
-    script = Path(__file__).with_name("bench_ops.py")
-    metrics = ",".join([TIME, *SHARES.values(), *STALLS.values()])
-    names = ["--kernel-name-base", "demangled", "--kernel-name", "regex:nerfkit"]
-    command = [found, "--csv", *names, "--metrics", metrics, sys.executable, "-W", "ignore", str(script), "--once"]
-    command += ["--only", options.only] if options.only else []
+    kernels = ["--kernel-name-base", "demangled", "--kernel-name", "regex:nerfkit"]
+    bench = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("bench_ops.py")), "--once"]
+    bench += ["--only", ",".join(ops)] if ops else []
+    command = [found, "--csv", *kernels, "--metrics", ",".join(METRICS.values()), *bench]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
+    if done.returncode or '"ID"' not in done.stdout:
         sys.exit(f"ncu failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return done.stdout[done.stdout.index('"ID"') :]
 
 
-def kernels(table: str) -> list[dict[str, float | str]]:
-    """A dictionary for each kernel that ran, in order; of one that runs again only the first."""
-    runs: dict[str, dict[str, float | str]] = defaultdict(dict)
+def rows_of(table: str) -> list[dict[str, float | str]]:
+    """A dictionary for each kernel, in the order of their first launches."""
+    launches: dict[str, dict[str, float | str]] = {}
     for row in csv.DictReader(io.StringIO(table)):
-        name = re.sub(r"nerfkit::|void |unnamed>?::|<unnamed>::|\(anonymous namespace\)::", "", row["Kernel Name"])
-        runs[row["ID"]]["kernel"] = re.sub(r"\(.*", "", name)
-        value = float(row["Metric Value"].replace(",", ""))
-        if row["Metric Name"] == TIME:
-            value *= {"ns": 1e-3, "us": 1, "ms": 1e3, "nsecond": 1e-3, "usecond": 1, "msecond": 1e3}[row["Metric Unit"]]
-        runs[row["ID"]][row["Metric Name"]] = value
-    out = []
-    seen = set()
-    for run in runs.values():
-        if run["kernel"] in seen:
-            continue
-        seen.add(run["kernel"])
-        stall, waits = max(((name, run.get(metric, 0.0)) for name, metric in STALLS.items()), key=lambda x: x[1])
-        shares = {name: round(run[metric], 1) for name, metric in SHARES.items()}
-        out.append(
-            {
-                "kernel": run["kernel"],
-                "us": round(run[TIME], 1),
-                **shares,
-                "stall": stall,
-                "waits": round(waits, 2),
-                "no_instruction": round(run[STALLS["no_instruction"]], 2),
-            }
-        )
-    return out
+        name = re.sub(r"nerfkit::|void |<?unnamed>?::|\(anonymous namespace\)::", "", row["Kernel Name"])
+        launch = launches.setdefault(row["ID"], {"kernel": re.sub(r"\(.*", "", name)})
+        value = float(row["Metric Value"].replace(",", "")) * TO_US.get(row["Metric Unit"], 1.0)
+        launch[NAMES[row["Metric Name"]]] = round(value, 2)
+    first: dict[str, dict] = {}
+    for launch in launches.values():
+        first.setdefault(launch["kernel"], launch | {"stall": max(STALLS, key=launch.get)})
+    return list(first.values())
 
 
 def main(options: Options) -> None:
-    rows = kernels(profile(options))
-    shares = "".join(f"{name:>8}" for name in SHARES)
-    print(f"{'kernel':<60} {'us':>8} {shares} {'no_instruction':>15}  waits for")
-    for r in rows:
-        shares = "".join(f"{r[name]:7.0f}%" for name in SHARES)
-        print(f"{r['kernel'][:60]:<60} {r['us']:8.1f} {shares} {r['no_instruction']:15.2f}  {r['stall']} {r['waits']}")
+    rows = rows_of(profile(options.ops))
+    shown = ("memory", "L2", "L1", "issue", "warps")
+    print(f"{'kernel':<60} {'us':>8} " + "".join(f"{name:>8}" for name in shown) + "  waits for")
+    for row in rows:
+        shares = "".join(f"{row[name]:7.0f}%" for name in shown)
+        print(f"{row['kernel'][:60]:<60} {row['us']:8.1f} {shares}  {row['stall']} {row[row['stall']]:.2f}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(rows, indent=1) + "\n")

@@ -101,10 +101,9 @@ if wanted sanitizer; then
 fi
 if wanted bench; then
   step bench "$python" -W ignore scripts/bench_ops.py --out "$out/h200.json"
-  step sizes "$python" -W ignore scripts/bench_ops.py --suite sizes --repeats 8 --out "$out/h200_sizes.json"
   step tutorials "$python" -W ignore scripts/bench_ops.py --suite tutorials --out "$out/h200_tutorials.json"
   step counters "$python" -W ignore scripts/counters.py --out "$out/h200_counters.json"
-  cat "$out/counters.log" "$out/tutorials.log" "$out/sizes.log" "$out/bench.log"
+  cat "$out/counters.log" "$out/tutorials.log" "$out/bench.log"
 fi
 printf '%s\n' "${summary[@]}"
 exit $failed

@@ -3,7 +3,6 @@
 
 import asyncio
 import os
-import random
 import threading
 import time
 import weakref
@@ -15,8 +14,7 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from nerfkit.viewer import frozen
 from nerfkit.viewer import viewer as viewer_module
-from scripts.soak_viewer import Browser, Circle
-from tests.viewing import served, small_run, wait_for
+from tests.viewing import Browser, served, small_run, wait_for
 
 MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
 
@@ -29,7 +27,7 @@ def viewer(small_config, tmp_path):
 
 async def come(viewer) -> Browser:
     """A browser that sees the scene."""
-    browser = Browser(viewer.page.address, Circle.around(viewer.subject), (64, 48), random.Random(0))
+    browser = Browser(viewer)
     await browser.come()
     await browser.drag(0.2)
     while not browser.n_pictures:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from nerfkit.training.run import load_run
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.subject import of_run
 from nerfkit.viewer.viewer import Viewer
+from scripts.bench_viewer import Circle, camera_message, decoded
 from tests.trainers import make_trainer
 
 
@@ -56,3 +59,50 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
         assert time.monotonic() < end, "it did not happen"
         time.sleep(0.02)
     return value
+
+
+class Browser:
+    """A client of the viewer's websocket that drags, and may freeze: then nothing is read from its socket."""
+
+    def __init__(self, viewer: Viewer):
+        self.address, self.circle = viewer.page.address, Circle.around(viewer.subject)
+        self.n_pictures, self.angle = 0, random.Random(0).uniform(0, 6)
+
+    async def come(self) -> None:
+        """Connect, and read from then on."""
+        import viser
+        from websockets.asyncio.client import connect
+
+        self.connection = await connect(
+            self.address.replace("http://", "ws://"), subprotocols=[f"viser-v{viser.__version__}"],
+            origin=self.address, max_size=2**26, compression=None, ping_interval=None,
+        )  # fmt: skip
+        self.reading = asyncio.create_task(self._read())
+
+    async def drag(self, seconds: float) -> None:
+        """Move the camera around, twenty times a second."""
+        import msgspec
+
+        for _ in range(max(round(seconds * 20), 1)):
+            self.angle += 0.03
+            place = self.circle.at(self.angle), self.circle.middle, self.circle.up
+            await self.connection.send(msgspec.msgpack.encode(camera_message(*place, 0.7, (64, 48))))
+            await asyncio.sleep(0.05)
+
+    def freeze(self) -> None:
+        """Read nothing any more."""
+        self.connection.transport.pause_reading()
+
+    async def is_hung_up(self) -> bool:
+        """Read again what is left, which ends where the viewer has hung up."""
+        self.connection.transport.resume_reading()
+        return bool((await asyncio.wait([self.reading], timeout=5))[0])
+
+    async def _read(self) -> None:
+        from websockets.exceptions import ConnectionClosed
+
+        try:
+            async for frame in self.connection:
+                self.n_pictures += sum(message["type"] == "BackgroundImageMessage" for message in decoded(frame))
+        except ConnectionClosed:
+            return

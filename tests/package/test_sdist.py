@@ -20,7 +20,7 @@ def tracked() -> list[str]:
 
 def test_the_sdist_holds_the_checkout_without_the_scenes(sdist: Path):
     held = {str(file.relative_to(sdist)) for file in sdist.rglob("*") if file.is_file()}
-    images = re.compile(r"data/(orrery/(train|val|test)/r_\d+\.png|room/(images|depth)/frame_\d+\.(jpg|npz))")
+    images = re.compile(r"data/\w+/(((depth/)?(train|val|test)|images|depth)/\w+\.(png|jpg|npz)|surface\.npz)")
     for name in tracked():
         if (ROOT / name).exists() and not name.startswith((".ci/", ".git")):
             assert (name in held) != bool(images.fullmatch(name)), name
