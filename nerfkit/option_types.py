@@ -12,7 +12,15 @@ from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.errors import ConfigError
 
+AUTO = "auto"  # how None is written: scene, device or model decide
 LARGEST = 1e300  # of numbers in model.options, which have no range of their own
+
+
+@dataclass(frozen=True)
+class Auto:
+    """Marks the type of an option that may be None."""
+
+    option: str  # its full name
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,21 +26,19 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from nerfkit import config, ops  # noqa: E402
+from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_among_processes  # noqa: E402
-from nerfkit.commands.options import TYRO, config_files, given_options  # noqa: E402
-from nerfkit.commands.train import find_scene  # noqa: E402
+from nerfkit.commands.options import TYRO, first_look  # noqa: E402
+from nerfkit.data.load import scene_of  # noqa: E402
 from nerfkit.data.pixels import background_color, blend  # noqa: E402
 from nerfkit.data.pool import ImagePool  # noqa: E402
-from nerfkit.data.scene import Views, in_words  # noqa: E402
+from nerfkit.data.scene import Scene, Views, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import TrainingError, UserError  # noqa: E402
-from nerfkit.model.base import Model  # noqa: E402
-from nerfkit.model.registry import build_model, import_models  # noqa: E402
+from nerfkit.model.registry import import_models  # noqa: E402
 from nerfkit.parallel import ALONE, Processes  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
-from nerfkit.training.randomness import seed_everything  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
 from scripts.train_timing import frames_per_second, step_profile, times_of_processes  # noqa: E402
@@ -66,44 +64,38 @@ class BenchOptions(config.Config):
 def main(arguments: list[str], processes: Processes = ALONE) -> int:
     options = parse(arguments, __doc__, "scripts/bench_train.py")
     cases = [Case(variant) for variant in options.variants]
-    bench(options, cases, given_options(arguments), processes)
+    bench(options, cases, processes)
     return 0
 
 
 def parse(arguments: list[str], description: str | None, prog: str, kind: type = BenchOptions) -> BenchOptions:
-    base = config.load(config_files(arguments))
+    base = config.load(first_look(arguments).config or [])
     default = kind(**{k: getattr(base, k) for k in config.Config.__dataclass_fields__})
     return tyro.cli(kind, args=arguments, default=default, prog=prog, description=description, **TYRO)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: options that differ, and what builds the model."""
+    """What is trained: options that differ."""
 
     changes: str  # as in --variants
-    model: Callable[[config.Config], Model] = build_model
     name: str = ""  # where the changes do not tell
-    probe: Callable[[Trainer, Callable[[], float]], dict[str, Any]] = lambda trainer, score: {}  # after training
 
     @property
     def title(self) -> str:
         return self.name or self.changes or "default"
 
 
-def bench(
-    options: BenchOptions, cases: Sequence[Case], given: Collection[str] = (), processes: Processes = ALONE
-) -> None:
-    """Train each case with each seed, and write down how it went; options that were `given` are not the scene's."""
+def bench(options: BenchOptions, cases: Sequence[Case], processes: Processes = ALONE) -> None:
+    """Train each case with each seed, and write down how it went."""
     device = pick_device(processes.join(options.device))
-    scene = find_scene(options, given)
-    train, test = (
-        LoadedViews(views, views.load()) for views in (scene.split("train"), scene.split(options.eval.split))
-    )
+    scene = scene_of(options)
+    train, test = loaded(scene, "train"), loaded(scene, options.eval.split or "test")
     for case in cases:
         for seed in options.seeds:
             n_views = options.views or len(test.images)
             result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": min(n_views, len(test.images))}
-            result |= measure(options, case, seed, train, test, device, processes)
+            result |= measure(options, case, seed, scene, train, test, device, processes)
             print(line_of(case, result), flush=True)
             if options.json and processes.is_first:
                 add_to(options.json, result, device)
@@ -114,6 +106,11 @@ class LoadedViews(NamedTuple):
 
     views: Views
     images: ImagePool
+
+
+def loaded(scene: Scene, split: str) -> LoadedViews:
+    views = scene.split(split)
+    return LoadedViews(views, views.load())
 
 
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
@@ -159,6 +156,7 @@ def measure(
     options: BenchOptions,
     case: Case,
     seed: int,
+    scene: Scene,
     train: LoadedViews,
     test: LoadedViews,
     device: torch.device,
@@ -166,13 +164,10 @@ def measure(
 ) -> dict[str, Any]:
     settings = varied(options, case.changes, seed)
     import_models(settings.model.module)
-    ops.set_backend(settings.ops.backend, settings.ops.overrides())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    seed_everything(settings.seed)
-    trainer = Trainer(
-        settings, train.views.cameras, train.images, model=case.model(settings), device=device, processes=processes
-    )
+    trainer = Trainer(settings, train.views.cameras, train.images, scene=scene, device=device, processes=processes)
+    settings = trainer.config
     n_views = options.views or len(test.images)
 
     of_views: dict[str, float] = {}  # the last scores of the test views
@@ -213,7 +208,6 @@ def measure(
         "fps": round(frames_per_second(trainer, test.views, options.frames, device), 1),
         "peak_gb": round(torch.cuda.max_memory_allocated() / 1e9, 2) if device.type == "cuda" else None,
     }
-    result |= case.probe(trainer, score)
     if options.reach:
         result["seconds_to"] = {f"{psnr:g}": seconds_to(psnr, curve) for psnr in options.reach}
     if processes.size > 1:

@@ -23,17 +23,19 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_of  # noqa: E402
-from nerfkit.commands.options import given_options  # noqa: E402
-from nerfkit.commands.train import find_scene  # noqa: E402
-from nerfkit.data.scene import in_words  # noqa: E402
+from nerfkit.data.load import scene_of  # noqa: E402
+from nerfkit.data.scene import Scene, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402
 from nerfkit.errors import UserError  # noqa: E402
+from nerfkit.model.registry import import_models, model_class  # noqa: E402
 from scripts import bench_train  # noqa: E402
-from scripts.bench_train import BenchOptions, Case, LoadedViews  # noqa: E402
+from scripts.bench_train import BenchOptions, Case, loaded  # noqa: E402
 
 OF_A_CASE = ("data.background", "data.appearance", "data.poses")  # all other options of data change the images
 KEY = ("case", "scene", "seed", "seconds", "steps_asked", "device", "options")  # of a run
@@ -77,8 +79,7 @@ def main(arguments: list[str]) -> int:
     if options.json is None:
         raise UserError("--json FILE is where the results go, and where a stopped sweep goes on")
     for text in options.scenes:
-        given = given_options(arguments)
-        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases], given)
+        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases])
     if not options.json.exists():
         raise UserError(f"{options.json} is not there; --scenes NAME=FOLDER ... begins it")
     for budget, runs in by_budget(json.loads(options.json.read_text())["runs"]).items():
@@ -96,19 +97,19 @@ def by_budget(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], given: set[str]) -> None:
-    """Train every case on one scene with every seed, but for what the file has; `given` are names of options."""
+def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> None:
+    """Train every case on one scene with every seed, but for what the file has."""
     device = pick_device(options.device)
     done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
     done = {tuple(run.get(key) for key in KEY) for run in done}
     settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
-    found = find_scene(settings, given | {change.partition("=")[0] for change in scene.changes.split(",")})
+    found = scene_of(settings)
     budget = {"seconds": 0.0 if options.steps else options.seconds, "steps_asked": options.steps}
     wanted = [
         (
             case,
             {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)}
-            | {"options": digest(bench_train.changed(settings, case.changes))},  # with what the scene decides
+            | {"options": digest(resolved(bench_train.changed(settings, case.changes), found, device))},
         )
         for case in cases
         for seed in options.seeds
@@ -116,15 +117,19 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case], giv
     wanted = [(case, key) for case, key in wanted if tuple(key.values()) not in done]
     if not wanted:
         return
-    train, test = (
-        LoadedViews(views, views.load()) for views in (found.split("train"), found.split(options.eval.split))
-    )
+    train, test = loaded(found, "train"), loaded(found, options.eval.split or "test")
     for case, key in wanted:
-        run = bench_train.measure(settings, case, key["seed"], train, test, device)
+        run = bench_train.measure(settings, case, key["seed"], found, train, test, device)
         n_views = min(options.views or len(test.images), len(test.images))
         run = {"size": in_words(test.images.sizes), "views": n_views} | run | key
         print(bench_train.line_of(case, run), flush=True)
         bench_train.add_to(options.json, run, device)
+
+
+def resolved(settings: config.Config, scene: Scene, device: torch.device) -> config.Config:
+    """With what scene, device and model decide."""
+    import_models(settings.model.module)
+    return settings.resolved(scene, device, model_class(settings))
 
 
 def digest(settings: config.Config) -> str:

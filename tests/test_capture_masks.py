@@ -14,12 +14,12 @@ from PIL import Image
 from nerfkit import config as config_module
 from nerfkit.commands.inspect import InspectData, examine
 from nerfkit.commands.options import train_options
-from nerfkit.commands.train import find_scene
+from nerfkit.config import ResolvedConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.colmap import write_model
 from nerfkit.data.doubts import doubts_of_images
-from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.load import load_capture, load_scene, scene_of
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -133,25 +133,24 @@ def test_an_image_that_would_keep_its_background_is_refused(tmp_path):
 
 
 def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp_path):
-    options = ["--config", "cpu", "--device", "cpu"]
-    place = train_options([*options, "--data.path", str(colmap_in(tmp_path / "place", [PINHOLE] * 20))])
-    for file in (tmp_path / "place" / "images").iterdir():
+    folder = colmap_in(tmp_path / "place", [PINHOLE] * 20)
+    for file in (folder / "images").iterdir():
         Image.open(file).convert("RGB").save(file)
-    assert find_scene(place).frame.kind != "object" and place.data.background == "random"
+
+    def options_of(*arguments: str) -> ResolvedConfig:
+        options = train_options(["--config", "cpu", "--device", "cpu", "--data.path", str(folder), *arguments])
+        return options.resolved(scene_of(options))
+
+    place = options_of()
     assert (place.sampling.kind, place.data.box) == ("contracted", (-1.0, -1, -1, 1, 1, 1))
-    assert place.sampling.far < 1e4 and place.sampling.occupancy_resolution == 96, "the preset's, not that of a GPU"
-    given = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.background", "black"])
-    find_scene(given)
-    assert given.data.background == "black"
-    boxed = train_options([*options, "--data.path", str(tmp_path / "place"), "--data.box", *map(str, BOX)])
-    find_scene(boxed, {"data.box"})
+    assert place.data.background == "random" and place.sampling.far < 1e4
+    assert options_of("--data.background", "black").data.background == "black"
+    boxed = options_of("--data.box", *map(str, BOX))
     assert boxed.data.background == "white" and boxed.sampling.kind == "box"
-    chosen = train_options([*options, "--data.path", str(tmp_path / "place")])
-    find_scene(chosen, {"trainer.distortion", "sampling.near"})
-    assert chosen.trainer.distortion == 0 and chosen.sampling.near == 0, "given as the defaults are"
-    in_box = train_options([*options, "--data.path", str(tmp_path / "place"), "--sampling.kind", "box"])
-    frame = find_scene(in_box).frame
-    assert in_box.sampling.kind == "box" and in_box.data.box == tuple(frame.box.flatten().tolist())
+    chosen = options_of("--trainer.distortion", "0", "--sampling.near", "0")
+    assert chosen.trainer.distortion == 0 and chosen.sampling.near == 0
+    in_box = options_of("--sampling.kind", "box")
+    assert in_box.data.box == tuple(load_scene(str(folder)).frame.box.flatten().tolist())
     scene = load_scene(str(tmp_path / "place"))
     views = scene.split("train")
     config = config_module.load(["cpu"])

@@ -311,36 +311,3 @@ def test_options_that_could_not_be_read_again_are_refused():
     options.model.options = {f"name{i}": "x" * 4000 for i in range(9)}
     with raises_naming(ConfigError, "model.options"):
         config.check(options)
-
-
-def test_without_a_gpu_the_sizes_are_those_for_a_cpu(monkeypatch, capsys):
-    """Unless a configuration or a run says what they are."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    preset = config.load(["cpu"])
-    options = cli.train_options(cli.for_device(["--data.path", "x", "--trainer.steps", "7"]))
-    assert (options.trainer.samples, options.trainer.steps) == (preset.trainer.samples, 7)
-    assert_names(capsys.readouterr().out, "cpu", "--config")
-    quick = cli.train_options(cli.for_device(["--data.path", "x", "--config", "quick"]))
-    assert (quick.trainer.samples, quick.trainer.steps) == (preset.trainer.samples, 5000)
-    best = cli.train_options(cli.for_device(["--config", "best", "--data.path", "x"]))
-    assert (best.model.levels, best.trainer.steps, best.trainer.max_seconds) == (preset.model.levels, 50000, 0)
-    assert_names(capsys.readouterr().out, "cpu", "quick", "best")
-    for arguments in (
-        ["--config", "cpu", "quick"],
-        ["--config", "lego"],
-        ["--resume", "run"],
-        ["--config=field"],
-        ["--help"],
-    ):
-        assert cli.for_device(arguments) == arguments
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    assert cli.for_device(["--data.path", "x"]) == ["--data.path", "x"]
-    assert "cpu" in cli.for_device(["--device", "cpu"])
-    assert capsys.readouterr().out.count("preset") == 1
-
-
-def test_an_option_that_is_gone_is_read_in_files(tmp_path):
-    file = tmp_path / "earlier.toml"
-    file.write_text('[parallel]\ngraph = "false"\nprecision = "float16"\n')
-    assert config.load([file]).parallel.precision == "float16"

@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.data.lens import Lens
 from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
 from nerfkit.parallel import Processes
-from tests.samplers import CUBE, cell_of, cube_sampler, forward_cameras, ray, sampler_of, thin
+from tests.samplers import cell_of, cube_sampler, forward_cameras, ray, sampler_of, thin
 
 
 def in_one_corner(positions: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ from nerfkit.config import Config
 from nerfkit.data.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
 from nerfkit.data.load import load_scene
 from nerfkit.errors import ConfigError, SceneError
-from nerfkit.training.scene_options import fit_to_scene
 from tests.naming import assert_names, raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
@@ -154,11 +153,11 @@ def test_near_beyond_far_says_which_follows_from_the_scene(tmp_path: Path):
     config = Config()
     config.sampling.near = 300.0
     with raises_naming(ConfigError, "sampling.near", "300", "sampling.far", "256", "as the scene has it", "3.162"):
-        fit_to_scene(config, scene, {"sampling.near"})
+        config.resolved(scene, "cpu")
     config = Config()
     config.sampling.far = 0.01
     with pytest.raises(ConfigError) as caught:
-        fit_to_scene(config, scene, {"sampling.far"})
+        config.resolved(scene, "cpu")
     assert "sampling.near (0.05, as the scene has it)" in str(caught.value)
     assert "sampling.far (0.01)" in str(caught.value)
 

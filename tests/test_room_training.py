@@ -15,8 +15,6 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.metrics import psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.randomness import seed_everything
-from nerfkit.training.scene_options import fit_to_scene
 from nerfkit.training.trainer import Trainer
 from tests.shipped_scene import ROOT, needs_images_of
 
@@ -66,9 +64,7 @@ def true_ranges(name: str, downscale: int) -> Tensor:
 def trained(config: Config) -> tuple[float, float]:
     """Mean PSNR of the test views in dB, and the median relative error of their depth where there is a surface."""
     scene = room(config.data.downscale)
-    fit_to_scene(config, scene)
     views = scene.split("train")
-    seed_everything(config.seed)
     trainer = Trainer(config, views.cameras, views.load(), scene=scene)
     trainer.train()
     image_of, test = ImageRenderer(trainer.model.eval(), torch.ones(3)), scene.split("test")

@@ -7,8 +7,9 @@ import json
 
 import pytest
 
+from nerfkit.config import FIELD
+from nerfkit.config.recipe import OTHERWISE
 from nerfkit.errors import UserError
-from nerfkit.training import scene_options
 from scripts import bench_train, sweep
 from tests.naming import assert_names, raises_naming
 
@@ -53,7 +54,7 @@ def test_the_table_has_a_row_for_each_case_and_a_column_for_each_scene():
 def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, capsys):
     asked = []
 
-    def measure(options, case, seed, train, test, device) -> dict:
+    def measure(options, case, seed, scene, train, test, device) -> dict:
         settings = bench_train.varied(options, case.changes, seed)
         asked.append((case.title, seed, settings.sampling.step, settings.model.state))
         zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9}
@@ -82,15 +83,15 @@ def test_what_the_scene_decides_is_part_of_a_run(toy_scene, tmp_path, monkeypatc
     """A default of another version makes other runs."""
     asked = []
 
-    def measure(options, case, seed, train, test, device) -> dict:
-        asked.append(options.trainer.distortion)
+    def measure(options, case, seed, scene, train, test, device) -> dict:
+        asked.append(options.resolved(scene, "cpu").trainer.distortion)
         zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9, "ms_per_step": 1.0}
         return zeros | {"seed": seed, "psnr": 20.0, "preset": {"max_seconds": 0}, "curve": [{"seconds": 7.0}]}
 
     monkeypatch.setattr(bench_train, "measure", measure)
     arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene}", "--device", "cpu"]
     for distortion in (0.5, 0.5, 0.25):
-        monkeypatch.setitem(scene_options.BOXED, "trainer.distortion", distortion)
+        monkeypatch.setitem(FIELD, "trainer.distortion", ((distortion, OTHERWISE),))
         assert sweep.main(arguments) == 0
     assert asked == [0.5, 0.25]
 

@@ -253,7 +253,7 @@ def export_options(arguments: list[str]) -> ExportOptions:
 
 def train_options(arguments: list[str]) -> TrainOptions:
     """Options of `nerfkit train`: defaults < run resumed < files < command line."""
-    known = _first_look(arguments)
+    known = first_look(arguments)
     config = config_module.merged(known.config or [], _config_of_run(known.resume) if known.resume else None)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
@@ -295,7 +295,7 @@ def hints(command: str, arguments: list[str]) -> list[str]:
     return found
 
 
-def _first_look(arguments: list[str]) -> argparse.Namespace:
+def first_look(arguments: list[str]) -> argparse.Namespace:
     """What decides the defaults of all other options."""
     first = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     first.add_argument("--config", nargs="*", action="extend")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +16,11 @@ from nerfkit.commands import as_typed
 from nerfkit.commands.eval import where_compared
 from nerfkit.commands.options import TrainOptions
 from nerfkit.commands.signals import StopSignals
-from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig
+from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, preset_values
 from nerfkit.config.recipe import value_text
 from nerfkit.data.doubts import doubts_of_images
 from nerfkit.data.load import scene_of
+from nerfkit.data.notes import Note
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
@@ -81,7 +83,7 @@ def check_before_reading(options: TrainOptions, device: torch.device, processes:
 def train(options: TrainOptions, device: torch.device, page: Page | None, processes: Processes) -> int:
     """Load, build, train, score."""
     scene = find_scene(options)
-    config = options.resolved(scene, device, model_class(options), options.config)
+    config = options.resolved(scene, device, model_class(options), preset_values(options.config))
     check_sizes(config, device)  # again: a place takes more than an object
     if config.eval.after_training and config.eval.split in scene.views:
         check_scorable(scene.split(config.eval.split))
@@ -313,8 +315,8 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     lines = [
         f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "
         f"{config.data.background} background",
-        *(f"{note.kind:<9} {note.text}" if note.kind == "warning" else f"note      {note.text}" for note in scene.notes),
-        *frame_lines(scene),
+        *note_lines(scene.notes, "note"),
+        *note_lines(scene.frame.notes if scene.frame is not None else (), "frame"),
         f"images    {trainer.views.source.text}",
         f"{space_text(config)}",
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}",
@@ -331,10 +333,9 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     return "\n".join(lines)
 
 
-def frame_lines(scene: Scene) -> list[str]:
-    """What was found of the scene's frame."""
-    notes = scene.frame.notes if scene.frame is not None else ()
-    return [f"{'warning' if note.kind == 'warning' else 'frame':<9} {note.text}" for note in notes]
+def note_lines(notes: Iterable[Note], name: str) -> list[str]:
+    """A line each, that begins with `name`, or says that it warns."""
+    return [f"{'warning' if note.kind == 'warning' else name:<9} {note.text}" for note in notes]
 
 
 def decision_lines(config: ResolvedConfig, verbose: bool) -> list[str]:

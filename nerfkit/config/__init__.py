@@ -5,7 +5,6 @@ A TOML file changes some of them (`configs/*.toml` are such differences), the co
 """
 
 from nerfkit.config.checks import check as check
-from nerfkit.config.checks import from_dict as from_dict
 from nerfkit.config.options import Box as Box
 from nerfkit.config.options import Config as Config
 from nerfkit.config.options import DataConfig as DataConfig
@@ -13,6 +12,7 @@ from nerfkit.config.options import EvalConfig as EvalConfig
 from nerfkit.config.options import ModelConfig as ModelConfig
 from nerfkit.config.options import OpsConfig as OpsConfig
 from nerfkit.config.options import ParallelConfig as ParallelConfig
+from nerfkit.config.options import ResolvedConfig as ResolvedConfig
 from nerfkit.config.options import SamplingConfig as SamplingConfig
 from nerfkit.config.options import TrainerConfig as TrainerConfig
 from nerfkit.config.recipe import BASE as BASE
@@ -21,13 +21,14 @@ from nerfkit.config.recipe import FIELD as FIELD
 from nerfkit.config.recipe import OTHERWISE as OTHERWISE
 from nerfkit.config.recipe import Recipe as Recipe
 from nerfkit.config.resolve import Decision as Decision
-from nerfkit.config.resolve import ResolvedConfig as ResolvedConfig
 from nerfkit.config.toml_files import changes_of as changes_of
 from nerfkit.config.toml_files import dump as dump
 from nerfkit.config.toml_files import load as load
 from nerfkit.config.toml_files import merged as merged
 from nerfkit.config.toml_files import preset_path as preset_path
+from nerfkit.config.toml_files import preset_values as preset_values
 from nerfkit.config.values import dumps as dumps
 from nerfkit.config.values import fixed_differences as fixed_differences
 from nerfkit.config.values import flat as flat
+from nerfkit.config.values import from_dict as from_dict
 from nerfkit.config.values import to_dict as to_dict

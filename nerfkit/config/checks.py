@@ -8,75 +8,25 @@ import difflib
 import math
 from typing import Any, get_type_hints
 
-import msgspec
-
-from nerfkit.config.options import AUTO, Auto, Config, ModelConfig, OpsConfig, SamplingConfig, TrainerConfig
-from nerfkit.config.values import dumps
 from nerfkit.errors import ConfigError
 from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS
 from nerfkit.option_types import LARGEST, Range, one_line
 
 MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
 MAX_TEXT = 4096  # characters of an option; the longest path
-MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the square of its length
 
 
-def from_dict(values: dict[str, Any], source: str) -> Config:
-    """Config from nested dictionaries; raises ConfigError naming `source` and the key."""
-    config = converted(values, source)
-    check(config)
-    return config
-
-
-def converted(values: dict[str, Any], source: str) -> Config:
-    """Config from nested dictionaries, each value checked by itself."""
-    _check_names(values, Config, source, prefix="")
-    try:
-        config = msgspec.convert(_none_for_auto(values, Config), Config)
-    except msgspec.ValidationError as error:
-        message, _, key = str(error).partition(" - at `$.")
-        raise ConfigError(f"{source}: {key.rstrip('`')}: {one_line(message)}") from None
-    _check_values(config, f"{source}: ")
-    return config
-
-
-def _none_for_auto(values: dict[str, Any], table: type) -> dict[str, Any]:
-    """The values with None for those that are written auto and may be it."""
-    found, hints = dict(values), get_type_hints(table, include_extras=True)
-    for name, value in values.items():
-        if isinstance(value, dict) and dataclasses.is_dataclass(hints[name]):
-            found[name] = _none_for_auto(value, hints[name])
-        elif value == AUTO and any(isinstance(mark, Auto) for mark in getattr(hints[name], "__metadata__", ())):
-            found[name] = None
-    return found
-
-
-def _check_names(values: dict[str, Any], table: type, source: str, prefix: str) -> None:
-    known = {f.name: f for f in dataclasses.fields(table)}
-    for name, value in values.items():
-        if name not in known:
-            near = difflib.get_close_matches(name[:100], known, n=1, cutoff=0.5)
-            hint = f"did you mean {prefix}{near[0]}?" if near else f"known here: {', '.join(known)}"
-            raise ConfigError(f"{source}: unknown option {prefix}{one_line(name)}; {hint}")
-        factory = known[name].default_factory
-        if dataclasses.is_dataclass(factory) and isinstance(value, dict):
-            _check_names(value, factory, source, f"{prefix}{name}.")
-
-
-def check(config: Config) -> None:
+def check(config: Any) -> None:
     """Raise ConfigError for a value out of its range, and for values that contradict each other; auto is neither."""
-    _check_values(config, "")
+    check_values(config, "")
     _check_box(config.data.box)
     _check_model(config.model)
     _check_sampling(config)
     _check_decay(config.trainer)
     _check_ops(config.ops)
-    n_bytes = len(dumps(config).encode())
-    if n_bytes > MAX_BYTES:  # the run could not be read again
-        raise ConfigError(f"the options take {n_bytes} bytes as TOML, more than {MAX_BYTES}; shorten model.options")
 
 
-def _check_values(options: Any, prefix: str) -> None:
+def check_values(options: Any, prefix: str) -> None:
     hints = get_type_hints(type(options), include_extras=True)
     hints.pop("decisions", None)  # of a configuration that is resolved
     for name in vars(options).keys() - hints.keys() - {"decisions"}:  # set in Python, where a dataclass takes any name
@@ -85,7 +35,7 @@ def _check_values(options: Any, prefix: str) -> None:
     for name, kind in hints.items():
         value, full_name = getattr(options, name), f"{prefix}{name}"
         if dataclasses.is_dataclass(value):
-            _check_values(value, f"{full_name}.")
+            check_values(value, f"{full_name}.")
         elif isinstance(value, dict):
             for key, own in value.items():
                 _check_text(f"a name in {full_name}", key)
@@ -121,7 +71,7 @@ def _check_box(box: tuple[float, ...] | None) -> None:
             raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
 
 
-def _check_model(model: ModelConfig) -> None:
+def _check_model(model: Any) -> None:
     if model.kernel % 2 == 0:
         raise ConfigError(f"model.kernel must be odd, got {model.kernel}")
     if model.max_resolution is not None and model.max_resolution < model.base_resolution:
@@ -136,7 +86,7 @@ def _check_model(model: ModelConfig) -> None:
         )
 
 
-def _check_sampling(config: Config) -> None:
+def _check_sampling(config: Any) -> None:
     near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
     if None not in (near, far) and near >= far:
         raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
@@ -154,7 +104,7 @@ def _check_sampling(config: Config) -> None:
         )
 
 
-def _check_ladder(sampling: SamplingConfig) -> None:
+def _check_ladder(sampling: Any) -> None:
     """Of unbounded space."""
     from nerfkit.contraction import exponential_ladder  # which needs torch
 
@@ -164,7 +114,7 @@ def _check_ladder(sampling: SamplingConfig) -> None:
         raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
 
 
-def _check_decay(trainer: TrainerConfig) -> None:
+def _check_decay(trainer: Any) -> None:
     rates = [rate for rate in (trainer.learning_rate, trainer.final_learning_rate) if rate is not None]
     if not rates or trainer.table_decay is None:
         return
@@ -176,7 +126,7 @@ def _check_decay(trainer: TrainerConfig) -> None:
         )
 
 
-def _check_ops(ops: OpsConfig) -> None:
+def _check_ops(ops: Any) -> None:
     for op, backend in ops.overrides.items():
         if op not in OPS:
             near = difflib.get_close_matches(op[:100], OPS, n=1)

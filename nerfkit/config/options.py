@@ -7,30 +7,22 @@ An option that scene, device or model decide is None, written auto: `Config.reso
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
+from nerfkit.config.checks import check
 from nerfkit.config.recipe import rule, value_text
+from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
-from nerfkit.option_types import BOOLEANS, Flag, Options, Range, Words, integer, number
+from nerfkit.option_types import AUTO, BOOLEANS, Auto, Flag, Options, Range, Words, integer, number
 
-if TYPE_CHECKING:
-    from nerfkit.config.resolve import ResolvedConfig
-
-AUTO = "auto"
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 Steps = integer(0, 10**9)
 Box = tuple[float, float, float, float, float, float]
-
-
-@dataclass(frozen=True)
-class Auto:
-    """Marks the type of an option that may be None."""
-
-    option: str  # its full name
 
 
 def auto(option: str, kind: Any, low: float | None = None, high: float | None = None) -> Any:
@@ -202,7 +194,11 @@ class Config:
     ops: OpsConfig = field(default_factory=OpsConfig)
 
     def resolved(
-        self, scene: Any = None, device: Any = None, model_class: Any = None, presets: tuple[str, ...] = ()
+        self,
+        scene: Any = None,
+        device: Any = None,
+        model_class: Any = None,
+        presets: Mapping[str, tuple[Any, str]] = {},  # noqa: B006
     ) -> ResolvedConfig:
         """The options that run: none is auto. Nothing else decides, whoever asks.
 
@@ -210,11 +206,25 @@ class Config:
             scene: a `nerfkit.Scene`; None: nothing is known of it, as of an object in the default box.
             device: of the training; config.device if None.
             model_class: whose `recipe` holds; None: that of the model "field".
-            presets: TOML files or presets that the options come from, to name them in the decisions.
+            presets: `preset_values` of the files that options come from, to name them in the decisions.
 
         Returns a new configuration, whose `decisions` tell value, who decided, and why. Raises ConfigError for options
         that contradict each other or the scene.
         """
-        from nerfkit.config.resolve import resolved
+        if isinstance(self, ResolvedConfig) and scene is None:
+            check(self)
+            return self
+        new = ResolvedConfig(**{f.name: _copied(getattr(self, f.name)) for f in fields(Config)})
+        new.decisions = decide(self, new, scene, device, model_class, presets)
+        return new
 
-        return resolved(self, scene, device, model_class, presets)
+
+@dataclass
+class ResolvedConfig(Config):
+    """Options of which none is auto."""
+
+    decisions: dict[str, Decision] = field(default_factory=dict)  # by the option's full name
+
+
+def _copied(value: Any) -> Any:
+    return replace(value) if is_dataclass(value) else value

@@ -6,12 +6,13 @@ from __future__ import annotations
 import difflib
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from nerfkit.config.checks import MAX_BYTES, check, converted
+from nerfkit.config.checks import check
 from nerfkit.config.options import Config
-from nerfkit.config.values import dumps, to_dict
+from nerfkit.config.values import MAX_BYTES, converted, dumps, flat, to_dict
 from nerfkit.errors import ConfigError
 from nerfkit.files import atomic_write
 from nerfkit.option_types import one_line
@@ -45,6 +46,11 @@ def merged(paths: list[str] | list[Path], base: Config | None = None) -> Config:
 def changes_of(path: str | Path) -> dict[str, Any]:
     """What a file, or the preset of that name, says."""
     return read_toml(preset_path(str(path)))
+
+
+def preset_values(paths: Iterable[str]) -> dict[str, tuple[Any, str]]:
+    """What files and presets say, for `Config.resolved`: value and file by the option's full name."""
+    return {name: (value, path) for path in paths for name, value in flat(changes_of(path)).items()}
 
 
 def _changed(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ class Model(nn.Module):
 
     recipe: ClassVar[Recipe] = BASE  # what options are that are left as auto: see `nerfkit.config.recipe`
     Options: type | None = None  # dataclass of the model's own options, as `self.options`; given as model.options
-    # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it, and
+    # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it and
     # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
     ops: tuple[str, ...] | None = None
     needs_images = False  # renders from the training images, too: see `look_at`; a run folder keeps them
@@ -124,8 +124,8 @@ class Model(nn.Module):
     @property
     def used_ops(self) -> tuple[str, ...]:
         """The ops that the model's modules, and then itself, say they call."""
-        inner = [op for module in self.children() for part in module.modules() for op in getattr(part, "ops", None) or ()]
-        return tuple(dict.fromkeys((*inner, *(self.ops or ()))))
+        modules = [*(part for module in self.children() for part in module.modules()), self]
+        return tuple(dict.fromkeys(op for module in modules for op in getattr(module, "ops", None) or ()))
 
     @property
     def silent_modules(self) -> tuple[str, ...]:

@@ -45,10 +45,10 @@ class TrainingLoss:
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.data_term(rendering, batch)
         if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
-            raise TypeError("the loss (loss_fn, trainer.loss) must return a dict of scalar tensors by name, such as {'mse': ...}")
+            raise TypeError("a loss_fn, or trainer.loss, must return a dict of scalar tensors by name: {'mse': ...}")
         for regulariser in self.regularisers:
             if regulariser.name in terms:
-                raise TypeError(f"a loss must not call a term {regulariser.name!r}: trainer.{regulariser.name} adds that")
+                raise TypeError(f"a loss must not name a term {regulariser.name!r}: trainer.{regulariser.name} does")
             terms = terms | {regulariser.name: regulariser(rendering, batch)}
         return terms
 

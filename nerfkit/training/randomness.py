@@ -27,7 +27,7 @@ _building = threading.Lock()
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch's generators start from `seed`; afterwards they are as they were. One thread at a time is inside."""
+    """Inside, torch's generators start from `seed`; afterwards they are as they were. One thread at a time enters."""
     with _building, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -184,7 +184,7 @@ class TrainingStep:
         batch = batch._replace(rays=rays, weight=weight)
         terms = self.loss(rendering, batch)
         if self.term_names and tuple(terms) != self.term_names:
-            raise TypeError(f"the loss (loss_fn) must return the same terms at every step: {self.term_names}, then {tuple(terms)}")
+            raise TypeError(f"a loss_fn must keep its terms from step to step: {self.term_names}, then {tuple(terms)}")
         return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, weight
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:

@@ -156,8 +156,8 @@ class Trainer:
         if differing:
             name = differing[0]
             raise ConfigError(
-                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, or "
-                "build it from config.resolved(scene, device, model_class)"
+                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, "
+                "or build it from config.resolved(scene, device, model_class)"
             )
         return model
 

@@ -44,7 +44,8 @@ def test_a_call_that_the_kernel_does_not_take(monkeypatch):
     assert chosen.backend == "torch" and not not_named(chosen.reason, "cpp", UNFIT)
     chosen = dispatch.resolve("trilinear", "cpu", "torch", UNFIT)
     assert chosen.backend == "torch" and UNFIT not in chosen.reason
-    with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", "--ops.overrides trilinear torch"):
+    hint = "--ops.overrides trilinear torch"
+    with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", hint):
         dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
 
 

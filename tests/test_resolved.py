@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the scene decides of options, what is left as a user gave it, and what that means in unbounded space."""
+"""What scene, device and model decide of options left as auto, and what is left as a user gave it."""
 
 from pathlib import Path
+from typing import get_type_hints
 
 import numpy as np
 import pytest
 import torch
 
 from nerfkit.commands import train
-from nerfkit.commands.options import given_options, train_options
-from nerfkit.commands.train import before_the_scene, check_sizes, find_scene
-from nerfkit.config import Config
+from nerfkit.commands.options import train_options
+from nerfkit.config import BASE, FIELD, Config, ResolvedConfig, flat, preset_values, to_dict
+from nerfkit.config.recipe import rule
+from nerfkit.data.load import scene_of
+from nerfkit.data.scene import Scene
 from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
-from nerfkit.integrations.nerfbaselines import NerfKit
-from nerfkit.training.trainer import Trainer
+from nerfkit.model.registry import model_class
+from nerfkit.option_types import Auto
+from nerfkit.parallel import ALONE
+from nerfkit.training.run import load_run
 from tests.naming import raises_naming
 from tests.odd_captures import SMALL, write_capture
 from tests.processes import run_main
 from tests.rigs import grid, ring
-from tests.test_nerfbaselines import OVERRIDES, dataset
 from tests.toy_scene import write_scene
 
 BOX = "--data.box -4 -4 -4 4 4 4".split()
@@ -31,11 +35,12 @@ def place(folder: Path) -> Path:
     return write_capture(folder, ring(20), points=points)
 
 
-def options_of(folder: Path, *arguments: str):
-    """Options after the scene was found, and the scene."""
-    arguments = ["--device", "cpu", "--data.path", str(folder), *arguments]
-    options = train_options(arguments)
-    return options, find_scene(options, given_options(arguments))
+def options_of(folder: Path, *arguments: str) -> tuple[ResolvedConfig, Scene]:
+    """The options that run, at the sizes for a GPU unless `arguments` ask for others, and the scene."""
+    size = () if "--config" in arguments or "--size" in arguments else ("--size", "large")
+    options = train_options(["--device", "cpu", "--data.path", str(folder), *size, *arguments])
+    scene = scene_of(options)
+    return options.resolved(scene, "cpu", model_class(options), preset_values(options.config)), scene
 
 
 def test_a_box_in_unbounded_space_is_what_is_not_contracted(tmp_path: Path):
@@ -65,7 +70,7 @@ def test_rate_and_decay_are_those_of_a_field(tmp_path: Path):
     for where in ((), BOX, ("--sampling.kind", "box")):
         assert recipe(*where) == (0.02, 0.1)
         assert recipe(*where, "--trainer.learning_rate", "0.01") == (0.01, 0.0)
-        assert recipe(*where, "--trainer.table_decay", "0.2") == (0.01, 0.2)
+        assert recipe(*where, "--trainer.table_decay", "0.2") == (0.02, 0.2)
         assert recipe(*where, "--model.kind", "images") == (0.02, 0.1), "its field is trained as it is by itself"
         assert recipe(*where, "--config", "cpu") == (0.02, 0.1)
         assert recipe(*where, "--config", "orrery_cpu") == (0.03, 0.0)
@@ -105,7 +110,7 @@ def test_the_lltm_is_for_boxes_unless_it_is_asked_for(tmp_path: Path):
     assert along_the_ray() == along_the_ray(*BOX, *UNBOUNDED) == (True, False)
     assert along_the_ray(*BOX) == along_the_ray("--sampling.kind", "box") == (True, True)
     assert along_the_ray("--model.aggregator", "true") == (True, True)
-    assert along_the_ray("--model.encoder", "false") == (False, True), "by itself it pays on half of the captures"
+    assert along_the_ray("--model.encoder", "false") == (False, False), "another stage changes nothing else"
     assert along_the_ray("--config", "cpu") == (True, True), "at such sizes, too"
 
 
@@ -154,14 +159,9 @@ def test_equal_steps_wait_for_the_scene_to_say_how_far(tmp_path: Path):
     arguments = [*UNBOUNDED, "--sampling.cone", "0", "--sampling.step", "0.1"]
     options, _ = options_of(place(tmp_path / "place"), *arguments)
     assert options.sampling.cone == 0 and options.sampling.far == 256
-    check_sizes(before_the_scene(train_options(arguments)), pick_device("cpu"))
+    train.check_before_reading(train_options([*arguments, "--device", "cpu"]), pick_device("cpu"), ALONE)
     with raises_naming(ConfigError, "step", "cone", "256"):
         options_of(place(tmp_path / "place"), *arguments[:-1], "0.001")
-    config = Config(device="cpu")
-    config.sampling.kind, config.sampling.cone = "contracted", 0.0  # and nothing says how far
-    with raises_naming(ConfigError, "sampling", "step", "cone"):
-        scene = find_scene(train_options(["--data.path", str(place(tmp_path / "place"))]))
-        Trainer(config, scene.split("train").cameras, scene.split("train").load())
 
 
 def test_training_with_equal_steps(tmp_path: Path):
@@ -170,22 +170,55 @@ def test_training_with_equal_steps(tmp_path: Path):
     assert run_main(train, *small, "--data.path", str(place(tmp_path / "place")), "--out", run) == 0
 
 
-def test_nerfbaselines_chooses_as_training_does():
-    data = dataset()
-    data["images"] = [image[..., :3] for image in data["images"]]
-    data["metadata"] = {}
-    method = NerfKit(train_dataset=data, config_overrides=OVERRIDES)
-    config = method.config
-    assert config.sampling.kind == "contracted" and config.data.background == "random"
-    assert config.data.box == (-1.0, -1, -1, 1, 1, 1) and config.sampling.near > 0 and config.sampling.far == 256
-    assert config.trainer.distortion > 0 and config.model.max_resolution == OVERRIDES["model.max_resolution"]
-    assert np.isfinite([method.train_iteration(step)["loss"] for step in range(3)]).all()
-    assert method.render(data["cameras"][3])["depth"].shape == (22, 26)
-    boxed = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"sampling.kind": "box", "sampling.near": 0.0})
-    assert boxed.config.sampling.kind == "box" and boxed.config.sampling.near == 0, "given"
-    corners = [20.0, -17, -8, 40, 3, 12]
-    given = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners, "sampling.step": 0.5})
-    assert list(given.config.data.box) == corners and given.config.sampling.kind == "box"
-    assert given.frame.scale == 1, "in the coordinates of the data"
-    data["metadata"] = {"id": "blender"}
-    assert NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners}).config.sampling.kind == "box"
+def test_the_device_decides_sizes_unless_they_are_asked_for(tmp_path: Path):
+    options = train_options(["--data.path", "x", "--trainer.steps", "7"])
+    small, large = options.resolved(device="cpu"), options.resolved(device="cuda")
+    assert (small.size, small.model.levels, small.trainer.samples, small.trainer.steps) == ("small", 6, 6144, 7)
+    assert (large.size, large.model.levels, large.trainer.samples, large.trainer.steps) == ("large", 16, 262144, 7)
+    assert small.trainer.optimizer == "adam" and large.trainer.optimizer == "lazy_adam"
+    assert train_options(["--config", "lego"]).resolved(device="cpu").model.levels == 16
+    best = train_options(["--config", "best"]).resolved(device="cpu")
+    assert (best.model.levels, best.trainer.steps, best.trainer.max_seconds) == (6, 50000, 0)
+
+
+def test_a_decision_says_who_made_it_and_why(tmp_path: Path):
+    folder = place(tmp_path / "place")
+    arguments = ["--config", "quick", "--trainer.samples", "512"]
+    decisions = options_of(folder, *arguments)[0].decisions
+    by = {name: decision.by for name, decision in decisions.items()}
+    assert (by["trainer.samples"], by["trainer.steps"], by["model.levels"]) == ("user", "preset", "device")
+    assert (by["data.background"], by["trainer.learning_rate"]) == ("scene", "model")
+    assert "quick" in decisions["trainer.steps"].why and "place" in decisions["sampling.kind"].why
+
+
+def test_decisions_are_kept_with_the_run_and_when_it_goes_on(tmp_path: Path):
+    run = tmp_path / "run"
+    assert run_main(train, *SMALL, "--data.path", str(place(tmp_path / "place")), "--out", str(run)) == 0
+    decisions = load_run(run, "cpu").config.decisions
+    assert decisions["data.background"].by == "scene" and decisions["trainer.steps"].by == "user"
+    assert run_main(train, "--resume", str(run), "--trainer.steps", "9", "--trainer.learning_rate", "0.1") == 0
+    after = load_run(run, "cpu").config.decisions
+    assert after["data.background"] == decisions["data.background"]
+    assert after["trainer.learning_rate"].by == "user" and after["trainer.learning_rate"].value == 0.1
+
+
+def test_every_option_that_may_be_auto_has_a_rule_under_its_name():
+    """In the table of the field and in that of any model; and nothing else has."""
+    found = {}
+    for group, options in {"": Config(), **vars(Config())}.items():
+        if hasattr(options, "__dataclass_fields__"):
+            for name, kind in get_type_hints(type(options), include_extras=True).items():
+                marks = [mark for mark in getattr(kind, "__metadata__", ()) if isinstance(mark, Auto)]
+                found |= {mark.option: f"{group}.{name}".removeprefix(".") for mark in marks}
+    assert all(option == place for option, place in found.items())
+    assert found.keys() == FIELD.keys() == BASE.keys() and all(map(rule, FIELD))
+    assert None not in flat(to_dict(Config().resolved())).values()
+
+
+def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[trainer]\nlearning_rate = "auto"\nsteps = 5\n[data]\nbox = "auto"\n')
+    options = train_options(["--config", str(file), "--trainer.steps", "auto"])
+    assert options.trainer.learning_rate is options.trainer.steps is options.data.box is None
+    with pytest.raises(SystemExit):
+        train_options(["--trainer.steps", "automatic"])
