@@ -27,7 +27,8 @@ Box = tuple[float, float, float, float, float, float]
 
 def auto(option: str, kind: Any, low: float | None = None, high: float | None = None) -> Any:
     """The type of an option that is a `kind` from `low` to `high`, or None, which is written auto."""
-    limits = None if low is None else Range(low, high)
+    is_real = kind in (float, Box)
+    limits = None if low is None else Range(float(low), float(high)) if is_real else Range(low, high)
     choices = get_args(kind) if kind is not Box else ()
     parse = {bool: BOOLEANS.__getitem__, int: int, float: float}.get(kind, str)
 

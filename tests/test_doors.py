@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One recipe through every door: the command, Python, and a model's empty subclass train the same bits."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import nerfkit
+from nerfkit.commands import train
+from nerfkit.commands.options import train_options
+from nerfkit.data.load import scene_of
+from nerfkit.model.registry import MODELS
+from nerfkit.ops import dispatch
+from nerfkit.training import checkpoint
+from tests.odd_captures import write_capture
+from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_llff
+from tests.rigs import ring
+from tests.trainers import make_trainer
+
+STEPS = 20
+TINY = {"model.log2_table": 10, "trainer.samples": 512, "sampling.occupancy_resolution": 16, "trainer.steps": STEPS}
+
+
+def tiny(config: nerfkit.Config) -> nerfkit.Config:
+    for name, value in TINY.items():
+        group, _, key = name.partition(".")
+        setattr(getattr(config, group), key, value)
+    return config
+
+
+def scene_folder(kind: str, folder: Path) -> tuple[Path, float]:
+    """A scene of that kind, and what to divide its images' size by."""
+    if kind in ("orrery", "room"):
+        return Path("data") / kind, 8.0
+    if kind == "transforms":
+        return write_capture(folder, ring(20)), 1.0
+    if kind == "colmap":
+        return colmap_in(folder, [PINHOLE] * 20), 1.0
+    write_llff(folder, capture_in(folder, [PINHOLE] * 20))
+    return folder, 1.0
+
+
+@pytest.mark.parametrize("kind", ["orrery", "room", "colmap", "llff", "transforms"])
+def test_every_door_trains_the_same_bits(kind: str, tmp_path: Path, monkeypatch):
+    path, downscale = scene_folder(kind, tmp_path / kind)
+    words = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
+    run = tmp_path / "run"
+    options = [str(path), "--data.downscale", str(downscale), "--out", str(run), "--device", "cpu", *words]
+    train.main(train_options([*options, "--trainer.max_seconds", "0", "--eval.after_training", "false"]))
+    wanted = {name: x for name, x in checkpoint.load(run)[0].items() if name.startswith(("model.", "optimizer."))}
+
+    class Same(nerfkit.Renderer):
+        pass
+
+    monkeypatch.setitem(MODELS, "same", Same)
+    scene = nerfkit.load_scene(str(path), downscale=downscale)
+    for kind_of_model in ("field", "same"):
+        config = tiny(nerfkit.Config(device="cpu"))
+        config.model.kind, config.trainer.max_seconds = kind_of_model, 0.0
+        trainer = nerfkit.Trainer(config, scene=scene)
+        trainer.train()
+        trainer.save(tmp_path / kind_of_model)
+        found = checkpoint.load(tmp_path / kind_of_model)[0]
+        assert all(torch.equal(found[name], x) for name, x in wanted.items()), kind_of_model
+        assert trainer.config.data.path == str(path), "so that a run finds its scene"
+
+
+def test_another_encoder_changes_nothing_else(tmp_path: Path):
+    folder = write_capture(tmp_path / "scene", ring(20))
+    scene = nerfkit.load_scene(str(folder))
+    with_it, without = (nerfkit.Config(size=size).resolved(scene) for size in ("large", "large"))
+    other = nerfkit.Config(size="large")
+    other.model.encoder = False
+    without = other.resolved(scene)
+    before, after = (nerfkit.config.flat(nerfkit.config.to_dict(options)) for options in (with_it, without))
+    assert {name for name in before if before[name] != after[name]} == {"model.encoder"}
+
+
+def ran(monkeypatch) -> set[str]:
+    """Backends of the ops that are called from now on."""
+    found: set[str] = set()
+    for (op, backend), function in list(dispatch._implementations.items()):
+
+        def noted(*arguments, backend=backend, function=function):
+            found.add(backend)
+            return function(*arguments)
+
+        monkeypatch.setitem(dispatch._implementations, (op, backend), noted)
+    return found
+
+
+def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch):
+    """In training, and of a loaded run, whatever is chosen around them."""
+    found = ran(monkeypatch)
+    small_config.ops.backend = "torch"
+    trainer = make_trainer(small_config)
+    trainer.train_step()
+    assert found == {"torch"} and set(trainer.backends().values()) == {"torch"}
+    trainer.save(tmp_path / "run")
+    run = nerfkit.load_run(tmp_path / "run", "cpu")
+    run.render(run.cameras(), 0, ("rgb", "normal"))
+    run.model.density(torch.zeros(1, 3))
+    assert found == {"torch"}
+    with nerfkit.ops.backend("torch"):
+        nerfkit.load_run(tmp_path / "run", "cpu", ops=nerfkit.config.OpsConfig("cpp")).render(run.cameras(), 0)
+    assert found == {"torch", "cpp"}
+
+
+def test_two_trainings_on_two_backends_at_once(small_config):
+    """In two threads, each as by itself."""
+
+    def trained(backend: str) -> dict[str, torch.Tensor]:
+        small_config.ops.backend = backend
+        trainer = make_trainer(small_config.resolved())
+        for _ in range(10):
+            trainer.train_step()
+        return trainer.model.state_dict()
+
+    alone = {backend: trained(backend) for backend in ("torch", "cpp")}
+    trainers, together = {}, {}
+    for backend in alone:
+        small_config.ops.backend = backend
+        views = nerfkit.load_scene(small_config.data.path).split("train")
+        config = nerfkit.config.from_dict(nerfkit.config.to_dict(small_config), "copy")
+        trainers[backend] = nerfkit.Trainer(config, views.cameras, views.load())
+
+    def train_in_thread(backend: str) -> None:
+        for _ in range(10):
+            trainers[backend].train_step()
+        together[backend] = trainers[backend].model.state_dict()
+
+    threads = [threading.Thread(target=train_in_thread, args=[backend]) for backend in alone]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for backend, state in alone.items():
+        assert all(torch.equal(state[name], x) for name, x in together[backend].items()), backend
+
+
+def test_a_model_of_other_options_is_refused(small_config):
+    model = nerfkit.Renderer(small_config)
+    other = nerfkit.config.from_dict(nerfkit.config.to_dict(small_config), "copy")
+    other.sampling.step = 0.03
+    with pytest.raises(nerfkit.UserError, match="sampling.step"):
+        make_trainer(other, model=lambda config: model)
+
+
+def test_the_torch_generators_are_left_alone(small_config):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    make_trainer(small_config).train_step()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_scene_of_is_the_scene_of_load_scene(toy_scene):
+    options = train_options(["--data.path", str(toy_scene)])
+    a, b = scene_of(options), nerfkit.load_scene(str(toy_scene))
+    assert torch.equal(a.split("train").cameras.camera_to_world, b.split("train").cameras.camera_to_world)
