@@ -145,7 +145,7 @@ def test_images_with_alpha_stay_an_object_in_unbounded_space(tmp_path: Path):
 def test_what_a_file_says_is_given_be_it_the_default(tmp_path: Path):
     folder, file = place(tmp_path / "place"), tmp_path / "mine.toml"
     file.write_text("[trainer]\ndistortion = 0.0\n[sampling]\nnear = 0.0\noccupancy_resolution = 128\n")
-    told, _ = options_of(folder, "--config", str(file))
+    told, _ = options_of(folder, "--config", str(file), "--size", "large")
     assert (told.trainer.distortion, told.sampling.near, told.sampling.occupancy_resolution) == (0, 0, 128)
     assert told.model.max_resolution == 8192, "of which the file says nothing"
     silent, _ = options_of(folder)
