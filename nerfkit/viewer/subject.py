@@ -17,7 +17,7 @@ from nerfkit.data.cameras import Cameras
 from nerfkit.data.capture import Points
 from nerfkit.data.frame import Frame
 from nerfkit.data.load import scene_of
-from nerfkit.data.pixels import background_color, blend, read_image, read_mask
+from nerfkit.data.pixels import background_color, blend
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
@@ -144,14 +144,7 @@ class FilePhotos:
     def image(self, view: int) -> Tensor:
         """One of them, [H, W, 3] in [0, 1], over the background."""
         if view not in self._kept:
-            width, height = self.cameras.size(view)
-            pixels = torch.empty(height, width, self.views.channels, dtype=torch.uint8)
-            read_image(self.views.files[view], self.views.headers[view], pixels.numpy())
-            mask = self.views.masks[view] if self.views.masks else None
-            if mask is not None and self.views.cutout:
-                white = torch.from_numpy(read_mask(mask, (width, height)))  # [H, W]
-                pixels[..., 3] *= ~white if self.views.white_ignores else white
-            self._kept[view] = blend(pixels, self.background)
+            self._kept[view] = blend(self.views[[view]].load().image(0), self.background)
         self._kept.move_to_end(view)
         while len(self._kept) > KEPT_IMAGES:
             self._kept.popitem(last=False)
