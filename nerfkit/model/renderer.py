@@ -82,8 +82,11 @@ class Renderer(Model):
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         device = torch.device(device)
         dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
-        unfit = self.decoder.why_no_kernel(device, dtype)
-        return super().resolved(device) | {"mlp": resolve("mlp", str(device), choices()["mlp"], unfit)}
+        unfit = {"mlp": self.decoder.why_no_kernel(device, dtype)}
+        if self.aggregator:
+            unfit["lltm"] = self.aggregator.why_no_kernel(device)
+        own = {op: resolve(op, str(device), choices()[op], why) for op, why in unfit.items()}
+        return super().resolved(device) | own
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""
