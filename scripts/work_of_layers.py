@@ -221,9 +221,8 @@ def lltm_beside_definition(name: str, x: Inputs) -> Work:
 
 def lltm_work(device: str) -> Iterator[Work]:
     if device == "cuda":
-        for size in ((8192, 128, 32, 64), (2048, 64, 128, 128)):
-            for dtype in (torch.float16, torch.float32):
-                yield lltm_beside_lstm(*size, dtype)
+        for dtype in (torch.float16, torch.float32):
+            yield lltm_beside_lstm(8192, 128, 32, 64, dtype)
     else:
         x = lltm_inputs(dense_offsets(256, 64, device), 32, 64, torch.float32, device)
         yield lltm_beside_definition("256 rays x 64, 32 -> 64, float32", x)

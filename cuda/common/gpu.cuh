@@ -59,25 +59,6 @@ __device__ __forceinline__ void store(T* to, const acc_t<T> (&from)[V]) {
 __device__ __forceinline__ unsigned shared_address(const void* pointer) {
   return unsigned(__cvta_generic_to_shared(pointer));
 }
-__device__ __forceinline__ uint2 load_shared(unsigned address) {
-  uint2 to;
-  asm volatile("ld.shared.v2.u32 {%0,%1}, [%2];" : "=r"(to.x), "=r"(to.y) : "r"(address) : "memory");
-  return to;
-}
-__device__ __forceinline__ void store_shared(unsigned address, unsigned from) {
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(from) : "memory");
-}
-
-// One store of 16 bytes from registers that need not be neighbours, as those of a Vec must be.
-__device__ __forceinline__ void store_16_bytes(void* to, uint2 low, uint2 high) {
-  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(to), "r"(low.x), "r"(low.y), "r"(high.x), "r"(high.y)
-               : "memory");
-}
-
-// The same value, opaque to the compiler, which then keeps it in a register instead of rematerialising it: a shuffle
-// with itself. All lanes of a warp call it.
-__device__ __forceinline__ unsigned no_remat(unsigned value) { return __shfl_sync(FULL_MASK, value, threadIdx.x % 32); }
-
 // Sum over each group of `lanes` neighbouring lanes, a power of two; every lane gets it.
 template <class A>
 __device__ __forceinline__ A warp_sum(A value, int lanes) {
@@ -97,10 +78,9 @@ __device__ __forceinline__ A warp_inclusive_sum(A value, int lane, int lanes) {
 }
 
 struct Gpu {
-  int major;                   // of the compute capability
-  int processors;              // multiprocessors
-  int shared_bytes;            // of shared memory that a block may have
-  int processor_shared_bytes;  // of shared memory of a multiprocessor
+  int major;         // of the compute capability
+  int processors;    // multiprocessors
+  int shared_bytes;  // of shared memory that a block may have
 };
 
 inline Gpu current_gpu() {
@@ -110,7 +90,6 @@ inline Gpu current_gpu() {
   cudaDeviceGetAttribute(&gpu.major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&gpu.processors, cudaDevAttrMultiProcessorCount, device);
   cudaDeviceGetAttribute(&gpu.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  cudaDeviceGetAttribute(&gpu.processor_shared_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
   return gpu;
 }
 

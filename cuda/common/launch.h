@@ -2,7 +2,7 @@
 // What bindings and kernels share. No torch header, so that kernels compile in a second.
 //
 // Every op has launchers of one signature for both devices: cpu.cpp and cuda.cu define the same functions, but for the
-// few that only one device has (lltm_gates_bwd, lltm_is_state16, lltm_cell_small, lltm_shared_bytes).
+// few that only one device has (lltm_gates_bwd, lltm_is_state16, lltm_cell_small).
 // bind.cpp, compiled once for each library, checks, allocates and calls them.
 
 #pragma once

@@ -19,10 +19,6 @@ __device__ __forceinline__ unsigned pack(float low, float high) {
   return reinterpret_cast<const unsigned&>(both);
 }
 
-// Two half values of 1, for sums as products.
-__device__ __forceinline__ constexpr unsigned ones(__half) { return 0x3c003c00u; }
-__device__ __forceinline__ constexpr unsigned ones(__nv_bfloat16) { return 0x3f803f80u; }
-
 __device__ __forceinline__ void mma(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                                     unsigned b0, unsigned b1) {
 #if __CUDA_ARCH__ >= 800
@@ -41,59 +37,6 @@ __device__ __forceinline__ void mma(__nv_bfloat16, float (&sum)[4], unsigned a0,
 #endif
 }
 
-// m16n8k8: left [16, 8], right [8, 8].
-__device__ __forceinline__ void mma(__half, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-#endif
-}
-
-__device__ __forceinline__ void mma(__nv_bfloat16, float (&sum)[4], unsigned a0, unsigned a1, unsigned b0) {
-#if __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a0), "r"(a1), "r"(b0));
-#endif
-}
-
-#if __CUDACC_VER_MAJOR__ > 12 || (__CUDACC_VER_MAJOR__ == 12 && __CUDACC_VER_MINOR__ >= 5)
-#define SPARSE_PRODUCT "mma.sp::ordered_metadata"
-#else
-#define SPARSE_PRODUCT "mma.sp"  // its name before, slow on newer GPUs
-#endif
-
-// Sparse m16n8k32: left [16, 32], right [32, 8], where of every four neighbours in a row of the left operand two are
-// given and the others are zero. Lane 4 g + t holds, of
-//   the left fragment  the two of columns 4t .. 4t + 3 in row g, of the same in row g + 8, then of columns 4t + 16 .. ;
-//   `metadata`         which ones, two bits each, the lower bits for the first, which is the smaller: of rows g and
-//                      g + 8, read from lanes with t < 2, (g, 16t ..) in the lower 16 bits, (g + 8, 16t ..) in the
-//                      upper;
-//   the right fragment (2t .. 2t + 1, g), (2t + 8 .., g), (2t + 16 .., g), (2t + 24 .., g).
-__device__ __forceinline__ void mma_sparse(__half, float (&sum)[4], const unsigned (&a)[4], unsigned metadata,
-                                           const unsigned (&b)[4]) {
-#if __CUDA_ARCH__ >= 800
-  asm(SPARSE_PRODUCT
-      ".sync.aligned.m16n8k32.row.col.f32.f16.f16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(metadata));
-#endif
-}
-
-__device__ __forceinline__ void mma_sparse(__nv_bfloat16, float (&sum)[4], const unsigned (&a)[4], unsigned metadata,
-                                           const unsigned (&b)[4]) {
-#if __CUDA_ARCH__ >= 800
-  asm(SPARSE_PRODUCT
-      ".sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9,%10,%11}, {%0,%1,%2,%3}, %12, 0x0;"
-      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]), "r"(metadata));
-#endif
-}
-#undef SPARSE_PRODUCT
-
 // movmatrix: an 8 x 8 matrix of half values in the lanes' registers, (g, 2t), (g, 2t + 1) of lane 4 g + t, transposed.
 __device__ __forceinline__ unsigned movmatrix_trans(unsigned values) {
   unsigned out = 0;
@@ -103,25 +46,8 @@ __device__ __forceinline__ unsigned movmatrix_trans(unsigned values) {
   return out;
 }
 
-// ldmatrix.x2: two 8 x 8 matrices of half values, one per register: lane i < 16 gives the address of row i % 8 of
-// matrix i / 8, in shared memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
-template <bool TRANSPOSED>
-__device__ __forceinline__ void ldmatrix(unsigned address, unsigned& first, unsigned& second) {
-#if __CUDA_ARCH__ >= 750
-  if constexpr (TRANSPOSED)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(first), "=r"(second)
-                 : "r"(address)
-                 : "memory");
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];"
-                 : "=r"(first), "=r"(second)
-                 : "r"(address)
-                 : "memory");
-#endif
-}
-
-// ldmatrix.x4: four of them; lane i gives the address of row i % 8 of matrix i / 8.
+// ldmatrix.x4: four 8 x 8 matrices of half values, one per register: lane i gives the address of row i % 8 of matrix
+// i / 8, in shared memory. Lane 4 g + t gets (g, 2t), (g, 2t + 1), or transposed (2t, g), (2t + 1, g).
 template <bool TRANSPOSED>
 __device__ __forceinline__ void ldmatrix(unsigned address, unsigned (&to)[4]) {
 #if __CUDA_ARCH__ >= 750
@@ -136,11 +62,6 @@ __device__ __forceinline__ void ldmatrix(unsigned address, unsigned (&to)[4]) {
                  : "r"(address)
                  : "memory");
 #endif
-}
-
-template <bool TRANSPOSED>
-__device__ __forceinline__ void ldmatrix(const void* row, unsigned& first, unsigned& second) {
-  ldmatrix<TRANSPOSED>(shared_address(row), first, second);
 }
 
 template <bool TRANSPOSED>

@@ -106,29 +106,6 @@ HD void store_streaming(A* to, Pack<A> pack) {
 #endif
 }
 
-template <class A>
-constexpr int PACKS_PER_LINE = std::max<int>(1, 64 / sizeof(Pack<A>));
-
-// Collects the packs of a cache line that are ready one by one, and streams the line with the last of them.
-template <class A>
-struct StreamingLine {
-  static constexpr int LAST = PACKS_PER_LINE<A> - 1;
-  Pack<A> packs[std::max(1, LAST)] = {};
-
-  // Pack `which` of a line, for address `to`.
-  HD void put(A* to, Pack<A> pack, int which) {
-    if constexpr (LAST > 0) {
-      if (which < LAST) {
-        packs[which] = pack;
-        return;
-      }
-#pragma GCC unroll 4
-      for (int i = 0; i < LAST; ++i) store_streaming(to + (i - LAST) * LANES, packs[i]);
-    }
-    store_streaming(to, pack);
-  }
-};
-
 inline void streaming_fence() {
 #if defined(__x86_64__)
   _mm_sfence();
@@ -139,14 +116,6 @@ template <class A>
 HD Pack<A> broadcast(A number) {
   A values[LANES];  // an array: of assignments to a pack's elements the compiler makes one instruction each
   for (int i = 0; i < LANES; ++i) values[i] = number;
-  return *reinterpret_cast<const Pack<A>*>(values);
-}
-
-// 0, 1, 2 ..
-template <class A>
-HD Pack<A> lane_iota() {
-  A values[LANES];
-  for (int i = 0; i < LANES; ++i) values[i] = A(i);
   return *reinterpret_cast<const Pack<A>*>(values);
 }
 

@@ -1,289 +1,369 @@
 // SPDX-License-Identifier: Apache-2.0
-// The gradient of x is the same as the outputs, with a flipped kernel over the output's gradient, one phase of the
-// stride after another.
+// Both passes are one loop: a row of results is the sum, over the taps that meet the image, of a row of sources times
+// the tap's weight; for the weight's gradient, the row of outputs' gradients times the source's is added up instead.
+// Lanes are neighbouring columns of a plane or, channels last, neighbouring channels. Half types are converted row by
+// row, and summed in float32.
 
-#include "depthwise_conv2d/phases_cpu.h"
-#include "depthwise_conv2d/sums_cpu.h"
+#include "depthwise_conv2d/args.h"
+
+#include "common/simd_cpu.h"
 
 namespace nerfkit {
 namespace {
 
-// Weights of a unit, [n, unit], as packs [period, n, LANES].
+constexpr int BAND = 16;            // rows that a task takes
+constexpr int64_t PARTIALS = 128;   // sums of the weight's gradient: their number must not depend on that of threads
+constexpr int64_t GRAIN = 1 << 15;  // products that are worth a thread
+constexpr int MOST_TAPS = 9;        // at once, in registers
+template <bool LAST>
+constexpr int64_t TILE = LAST ? 64 : 1024;  // columns whose sources stay in the nearest cache from tap to tap
+
+// L numbers side by side; one is a plain number.
+template <class A, int L>
+struct WideOf {
+  typedef A type __attribute__((vector_size(L * sizeof(A)), aligned(alignof(A)), may_alias));
+};
 template <class A>
-const A* in_packs(const A* weight, int64_t n, int unit, PackVector<A>& packs) {
-  A* to = packs.data();
-  for (int p = 0; p < period_of(unit); ++p)
-    for (int64_t k = 0; k < n; ++k, to += LANES)
-      if (unit == 1)
-        store(to, broadcast(weight[k]));
-      else
-        for (int i = 0; i < LANES; ++i) to[i] = weight[k * unit + (p * LANES + i) % unit];
-  return packs.data();
+struct WideOf<A, 1> {
+  using type = A;
+};
+template <class A, int L>
+using Wide = typename WideOf<A, L>::type;
+template <int N>
+using Int = std::integral_constant<int, N>;
+
+// f(0), f(1) .. f(N - 1), without a loop, so that arrays of N stay in registers.
+template <int N, class F>
+HD void each(const F& f) {
+  if constexpr (N > 1) each<N - 1>(f);
+  f(N - 1);
+}
+#define INLINE __attribute__((always_inline))
+
+template <int L, class A>
+HD const Wide<A, L>& at(const A* from) {
+  return *reinterpret_cast<const Wide<A, L>*>(from);
+}
+template <int L, class A>
+HD Wide<A, L>& at(A* to) {
+  return *reinterpret_cast<Wide<A, L>*>(to);
 }
 
-// Whether outputs of a tile, whose rows begin at `to` and are so far apart, are written past the caches.
+// Tasks of so many products that a thread takes at least.
+int64_t grain_of(int64_t products) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, products)); }
+
+int64_t ceil_div(int64_t a, int64_t b) { return a < 0 ? -(-a / b) : (a + b - 1) / b; }
+
+// What a tap does along an axis: result to + k * to_step gets source from + k * from_step, for k < n.
+struct Run {
+  int64_t to, from, n;
+};
+
+// Forward, results are outputs and sources inputs; backward the other way round.
+struct Runs {
+  std::vector<Run> taps;
+  int64_t to_step, from_step, to_size, from_size;
+  int64_t low, high;  // results low .. high - 1 are those that all taps meet; both to_size if there are none
+
+  Runs(const Axis& axis, bool backward)
+      : to_step(1), from_step(axis.stride), to_size(axis.out_size), from_size(axis.size) {
+    for (int64_t u = 0; u < axis.kernel; ++u) {
+      const int64_t shift = u * axis.dilation - axis.padding, room = axis.size - shift;
+      const int64_t first = std::max<int64_t>(0, ceil_div(-shift, axis.stride));
+      const int64_t last = std::min(to_size, ceil_div(room, axis.stride));
+      taps.push_back({first, first * axis.stride + shift, std::max<int64_t>(0, last - first)});
+    }
+    if (backward) {
+      std::swap(to_step, from_step), std::swap(to_size, from_size);
+      for (Run& run : taps) std::swap(run.to, run.from);
+    }
+    low = 0, high = to_size;
+    for (const Run& run : taps) low = std::max(low, run.to), high = std::min(high, run.to + run.n);
+    if (low >= high || to_step != 1) low = high = to_size;
+  }
+
+  // The source of result `to` by a tap; -1 if there is none.
+  int64_t source(int64_t tap, int64_t to) const {
+    const Run& run = taps[tap];
+    const int64_t distance = to - run.to;
+    const bool met = distance >= 0 && distance % to_step == 0 && distance / to_step < run.n;
+    return met ? run.from + distance / to_step * from_step : -1;
+  }
+};
+
+// Rows [width] of an image in the accumulation type.
 template <class T>
-bool tile_goes_past_caches(const T* to, int64_t below, const ChannelView<T>& out, const Tile& tile,
-                           const Conv2dProblem& s) {
-  const bool packs_follow = !s.lanes_are_channels() && period_of(s.unit()) == 1;
-  const int64_t numbers = s.lanes_are_channels() ? out.column : int64_t(tile.columns) * s.unit();
-  return rows_go_past_caches(to, std::gcd(below, numbers), packs_follow ? PACKS_AT_ONCE<T, 8> : 1, s.bytes<T>());
-}
+class Rows {
+ public:
+  using A = acc_t<T>;
 
-// Outputs of a tile, from its row i on; its rows are `step` apart.
-template <class T>
-Outputs<T> outputs_of(const ChannelView<T>& out, const ChannelView<const T>& source, const Tile& tile, int i, int step,
-                      const Conv2dProblem& s) {
-  const int64_t row = tile.row + i * step, below = step * out.row, soon_below = step * source.row;
-  T* to = out.values + row * out.row + tile.column * out.column;
-  const T* ahead = source.values + source.unit + row * source.row + tile.column * source.column;
-  const bool prefetches = source.unit && s.bytes<T>() > (s.channels_last ? CACHED : CACHED_PLANES);
-  const bool past_caches = source.unit && tile_goes_past_caches(to, below, out, tile, s);
-  if (!s.lanes_are_channels()) return {to, below, LANES, LANES, prefetches, ahead, soon_below, LANES, past_caches};
-  return {to, below, out.column, LANES, prefetches, ahead, soon_below, source.column, past_caches};
-}
+  // Where row r, of first .. last - 1, is at [r * width].
+  const A* read(const T* image, int64_t first, int64_t last, int64_t width) {
+    if constexpr (std::is_same_v<T, A>) return image;
+    converted_.resize(std::max<int64_t>(0, last - first) * width);
+    for (size_t i = 0; i < converted_.size(); ++i) converted_[i] = A(image[first * width + i]);
+    return converted_.data() - first * width;
+  }
+  // Of a row of results: where to add them up, and then to their place.
+  A* begin(T* row, int64_t width) {
+    if constexpr (std::is_same_v<T, A>) return row;
+    converted_.resize(width);
+    return converted_.data();
+  }
+  void end(T* row) const {
+    if constexpr (!std::is_same_v<T, A>)
+      for (size_t i = 0; i < converted_.size(); ++i) row[i] = T(converted_[i]);
+  }
 
-// `weight` as packs [period, taps + 1, LANES].
+ private:
+  std::vector<A> converted_;
+};
+
+// A tap that meets a row of results.
 template <class A>
-void correlate_tile(const Inputs<A>& in, const AxisGeometry& y, const A* weight, const ChannelView<A>& out,
-                    const ChannelView<const A>& source, const Tile& tile, int step, const Conv2dProblem& s) {
-  const int unit = s.unit();
-  rows_by_group<A>(y, tile.rows, [&](auto k, auto stride, auto r, int i, int groups) {
-    const auto to = outputs_of(out, source, tile, i, step, s);
-    correlate_columns<A, k, stride, r>(in.below(i), weight, to, tile.columns * unit, groups, period_of(unit));
+struct Tap {
+  const A* row;    // of sources
+  const Run* run;  // along it
+  int64_t index;   // in the kernel
+};
+
+// f(L, first, n): n times L lanes, from `first` on.
+template <int L, class F>
+HD void in_lanes(int64_t first, int64_t end, const F& f) {
+  const int64_t n = (end - first) / L;
+  if (n) f(Int<L>(), first, n);
+  if constexpr (L > 1) in_lanes<std::max(1, L / 4)>(first + n * L, end, f);
+}
+
+// The taps of a row of results. LAST: channels last, `unit` channels; else 1.
+template <bool LAST, class T>
+class RowOfTaps {
+ public:
+  using A = acc_t<T>;
+
+  RowOfTaps(const Runs& y, const Runs& x, int64_t unit) : y_(y), x_(x), unit_(unit) {}
+
+  // The rows of sources that results first .. last - 1 meet.
+  const A* read(const T* image, int64_t first, int64_t last) {
+    int64_t low = y_.from_size, high = 0;
+    for (int64_t to = first; to < last; ++to)
+      for (size_t u = 0; u < y_.taps.size(); ++u)
+        if (const int64_t from = y_.source(u, to); from >= 0)
+          low = std::min(low, from), high = std::max(high, from + 1);
+    return rows_.read(image, low, high, x_.from_size * unit_);
+  }
+
+  void find(const A* sources, int64_t to) {
+    taps_.clear();
+    const int64_t width = x_.taps.size();
+    for (size_t u = 0; u < y_.taps.size(); ++u)
+      if (const int64_t from = y_.source(u, to); from >= 0)
+        for (int64_t v = 0; v < width; ++v)
+          taps_.push_back({sources + from * x_.from_size * unit_, &x_.taps[v], int64_t(u) * width + v});
+  }
+
+  // f(L, N, taps, result, channel, n): N taps meet n times L results.
+  template <class F>
+  void visit(const F& f) const {
+    for (int64_t first = x_.low; first < x_.high; first += TILE<LAST>)
+      lanes(first, std::min(TILE<LAST>, x_.high - first), [&](auto L, int64_t to, int64_t c, int64_t n) {
+        size_t i = 0;
+        for (; i + MOST_TAPS <= taps_.size(); i += MOST_TAPS) f(L, Int<MOST_TAPS>(), &taps_[i], to, c, n);
+        for (; i + 3 <= taps_.size(); i += 3) f(L, Int<3>(), &taps_[i], to, c, n);
+        for (; i < taps_.size(); ++i) f(L, Int<1>(), &taps_[i], to, c, n);
+      });
+    for (const Tap<A>& tap : taps_) {  // results that not all taps meet, left and right
+      const Run& run = *tap.run;
+      const auto until = [&](int64_t to) { return std::clamp<int64_t>(ceil_div(to - run.to, x_.to_step), 0, run.n); };
+      const auto one = [&](auto L, int64_t to, int64_t c, int64_t n) { f(L, Int<1>(), &tap, to, c, n); };
+      const int64_t left = until(x_.low), right = until(x_.high);
+      if (left) lanes(run.to, left, one);
+      if (right < run.n) lanes(run.to + right * x_.to_step, run.n - right, one);
+    }
+  }
+
+  // f(L, result, channel, n): n times L of `n_results` results, x_.to_step apart.
+  template <class F>
+  HD void lanes(int64_t to, int64_t n_results, const F& f) const {
+    if constexpr (LAST)
+      in_lanes<LANES>(0, unit_, [&](auto L, int64_t c, int64_t n) {
+        for (; n; --n, c += L) f(L, to, c, n_results);
+      });
+    else if (x_.to_step == 1 && x_.from_step == 1)
+      in_lanes<LANES>(to, to + n_results, [&](auto L, int64_t first, int64_t n) { f(L, first, 0, n); });
+    else
+      f(Int<1>(), to, 0, n_results);
+  }
+
+  // Where N taps' sources of result `to` are, and the distance to the next.
+  template <int N>
+  HD void sources(const Tap<A>* taps, int64_t to, int64_t c, const A* (&from)[N]) const {
+    for (int k = 0; k < N; ++k) {
+      const Run& run = *taps[k].run;
+      from[k] = taps[k].row + (run.from + (to - run.to) / x_.to_step * x_.from_step) * unit_ + c;
+    }
+  }
+  HD int64_t from_step(int L) const { return LAST ? x_.from_step * unit_ : L == 1 ? x_.from_step : L; }
+  HD int64_t to_step(int L) const { return LAST ? x_.to_step * unit_ : L == 1 ? x_.to_step : L; }
+
+ private:
+  const Runs &y_, &x_;
+  const int64_t unit_;
+  std::vector<Tap<A>> taps_;
+  Rows<T> rows_;
+};
+
+// out, or grad_x from grad_out; bias [C] or null.
+template <bool LAST, class T>
+void convolve(const T* from, const T* weight, const T* bias, T* to, const Conv2dShape& s, bool backward) {
+  using A = acc_t<T>;
+  const int64_t unit = LAST ? s.channels : 1, planes = LAST ? 1 : s.channels;
+  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
+  const Runs y(s.y, backward), x(s.x, backward);
+  const int64_t width = x.to_size * unit, bands = (y.to_size + BAND - 1) / BAND;
+  std::vector<A> weights(s.channels * n_taps);  // [taps, C] or, of planes, [C, taps]
+  for (int64_t c = 0; c < s.channels; ++c)
+    for (int64_t k = 0; k < n_taps; ++k)
+      weights[LAST ? k * s.channels + c : c * n_taps + k] = A(weight[c * n_taps + k]);
+  const int64_t products = std::min<int64_t>(BAND, y.to_size) * width * n_taps;
+  parallel(s.batch * planes * bands, grain_of(products), [&](int64_t begin, int64_t end) {
+    RowOfTaps<LAST, T> taps(y, x, unit);
+    Rows<T> results;
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t image = i / bands, channel = image % planes;
+      const int64_t first = i % bands * BAND, last = std::min(y.to_size, first + BAND);
+      const A* sources = taps.read(from + image * y.from_size * x.from_size * unit, first, last);
+      const A* own = weights.data() + channel * n_taps;
+      for (int64_t row = first; row < last; ++row) {
+        T* place = to + (image * y.to_size + row) * width;
+        A* sums = results.begin(place, width);
+        for (int64_t j = 0; j < width; j += unit)
+          for (int64_t c = 0; c < unit; ++c) sums[j + c] = bias ? A(bias[channel + c]) : A(0);
+        taps.find(sources, row);
+        taps.visit([&](auto L, auto N, const Tap<A>* some, int64_t t, int64_t c, int64_t n) {
+          const A* from[N];
+          Wide<A, L> w[N];
+          taps.template sources<N>(some, t, c, from);
+          each<N>([&](int k) INLINE {
+            if constexpr (LAST)
+              w[k] = at<L>(own + some[k].index * unit + c);
+            else
+              w[k] = Wide<A, L>{} + own[some[k].index];
+          });
+          A* add_to = sums + t * unit + c;
+          const int64_t to_step = taps.to_step(L), from_step = taps.from_step(L);
+          for (int64_t j = 0; j < n; ++j) {
+            Wide<A, L> sum = at<L>(add_to + j * to_step);
+            each<N>([&](int k) INLINE { sum += w[k] * at<L>(from[k] + j * from_step); });
+            at<L>(add_to + j * to_step) = sum;
+          }
+        });
+        results.end(place);
+      }
+    }
   });
 }
 
-// Without a stride: with one, pixels_cpu.cpp has them.
-inline void correlate_tile(const TileInPlace<float>& image, const float* weight, const ChannelView<float>& out,
-                           const ChannelView<const float>& source, const Tile& tile, const Conv2dProblem& s) {
-  const AxisGeometry& x = image.x;
-  const auto [first, last] = x.interior(tile.column, tile.columns);
-  rows_by_group<float>(
-      image.y, tile.rows, [&, first = first, last = last](auto k, auto stride, auto r, int begin, int groups) {
-        for (int i = begin; i < begin + groups * r; i += r) {
-          const auto in = image.inputs().below(i);
-          const auto to = outputs_of(out, source, tile, i, image.y.step(), s);
-          auto edge = [&](int j) {
-            const int column = tile.column + j;
-            correlate<float, k, stride, r, 1>(in.only(x.first_tap(column), x.last_tap(column)), weight, to, {j, j + 1});
-          };
-          for (int j = 0; j < first; ++j) edge(j);
-          correlate_packs<float, k, stride, r>(in, weight, to, {first, last});
-          for (int j = last; j < tile.columns; ++j) edge(j);
-        }
-      });
+int64_t parts_of(const Conv2dShape& s) {
+  const int64_t planes = s.channels_last ? 1 : std::max<int64_t>(1, s.channels);
+  return std::max<int64_t>(1, std::min(s.batch * s.y.out_size, PARTIALS / planes));
 }
 
-// Packs of channels, to where an image has them.
-template <class T>
-void from_packs(const acc_t<T>* from, const ChannelView<T>& out, const Tile& tile, int step) {
-  T* to = out.values + tile.row * out.row + tile.column * out.column;
-  for (int r = 0; r < tile.rows; ++r, from += tile.columns * LANES, to += step * out.row)
-    if (out.channel == 1)
-      for (int j = 0; j < tile.columns; ++j) store(to + j * out.column, load(from + j * LANES));
-    else
-      transpose_from_packs(from, to, out.channel, tile.columns);
-}
-
-// Where a tile's outputs go.
-template <class A>
-struct Target {
-  ChannelView<A> out;
-  ChannelView<const A> ahead;  // inputs to prefetch
-  Tile tile;
-  int step;  // rows
-
-  // Of a buffer.
-  Target(const ChannelView<A>& buffer, const Tile& from)
-      : out(buffer), ahead(buffer.values, buffer.row), tile{0, 0, 0, from.rows, 0, from.columns}, step(1) {}
-  Target(const ChannelView<A>& out, const ChannelView<const A>& ahead, const Tile& tile, int step)
-      : out(out), ahead(ahead), tile(tile), step(step) {}
-};
-
-// The outputs of one phase of the columns, from inputs of a PaddedTile.
-template <class A>
-struct Correlation {
-  const AxisGeometry &y, &x;
-  const Conv2dProblem& s;
-  std::vector<int64_t> offset = std::vector<int64_t>(x.kernel);
-  PackVector<A> packs;
-
-  // What one phase takes of a tile that is padded for several.
-  Inputs<A> inputs_of(const PaddedTile<A>& padded) {
-    Inputs<A> in = padded.inputs();
-    if (&padded.x == &x) return in;
-    for (int v = 0; v < x.kernel; ++v) offset[v] = (padded.x.lead - x.lead + int64_t(v) * x.dilation) * padded.unit;
-    return {in.rows, in.step, in.shift, in.pack, offset.data(), in.kernel_y, x.kernel, 0, x.kernel};
-  }
-
-  // For a tile and its unit's weights, [taps + 1, unit].
-  void correlate(const PaddedTile<A>& padded, const A* weight, const Tile& tile, const Target<A>& to) {
-    const auto in = inputs_of(padded);
-    if (s.rows) {
-      const auto out = outputs_of(to.out, to.ahead, to.tile, 0, 1, s);
-      return correlate_rows(in, weight, out, tile.rows, tile.columns);
-    }
-    const int64_t n = int64_t(y.kernel) * x.kernel + 1;
-    packs.resize(s.lanes_are_channels() ? 0 : n * period_of(s.unit()) * LANES);
-    const A* w = packs.empty() ? weight : in_packs(weight, n, s.unit(), packs);
-    correlate_tile(in, y, w, to.out, to.ahead, to.tile, to.step, s);
-  }
-};
-
-// Outputs go to a buffer first if they are of a half type, which is summed in float32, or lie otherwise in the image:
-// as packs of channels, or else phase by phase.
-template <class T>
-bool to_packs(const Conv2dProblem& s) {
-  return s.lanes_are_channels() && (!s.channels_last || !std::is_same_v<T, acc_t<T>>);
-}
-template <class T>
-bool to_phases(const Conv2dProblem& s, const std::vector<Phase>& xs) {
-  return !s.lanes_are_channels() && (xs.size() > 1 || !std::is_same_v<T, acc_t<T>>);
-}
-
-template <class T>
-Tiles tiles_of(const AxisGeometry& y, const std::vector<Phase>& xs, const Conv2dProblem& s) {
-  const AxisGeometry& x = xs[0].axis;  // none is longer
-  Tiles tiles(y, x, s, in_place<T>(s, x) || (to_phases<T>(s, xs) && x.out > 8 * LANES));
-  tiles.down_first = in_place<T>(s, x);
-  return tiles;
-}
-
-// All columns of one phase of the rows.
-template <class T>
-struct Rows {
+// scratch [parts, C, taps + 1]; the last sum is the bias's.
+template <bool LAST, class T>
+void correlate(const T* grad_out, const T* image, T* grad_weight, T* grad_bias, acc_t<T>* scratch,
+               const Conv2dShape& s) {
   using A = acc_t<T>;
-  const AxisGeometry& y;
-  const std::vector<Phase>& xs;
-  const Tiles& tiles;
-  const Conv2dProblem& s;
-  const bool reads = in_place<T>(s, xs[0].axis);
-  const std::vector<AxisGeometry> shared = reads ? std::vector<AxisGeometry>() : shared_geometry(xs);
-  std::vector<TileInPlace<A>> images;       // of the phases, if their inputs are read in place
-  std::vector<PaddedTile<A>> padded_tiles;  // else one for all phases, or one for each
-  std::vector<Correlation<A>> columns;      // of the phases
-  PackVector<A> packs;                      // [rows, columns, LANES], if to_packs()
-  PackVector<A> apart;                      // [phases, rows, columns], if to_phases()
-
-  Rows(const AxisGeometry& y, const std::vector<Phase>& xs, const Tiles& tiles, const Conv2dProblem& s)
-      : y(y), xs(xs), tiles(tiles), s(s) {
-    for (const AxisGeometry& x : shared) padded_tiles.emplace_back(y, x, tiles, s.unit());
-    for (const Phase& x : xs) {
-      if (reads) images.emplace_back(y, x.axis, tiles, s.channels);
-      if (!reads && shared.empty()) padded_tiles.emplace_back(y, x.axis, tiles, s.unit());
-      columns.push_back({y, x.axis, s});
-    }
-  }
-
-  // For a tile of the first phase, and where the weights of each phase begin, [units, taps + 1, unit].
-  void correlate(const ChannelView<const T>& source, const A* weights, const int64_t* begins, const ChannelView<T>& out,
-                 const Tile& tile, int width) {
-    const int n = int(xs.size()), pixels = std::min(tile.columns * n, width - tile.column * n);
-    const Tile all{0, 0, tile.row, tile.rows, tile.column * n, pixels};
-    const int64_t most = int64_t(std::min(tiles.width, xs[0].axis.out)) * s.unit();
-    const int64_t row = most < LANES ? most : (most + LANES - 1) / LANES * LANES, phase = tiles.height * row;
-    packs.resize(to_packs<T>(s) ? int64_t(tiles.height) * pixels * LANES : 0);
-    apart.resize(to_phases<T>(s, xs) ? n * phase : 0);
-    for (int i = 0; i < n; ++i) {
-      const AxisGeometry& x = xs[i].axis;
-      Tile some = tile;
-      some.columns = std::min(tile.columns, x.out - tile.column);
-      if (some.columns <= 0) continue;
-      const A* weight =
-          weights + begins[i] + (s.rows ? tile.row : tile.unit * s.unit()) * (int64_t(y.kernel) * x.kernel + 1);
-      if constexpr (std::is_same_v<T, float>)
-        if (reads) {
-          images[i].find(source, some);
-          correlate_tile(images[i], weight, out.columns(i, n), source, some, s);
-          continue;
-        }
-      PaddedTile<A>& padded = padded_tiles[shared.empty() ? i : 0];
-      if (shared.empty() || i == 0) padded.fill(source, some);
-      if (to_packs<T>(s))
-        columns[i].correlate(padded, weight, some, {ChannelView<A>(packs.data(), pixels * LANES).columns(i, n), some});
-      else if (to_phases<T>(s, xs))
-        columns[i].correlate(padded, weight, some, {ChannelView<A>(apart.data() + i * phase, row), some});
-      else if constexpr (std::is_same_v<T, A>)
-        columns[i].correlate(padded, weight, some, {out.columns(i, n), source, some, y.step()});
-    }
-    if (to_packs<T>(s)) from_packs(packs.data(), out, all, y.step());
-    if (!to_phases<T>(s, xs)) return;
-    T* to = out.values + all.row * out.row + all.column * out.column;
-    interleave(apart.data(), phase, row, to, y.step() * out.row, all.rows, pixels, n, s.unit());
-  }
-};
-
-template <class T>
-struct Correlations {
-  const T* from;    // [B, C, H, W] or channels last: x, or grad_out for the gradient of x
-  const T* weight;  // [C, KH * KW]
-  const T* bias;    // [C] or null
-  T* to;            // [B, C, H, W] or channels last
-  const Conv2dProblem& s;
-  const std::vector<Phase> ys, xs;
-  const int height, width;  // of the outputs
-  const PhaseWeights<acc_t<T>> weights{weight, bias, s, ys, xs};
-
-  void run() const {
-    if (xs.empty()) return;
-    for (size_t phase = 0; phase < ys.size();
-         ++phase) {  // one by one: threads then rarely write to one cache line together
-      const Tiles tiles = tiles_of<T>(ys[phase].axis, xs, s);
-      parallel(tiles.length * tiles.series, 1,
-               [&](int64_t begin, int64_t end) { some(int(phase), tiles, begin, end); });
-    }
-  }
-
-  // The tiles begin .. end - 1 of a phase of the rows.
-  void some(int phase, const Tiles& tiles, int64_t begin, int64_t end) const {
-    const AxisGeometry &y = ys[phase].axis, &x = xs[0].axis;
-    Rows<T> rows{y, xs, tiles, s};
+  const int64_t unit = LAST ? s.channels : 1, planes = LAST ? 1 : s.channels;
+  const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel, parts = parts_of(s);
+  const Runs y(s.y, false), x(s.x, false);
+  const int64_t lines = s.batch * y.to_size, width = x.to_size * unit, lanes = LAST ? unit : LANES;
+  const int64_t products = lines / parts * width * n_taps;
+  parallel(parts * planes, grain_of(products), [&](int64_t begin, int64_t end) {
+    RowOfTaps<LAST, T> taps(y, x, unit);
+    Rows<T> grads;
+    std::vector<A> sums;  // [taps + 1, lanes]
     for (int64_t i = begin; i < end; ++i) {
-      const Tile tile = tiles.tile(i % tiles.series, i / tiles.series);
-      if (tile.rows <= 0) continue;
-      const ChannelView<T> out(to, s, height, width, tile);
-      rows.correlate({from, s, y.source, x.source, tile}, weights.values.data(),
-                     weights.begins.data() + phase * xs.size(), out.rows(ys[phase].first, int(ys.size())), tile, width);
+      const int64_t part = i / planes, plane = i % planes, end_line = lines * (part + 1) / parts;
+      sums.assign((n_taps + 1) * lanes, A(0));
+      for (int64_t line = lines * part / parts, n_rows; line < end_line; line += n_rows) {
+        const int64_t first = line % y.to_size, of = line / y.to_size * planes + plane;
+        n_rows = std::min({y.to_size - first, int64_t(BAND), end_line - line});  // of one image
+        const A* sources = taps.read(image + of * y.from_size * x.from_size * unit, first, first + n_rows);
+        const A* rows = grads.read(grad_out + of * y.to_size * width, first, first + n_rows, width);
+        for (int64_t row = first; row < first + n_rows; ++row) {
+          const A* grad = rows + row * width;
+          taps.find(sources, row);
+          taps.visit([&](auto L, auto N, const Tap<A>* some, int64_t t, int64_t c, int64_t n) {
+            const A* from[N];
+            Wide<A, L> sum[N] = {};
+            taps.template sources<N>(some, t, c, from);
+            const A* own = grad + t * unit + c;
+            const int64_t step = taps.to_step(L), from_step = taps.from_step(L);
+            for (int64_t j = 0; j < n; ++j) {
+              const Wide<A, L> g = at<L>(own + j * step);
+              each<N>([&](int k) INLINE { sum[k] += g * at<L>(from[k] + j * from_step); });
+            }
+            each<N>([&](int k) INLINE { at<L>(sums.data() + some[k].index * lanes + c) += sum[k]; });
+          });
+          taps.lanes(0, x.to_size, [&](auto L, int64_t t, int64_t c, int64_t n) {
+            const int64_t step = taps.to_step(L);
+            const A* own = grad + t * unit + c;
+            Wide<A, L> sum[4] = {};  // that do not wait for one another
+            int64_t j = 0;
+            for (; j + 4 <= n; j += 4) each<4>([&](int k) INLINE { sum[k] += at<L>(own + (j + k) * step); });
+            for (; j < n; ++j) sum[0] += at<L>(own + j * step);
+            at<L>(sums.data() + n_taps * lanes + c) += (sum[0] + sum[1]) + (sum[2] + sum[3]);
+          });
+        }
+      }
+      for (int64_t c = 0; c < unit; ++c)
+        for (int64_t k = 0; k <= n_taps; ++k) {
+          A sum = 0;
+          for (int64_t lane = 0; lane < (LAST ? 1 : lanes); ++lane) sum += sums[k * lanes + (LAST ? c : lane)];
+          scratch[(part * s.channels + plane + c) * (n_taps + 1) + k] = sum;
+        }
     }
-    streaming_fence();
-  }
-};
+  });
+  for (int64_t c = 0; c < s.channels; ++c)
+    for (int64_t k = 0; k <= n_taps; ++k) {
+      A sum = 0;
+      for (int64_t part = 0; part < parts; ++part) sum += scratch[(part * s.channels + c) * (n_taps + 1) + k];
+      (k < n_taps ? grad_weight[c * n_taps + k] : grad_bias[c]) = T(sum);
+    }
+}
+
+// f(element, channels last)
+template <class F>
+void dispatch_layout(DType dtype, const Conv2dShape& s, const F& f) {
+  dispatch(dtype,
+           [&](auto element) { s.channels_last ? f(element, std::true_type()) : f(element, std::false_type()); });
+}
 
 }  // namespace
 
 Status depthwise_conv2d(DType dtype, const void* x, const void* weight, const void* bias, void* out,
                         const Conv2dShape& s, Stream) {
-  dispatch(dtype, [&](auto element) {
+  dispatch_layout(dtype, s, [&](auto element, auto last) {
     using T = decltype(element);
-    const Conv2dProblem p(s);
-    if (by_pixel<T>(p))
-      return depthwise_conv2d_pixels((const float*)x, (const float*)weight, (const float*)bias, (float*)out, s, false);
-    Correlations<T>{(const T*)x,         (const T*)weight,    (const T*)bias, (T*)out,     p,
-                    forward_phases(p.y), forward_phases(p.x), p.y.out_size,   p.x.out_size}
-        .run();
+    convolve<last>((const T*)x, (const T*)weight, (const T*)bias, (T*)out, s, false);
   });
   return 0;
 }
 
 Status depthwise_conv2d_bwd(DType dtype, const void* grad_out, const void* x, const void* weight, void* grad_x,
                             void* grad_weight, void* grad_bias, void* scratch, const Conv2dShape& s, Stream) {
-  if (grad_weight && gradients_together(dtype, s)) {
-    depthwise_conv2d_gradients(grad_out, x, weight, grad_x, grad_weight, grad_bias, scratch, s);
-    return 0;
-  }
-  if (grad_weight) depthwise_conv2d_weights(dtype, grad_out, x, grad_weight, grad_bias, scratch, s);
-  if (!grad_x) return 0;
-  dispatch(dtype, [&](auto element) {
+  dispatch_layout(dtype, s, [&](auto element, auto last) {
     using T = decltype(element);
-    const Conv2dProblem p(s);
-    if (by_pixel<T>(p))
-      return depthwise_conv2d_pixels((const float*)grad_out, (const float*)weight, nullptr, (float*)grad_x, s, true);
-    Correlations<T>{(const T*)grad_out,   (const T*)weight,     (const T*)nullptr, (T*)grad_x, p,
-                    backward_phases(p.y), backward_phases(p.x), p.y.size,          p.x.size}
-        .run();
+    if (grad_weight)
+      correlate<last>((const T*)grad_out, (const T*)x, (T*)grad_weight, (T*)grad_bias, (acc_t<T>*)scratch, s);
+    if (grad_x) convolve<last>((const T*)grad_out, (const T*)weight, (const T*)nullptr, (T*)grad_x, s, true);
   });
   return 0;
+}
+
+int64_t conv2d_scratch(DType, const Conv2dShape& s) {
+  return parts_of(s) * s.channels * (int64_t(s.y.kernel) * s.x.kernel + 1);
 }
 
 }  // namespace nerfkit

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the GPU, for cuda.cu to choose from: their arguments, and a launcher for each family. Every family is
-// a translation unit or two of its own, so that they compile side by side.
+// What the kernels of the GPU share: their arrays, and how a block adds its threads' sums of the weight's gradient.
 
 #pragma once
 
@@ -10,7 +9,6 @@
 namespace nerfkit {
 
 enum class Pass { forward, backward };
-enum class Layout { planes, channels_last };  // [B, C, H, W]; [B, H, W, C]
 
 // The arrays of one pass. The gradient of x is a convolution of grad_out, so that both passes have the same arrays.
 template <class T>
@@ -23,49 +21,40 @@ struct Conv2dArrays {
   acc_t<T>* partials;  // backward [parts, C, KH * KW + 1], the last of a row is the bias's, or null: not wanted
 };
 
-// Each launches its kernel if that is made for the case and returns how many partial sums of the weight's gradient a
-// channel then has: the first dimension of `partials`, forward any number but 0. Returns 0 if another has to take it.
+// strips_forward.cu and strips_backward.cu. If strips are made for the case, launches them and returns how many partial
+// sums of the weight's gradient a channel then has (forward any number but 0); else 0.
 template <class T, Pass PASS>
-int64_t try_launch_mma_planes(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);  // half types
-template <class T, Pass PASS>
-int64_t try_launch_mma_channels(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);  // half types
-template <class T, Pass PASS>
-int64_t try_launch_strips(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);  // float32 and half types
-template <class T>
-int64_t try_launch_generic_forward(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);
-template <class T>
-int64_t try_launch_generic_backward(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);
-template <class T>
-void launch_naive_forward(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);
-template <class T>
-void launch_naive_backward(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);  // one partial sum
+int64_t try_launch_strips(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);
+int64_t strips_parts(const Conv2dShape&, int bytes);  // the most that the backward pass may return; bytes of an element
 
-// The partial sums that the launchers of the backward pass may write for a channel; `bytes` are those of an element.
-int64_t mma_planes_parts(const Conv2dShape&);
-int64_t mma_channels_parts(const Conv2dShape&);
-int64_t strips_parts(const Conv2dShape&, int bytes);
-int64_t generic_parts(const Conv2dShape&, int bytes);
+constexpr int THREADS_2D = 128;  // of a block
+constexpr int WARPS_2D = THREADS_2D / 32;
 
-// What the launchers ask.
+// Shared memory: [warp][sum][lane]. Rows are 33 apart, so that threads that read one lane's sums use different banks.
+template <class A, int SUMS>
+using WarpSums = A[WARPS_2D][SUMS][33];
 
-inline bool is_empty(const Conv2dShape& s) { return s.batch * s.channels * s.y.size * s.x.size == 0; }
-
-// Whether outputs are as many as inputs, each in the middle of its window.
-inline bool is_same_size(const Axis& axis) {
-  return axis.stride == 1 && axis.dilation == 1 && axis.kernel % 2 == 1 && axis.padding == axis.kernel / 2;
-}
-
-// The side of a square kernel that leaves height and width as they are; 0 for any other.
-inline int same_size_side(const Conv2dShape& s) {
-  constexpr int64_t MOST = INT32_MAX / 2;  // so that rows and columns somewhat outside the image are int too
-  if (std::max({s.batch, s.channels, int64_t(s.y.size), int64_t(s.x.size)}) > MOST) return 0;
-  return is_same_size(s.y) && is_same_size(s.x) && s.y.kernel == s.x.kernel ? s.x.kernel : 0;
-}
-
-// Whether all arrays begin at a multiple of `bytes`.
-template <class T>
-bool all_aligned(const Conv2dArrays<T>& a, size_t bytes) {
-  return aligned(a.in, bytes) && aligned(a.out, bytes) && aligned(a.x, bytes);
+// Adds the sums of a block's threads in an order that never changes. Of those of a warp, lane i has the sums of channel
+// c + i % lanes * apart; lanes is 1 or 32. The first `count` go to to [channels, distance].
+template <class A, int SUMS>
+__device__ __forceinline__ void write_partials(A (&sums)[SUMS], WarpSums<A, SUMS>& warp_sums, A* to, int64_t distance,
+                                               int count, int64_t c, int lanes, int apart, int64_t channels) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  __syncthreads();  // warp_sums may still be read
+#pragma unroll
+  for (int k = 0; k < SUMS; ++k) {
+    const A sum = lanes == 1 ? warp_sum(sums[k], 32) : sums[k];
+    if (lane < lanes) warp_sums[warp][k][lane] = sum;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < lanes * SUMS; i += THREADS_2D) {
+    const int k = i % SUMS;
+    const int64_t channel = c + i / SUMS * apart;
+    if (k >= count || channel >= channels) continue;
+    A total = 0;
+    for (int w = 0; w < WARPS_2D; ++w) total += warp_sums[w][k][i / SUMS];
+    to[channel * distance + k] = total;
+  }
 }
 
 }  // namespace nerfkit

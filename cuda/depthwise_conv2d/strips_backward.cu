@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 
-#include "depthwise_conv2d/strips_kernel.cuh"
+#include "depthwise_conv2d/strips.cuh"
 
 namespace nerfkit {
 
-template int64_t try_launch_strips<float, Pass::backward>(const Conv2dArrays<float>&, const Conv2dShape&, cudaStream_t);
-template int64_t try_launch_strips<__half, Pass::backward>(const Conv2dArrays<__half>&, const Conv2dShape&,
-                                                           cudaStream_t);
-template int64_t try_launch_strips<__nv_bfloat16, Pass::backward>(const Conv2dArrays<__nv_bfloat16>&,
-                                                                  const Conv2dShape&, cudaStream_t);
+#define FOR_TYPE(T) \
+  template int64_t try_launch_strips<T, Pass::backward>(const Conv2dArrays<T>&, const Conv2dShape&, cudaStream_t);
+FOR_TYPE(float)
+FOR_TYPE(__half)
+FOR_TYPE(__nv_bfloat16)
 
 int64_t strips_parts(const Conv2dShape& s, int bytes) {
   if (!fits_strips(s, bytes, Pass::backward)) return 0;

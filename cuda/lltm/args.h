@@ -32,22 +32,21 @@ inline int64_t workspace_rows(bool on_cpu, int64_t n_samples, int64_t n_rays) {
 
 template <class T>
 struct LltmForward {
-  const T* input;    // [N, I]
-  const T* weight;   // [3H, H + I]
-  const T* bias;     // [3H]
-  const T* h0;       // [R, H]
-  const T* c0;       // [R, H]
-  T* h;              // [N, H]
-  T* h_n;            // [R, H]
-  T* c_n;            // [R, H]
-  T* workspace;      // [workspace_rows, H], written for the backward pass; or null
-  T* packed_weight;  // [packed_weight_size], scratch of the kernels for a large state; or null
+  const T* input;   // [N, I]
+  const T* weight;  // [3H, H + I]
+  const T* bias;    // [3H]
+  const T* h0;      // [R, H]
+  const T* c0;      // [R, H]
+  T* h;             // [N, H]
+  T* h_n;           // [R, H]
+  T* c_n;           // [R, H]
+  T* workspace;     // [workspace_rows, H], written for the backward pass; or null
   LltmShape shape;
 
   template <class U>
   LltmForward<U> as() const {
-    return {(const U*)input, (const U*)weight, (const U*)bias, (const U*)h0,      (const U*)c0, (U*)h,
-            (U*)h_n,         (U*)c_n,          (U*)workspace,  (U*)packed_weight, shape};
+    return {(const U*)input, (const U*)weight, (const U*)bias, (const U*)h0,  (const U*)c0,
+            (U*)h,           (U*)h_n,          (U*)c_n,        (U*)workspace, shape};
   }
 };
 
@@ -99,22 +98,12 @@ struct LltmGateBackward {
   T* grad_h0;          // [R, H]
   T* grad_c0;          // [R, H]
   Sum* grad_bias;      // [BIAS_PARTIALS, 3H], zero at the start; the sum of its rows is the bias's gradient
-  T* packed_weight;    // [packed_weight_size_bwd], scratch of the kernels for a large state; or null
   LltmShape shape;
 
   template <class U>
   LltmGateBackward<U> as() const {
-    return {(const U*)grad_h,
-            (const U*)grad_h_n,
-            (const U*)grad_c_n,
-            (const U*)weight,
-            (const U*)workspace,
-            (U*)grad_gates,
-            (U*)grad_h0,
-            (U*)grad_c0,
-            (acc_t<U>*)grad_bias,
-            (U*)packed_weight,
-            shape};
+    return {(const U*)grad_h, (const U*)grad_h_n, (const U*)grad_c_n, (const U*)weight,     (const U*)workspace,
+            (U*)grad_gates,   (U*)grad_h0,        (U*)grad_c0,        (acc_t<U>*)grad_bias, shape};
   }
 };
 
@@ -130,24 +119,7 @@ constexpr int STATE16_PARTIALS = 256;  // blocks of the backward kernel for 16 u
 // Whether the current GPU takes these sizes by the kernels for a state of 16 units, whose backward pass is lltm_bwd.
 bool lltm_is_state16(DType, int64_t n_state, int64_t n_input);
 
-// A state or input of more than 64 has kernels that read a packed weight (large_state.cuh). Its elements; 0: not
-// packed.
-constexpr int MMA16_STATE = 64, MMA16_INPUT = 64;  // up to these, the weight fits in registers or shared memory
-inline int64_t round_up_16(int64_t n) { return (n + 15) / 16 * 16; }
-inline int64_t packed_weight_size(DType dtype, int64_t n_state, int64_t n_input) {
-  const bool large = n_state > MMA16_STATE || n_input > MMA16_INPUT || n_input == 0;
-  return large && dtype != DType::f64 ? 3 * round_up_16(n_state) * round_up_16(round_up_16(n_state) + n_input) : 0;
-}
-inline int64_t packed_weight_size_bwd(DType dtype, int64_t n_state) {
-  return n_state > MMA16_STATE && dtype != DType::f64 ? 3 * round_up_16(n_state) * round_up_16(n_state) : 0;
-}
-
-// What the generic kernels take of shared memory, in numbers of the accumulation type, and how many bytes there are.
-// Where that is too little, launchers give TOO_LARGE.
-constexpr Status TOO_LARGE = -1;
-HD constexpr int64_t round_up_4(int64_t n) { return (n + 3) / 4 * 4; }
-inline int64_t generic_shared(int64_t n_state, int64_t n_input) { return 2 * n_state + round_up_4(n_state + n_input); }
-inline int64_t generic_shared_bwd(int64_t n_state) { return round_up_4(5 * n_state) + 4; }
-int64_t lltm_shared_bytes();
+// The most units and inputs that the GPU's kernels take: the weight then fits in registers or shared memory.
+constexpr int LARGEST_ON_GPU = 64;
 
 }  // namespace nerfkit

@@ -35,19 +35,14 @@ struct Rays {
         n_input(input.size(1)),
         state(weight.dim() ? weight.size(0) / 3 : 0),
         offsets(check_contiguous("ray_offsets", offsets_in, input, ScalarType::Long, {ANY})),
-        shape{n, rays, int(n_input), int(state), nerfkit::offsets(offsets, n), order_data(order, input, rays)} {}
-};
-
-// `shared`: what the generic kernel takes of shared memory, in numbers of the accumulation type.
-void check_status(const char* op, Status status, const Tensor& input, const Rays& r, int64_t shared) {
+        shape{n, rays, int(n_input), int(state), nerfkit::offsets(offsets, n), order_data(order, input, rays)} {
 #ifdef USE_CUDA
-  const int64_t bytes = shared * (input.scalar_type() == ScalarType::Double ? 8 : 4);
-  STD_TORCH_CHECK(status != TOO_LARGE, "nerfkit: ", op, ": a state of ", r.state, " and ", r.n_input, " inputs take ",
-                  bytes, " bytes of shared memory, a block of this GPU has ", lltm_shared_bytes(),
-                  "; ops.backend(\"torch\") takes any size");
+    STD_TORCH_CHECK(state <= LARGEST_ON_GPU && n_input <= LARGEST_ON_GPU,
+                    "nerfkit: lltm: the GPU's kernels take up to ", LARGEST_ON_GPU, " units and inputs, got ", state,
+                    " and ", n_input);
 #endif
-  check_launch(op, status);
-}
+  }
+};
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
@@ -63,11 +58,10 @@ Four forward(const Tensor& input_in, const Tensor& offsets_in, const Tensor& wei
   const DType dtype = dtype_of(input);
   Tensor h = empty(input, {r.n, r.state}), h_n = empty(input, {r.rays, r.state}), c_n = empty(input, {r.rays, r.state});
   Tensor workspace = empty(input, {save ? workspace_rows(input.is_cpu(), r.n, r.rays) : 0, r.state});
-  Tensor packed = empty(input, {input.is_cpu() ? 0 : packed_weight_size(dtype, r.state, r.n_input)});
-  const LltmForward<void> arguments{const_ptr(input),       const_ptr(weight),   const_ptr(bias),  const_ptr(h0),
-                                    const_ptr(c0),          mutable_ptr(h),      mutable_ptr(h_n), mutable_ptr(c_n),
-                                    mutable_ptr(workspace), mutable_ptr(packed), r.shape};
-  check_status("lltm", lltm(dtype, arguments, device.stream), input, r, generic_shared(r.state, r.n_input));
+  const LltmForward<void> arguments{
+      const_ptr(input), const_ptr(weight), const_ptr(bias),  const_ptr(h0),          const_ptr(c0),
+      mutable_ptr(h),   mutable_ptr(h_n),  mutable_ptr(c_n), mutable_ptr(workspace), r.shape};
+  check_launch("lltm", lltm(dtype, arguments, device.stream));
   return {h, h_n, c_n, workspace};
 }
 
@@ -87,19 +81,12 @@ Five backward_by_products(const Tensor& grad_h, const Tensor& grad_h_n, const Te
   Tensor grad_gates = empty(input, {r.n, 3 * r.state});
   Tensor grad_h0 = empty(input, {r.rays, r.state}), grad_c0 = empty(input, {r.rays, r.state});
   Tensor bias_partials = zeros(input, {BIAS_PARTIALS, 3 * r.state}, acc_type(input.scalar_type()));
-  Tensor packed = empty(input, {packed_weight_size_bwd(dtype, r.state)});
-  const LltmGateBackward<void> arguments{const_ptr(grad_h),
-                                         const_ptr(grad_h_n),
-                                         const_ptr(grad_c_n),
-                                         const_ptr(weight),
-                                         const_ptr(workspace),
-                                         mutable_ptr(grad_gates),
-                                         mutable_ptr(grad_h0),
-                                         mutable_ptr(grad_c0),
-                                         mutable_ptr(bias_partials),
-                                         mutable_ptr(packed),
-                                         r.shape};
-  check_status("lltm_bwd", lltm_gates_bwd(dtype, arguments, stream), input, r, generic_shared_bwd(r.state));
+  const LltmGateBackward<void> arguments{const_ptr(grad_h),          const_ptr(grad_h_n),
+                                         const_ptr(grad_c_n),        const_ptr(weight),
+                                         const_ptr(workspace),       mutable_ptr(grad_gates),
+                                         mutable_ptr(grad_h0),       mutable_ptr(grad_c0),
+                                         mutable_ptr(bias_partials), r.shape};
+  check_launch("lltm_bwd", lltm_gates_bwd(dtype, arguments, stream));
   namespace stable = torch::stable;
   Tensor grad_input = empty0(input), grad_weight = empty0(input);
   Tensor all_weight = weight, saved = workspace;  // narrow() takes no const tensor

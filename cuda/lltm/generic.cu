@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The LLTM of any size and type, in plain arithmetic: one warp per ray.
+// The LLTM of any type, in plain arithmetic: one warp per ray. Up to 64 units and inputs, so that a warp's numbers fit
+// in the shared memory that every GPU has.
 
 #include "lltm/launchers.cuh"
 
@@ -14,7 +15,7 @@ __global__ void __launch_bounds__(32) lltm_generic_forward(const LltmForward<T> 
   using A = acc_t<T>;
   extern __shared__ __align__(16) unsigned char shared[];
   const int H = a.shape.n_state, I = a.shape.n_input, lane = threadIdx.x;
-  A *in = reinterpret_cast<A*>(shared), *h_new = in + round_up_4(H + I), *c = h_new + H;  // in = [h, input]
+  A *in = reinterpret_cast<A*>(shared), *h_new = in + H + I, *c = h_new + H;  // in = [h, input]
   for (int64_t ray = blockIdx.x; ray < a.shape.n_rays; ray += gridDim.x) {
     for (int j = lane; j < H; j += 32) in[j] = A(a.h0[ray * H + j]), c[j] = A(a.c0[ray * H + j]);
     for (int64_t n = a.shape.ray_offsets[ray]; n < a.shape.ray_offsets[ray + 1]; ++n) {
@@ -81,37 +82,28 @@ __global__ void __launch_bounds__(32)
 
 // shared: numbers of the accumulation type.
 template <class T, class Kernel, class Arguments, class Saved>
-Status launch_generic(Kernel kernel, const Arguments& a, const Saved& saved, int64_t shared, const LltmLaunch& on) {
-  shared *= sizeof(acc_t<T>);
-  if (shared > on.gpu.shared_bytes) return TOO_LARGE;
-  allow_shared(kernel, on.gpu);
+void launch_generic(Kernel kernel, const Arguments& a, const Saved& saved, int64_t shared, const LltmLaunch& on) {
   const int64_t blocks = std::min<int64_t>(a.shape.n_rays, BIAS_PARTIALS);
-  kernel<<<unsigned(blocks), 32, size_t(shared), on.stream>>>(a, saved);
-  return 0;
+  kernel<<<unsigned(blocks), 32, size_t(shared) * sizeof(acc_t<T>), on.stream>>>(a, saved);
 }
 
 }  // namespace
 
-Status launch_generic_forward(const LltmLaunch& on, const LltmForward<void>& arguments) {
-  Status status = 0;
+void launch_generic_forward(const LltmLaunch& on, const LltmForward<void>& arguments) {
   dispatch(on.dtype, [&](auto element) {
     using T = decltype(element);
     const LltmForward<T> a = arguments.as<T>();
-    const int64_t shared = generic_shared(a.shape.n_state, a.shape.n_input);
-    status = launch_generic<T>(lltm_generic_forward<T>, a, saved_gates(a.workspace, a.shape), shared, on);
+    const int64_t shared = 3 * a.shape.n_state + a.shape.n_input;
+    launch_generic<T>(lltm_generic_forward<T>, a, saved_gates(a.workspace, a.shape), shared, on);
   });
-  return status;
 }
 
-Status launch_generic_backward(const LltmLaunch& on, const LltmGateBackward<void>& arguments) {
-  Status status = 0;
+void launch_generic_backward(const LltmLaunch& on, const LltmGateBackward<void>& arguments) {
   dispatch(on.dtype, [&](auto element) {
     using T = decltype(element);
     const LltmGateBackward<T> a = arguments.as<T>();
-    const int64_t shared = generic_shared_bwd(a.shape.n_state);
-    status = launch_generic<T>(lltm_generic_backward<T>, a, saved_gates(a.workspace, a.shape), shared, on);
+    launch_generic<T>(lltm_generic_backward<T>, a, saved_gates(a.workspace, a.shape), 5 * a.shape.n_state, on);
   });
-  return status;
 }
 
 }  // namespace nerfkit

@@ -20,12 +20,10 @@ Status launch_state16_backward(const LltmLaunch&, const LltmBackward<void>&);
 template <class T>  // float, __half or __nv_bfloat16
 bool launch_mma16_forward(const LltmLaunch&, const LltmForward<void>&);
 bool launch_mma16_backward(const LltmLaunch&, const LltmGateBackward<void>&);
-bool launch_large_state_forward(const LltmLaunch&, const LltmForward<void>&);
-bool launch_large_state_backward(const LltmLaunch&, const LltmGateBackward<void>&);
-Status launch_generic_forward(const LltmLaunch&, const LltmForward<void>&);
-Status launch_generic_backward(const LltmLaunch&, const LltmGateBackward<void>&);
+void launch_generic_forward(const LltmLaunch&, const LltmForward<void>&);
+void launch_generic_backward(const LltmLaunch&, const LltmGateBackward<void>&);
 
-// What mma16, large_state and generic save, in this order in the workspace; T is const on the way back.
+// What mma16 and generic save, in this order in the workspace; T is const on the way back.
 template <class T>
 struct SavedGates {
   T* activated;  // [N, 3H], gates after activation: input gate, output gate, candidate; null: nothing is saved

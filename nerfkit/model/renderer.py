@@ -105,11 +105,14 @@ class Renderer(Model):
     def resolved(self, device: torch.device | str) -> dict[str, Resolved]:
         device = torch.device(device)
         dtype = torch.float16 if self.half_precision and device.type == "cuda" else torch.float32
-        if not isinstance(self.decoder, Decoder):
-            return super().resolved(device)
-        unfit = self.decoder.why_no_kernel(device, dtype)
-        chosen = (choices() | self.backends)["mlp"]
-        return super().resolved(device) | {"mlp": resolve("mlp", str(device), chosen, unfit)}
+        unfit = {}
+        if isinstance(self.decoder, Decoder):
+            unfit["mlp"] = self.decoder.why_no_kernel(device, dtype)
+        if isinstance(self.aggregator, RayAggregator):
+            unfit["lltm"] = self.aggregator.why_no_kernel(device)
+        chosen = choices() | self.backends
+        own = {op: resolve(op, str(device), chosen[op], why) for op, why in unfit.items()}
+        return super().resolved(device) | own
 
     def autocast(self, device: torch.device) -> AbstractContextManager:
         """Half precision for features and networks on a GPU; elsewhere the caller's autocast applies."""

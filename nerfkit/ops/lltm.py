@@ -15,6 +15,7 @@ from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
 
 FEW_RAYS, LONG_RAY = 1024, 64  # rays, mean samples: sorting fewer or longer rays costs more than it saves
+LARGEST_ON_GPU = 64  # units and inputs that the kernels take, as in cuda/lltm/args.h
 
 
 def lltm(
@@ -43,8 +44,10 @@ def lltm(
 
     dtype: one floating type for all. Differentiable once in every input but ray_offsets; a second
     derivative raises NotImplementedError.
+    On a GPU the kernels take H and I of up to 64; more of either runs the definition where the backend is "auto".
     Raises ValueError for a shape or device, TypeError for a dtype that does not fit, RuntimeError for row pointers on a
-    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition.
+    CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a precondition. BackendError
+    where the backend is "cuda" and H or I is too large.
     Source: as `lltm_cell`.
 
     >>> weight = torch.tensor([[0.0, 0], [0, 0], [0, 1]])                    # gates half open, candidate = input
@@ -64,7 +67,20 @@ def lltm(
     check_shape("lltm", "c0", c0, tuple(h0.shape))
     check_parameters("lltm", weight, bias, h0.shape[1], input.shape[1])
     check_same("lltm", input=input, weight=weight, bias=bias, h0=h0, c0=c0)
-    return implementation("lltm", input)(input, ray_offsets, weight, bias, h0, c0)
+    unfit = why_no_kernel(input.device, h0.shape[1], input.shape[1])
+    return implementation("lltm", input, unfit)(input, ray_offsets, weight, bias, h0, c0)
+
+
+def why_no_kernel(device: torch.device | str, n_state: int, n_input: int) -> str | None:
+    """Why the kernels of `device` do not support H = `n_state` and I = `n_input`; None if they do, as a CPU's always.
+
+    >>> why_no_kernel("cuda", 128, 32)
+    'its kernels take a state and an input of at most 64 values, got 128 and 32'
+    """
+    device = torch.device(device) if isinstance(device, str) else device
+    if device.type != "cuda" or max(n_state, n_input) <= LARGEST_ON_GPU:
+        return None
+    return f"its kernels take a state and an input of at most {LARGEST_ON_GPU} values, got {n_state} and {n_input}"
 
 
 @implements("lltm", "torch")

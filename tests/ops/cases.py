@@ -306,7 +306,7 @@ CASES: list[Case] = [
     _lltm("one_state", (3, 1), 1, 1),
     _lltm("state16", (2, 0, 3), 16, 16),
     _lltm("state16_32_inputs", (1, 2), 32, 16),
-    _lltm("wide_input", (2, 0, 1), 70, 2),
+    _lltm("wide_input", (2, 0, 1), 64, 2),
     _mlp("one_hidden", 3, (16,), (16,), 2),
     _mlp("two_hidden", 2, (16, 16), (16, 16), 1),
     _mlp("odd_sizes", 3, (3, 2), (4, 5, 3), 2),
