@@ -4,12 +4,12 @@
 from tests.faults.fault import Fault
 
 FAULTS = [
-    Fault("photographs_matched_as_stored", "data/sfm/attempts.py", "photo.is_turned or ", "", "photographs"),
+    Fault("photographs_matched_as_stored", "data/sfm/mapping.py", "photo.is_turned or ", "", "photographs"),
     Fault(
         "a_lens_for_every_size_alone",
         "data/sfm/photographs.py",
-        "photo.lens}\n    groups",
-        "photo.name}\n    groups",
+        "lens = [header.width, header.height]",
+        "lens = [name]",
         "photographs",
     ),
     Fault(
