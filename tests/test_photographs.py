@@ -1,130 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Photographs and videos without poses: when they are looked for, and when not."""
+"""Photographs and videos without poses: when they are looked for, of what, and what is left where that fails."""
 
-import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
+import imageio_ffmpeg
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from nerfkit.data.colmap import write_model
-from nerfkit.data.load import load_scene
-from nerfkit.data.sfm import photographs as ph
-from nerfkit.data.sfm.attempts import Attempts
-from nerfkit.data.sfm.model_folder import ModelFolder
-from nerfkit.data.sfm.plan import Plan
+from nerfkit.data.load import load_capture
+from nerfkit.data.sfm import mapping, solve
+from nerfkit.data.sfm.photographs import choose_pairs, counts_up, find_photographs
+from nerfkit.data.sfm.video_frames import extract_frames
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in, colmap_in
-
-
-@pytest.fixture
-def solved(monkeypatch) -> list[tuple]:
-    """What poses were looked for, of the toy scene."""
-    asked = []
-
-    def solve(source: Path, out: Path | None, report) -> Path:
-        asked.append((source, out))
-        capture = capture_in(source.parent / "again", [PINHOLE] * 20)
-        folder = out or source.with_name(f"{source.stem}_frames")
-        folder.mkdir()
-        capture.images[0].file.parent.rename(folder / "images")
-        write_model(folder / "sparse" / "0", capture)
-        return folder
-
-    monkeypatch.setattr("nerfkit.data.load.solve", solve)
-    return asked
-
-
-@pytest.mark.parametrize("name", ["photos", "film.mp4"])
-def test_poses_of_photographs_and_videos_are_looked_for(tmp_path, solved, capsys, name: str):
-    source = tmp_path / name
-    source.touch() if "." in name else capture_in(source, [PINHOLE] * 20)
-    scene = load_scene(str(source), sfm=str(tmp_path / "poses"))
-    assert solved == [(source, tmp_path / "poses")] and scene.format == "colmap"
-    assert len(scene.split("train").cameras) == 17 and scene.format_again == "auto", "poses are looked for again"
-    assert_names(capsys.readouterr().out, name, "poses")
-
-
-def test_photographs_may_lie_in_subfolders_but_not_in_those_of_several_scenes(tmp_path, solved):
-    for side in ("left", "right"):
-        shutil.move(capture_in(tmp_path / side, [PINHOLE] * 20).images[0].file.parent, tmp_path / "photos" / side)
-    assert load_scene(str(tmp_path / "photos"), sfm=str(tmp_path / "poses")).format == "colmap"
-    assert len(solved) == 1
-    colmap_in(tmp_path / "photos" / "scene", [PINHOLE] * 20)
-    with raises_naming(SceneError, "data.path", tmp_path / "photos", "colmap"):
-        load_scene(str(tmp_path / "photos"))
-
-
-@pytest.mark.parametrize("below", ["", "images"])
-def test_a_folder_that_holds_images_of_other_kinds(tmp_path, solved, below: str):
-    """As a phone may give them: what is in the way is named, not the formats that the folder is not of."""
-    place = tmp_path / "photos" / below
-    place.mkdir(parents=True)
-    for name in ("a.HEIC", "b.heic", "c.tif"):
-        (place / name).touch()
-    with raises_naming(SceneError, "data.path", place, "2 .heic", "1 .tif", "JPEG"):
-        load_scene(str(tmp_path / "photos"))
-    assert not solved
-
-
-def test_poses_are_not_looked_for_where_they_are(tmp_path, solved):
-    folder = colmap_in(tmp_path, [PINHOLE] * 20)
-    load_scene(str(folder))
-    with raises_naming(SceneError, "data.path", folder / "images", folder):
-        load_scene(str(folder / "images"))
-    (tmp_path / "empty").mkdir()
-    with raises_naming(SceneError, "data.path", tmp_path / "empty", "colmap"):
-        load_scene(str(tmp_path / "empty"))
-    assert not solved
-
+from tests.toy_scene import look_at
 
 TURNED, MODEL = 274, 272  # tags of EXIF
 
 
-def photographs_in(folder: Path) -> list[ph.Photograph]:
-    """Of one phone, upright, turned and cropped; of another one; a drawing without EXIF."""
-    folder.mkdir()
+def photographs_in(folder: Path) -> Path:
+    """Of one phone, upright, turned and cropped; of another one; drawings without EXIF."""
+    (folder / "more").mkdir(parents=True)
     for name, size, turn, model in (
-        ("a.jpg", (40, 60), 1, "one"), ("b.jpg", (60, 40), 6, "one"), ("c.jpg", (40, 60), 3, "one"),
+        ("a.jpg", (40, 60), 1, "one"), ("b.jpg", (60, 40), 6, "one"), ("more/c 10.jpg", (40, 60), 3, "one"),
         ("d.jpg", (30, 60), 1, "one"), ("e.jpg", (40, 60), 1, "two"), ("f.png", (40, 60), 1, ""),
-        ("g.webp", (40, 60), 8, ""),
+        ("g.webp", (60, 40), 8, ""),
     ):  # fmt: skip
         image = Image.new("RGB", size, "white")
         image.paste("red", (0, 0, size[0] // 2, size[1] // 4))
         exif = Image.Exif()
         exif[TURNED], exif[MODEL] = turn, model
         image.save(folder / name, exif=exif if model or turn != 1 else None)
-    return ph.find_photographs(folder, print)
+    return folder
 
 
-def test_photographs_of_one_size_and_camera_share_a_lens(tmp_path):
-    found = photographs_in(tmp_path / "photos")
-    mode = ph.camera_mode(found)
-    groups = ph.of_one_lens(found, mode)
-    assert mode == "PER_LENS" and groups == [["a.jpg", "b.jpg", "c.jpg"], ["d.jpg"], ["e.jpg"], ["f.png"], ["g.webp"]]
-    attempts = Attempts(
-        ModelFolder(tmp_path / "sparse"), tmp_path / "photos", found, Plan(mode, "OPENCV", False), None, print
-    )
-    alone = (["d.jpg", "e.jpg", "f.png", "g.webp"], None, "PER_IMAGE")
-    assert attempts._groups({}) == [(["a.jpg", "b.jpg", "c.jpg"], None, "SINGLE"), alone]
-    assert attempts._groups({"b.jpg": 7})[0] == (["a.jpg", "b.jpg", "c.jpg"], 7, "SINGLE"), "as it has begun"
-    same = [photo for photo in found if photo.name in groups[0]]
-    assert ph.camera_mode(same) == "SINGLE" and ph.of_one_lens(same, "SINGLE") == groups[:1]
+@pytest.fixture
+def registers(monkeypatch) -> list[int]:
+    """How many photographs get a pose, the next time last; without a number it is as with Ctrl-C."""
+    counts = []
+
+    def largest_model(folder, found, *others):
+        if not counts:
+            raise KeyboardInterrupt
+        images = [SimpleNamespace(name=photo.name, has_pose=True) for photo in found[: counts.pop()]]
+        numbers = {"num_points3D": lambda: 9, "compute_mean_reprojection_error": lambda: 0.5}
+        write = lambda place: write_model(place, capture_in(place / "made", [PINHOLE] * 3))  # noqa: E731
+        return SimpleNamespace(images=dict(enumerate(images)), write=write, **numbers)
+
+    monkeypatch.setattr("nerfkit.data.sfm.largest_model", largest_model)
+    return counts
 
 
-def test_photographs_are_matched_upright(tmp_path):
-    """pycolmap does not heed their EXIF orientation, by which they are trained."""
-    found = photographs_in(tmp_path / "photos")
-    assert [photo.is_turned for photo in found] == [False, True, True, False, False, False, True]
-    plan = Plan("PER_LENS", "OPENCV", False)
-    folder = Attempts(ModelFolder(tmp_path / "sparse"), tmp_path / "photos", found, plan, None, print)._readable()
-    for photo in found:
-        with Image.open(folder / photo.name) as image:
-            assert image.size == (photo.width, photo.height) and image.getexif().get(TURNED, 1) == 1
-            assert image.getexif().get(MODEL, "") == photo.camera[0], "by which COLMAP knows focal lengths"
-            assert image.format == {"jpg": "JPEG"}.get(photo.name[-3:], "PNG")
-    red = {"b.jpg": (38, 2), "c.jpg": (38, 58), "g.webp": (2, 38)}  # the corner in which the stored first one is seen
-    for name, place in red.items():
-        with Image.open(folder / name) as image:
-            assert image.convert("RGB").getpixel(place)[1] < 40, name
+def test_poses_are_looked_for_where_there_are_none(tmp_path, registers):
+    for place in (photographs_in(tmp_path / "photos"), photographs_in(tmp_path / "scene" / "images").parent):
+        with pytest.raises(KeyboardInterrupt):
+            load_capture(str(place))
+    posed = colmap_in(tmp_path / "several" / "posed", [PINHOLE] * 3)
+    assert load_capture(str(posed)).format == "colmap"
+    with raises_naming(SceneError, "data.path", posed / "images", posed):
+        load_capture(str(posed / "images"))
+    with raises_naming(SceneError, "data.path", posed.parent, "colmap"):
+        load_capture(str(posed.parent))
+    (tmp_path / "phone").mkdir()
+    (tmp_path / "phone" / "a.HEIC").touch()
+    with raises_naming(SceneError, "data.path", tmp_path / "phone", "1 .heic", "JPEG"):
+        load_capture(str(tmp_path / "phone"))
+
+
+def test_photographs_of_one_size_and_camera_share_a_lens_and_are_matched_upright(tmp_path):
+    folder = photographs_in(tmp_path / "photos")
+    found = find_photographs(folder, print)
+    groups = [" ".join(photo.name for photo in found if photo.lens == lens) for lens in {photo.lens for photo in found}]
+    assert sorted(groups) == ["a.jpg b.jpg more/c 10.jpg", "d.jpg", "e.jpg", "f.png g.webp"]
+    red = {"b.jpg": (38, 2), "more/c 10.jpg": (38, 58), "g.webp": (2, 58)}  # where the stored first corner is seen
+    for name, photo in mapping._readable(folder, found, tmp_path / "upright").items():
+        with Image.open(tmp_path / "upright" / name) as image:
+            assert image.size == photo.lens[:2] and image.getexif().get(TURNED, 1) == 1
+            assert image.getexif().get(MODEL, "") == "".join(photo.lens[2:]), "by which COLMAP knows focal lengths"
+            assert image.convert("RGB").getpixel(red.get(photo.name, (2, 2)))[1] < 40, photo.name
+
+
+def test_what_is_matched_with_what():
+    walk = [f"img_{number}.jpg" for number in range(1000)]
+    assert len(choose_pairs(walk[:120], False)) == 120 * 119 / 2
+    assert (0, 512) in choose_pairs(walk, False) and len(choose_pairs(walk, False)) < 17_000
+    assert len(choose_pairs(walk[:100], True)) < 1_600 and not counts_up([f"{n * 977:x}.jpg" for n in range(300)])
+
+
+def test_a_model_is_made_once_and_only_of_the_same_photographs(tmp_path, registers, capsys):
+    photos, out = photographs_in(tmp_path / "photos"), tmp_path / "out"
+    registers.append(4)
+    for _ in range(2):  # making it the second time would be a KeyboardInterrupt
+        assert len(load_capture(str(photos), sfm=str(out)).images) == 3
+    assert_names(capsys.readouterr().out, "4 of 7", "more/c 10.jpg")
+    (photos / "f.png").unlink()
+    for folder in (out / "sparse", colmap_in(tmp_path / "other", [PINHOLE] * 3) / "images"):
+        before = sorted(folder.parent.rglob("*"))
+        with raises_naming(SceneError, folder, "--data.sfm"):
+            solve(photos, folder.parent)
+        assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_what_is_stopped_or_fails_leaves_nothing(tmp_path, registers):
+    photos = photographs_in(tmp_path / "my photos")
+    before = sorted(photos.rglob("*"))
+    with pytest.raises(KeyboardInterrupt):
+        solve(photos)
+    registers.append(3)
+    with raises_naming(SceneError, "3 of 7", "f.png", "colmap mapper", f"--output_path '{photos}/sparse'"):
+        solve(photos)
+    assert sorted(photos.rglob("*")) == before
+
+
+def test_a_video_gives_its_sharpest_frames(tmp_path, monkeypatch):
+    film, folder = tmp_path / "film.mp4", tmp_path / "frames" / "images"
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
+    sharp = noise.resize((384, 256), Image.Resampling.NEAREST)
+    writer = imageio_ffmpeg.write_frames(str(film), sharp.size, quality=9)
+    writer.send(None)
+    for index in range(12):  # of four, one is sharp
+        writer.send(np.ascontiguousarray(sharp if index % 4 == 2 else sharp.filter(ImageFilter.GaussianBlur(8))))
+    writer.close()
+    monkeypatch.setattr("nerfkit.data.sfm.video_frames.FRAMES", 3)
+    frames = sorted(extract_frames(film, folder, print).glob("*.jpg"))
+    assert len(frames) == 3 and all(np.asarray(Image.open(frame).convert("L")).std() > 25 for frame in frames)
+
+
+def test_poses_of_a_corner_of_a_room(tmp_path):
+    pytest.importorskip("pycolmap")
+    (tmp_path / "photos").mkdir()
+    paint = np.random.default_rng(0).integers(0, 256, (3, 64, 64), np.uint8)  # of three walls
+    x, y = np.meshgrid(np.arange(240) - 119.5, np.arange(180) - 89.5)
+    poses = [look_at(np.array([2.5 - 0.25 * k, 1.25 + 0.25 * k, 2 + 0.1 * k])) for k in range(6)]
+    for index, pose in enumerate(poses):
+        directions = np.stack((x / 240, -y / 240, -np.ones_like(x)), axis=-1) @ pose[:3, :3].T
+        distances = np.where(directions < 0, -pose[:3, 3] / directions, np.inf)
+        wall = distances.argmin(axis=-1)[..., None]
+        cells = (12 * (pose[:3, 3] + directions * distances.min(axis=-1, keepdims=True))).astype(int) % 64
+        one, two = (np.take_along_axis(cells, (wall + i) % 3, axis=-1) for i in (1, 2))
+        Image.fromarray(paint[wall, one, two][..., 0]).save(tmp_path / "photos" / f"{index}.png")
+    images = load_capture(str(tmp_path / "photos")).images
+    centers = np.array([[image.camera_to_world[:, 3] for image in images], [pose[:3, 3] for pose in poses]])
+    found, true = np.linalg.norm(centers[:, 1:] - centers[:, :1], axis=2)  # [5]
+    np.testing.assert_allclose(found / found[-1], true / true[-1], rtol=0.03)
+    assert images[0].lens.params[0] == pytest.approx(240, rel=0.03)

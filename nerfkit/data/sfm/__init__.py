@@ -1,137 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
 """Photographs or a video -> a COLMAP folder with camera poses, by pycolmap (pip install "nerfkit[photos]").
 
-    FOLDER/ or FOLDER/images/     photographs, also in sub-folders
-    FOLDER/sparse/0/              the model found, in COLMAP's binary files
-    FOLDER/sparse/database.db     features and matches, for other tools and for work that goes on
-    FOLDER/sparse/solved.json     of which photographs and how, and what came of it
+    FOLDER/images/          the photographs, a link to them, or the frames of the video
+    FOLDER/sparse/0/        the model, in COLMAP's binary files
 
-What is finished is used at once the next time; what was stopped goes on with the database.
+FOLDER is that of the photographs, `<name>_frames` beside a video, or --data.sfm.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
+import shlex
 from pathlib import Path
 
-import msgspec
-
-from nerfkit.data.sfm import photographs as ph
-from nerfkit.data.sfm import video_frames
-from nerfkit.data.sfm.attempts import LEAST, Attempts
-from nerfkit.data.sfm.model_folder import MODEL, PARTIAL, RECORD, ModelFolder
-from nerfkit.data.sfm.photographs import Photograph
-from nerfkit.data.sfm.plan import Outcome, Plan, Record, some
-from nerfkit.data.sfm.process import Report, check_pycolmap
+from nerfkit.data.sfm.made_whole import ELSEWHERE, is_made, made_whole
+from nerfkit.data.sfm.mapping import largest_model
+from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
+from nerfkit.data.sfm.video_frames import extract_frames
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
+LISTED = 10  # names in a message, at most
 
-def solve(
-    photos: str | Path, out: str | Path | None = None, report: Report = print, allow_partial: bool = False
-) -> Path:
-    """The COLMAP folder of a folder of photographs or of a video, made unless it is there.
 
-    It is the folder of the photographs, `<name>_frames` beside a video, or `out`; its model is in `sparse/0`. `report`
-    gets lines of progress. Raises SceneError, among others if less than half of the photographs get a pose and not
-    `allow_partial`. Ctrl-C leaves what is done.
+def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
+    """The COLMAP folder of a folder of photographs or of a video, made unless it is there; `report` gets progress.
+
+    Raises SceneError, among others if fewer than half of the photographs get a pose.
     """
-    source = Path(photos).expanduser()
-    from_video = video_frames.is_video(source) and not source.is_dir()
-    if not from_video and not source.is_dir():
-        kinds = ", ".join(suffix[1:] for suffix in video_frames.SUFFIXES)
-        raise SceneError(f"{shown(source)} is neither a folder of photographs nor a video ({kinds})")
-    usual = source.with_name(f"{source.stem}_frames") if from_video else source
-    root = Path(out).expanduser() if out is not None else _writable(usual, report)
-    images = root / "images" if from_video else ph.image_folder(source)
-    if from_video:
-        video_frames.extract_frames(source, images, report)
-    found = ph.find_photographs(images, report)
-    if root / "images" != images and root != images:
-        _link(root / "images", images, report)
-    folder = ModelFolder(root / "sparse")
-    folder.lock()
+    is_video = source.is_file()
+    root = out or (source.with_name(f"{source.stem}_frames") if is_video else source)
     try:
-        _fill(folder, images, found, from_video, report, allow_partial)
-    finally:
-        folder.unlock()
+        images = extract_frames(source, root / "images", report) if is_video else image_folder(source)
+        found = find_photographs(images, report)
+        if images not in (root, root / "images"):
+            _link(root / "images", images)
+        record = {photo.name: photo.bytes for photo in found}
+        if not is_made(root / "sparse", record):
+            with made_whole(root / "sparse", record) as sparse:
+                _solve(images, found, is_video, sparse, report)
+    except OSError as error:
+        raise SceneError(f"cannot write to {shown(root)}: {error.strerror or error}; {ELSEWHERE}") from None
     return root
 
 
-def _fill(
-    folder: ModelFolder, images: Path, found: list[Photograph], is_video: bool, report: Report, partial: bool
-) -> None:
-    """Fill the folder `sparse`, or take what is in it."""
-    mode = ph.camera_mode(found)
-    pairs = ph.choose_pairs([photo.name for photo in found], is_video)
-    n_turned = sum(photo.is_turned for photo in found)
-    plan = Plan(mode, ph.camera_model(mode, len(found)), pairs is not None, n_turned)
-    wanted = Record({photo.name: photo.bytes for photo in found}, plan)
-    outcome = _known(folder, wanted, report)
-    if outcome is None:
-        check_pycolmap()
-        folder.remove_models()
-        folder.write_record(wanted)
-        outcome = Attempts(folder, images, found, plan, pairs, report).run()
-        folder.write_record(msgspec.structs.replace(wanted, outcome=outcome))
-    _tell(outcome, folder, report)
-    if outcome.registered < LEAST * outcome.total and not partial:
+def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, report: Report) -> None:
+    """Put the model into `sparse`; work files are beside it."""
+    model = largest_model(images, found, is_video, sparse.parent, report)
+    registered = {image.name for image in model.images.values() if image.has_pose} if model else set()
+    missing = [photo.name for photo in found if photo.name not in registered]
+    summary = f"registered {len(registered)} of {len(found)} photographs"
+    if 2 * len(registered) < len(found):
+        is_one_lens = len({photo.lens for photo in found}) == 1
         raise SceneError(
-            f"only {outcome.registered} of {outcome.total} photographs in {shown(images)} got a pose (not: "
-            f"{some(outcome.missing)}); take more that overlap, or allow a partial model; to try again, delete "
-            f"{shown(folder.path)}"
+            f"{summary} in {shown(images)}, fewer than half; without a pose: {_some(missing)}. Take more, sharp and "
+            "with two thirds of overlap, or remove those that show something else. COLMAP itself has more to try:\n"
+            + _by_hand(sparse.parent.parent, images, is_video, is_one_lens)
         )
-    if (folder.path / PARTIAL).is_dir():
-        folder.place(folder.path / PARTIAL, MODEL)
+    report(f"{summary}, {model.num_points3D()} points, {model.compute_mean_reprojection_error():.2f} px")
+    if missing:
+        report(f"without a pose: {_some(missing)}")
+    (sparse / "0").mkdir()
+    model.write(sparse / "0")
 
 
-def _known(folder: ModelFolder, wanted: Record, report: Report) -> Outcome | None:
-    """What came of it if it is finished; what is of other photographs is deleted."""
-    record = folder.read_record()
-    if record is None or record.plan != wanted.plan or not record.photographs.items() <= wanted.photographs.items():
-        if record is not None:
-            report(f"the photographs have changed since {shown(folder.path)} was made: it is made again")
-        folder.clear()
-        return None
-    return record.outcome if record.photographs == wanted.photographs and folder.is_finished() else None
-
-
-def _tell(outcome: Outcome, folder: ModelFolder, report: Report) -> None:
-    """Report what came of it."""
-    report(outcome.summary)
-    if outcome.missing and outcome.registered:
-        report(f"not registered: {some(outcome.missing, 20)}")
-    for note in outcome.notes:
-        report(f"note: {note}; look at the model in {shown(folder.path)}")
-
-
-def _writable(root: Path, report: Report) -> Path:
-    """`root`, or a folder in the user's cache if nothing can be written there."""
-    if _can_write(root / "sparse") or (root / "sparse" / RECORD).exists():
-        return root
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    name = f"{root.name}-{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:12]}"
-    instead = cache / "nerfkit" / "photos" / name
-    report(f"note: {shown(root)} cannot be written; the COLMAP model goes to {shown(instead)}")
-    return instead
-
-
-def _can_write(path: Path) -> bool:
-    """Whether something can be made in the folder, or in the nearest one above that is there."""
-    while not os.path.lexists(path) and path != path.parent:
-        path = path.parent
-    return path.is_dir() and os.access(path, os.W_OK | os.X_OK)
-
-
-def _link(link: Path, images: Path, report: Report) -> None:
+def _link(link: Path, images: Path) -> None:
     """Have the photographs in the COLMAP folder, too."""
-    if os.path.lexists(link):
-        if link.resolve() != images.resolve():
-            raise SceneError(f"{shown(link)} is there, and is not the folder of the photographs {shown(images)}")
-        return
-    try:
-        link.parent.mkdir(parents=True, exist_ok=True)
+    link.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.lexists(link):
         link.symlink_to(images.resolve(), target_is_directory=True)
-    except OSError as error:
-        report(f"note: no link {shown(link)} to the photographs could be made: {error.strerror}")
+    elif link.resolve() != images.resolve():
+        raise SceneError(f"{shown(link)} is there, and is not the folder of photographs {shown(images)}; {ELSEWHERE}")
+
+
+def _by_hand(root: Path, images: Path, is_video: bool, is_one_lens: bool) -> str:
+    """Commands whose model is read in the place of nerfkit's, with lower thresholds than COLMAP's own."""
+    database, sparse, images = (shlex.quote(str(path)) for path in (root / "database.db", root / "sparse", images))
+    both = f"--database_path {database} --image_path {images}"
+    return f"""\
+    colmap feature_extractor {both} --ImageReader.single_camera {int(is_one_lens)}
+    colmap {"sequential" if is_video else "exhaustive"}_matcher --database_path {database}
+    mkdir -p {sparse}
+    colmap mapper {both} --output_path {sparse} --Mapper.init_min_tri_angle 4 --Mapper.abs_pose_min_num_inliers 15"""
+
+
+def _some(names: list[str]) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return ", ".join(shown(name) for name in names[:LISTED]) + more

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Features, matches and models of photographs, by pycolmap, in calls short enough for Ctrl-C and lines of progress."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nerfkit.data.pixels import problem_with
+from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
+
+INSTALL = 'pip install "nerfkit[photos]"'
+SEED, DATABASE = 0, "database.db"
+MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
+MANY = 20  # photographs of one lens, from where a model of more parameters is well determined
+IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
+THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+INTERVAL = 5.0  # seconds between lines of progress
+
+
+def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: Path, report: Report) -> Any:
+    """The pycolmap.Reconstruction of most images, named as in `folder`; None if there is none. Works in `work`."""
+    try:
+        import pycolmap
+    except ModuleNotFoundError:
+        raise SceneError(f"camera poses are found by pycolmap, which is not installed: {INSTALL}") from None
+    names = _readable(folder, found, work / "images")
+    pycolmap.logging.minloglevel = pycolmap.logging.FATAL.value
+    pycolmap.set_random_seed(SEED)
+    try:
+        _extract(pycolmap, work, names, report)
+        pairs = choose_pairs([photo.name for photo in found], is_video)
+        _match(pycolmap, work, list(names), pairs, report)
+        model = _map(pycolmap, work, len(found), report)
+    except (RuntimeError, ValueError, IndexError) as error:  # what pycolmap raises
+        raise SceneError(f"pycolmap failed: {shown(str(error).strip())}") from None
+    for image in model.images.values() if model else ():
+        image.name = names[image.name].name
+    return model
+
+
+def _readable(folder: Path, found: list[Photograph], images: Path) -> dict[str, Photograph]:
+    """Photographs by the names that they get in the folder `images`, sorted as they are: links, or copies."""
+    images.mkdir()
+    names = {}
+    for number, photo in enumerate(found):
+        suffix = Path(photo.name).suffix.lower()
+        name = f"{number:06}{'.png' if suffix == '.webp' else suffix}"
+        names[name] = photo
+        if problem := problem_with(folder / photo.name):
+            raise SceneError(problem)
+        if photo.is_turned or suffix == ".webp":  # pycolmap does not heed EXIF's orientation, nor read WebP
+            save_upright(folder / photo.name, images / name)
+        else:
+            (images / name).symlink_to((folder / photo.name).resolve())
+    return names
+
+
+def _extract(pycolmap, work: Path, names: dict[str, Photograph], report: Report) -> None:
+    """Features; images of one lens share a camera."""
+    options = pycolmap.FeatureExtractionOptions()
+    options.max_image_size, options.num_threads, options.sift.max_num_features = MAX_IMAGE_SIZE, THREADS, FEATURES
+    lenses: dict[tuple, list[str]] = {}
+    for name, photo in names.items():
+        lenses.setdefault(photo.lens, []).append(name)
+    if len(lenses) > 1:
+        report(f"{len(lenses)} lenses: sizes of the photographs, or cameras or focal lengths in EXIF, differ")
+    step = _progress("features, photographs", len(names), report)
+    with pycolmap.Database.open(work / DATABASE) as database:
+        for group in lenses.values():
+            before = database.num_cameras()
+            reader = pycolmap.ImageReaderOptions()
+            reader.camera_model = "OPENCV" if len(group) >= MANY else "SIMPLE_RADIAL"
+            for first in range(0, len(group), IMAGES_AT_ONCE):
+                if (number := database.num_cameras()) > before:  # made with the first image that could be read
+                    reader.existing_camera_id = number
+                some, mode = group[first : first + IMAGES_AT_ONCE], pycolmap.CameraMode.SINGLE
+                pycolmap.extract_features(work / DATABASE, work / "images", some, mode, reader, options)
+                step(len(some))
+
+
+def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]], report: Report) -> None:
+    """Verified matches of the pairs."""
+    options, verification = pycolmap.FeatureMatchingOptions(), pycolmap.TwoViewGeometryOptions()
+    options.num_threads, verification.ransac.random_seed = THREADS, SEED
+    pairing = pycolmap.ImportedPairingOptions()
+    pairing.match_list_path = work / "pairs.txt"
+    step = _progress("matching, pairs", len(pairs), report)
+    for first in range(0, len(pairs), PAIRS_AT_ONCE):
+        some = pairs[first : first + PAIRS_AT_ONCE]
+        (work / "pairs.txt").write_text("".join(f"{names[one]} {names[two]}\n" for one, two in some))
+        pycolmap.match_image_pairs(work / DATABASE, options, pairing, verification)
+        step(len(some))
+
+
+def _map(pycolmap, work: Path, count: int, report: Report) -> Any:
+    """The model of most images, then of most points: it need not be the first."""
+    options = pycolmap.IncrementalPipelineOptions()
+    options.num_threads, options.random_seed = THREADS, SEED
+    step = _progress("mapping, photographs", count, report)
+    (work / "models").mkdir()
+    places = work / DATABASE, work / "images", work / "models"
+    models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: step(1))
+    return max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
+
+
+def _progress(title: str, total: int, report: Report) -> Callable[[int], None]:
+    """A function that is told how many more are done, and reports it now and then."""
+    began = told = time.monotonic()
+    done = 0
+
+    def step(more: int) -> None:
+        nonlocal told, done
+        before, done, now = done, min(done + more, total), time.monotonic()  # of several models, more than all are told
+        if now - told >= INTERVAL or before < done == total:
+            left = f", about {(now - began) * (total - done) / done:.0f} s left" if done < total else ""
+            report(f"{title}: {done} of {total}{left}")
+            told = now
+
+    return step
