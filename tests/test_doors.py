@@ -20,7 +20,7 @@ from tests.rigs import ring
 from tests.trainers import make_trainer
 
 STEPS = 20
-TINY = {"model.log2_table": 10, "trainer.samples": 512, "sampling.occupancy_resolution": 16, "trainer.steps": STEPS}
+TINY = {"model.log2_table": 10, "trainer.samples": 2048, "sampling.occupancy_resolution": 16, "trainer.steps": STEPS}
 
 
 def tiny(config: nerfkit.Config) -> nerfkit.Config:
@@ -43,11 +43,12 @@ def scene_folder(kind: str, folder: Path) -> tuple[Path, float]:
 
 
 @pytest.mark.parametrize("kind", ["orrery", "room", "colmap", "llff", "transforms"])
-def test_every_door_trains_the_same_bits(kind: str, tmp_path: Path, monkeypatch):
+def test_every_door_trains_the_same_bits(kind: str, device: str, tmp_path: Path, monkeypatch):
     path, downscale = scene_folder(kind, tmp_path / kind)
     words = [word for name, value in TINY.items() for word in (f"--{name}", str(value))]
     run = tmp_path / "run"
-    options = [str(path), "--data.downscale", str(downscale), "--out", str(run), "--device", "cpu", *words]
+    options = [str(path), "--data.downscale", str(downscale), "--out", str(run), "--device", device, *words]
+    options += ["--trainer.deterministic", "true"]
     train.main(train_options([*options, "--trainer.max_seconds", "0", "--eval.after_training", "false"]))
     wanted = {name: x for name, x in checkpoint.load(run)[0].items() if name.startswith(("model.", "optimizer."))}
 
@@ -57,8 +58,8 @@ def test_every_door_trains_the_same_bits(kind: str, tmp_path: Path, monkeypatch)
     monkeypatch.setitem(MODELS, "same", Same)
     scene = nerfkit.load_scene(str(path), downscale=downscale)
     for kind_of_model in ("field", "same"):
-        config = tiny(nerfkit.Config(device="cpu"))
-        config.model.kind, config.trainer.max_seconds = kind_of_model, 0.0
+        config = tiny(nerfkit.Config(device=device))
+        config.model.kind, config.trainer.max_seconds, config.trainer.deterministic = kind_of_model, 0.0, True
         trainer = nerfkit.Trainer(config, scene=scene)
         trainer.train()
         trainer.save(tmp_path / kind_of_model)
@@ -108,8 +109,10 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
     assert found == {"torch", "cpp"}
 
 
-def test_two_trainings_on_two_backends_at_once(small_config):
+def test_two_trainings_on_two_backends_at_once(small_config, device):
     """In two threads, each as by itself."""
+    small_config.device, small_config.trainer.deterministic = device, True
+    fused = "cuda" if device == "cuda" else "cpp"
 
     def trained(backend: str) -> dict[str, torch.Tensor]:
         small_config.ops.backend = backend
@@ -118,7 +121,7 @@ def test_two_trainings_on_two_backends_at_once(small_config):
             trainer.train_step()
         return trainer.model.state_dict()
 
-    alone = {backend: trained(backend) for backend in ("torch", "cpp")}
+    alone = {backend: trained(backend) for backend in ("torch", fused)}
     trainers, together = {}, {}
     for backend in alone:
         small_config.ops.backend = backend
