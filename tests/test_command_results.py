@@ -2,7 +2,6 @@
 """What the commands write, number by number. They are called in this process: each start of Python costs seconds."""
 
 import json
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -98,19 +97,16 @@ def test_a_resumed_run_takes_the_steps_that_are_left(options, run, capsys):
     limit = ("--trainer.max_seconds", 600)
     call(train, "--resume", run, "--trainer.steps", STEPS + 3, *limit, "--eval.after_training", "false")
     printed = capsys.readouterr().out
-    assert f"at most 600 s, of which {seconds:.1f} s are used" in printed
-    assert re.search(rf"trained {STEPS + 3} steps in \d+\.\d s in all", printed)
+    assert_names(printed, "600 s", f"{seconds:.1f} s", f"{STEPS + 3} steps")
     state = checkpoint.load(run)[1]
     assert state["step"] == STEPS + 3 and seconds < state["seconds"] < seconds + 60
     with pytest.raises(RunError):
         call(train, "--resume", run, "--trainer.steps", STEPS)
-    assert "nothing is left" not in printed
     for limits, option in (((), "--trainer.steps"), (("--trainer.max_seconds", 1e-3), "--trainer.max_seconds")):
         steps = STEPS + 3 if not limits else STEPS + 9
         call(train, "--resume", run, "--trainer.steps", steps, *limits, "--eval.after_training", "false")
-        printed = capsys.readouterr().out
-        assert f"nothing is left to train; to go on, raise {option}, now" in printed
-        assert bool(limits) == (": ended by trainer.max_seconds 0.001" in printed)
+        assert option in capsys.readouterr().out, "it is what ended the run"
+        assert checkpoint.load(run)[1]["step"] == STEPS + 3
 
 
 def test_a_run_is_replaced_only_when_that_is_asked_for(options, run):
@@ -129,11 +125,11 @@ def test_smaller_images_are_trained_and_scored(options, tmp_path, capsys):
     call(train, "--config", options, "--out", run, *small)
     cameras = load_run(run, "cpu").cameras()
     assert (cameras.width, cameras.height) == (12, 10)
-    assert f"of them beside their truth: {run}/eval/train" in capsys.readouterr().out
+    assert f"{run}/eval/train" in capsys.readouterr().out
     for again in (False, True):
         if again:
             call(eval_command, run, "--split", "test", "--device", "cpu", "--comparisons", 1)
-            assert f"1 of them beside their truth: {run}/eval; all with --comparisons -1" in capsys.readouterr().out
+            assert_names(capsys.readouterr().out, f"{run}/eval", "--comparisons -1")
         file = run / "metrics.json" if again else run / "eval" / "train" / "metrics.json"
         protocol = json.loads(file.read_text())["protocol"]
         assert (protocol["size"], protocol["downscale"]) == ("12x10", 1.25)
@@ -225,7 +221,7 @@ def test_a_video_has_the_frames_in_their_order(frames):
     assert [int(np.argmin(row)) for row in distances] == [0, 1, 2]
 
 
-def test_frames_that_are_there_are_kept_on_request(run, monkeypatch, capsys):
+def test_frames_that_are_there_are_kept_on_request(run, monkeypatch):
     few = ("--frames", 2, "--size", 6, 5, "--device", "cpu")
     call(render, run, *few)
     folder = run / "render" / "orbit"
@@ -249,9 +245,10 @@ def test_frames_that_are_there_are_kept_on_request(run, monkeypatch, capsys):
     monkeypatch.setattr(render, "load_run", load_another)
     with raises_naming(RunError, folder, "--resume"):
         call(render, run, *few, "--resume")  # of another training, of as many steps
-    capsys.readouterr()
+    earlier = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
     call(render, run, "--frames", 3, *few[2:])
-    assert "3 files of an earlier rendering are removed" in capsys.readouterr().out, "as they are out of date"
+    now = {file.name: file.stat().st_mtime_ns for file in folder.glob("0*.png")}
+    assert len(now) == 3 and all(now[name] > time for name, time in earlier.items()), "they were out of date"
 
 
 def test_a_rendering_that_is_stopped_says_how_it_goes_on(run, tmp_path, monkeypatch, capsys):

@@ -112,6 +112,7 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
 def test_two_trainings_on_two_backends_at_once(small_config, device):
     """In two threads, each as by itself."""
     small_config.device, small_config.trainer.deterministic = device, True
+    small_config.model.levels = 8  # which the kernel of the networks takes
     fused = "cuda" if device == "cuda" else "cpp"
 
     def trained(backend: str) -> dict[str, torch.Tensor]:

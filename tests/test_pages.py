@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nerfkit import config
-from nerfkit.commands import COMMANDS, eval, export, render, view
-from nerfkit.commands.options import TrainOptions
+from nerfkit.commands import COMMANDS
+from nerfkit.commands import options as cli
 from scripts import bench_ops, bench_train, bench_viewer, counters, measure, sweep
 
 PAGES = sorted([*Path("docs").rglob("*.md"), Path("README.md"), Path("CONTRIBUTING.md"), *Path("cuda").rglob("*.md")])
@@ -58,11 +58,9 @@ def options_of(kind: type, prefix: str = "") -> set[str]:
 
 
 OPTIONS = {
-    "train": options_of(TrainOptions) | {"viewer"},  # alone it is viewer.on
-    "view": options_of(view.ViewOptions),
-    "render": options_of(render.RenderOptions),
-    "eval": options_of(eval.EvalOptions),
-    "export": {"from"}.union(*(options_of(kind) for kind in export.KINDS.values())),
+    **{name: options_of(kind) for name, kind in cli.OPTIONS.items()},
+    "train": options_of(cli.TrainOptions) | {"viewer"},  # alone it is viewer.on
+    "export": {"from"}.union(*(options_of(kind) for kind in cli.KINDS.values())),
     "bench_ops": options_of(bench_ops.Options),
     "bench_train": options_of(bench_train.BenchOptions),
     "bench_viewer": options_of(bench_viewer.BenchOptions),

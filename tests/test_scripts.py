@@ -112,7 +112,7 @@ def test_render_into_the_working_folder(trained, tmp_path):
     other = (script, trained, "--frames", "3", "--size", "6", "5", "--out", ".", "--device", "cpu")
     assert_names(call(*other, folder=out, status=1), "another rendering", "--overwrite", "--out")
     assert list(out.glob("depth_z_*")), "nothing is lost by an accident"
-    assert "15 files of an earlier rendering are removed" in call(*other, "--overwrite", folder=out)
+    call(*other, "--overwrite", folder=out)
     assert not list(out.glob("depth_z_*")), "frames of another path must not pass for this path's"
 
 

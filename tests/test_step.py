@@ -213,7 +213,7 @@ def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
         bias.copy_(kept)
     for _ in range(10):
         trainer.train_step()
-    assert not trainer.training_step.failed and trainer.training_step.loss.isfinite()
+    assert not trainer.training_step.failed and trainer.training_step.last_loss.isfinite()
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 

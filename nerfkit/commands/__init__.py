@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`nerfkit train|render|view|export|eval|summary|doctor`, and the scripts of the same names."""
+"""`nerfkit COMMAND`, and the scripts of the same names."""
 
 from __future__ import annotations
 
