@@ -262,11 +262,6 @@ def test_resume_ignores_nothing(tmp_path):
         cli.train_options(["--resume", str(run), "--overwrite"])
 
 
-def test_an_old_run_has_todays_defaults_for_options_that_it_does_not_know():
-    old = config.load(["tests/run_0_1_0/config.toml"])
-    assert (old.model.kind, old.sampling.kind, old.trainer.deterministic) == ("field", "auto", False)
-
-
 def test_missing_file():
     with raises_naming(ConfigError, "'nowhere.toml'", "field", "lego", "orrery", "orrery_cpu"):
         config.load(["nowhere.toml"])

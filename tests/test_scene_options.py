@@ -13,12 +13,10 @@ from nerfkit.commands.train import before_the_scene, check_sizes, find_scene
 from nerfkit.config import Config
 from nerfkit.device import pick_device
 from nerfkit.errors import ConfigError
-from nerfkit.integrations.nerfbaselines import NerfKit
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.odd_captures import SMALL, write_capture
 from tests.rigs import grid, ring
-from tests.test_nerfbaselines import OVERRIDES, dataset
 from tests.toy_scene import write_scene
 
 BOX = "--data.box -4 -4 -4 4 4 4".split()
@@ -167,24 +165,3 @@ def test_training_with_equal_steps(tmp_path: Path):
     small = [*SMALL, "--sampling.cone", "0", "--sampling.step", "0.3", *UNBOUNDED]
     run = str(tmp_path / "run")
     assert train.main([*small, "--data.path", str(place(tmp_path / "place")), "--out", run]) == 0
-
-
-def test_nerfbaselines_chooses_as_training_does():
-    data = dataset()
-    data["images"] = [image[..., :3] for image in data["images"]]
-    data["metadata"] = {}
-    method = NerfKit(train_dataset=data, config_overrides=OVERRIDES)
-    config = method.config
-    assert config.sampling.kind == "contracted" and config.data.background == "random"
-    assert config.data.box == (-1.0, -1, -1, 1, 1, 1) and config.sampling.near > 0 and config.sampling.far == 256
-    assert config.trainer.distortion > 0 and config.model.max_resolution == OVERRIDES["model.max_resolution"]
-    assert np.isfinite([method.train_iteration(step)["loss"] for step in range(3)]).all()
-    assert method.render(data["cameras"][3])["depth"].shape == (22, 26)
-    boxed = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"sampling.kind": "box", "sampling.near": 0.0})
-    assert boxed.config.sampling.kind == "box" and boxed.config.sampling.near == 0, "given"
-    corners = [20.0, -17, -8, 40, 3, 12]
-    given = NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners, "sampling.step": 0.5})
-    assert list(given.config.data.box) == corners and given.config.sampling.kind == "box"
-    assert given.frame.scale == 1, "in the coordinates of the data"
-    data["metadata"] = {"id": "blender"}
-    assert NerfKit(train_dataset=data, config_overrides=OVERRIDES | {"data.box": corners}).config.sampling.kind == "box"

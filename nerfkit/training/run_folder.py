@@ -41,9 +41,6 @@ CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "met
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
-RUN_FILES = (
-    CONFIG, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, checkpoint.NEWEST, checkpoint.PREVIOUS, checkpoint.STATE,
-)  # fmt: skip
 MAX_SCENE, MAX_LOG = 2**30, 2**32  # bytes
 SHOWN_DIFFERENCES = 3
 
@@ -105,11 +102,6 @@ class RunFolder(OwnFolder):
         """
         folder = cls(path)
         folder.overwrite = overwrite
-        if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and checkpoint.exists(folder.path):
-            raise RunError(
-                f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
-                f"{typed('--resume', folder.path)}, choose another folder with --out, or delete this one yourself"
-            )
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
@@ -126,15 +118,15 @@ class RunFolder(OwnFolder):
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of an existing run; one of nerfkit 0.1, which has no marker, gets one."""
+        """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
         _check_is_run(folder.path)
-        if exists(folder.path / MARKER):
-            folder.check_free()
-            return folder
-        read_config(folder.path), read_scene(folder.path)  # it is one
-        folder._listed = {name for name in RUN_FILES if (folder.path / name).exists()}
-        folder.mark()
+        if not exists(folder.path / MARKER):
+            raise RunError(
+                f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
+                "copy the run again, with its hidden files"
+            )
+        folder.check_free()
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:
@@ -233,9 +225,7 @@ def _check_is_run(folder: Path) -> None:
 def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     _check_is_run(folder)
-    before = Config()
-    before.trainer.schedule = "exponential"  # the only one of versions whose runs do not say it
-    return config_module.load([folder / CONFIG], before)
+    return config_module.load([folder / CONFIG])
 
 
 def read_scene(folder: Path) -> RunScene:
