@@ -235,6 +235,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: signal.Signals):
     """scripts/train.py as its own process: a signal in mid-run, then --resume to the end."""
     small_config.trainer.steps, small_config.eval.after_training = 3000, False

@@ -16,6 +16,8 @@ from tests.naming import assert_names
 from tests.processes import call
 from tests.toy_scene import write_scene
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):

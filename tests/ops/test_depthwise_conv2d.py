@@ -124,6 +124,7 @@ BRANCHES = [
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("size, kernel, window", BRANCHES)
+@pytest.mark.slow
 def test_sizes_that_kernels_branch_on(size, kernel, window, dtype, layout, backend, device):
     torch.manual_seed(0)
     draw = lambda *shape: torch.randn(shape).to(device, dtype)  # noqa: E731
@@ -191,6 +192,7 @@ def test_blocks_with_many_rows(kernel, stride, width, dtype, layout, backend, de
 @pytest.mark.parametrize("channels, dtype", [(64, torch.float32), (65, torch.float32), (32, torch.float64)])
 @pytest.mark.parametrize("layout, width", [(torch.channels_last, 513), (torch.contiguous_format, 528)])
 @pytest.mark.parametrize("kernel, stride", [(3, 1), (3, 2), (5, 1)])
+@pytest.mark.long
 def test_images_that_no_cache_keeps(kernel, stride, layout, width, channels, dtype):
     """More than 32 MB: written past the caches where pixels or rows are whole lines of them."""
     check_beside_library((1, channels, 300, width), kernel, stride, layout, dtype)
@@ -218,6 +220,7 @@ ODD_LINES = [
 
 @pytest.mark.skipif("cpp" not in ops.available("depthwise_conv2d"), reason="needs the C++ ops")
 @pytest.mark.parametrize("shape, kernel, stride, layout, dtype", ODD_LINES)
+@pytest.mark.slow
 def test_lines_that_no_cache_keeps(shape, kernel, stride, layout, dtype):
     check_beside_library(shape, kernel, stride, layout, dtype)
 
@@ -305,6 +308,7 @@ def test_how_far_a_nan_reaches(kernel, layout, backend, device):
 @pytest.mark.parametrize(
     "channels, layout", [(17, torch.channels_last), (31, torch.channels_last), (40, torch.contiguous_format)]
 )
+@pytest.mark.slow
 def test_threads_with_channels_in_common(channels, layout):
     """Groups of 16 channels overlap where they are not a multiple of 16."""
     x = torch.randn(1, channels, 9, 9).to(memory_format=layout)
