@@ -123,7 +123,7 @@ def views_of(run: Run, data: str, split: str) -> list[View]:
         if true is not None:
             height, width = true.shape
             cameras = cameras if (width, height) == cameras.size(0) else cameras.resized(width, height)
-            true = true * (1.0 if run.frame is None else run.frame.scale)
+            true = true if run.frame is None else run.frame.distance_to_model(true)
         found.append(View(name, cameras, true))
     return found
 

@@ -15,7 +15,6 @@ import torch  # noqa: E402
 from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.ops import dispatch
-from tests import tiers
 from tests.toy_scene import write_scene
 
 torch.set_num_threads(1)
@@ -38,10 +37,6 @@ def missing_gpu(item: pytest.Item) -> str | None:
 
 
 LEFT_OUT = pytest.StashKey[int]()
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    tiers.mark(item)  # before -m chooses
 
 
 @pytest.hookimpl(trylast=True)

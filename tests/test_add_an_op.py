@@ -14,6 +14,8 @@ from nerfkit import jit
 from nerfkit.ops import native
 from tests.naming import raises_naming
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent
 BLOCK = re.compile(r"^`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)^```", re.M | re.S)
 
@@ -51,6 +53,7 @@ def test_its_kernel_compiles_without_a_gpu(folder: Path):
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.long
 def test_ahead_of_time_it_builds_with_the_package(folder: Path, tmp_path: Path):
     shutil.copytree(ROOT / "cuda", tmp_path / "cuda")
     shutil.copy(ROOT / "setup.py", tmp_path)

@@ -3,7 +3,6 @@
 
 import copy
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -164,16 +163,16 @@ def test_a_run_killed_before_its_first_checkpoint_is_begun_anew(small_config, sc
     RunFolder.for_new_run(tmp_path).start(small_config, scene)
 
 
-def test_a_run_of_0_1_is_taken_on_and_never_overwritten(small_config, tmp_path):
-    old = shutil.copytree("tests/run_0_1_0", tmp_path / "old")
-    (old / "notes.txt").write_text("mine")
-    for overwrite in (False, True):
-        with raises_naming(RunError, old, "--resume"):
-            RunFolder.for_new_run(old, overwrite)
-    run = RunFolder.existing(old)
-    assert run.owns(checkpoint.NEWEST) and not run.owns("notes.txt")
-    save_steps(run, 50)
-    assert checkpoint.load(old)[1]["step"] == 50
+def test_a_folder_without_the_marker_is_left_alone(small_config, scene, tmp_path):
+    run = RunFolder.for_new_run(tmp_path / "run")
+    run.start(small_config, scene)
+    save_steps(run, 7)
+    run.unlock()
+    (run.path / MARKER).unlink()
+    for open_it in (RunFolder.existing, RunFolder.for_new_run, lambda path: RunFolder.for_new_run(path, True)):
+        with raises_naming(RunError, run.path):
+            open_it(run.path)
+    assert checkpoint.load(run.path)[1]["step"] == 7
 
 
 def test_a_scene_that_is_not_the_runs_is_named(small_config, scene, tmp_path):
@@ -236,6 +235,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.slow
 def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: signal.Signals):
     """scripts/train.py as its own process: a signal in mid-run, then --resume to the end."""
     small_config.trainer.steps, small_config.eval.after_training = 3000, False

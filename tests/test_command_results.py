@@ -26,6 +26,8 @@ from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.toy_scene import write_scene
 
+pytestmark = pytest.mark.slow
+
 BOX = (-0.8, -0.8, -0.7, 0.8, 0.8, 0.9)
 STEPS = 60
 

@@ -23,6 +23,8 @@ from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene
 
+pytestmark = pytest.mark.slow
+
 
 def last_line(output: str) -> str:
     return output.strip().splitlines()[-1]

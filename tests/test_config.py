@@ -133,6 +133,7 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.slow
 def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
     n_words = 6 if name == "data.box" else 1
     for value in ("nan", "-inf", "0", "-1", str(10**30), "", "x"):

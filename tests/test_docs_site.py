@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_site_builds(tmp_path):
     pytest.importorskip("material", reason="needs the extra 'docs'")

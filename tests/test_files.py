@@ -185,6 +185,7 @@ def _hold(path, held, done) -> None:
     done.wait(30)
 
 
+@pytest.mark.slow
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     context = multiprocessing.get_context("spawn")
     held, done = context.Event(), context.Event()

@@ -8,7 +8,7 @@ PACKAGE = Path("nerfkit")
 # From below to above: a room may import those before it.
 FLOORS = (
     "ground", "ops", "contraction", "nn", "config", "data", "crop", "model", "rendering", "training", "export", "jit",
-    "integrations", "viewer", "commands",
+    "viewer", "commands",
 )  # fmt: skip
 GROUND = ("errors", "version", "reading", "files", "option_types", "limits", "device", "metrics", "lpips", "parallel")
 OUTSIDE = ("__init__", "__main__")  # the front door

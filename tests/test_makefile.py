@@ -23,6 +23,7 @@ else:
 
 @pytest.mark.skipif(not shutil.which("make"), reason="needs make")
 @pytest.mark.parametrize("base", ["/base", "/another"])
+@pytest.mark.slow
 def test_only_the_torch_of_a_base_interpreter_is_used(tmp_path, base: str):
     """A venv on top of an activated venv would not see that one's torch."""
     python = tmp_path / "python3"

@@ -22,6 +22,8 @@ from nerfkit.training.trainer import Trainer
 from tests.torchrun import command, forked, in_processes, torchrun
 from tests.trainers import make_trainer
 
+pytestmark = pytest.mark.slow
+
 STEPS = 6
 
 
@@ -368,6 +370,7 @@ def test_one_process_of_torchrun_is_as_without(options, tmp_path):
     assert "parallel" not in states[0].state
 
 
+@pytest.mark.long
 def test_torchrun_itself(options, tmp_path):
     run = tmp_path / "run"
     printed = torchrun("scripts/train.py", "--config", options, "--out", run)

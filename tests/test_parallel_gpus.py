@@ -14,7 +14,7 @@ from nerfkit.model.registry import build_model
 from tests import test_parallel
 from tests.torchrun import torchrun
 
-pytestmark = pytest.mark.two_gpus
+pytestmark = [pytest.mark.two_gpus, pytest.mark.slow]
 
 
 @pytest.fixture

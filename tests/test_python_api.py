@@ -45,6 +45,7 @@ def test_a_type_checker_sees_what_is_exported():
     assert (Path(nerfkit.__file__).parent / "py.typed").exists()
 
 
+@pytest.mark.slow
 def test_one_module_costs_no_more_than_itself():
     code = "import sys, nerfkit.nn; print([m for m in ('matplotlib', 'imageio', 'torchmetrics') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
@@ -55,6 +56,7 @@ def test_options_are_read_before_slow_modules_are_imported():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_no_backend_of_matplotlib_is_forced():
     code = (
         "import matplotlib; before = matplotlib.rcParams._get_backend_or_none()\n"
@@ -65,6 +67,7 @@ def test_no_backend_of_matplotlib_is_forced():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_python_page_runs(tmp_path, monkeypatch):
     page = Path("docs/python.md").read_text()
     monkeypatch.chdir(tmp_path)

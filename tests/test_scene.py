@@ -119,6 +119,7 @@ def test_names_are_unique(scene_folder):
 
 
 @pytest.mark.parametrize("locale", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {}])
+@pytest.mark.slow
 def test_names_with_umlauts_in_any_locale(scene_folder, locale):
     (scene_folder / "train").rename(scene_folder / "Übung")
     change(scene_folder, lambda c: [f.update(file_path=f["file_path"].replace("train", "Übung")) for f in c["frames"]])

@@ -16,6 +16,8 @@ from tests.naming import assert_names
 from tests.processes import call
 from tests.toy_scene import write_scene
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
@@ -125,7 +127,9 @@ def test_render_paths(trained, path: str, frames: list[str]):
 
 def test_errors_say_what_to_do(trained, toy_scene, tmp_path):
     render, cpu = ("scripts/render.py", trained), ("--device", "cpu")
-    assert_names(call(*render, "--path", "round", *cpu, status=1), "--path", "'round'", "orbit")
+    assert_names(call(*render, "--path", "orbitt", *cpu, status=1), "--path", "'orbitt'", "did you mean orbit?")
+    misspelt = trained.with_name(trained.name + "x")
+    assert_names(call("scripts/render.py", misspelt, status=1), misspelt, "did you mean", trained)
     assert_names(call(*render, "--outputs", "rgb,deep", *cpu, status=1), "--outputs", "'deep'", ",".join(FILES))
     assert_names(call(*render, "--size", "0", "5", *cpu, status=1), "--size", "1", "65536", "0 5")
     assert_names(call("scripts/render.py", tmp_path, status=1), tmp_path, "config.toml")

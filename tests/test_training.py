@@ -17,6 +17,8 @@ from nerfkit.training.schedule import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "group, key, value, named",

@@ -31,6 +31,8 @@ from nerfkit.viewer.training import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import served, small_run, wait_for
 
+pytestmark = pytest.mark.slow
+
 SIZE = (64, 48)
 
 

@@ -24,6 +24,8 @@ from playwright.sync_api import sync_playwright  # noqa: E402
 from nerfkit.viewer.geometry import rotation_of, viewpoint  # noqa: E402
 from tests.viewing import served, small_run, wait_for  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = (
     "--no-sandbox --disable-quic --no-first-run --disable-background-networking --disable-component-update "
     "--use-angle=swiftshader --enable-unsafe-swiftshader"

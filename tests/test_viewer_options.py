@@ -42,6 +42,7 @@ def test_a_missing_package_is_named_before_anything_is_read(monkeypatch, tmp_pat
             command()
 
 
+@pytest.mark.slow
 def test_the_package_is_not_imported_without_a_viewer():
     import subprocess
 

@@ -13,6 +13,8 @@ from nerfkit.viewer.subject import of_run
 from tests.processes import call
 from tests.weak_captures import capture, pixels_off, score, trained
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_changing_light_does_not_spoil_the_field(small_config, seed: int):

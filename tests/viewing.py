@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -66,7 +65,7 @@ class Browser:
 
     def __init__(self, viewer: Viewer):
         self.address, self.circle = viewer.page.address, Circle.around(viewer.subject)
-        self.n_pictures, self.angle = 0, random.Random(0).uniform(0, 6)
+        self.n_pictures, self.angle = 0, 0.0
 
     async def come(self) -> None:
         """Connect, and read from then on."""

@@ -38,10 +38,9 @@ def of_scores(file: Path) -> str:
     try:
         metrics = read_json(file, RunError, "the scores")
         protocol = metrics["protocol"]
-        size = protocol["size"] if "size" in protocol else f"{protocol['width']}x{protocol['height']}"  # nerfkit 0.1
         return (
             f"{run_files.in_one_line({'lpips': None} | metrics)} on {metrics['n_views']} {protocol['split']} "
-            f"views of {size}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
+            f"views of {protocol['size']}, after {metrics['steps']} steps in {metrics['train_seconds']:.0f} s"
         )
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{file} is not what nerfkit writes ({error}); score the run again") from None

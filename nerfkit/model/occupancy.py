@@ -46,12 +46,6 @@ class OccupancyGrid(nn.Module, ABC):
         blocks = (-(-side // BLOCK),) * 3
         self.register_buffer("unreached", torch.zeros(blocks, dtype=torch.uint8))  # updates since a ray was in a block
 
-    def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *rest) -> None:
-        state.setdefault(f"{prefix}threshold", torch.tensor(-1.0))  # runs of before leave out no samples, ever,
-        state.setdefault(f"{prefix}seen", torch.ones_like(self.seen))  # and in boxes have emptied no cells
-        state.setdefault(f"{prefix}unreached", torch.zeros_like(self.unreached))
-        super()._load_from_state_dict(state, prefix, *rest)
-
     @abstractmethod
     def points_in(self, unit: Tensor) -> Tensor:
         """World positions [M, 3] of positions in the grid, [M, 3] in [0, 1]."""
@@ -88,7 +82,7 @@ class OccupancyGrid(nn.Module, ABC):
         threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
         self._set_occupancy(threshold)
         if is_warmed_up:  # before, what is thin has to learn whether it is empty
-            self.threshold.copy_(torch.where(self.threshold < 0, self.threshold, threshold))
+            self.threshold.copy_(threshold)
 
     @torch.no_grad()
     def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:

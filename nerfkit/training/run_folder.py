@@ -41,14 +41,8 @@ from nerfkit.training.run_files import (
     CONFIG,
     DECISIONS,
     LOG,
-    LOSS_PLOT,
-    METRICS,
-    NAN_REPORT,
-    NEWEST,
     PATHS,
-    PREVIOUS,
     SCENE,
-    STATE,
     check_is_run,
     has_checkpoint,
     read_config,
@@ -59,9 +53,6 @@ from nerfkit.training.run_files import TEST_PSNR as TEST_PSNR
 from nerfkit.training.run_files import read_log as read_log
 from nerfkit.training.run_files import read_scores as read_scores
 
-RUN_FILES = (
-    CONFIG, DECISIONS, SCENE, LOG, METRICS, LOSS_PLOT, NAN_REPORT, NEWEST, PREVIOUS, STATE,
-)  # fmt: skip
 MAX_SCENE = 2**30  # bytes
 SHOWN_DIFFERENCES = 3
 
@@ -123,11 +114,6 @@ class RunFolder(OwnFolder):
         """
         folder = cls(path)
         folder.overwrite = overwrite
-        if not exists(folder.path / MARKER) and exists(folder.path / CONFIG) and has_checkpoint(folder.path):
-            raise RunError(
-                f"{folder.path} holds files without the marker {MARKER}, maybe a run of nerfkit 0.1; go on with "
-                f"{typed('--resume', folder.path)}, choose another folder with --out, or delete this one yourself"
-            )
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
@@ -144,15 +130,15 @@ class RunFolder(OwnFolder):
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """The folder of an existing run; one of nerfkit 0.1, which has no marker, gets one."""
+        """The folder of an existing run; raises RunError if it is none, or lost its marker."""
         folder = cls(path)
         check_is_run(folder.path)
-        if exists(folder.path / MARKER):
-            folder.check_free()
-            return folder
-        read_config(folder.path), read_scene(folder.path)  # it is one
-        folder._listed = {name for name in RUN_FILES if (folder.path / name).exists()}
-        folder.mark()
+        if not exists(folder.path / MARKER):
+            raise RunError(
+                f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
+                "copy the run again, with its hidden files"
+            )
+        folder.check_free()
         return folder
 
     def start(self, config: Config, scene: RunScene) -> None:

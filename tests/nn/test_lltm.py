@@ -82,6 +82,7 @@ def test_along_rays_takes_packed_samples(device: str):
 
 
 @pytest.mark.parametrize("module, shape", [(LLTMCell(3, 4), (2, 3)), (LLTM(3, 4), (5, 2, 3)), (LLTM(3, 4), (5, 3))])
+@pytest.mark.slow
 def test_they_compile_to_one_graph_without_a_state(module: torch.nn.Module, shape: tuple[int, ...]):
     if "cpp" not in ops.available("lltm"):
         pytest.skip("needs the C++ ops: the definition's loop depends on the data")

@@ -101,6 +101,7 @@ def checks_of(op: str) -> type:
 
         @smooth_case
         @every_backend
+        @pytest.mark.slow
         def test_gradient(self, case: Case, backend: str, device: str):
             check_gradient(case, backend, device)
 
@@ -111,6 +112,7 @@ def checks_of(op: str) -> type:
 
         @every_case
         @every_backend
+        @pytest.mark.slow
         def test_compiles(self, case: Case, backend: str, device: str):
             check_compiles(case, backend, device)
 

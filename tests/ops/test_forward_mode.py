@@ -10,6 +10,8 @@ from tests.naming import raises_naming
 from tests.ops.cases import CASES, Case
 from tests.ops.harness import as_tuple, fused_params, has_kernel
 
+pytestmark = pytest.mark.slow
+
 FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
 NATIVE = [pytest.param(op, *p.values, id=f"{op}-{p.id}", marks=p.marks) for op in FIRST for p in fused_params(op)]
 

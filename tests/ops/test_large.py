@@ -19,6 +19,8 @@ from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.packed import dense_offsets
 from tests.ops.harness import as_tuple, fused_params
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = 64  # of each ray
 PART = 100  # rays, points or images that are computed once more, alone; more than lltm_cell's small kernel takes
 SHARE = {torch.float32: 2e-4, torch.float16: 2e-2}  # of the largest value: a part may take another kernel

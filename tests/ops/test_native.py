@@ -14,6 +14,8 @@ import setuptools
 from nerfkit.ops import native
 from tests.naming import assert_names, not_named
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 

@@ -27,6 +27,8 @@ from tests.ops.cases import (
 )
 from tests.ops.harness import as_tuple, fused_params, refused_by_name
 
+pytestmark = pytest.mark.slow
+
 # Share of the largest value. Inputs are the same, so what differs is the order of sums, what half types round on the
 # way (LLTM's state at every sample), and the result's own rounding.
 SHARE = {torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 8e-2}

@@ -47,6 +47,7 @@ def test_squares_of_a_degree_add_up_to_the_same_everywhere(n: int, seed: int, ba
 @pytest.mark.parametrize("backend, device", backend_params("spherical_harmonics"))
 @pytest.mark.parametrize("wanted", TOLERANCE, ids=lambda d: str(d).removeprefix("torch."))
 @pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=lambda d: str(d).removeprefix("torch."))
+@pytest.mark.slow
 def test_any_type_from_any(backend: str, device: str, given: torch.dtype, wanted: torch.dtype):
     """The result's type, the gradient's, and values that are rounded once; 300 rows are more than a block's.
 

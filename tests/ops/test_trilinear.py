@@ -49,6 +49,7 @@ def test_gradients_that_no_cache_keeps(features):
 
 @pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
 @pytest.mark.parametrize("features, dtype", [(48, torch.float32), (50, torch.float32), (40, torch.float64)])
+@pytest.mark.slow
 def test_results_that_no_cache_keeps(features, dtype):
     """More than 32 MB of results alone."""
     n = 2**25 // (features * dtype.itemsize) + 1

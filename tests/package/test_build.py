@@ -26,6 +26,7 @@ FILES = {
 COMPILED = re.compile(r"nerfkit build: (\d+) of (\d+), (\S+) \((\S+)\) (\d+ s|failed)$", re.M)
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux" or not shutil.which("g++"), reason="needs Linux and g++"),
     pytest.mark.skipif(platform.machine() != "x86_64", reason="counts the libraries of x86-64"),
 ]

@@ -11,6 +11,8 @@ import pytest
 
 from tests.package.conftest import ROOT, run
 
+pytestmark = pytest.mark.slow
+
 
 def tracked() -> list[str]:
     if not (ROOT / ".git").exists():

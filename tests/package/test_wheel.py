@@ -18,6 +18,8 @@ from tests.package.conftest import ROOT, build_wheel, run
 from tests.test_add_an_op import BLOCK
 from tests.toy_scene import write_scene
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def pure(source: Path, tmp_path_factory) -> Path:
