@@ -23,7 +23,7 @@ from nerfkit.training.adjustments import ViewAdjustments, in_light, radius_of, r
 from nerfkit.training.alignment import aligned
 from nerfkit.training.evaluator import other_scores
 from nerfkit.training.losses import squared_error
-from nerfkit.training.run_folder import NAN_REPORT
+from nerfkit.training.run_files import NAN_REPORT
 from tests import balls
 from tests.naming import raises_naming
 from tests.torchrun import in_processes

@@ -17,7 +17,8 @@ from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training import checkpoint
-from nerfkit.training.run_folder import CONFIG, LOG, SCENE, RunFolder, RunScene, describe, read_config, read_scene
+from nerfkit.training.run_files import CONFIG, LOG, SCENE, read_config
+from nerfkit.training.run_folder import RunFolder, RunScene, describe, read_scene
 from tests.naming import assert_names, raises_naming, warns_naming
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}

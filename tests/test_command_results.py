@@ -21,7 +21,7 @@ from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
 from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import in_one_line
-from nerfkit.training.run_folder import read_config, read_log
+from nerfkit.training.run_files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.toy_scene import write_scene

@@ -18,7 +18,8 @@ from nerfkit.commands import as_typed
 from nerfkit.files import MARKER
 from nerfkit.model import registry
 from nerfkit.training import checkpoint
-from nerfkit.training.run_folder import PATHS, RunFolder
+from nerfkit.training.run_files import PATHS
+from nerfkit.training.run_folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene

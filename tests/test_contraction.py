@@ -107,7 +107,8 @@ def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float,
 def test_features_and_their_gradients_are_finite_everywhere(values: list, backend: str, device: str):
     torch.manual_seed(0)
     box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
-    grid = FeatureGrid(ModelConfig(levels=4, features=2, log2_table=10, max_resolution=8192), box, contracted=True).to(device)
+    config = ModelConfig(levels=4, features=2, log2_table=10, max_resolution=8192)
+    grid = FeatureGrid(config, box, contracted=True).to(device)
     positions = torch.tensor([values, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
     with ops.backend(backend):
         features = grid(positions)

@@ -18,7 +18,8 @@ from nerfkit.files import MARKER, OwnFolder
 from nerfkit.model.renderer import Renderer
 from nerfkit.training import checkpoint, plot
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.run_folder import CONFIG, LOG, METRICS, RunFolder, describe, read_log
+from nerfkit.training.run_files import CONFIG, LOG, METRICS, read_log
+from nerfkit.training.run_folder import RunFolder, describe
 from tests.naming import raises_naming
 
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}

@@ -17,7 +17,7 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
 from nerfkit.training import gradients, together
 from nerfkit.training.randomness import seed_step
-from nerfkit.training.run_folder import read_log
+from nerfkit.training.run_files import read_log
 from nerfkit.training.trainer import Trainer
 from tests.torchrun import command, forked, in_processes, torchrun
 from tests.trainers import make_trainer

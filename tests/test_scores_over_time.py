@@ -14,7 +14,8 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import ConfigError, RunError, UserError
 from nerfkit.training import plot
 from nerfkit.training.evaluator import evaluate, evenly_chosen
-from nerfkit.training.run_folder import LOG, RunFolder, describe, read_lines, read_log, read_scores
+from nerfkit.training.run_files import LOG, read_lines, read_log, read_scores
+from nerfkit.training.run_folder import RunFolder, describe
 from nerfkit.training.scores import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main

@@ -10,9 +10,9 @@ from nerfkit import Cameras, load_run, ops
 from nerfkit import config as config_module
 from nerfkit.errors import ConfigError, RunError, SceneError, TrainingError
 from nerfkit.model.registry import build_model
-from nerfkit.training import checkpoint, run_folder
+from nerfkit.training import checkpoint, run_files
 from nerfkit.training.checks import check_seen
-from nerfkit.training.run_folder import NAN_REPORT
+from nerfkit.training.run_files import NAN_REPORT
 from nerfkit.training.schedule import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
@@ -52,7 +52,7 @@ def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
 def test_a_model_that_does_not_fit_the_configuration(small_config, tmp_path):
     make_trainer(small_config).save(tmp_path)
     small_config.model.hidden = 32
-    config_module.dump(small_config, tmp_path / run_folder.CONFIG)
+    config_module.dump(small_config, tmp_path / run_files.CONFIG)
     with raises_naming(RunError, "config.toml", "decoder"):
         make_trainer(small_config).restore(tmp_path)
     with raises_naming(RunError, "config.toml", "decoder"):
@@ -139,7 +139,7 @@ def test_as_many_steps_as_asked_for_and_a_line_of_log_for_every_few(small_config
     with_clock(trainer, 0.25)
     assert trainer.train(tmp_path / "run") and trainer.step == 11
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 11
-    lines = run_folder.read_log(tmp_path / "run")
+    lines = run_files.read_log(tmp_path / "run")
     assert [line["step"] for line in lines] == [4, 8]
     for line in lines:
         assert line["psnr"] == pytest.approx(-10 * math.log10(line["loss"]), abs=1e-6)
@@ -153,11 +153,11 @@ def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_co
     trainer, asked = make_trainer(small_config), []
     assert not trainer.train(tmp_path / "run", should_stop=lambda: asked.append(1) or len(asked) > 5)
     assert trainer.step == 5 and checkpoint.load(tmp_path / "run")[1]["step"] == 5
-    trainer.folder.append(run_folder.LOG, json.dumps({"step": 6, "seconds": 1.0, "loss": 123.0}))  # not saved any more
+    trainer.folder.append(run_files.LOG, json.dumps({"step": 6, "seconds": 1.0, "loss": 123.0}))  # not saved any more
     resumed = make_trainer(small_config)
     resumed.restore(tmp_path / "run")
     assert resumed.train(tmp_path / "run")
-    lines = run_folder.read_log(tmp_path / "run")
+    lines = run_files.read_log(tmp_path / "run")
     assert [line["step"] for line in lines] == [2, 4, 6, 8] and max(line["loss"] for line in lines) < 100
     assert lines[2]["seconds"] > lines[1]["seconds"]
 

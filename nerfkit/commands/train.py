@@ -35,7 +35,8 @@ from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
 from nerfkit.training.losses import loss_function
 from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import METRICS, RunFolder, describe, drop_later_lines, read_config, run_frame
+from nerfkit.training.run_files import METRICS, read_config
+from nerfkit.training.run_folder import RunFolder, describe, drop_later_lines, run_frame
 from nerfkit.training.run_images import kept_bytes
 from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer

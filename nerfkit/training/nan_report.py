@@ -11,7 +11,8 @@ from torch import Tensor
 from nerfkit.errors import TrainingError
 from nerfkit.reading import typed
 from nerfkit.training import checkpoint
-from nerfkit.training.run_folder import NAN_REPORT, RunFolder
+from nerfkit.training.run_files import NAN_REPORT
+from nerfkit.training.run_folder import RunFolder
 
 
 def not_finite(

@@ -7,7 +7,8 @@ import io
 
 from matplotlib.figure import Figure
 
-from nerfkit.training.run_folder import LOSS_PLOT, TEST_PSNR, RunFolder, read_log, read_scores
+from nerfkit.training.run_files import LOSS_PLOT, TEST_PSNR, read_log, read_scores
+from nerfkit.training.run_folder import RunFolder
 
 
 def plot_training(folder: RunFolder) -> None:

@@ -22,7 +22,8 @@ from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
-from nerfkit.training.run_folder import CONFIG, SCENE, RunScene, read_config, read_decisions, read_scene
+from nerfkit.training.run_files import CONFIG, SCENE, read_config, read_decisions
+from nerfkit.training.run_folder import RunScene, read_scene
 from nerfkit.training.run_images import read_images
 
 

@@ -49,9 +49,6 @@ from nerfkit.training.run_files import (
     read_decisions,
     read_lines,
 )  # fmt: skip
-from nerfkit.training.run_files import TEST_PSNR as TEST_PSNR
-from nerfkit.training.run_files import read_log as read_log
-from nerfkit.training.run_files import read_scores as read_scores
 
 MAX_SCENE = 2**30  # bytes
 SHOWN_DIFFERENCES = 3

@@ -14,7 +14,8 @@ from nerfkit.data.scene import Views
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
 from nerfkit.training.evaluator import beside_truth, counted_pixels, evenly_chosen, psnr_of
-from nerfkit.training.run_folder import LOG, TEST_PSNR, RunFolder
+from nerfkit.training.run_files import LOG, TEST_PSNR
+from nerfkit.training.run_folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
 

@@ -37,7 +37,8 @@ from nerfkit.training.nan_report import not_finite
 from nerfkit.training.optim import adam, load_moments
 from nerfkit.training.randomness import random_states, restore_random_states, seeded
 from nerfkit.training.run import load_adjustments, load_model
-from nerfkit.training.run_folder import LOG, RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.run_files import LOG
+from nerfkit.training.run_folder import RunFolder, RunScene, describe, drop_later_lines
 from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep

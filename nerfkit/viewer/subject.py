@@ -23,7 +23,8 @@ from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.training.run import Run
-from nerfkit.training.run_folder import RunFolder, read_lines
+from nerfkit.training.run_files import read_lines
+from nerfkit.training.run_folder import RunFolder
 from nerfkit.viewer.picture import Photos
 
 KEPT_IMAGES = 8  # decoded

@@ -12,7 +12,7 @@ import numpy as np
 
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
-from nerfkit.training.run_folder import PATHS
+from nerfkit.training.run_files import PATHS
 from nerfkit.viewer.path import CameraPath, Keyframe, read_camera_path
 
 if TYPE_CHECKING:
