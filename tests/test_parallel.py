@@ -58,13 +58,13 @@ def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
     for number in range(STEPS):
         trainer.optimizer.param_groups[0]["lr"].fill_(trainer.learning_rate())
         trainer.views.background.draw_at_random(number < config.trainer.background_warmup)
-        seed_step(config.seed, number, "update", device)
+        seed_step(config.seed, number, "update", device, trainer.generator)
         trainer.model.update(number)
         total, weights = 0.0, 0.0
         for rank in range(n):
-            seed_step(config.seed, number, f"rays of {rank}", device)
+            seed_step(config.seed, number, f"rays of {rank}", device, trainer.generator)
             step.n_rays.fill_(n_rays[rank])
-            terms, complete, n_samples, weight = step._forward()
+            terms, _, complete, n_samples, weight = step._forward()
             total, weights = total + sum(terms.values()) * weight.sum(), weights + weight.sum()
             step._adapt_ray_count(complete.sum(), n_samples)
             n_rays[rank] = int(step.n_rays)
