@@ -15,6 +15,7 @@ from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
 from nerfkit.training import checkpoint
 from tests.odd_captures import write_capture
+from tests.ops.harness import NativeCalls
 from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_llff
 from tests.rigs import ring
 from tests.trainers import make_trainer
@@ -142,6 +143,20 @@ def test_two_trainings_on_two_backends_at_once(small_config, device):
         thread.join()
     for backend, state in alone.items():
         assert all(torch.equal(state[name], x) for name, x in together[backend].items()), backend
+
+
+@pytest.mark.slow
+def test_a_compiled_model_keeps_its_backend(small_config):
+    """Both are compiled from the same code; each goes on with its own ops, in whatever order they are called."""
+    compiled, points = {}, torch.rand(50, 3)
+    for backend in ("torch", "cpp"):
+        small_config.ops.backend = backend
+        model = nerfkit.Renderer(nerfkit.config.from_dict(nerfkit.config.to_dict(small_config), "copy"))
+        compiled[backend] = torch.compile(model.density, backend="aot_eager")
+    for backend in ("torch", "cpp", "torch"):
+        with torch.no_grad(), NativeCalls() as seen:
+            compiled[backend](points)
+        assert bool(seen.calls) == (backend == "cpp"), backend
 
 
 def test_a_model_of_other_options_is_refused(small_config):
