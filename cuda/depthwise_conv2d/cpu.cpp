@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both passes are one loop: a row of results is the sum, over the taps that meet the image, of a row of sources times
 // the tap's weight; for the weight's gradient, the row of outputs' gradients times the source's is added up instead.
-// Lanes are neighbouring columns of a plane or, channels last, neighbouring channels. Half types are converted row by
-// row, and summed in float32.
+// Lanes are neighbouring columns of a plane or, channels last, neighbouring channels. Planes are copied with zeros
+// around their rows, half types as float32.
 
 #include "depthwise_conv2d/args.h"
 
@@ -52,26 +52,33 @@ HD Wide<A, L>& at(A* to) {
 // Tasks of so many products that a thread takes at least.
 int64_t grain_of(int64_t products) { return std::max<int64_t>(1, GRAIN / std::max<int64_t>(1, products)); }
 
-int64_t ceil_div(int64_t a, int64_t b) { return a < 0 ? -(-a / b) : (a + b - 1) / b; }
+int64_t ceil_div(int64_t a, int64_t b) { return b == 1 ? a : a < 0 ? -(-a / b) : (a + b - 1) / b; }
 
 // What a tap does along an axis: result to + k * to_step gets source from + k * from_step, for k < n.
 struct Run {
   int64_t to, from, n;
 };
 
-// Forward, results are outputs and sources inputs; backward the other way round.
+// Forward, results are outputs and sources inputs; backward the other way round. `padded`: sources have a margin of
+// zeros at both ends, and all results meet all taps, unless there is a stride backward or more padding than is worth a
+// copy.
 struct Runs {
+  static constexpr int64_t MOST_MARGIN = 64;
   std::vector<Run> taps;
-  int64_t to_step, from_step, to_size, from_size;
+  int64_t to_step = 1, from_step, to_size, from_size, margin = 0;
   int64_t low, high;  // results low .. high - 1 are those that all taps meet; both to_size if there are none
 
-  Runs(const Axis& axis, bool backward)
-      : to_step(1), from_step(axis.stride), to_size(axis.out_size), from_size(axis.size) {
+  Runs(const Axis& axis, bool backward, bool padded = false)
+      : from_step(axis.stride), to_size(axis.out_size), from_size(axis.size) {
+    const int64_t reach = int64_t(axis.kernel - 1) * axis.dilation,
+                  wanted = backward ? reach - axis.padding : axis.padding;
+    if (padded && wanted >= 0 && wanted <= MOST_MARGIN && (axis.stride == 1 || !backward)) margin = wanted;
+    const int64_t outside_out = backward ? margin : 0, outside = margin - outside_out;
     for (int64_t u = 0; u < axis.kernel; ++u) {
-      const int64_t shift = u * axis.dilation - axis.padding, room = axis.size - shift;
-      const int64_t first = std::max<int64_t>(0, ceil_div(-shift, axis.stride));
-      const int64_t last = std::min(to_size, ceil_div(room, axis.stride));
-      taps.push_back({first, first * axis.stride + shift, std::max<int64_t>(0, last - first)});
+      const int64_t shift = u * axis.dilation - axis.padding;  // from an output times the stride to its input
+      const int64_t first = std::max(-outside_out, ceil_div(-outside - shift, axis.stride));
+      const int64_t last = std::min(axis.out_size + outside_out, ceil_div(axis.size + outside - shift, axis.stride));
+      taps.push_back({first + outside_out, first * axis.stride + shift + outside, std::max<int64_t>(0, last - first)});
     }
     if (backward) {
       std::swap(to_step, from_step), std::swap(to_size, from_size);
@@ -85,10 +92,11 @@ struct Runs {
   // The source of result `to` by a tap; -1 if there is none.
   int64_t source(int64_t tap, int64_t to) const {
     const Run& run = taps[tap];
-    const int64_t distance = to - run.to;
-    const bool met = distance >= 0 && distance % to_step == 0 && distance / to_step < run.n;
-    return met ? run.from + distance / to_step * from_step : -1;
+    const int64_t number = step_of(to - run.to);
+    const bool met = to >= run.to && run.to + number * to_step == to && number < run.n;
+    return met ? run.from + number * from_step : -1;
   }
+  HD int64_t step_of(int64_t distance) const { return to_step == 1 ? distance : distance / to_step; }  // quick, mostly
 };
 
 // Rows [width] of an image in the accumulation type.
@@ -97,12 +105,17 @@ class Rows {
  public:
   using A = acc_t<T>;
 
-  // Where row r, of first .. last - 1, is at [r * width].
-  const A* read(const T* image, int64_t first, int64_t last, int64_t width) {
-    if constexpr (std::is_same_v<T, A>) return image;
-    converted_.resize(std::max<int64_t>(0, last - first) * width);
-    for (size_t i = 0; i < converted_.size(); ++i) converted_[i] = A(image[first * width + i]);
-    return converted_.data() - first * width;
+  // Where row r, of first .. last - 1, is at [r * (width + 2 * margin)], with zeros in the margins.
+  const A* read(const T* image, int64_t first, int64_t last, int64_t width, int64_t margin = 0) {
+    if constexpr (std::is_same_v<T, A>)
+      if (!margin) return image;
+    const int64_t pitch = width + 2 * margin;
+    converted_.assign(std::max<int64_t>(0, last - first) * pitch, A(0));
+    for (int64_t row = first; row < last; ++row) {
+      A* to = converted_.data() + (row - first) * pitch + margin;
+      for (int64_t i = 0; i < width; ++i) to[i] = A(image[row * width + i]);
+    }
+    return converted_.data() - first * pitch;
   }
   // Of a row of results: where to add them up, and then to their place.
   A* begin(T* row, int64_t width) {
@@ -150,7 +163,7 @@ class RowOfTaps {
       for (size_t u = 0; u < y_.taps.size(); ++u)
         if (const int64_t from = y_.source(u, to); from >= 0)
           low = std::min(low, from), high = std::max(high, from + 1);
-    return rows_.read(image, low, high, x_.from_size * unit_);
+    return rows_.read(image, low, high, x_.from_size * unit_, x_.margin);
   }
 
   void find(const A* sources, int64_t to) {
@@ -159,7 +172,8 @@ class RowOfTaps {
     for (size_t u = 0; u < y_.taps.size(); ++u)
       if (const int64_t from = y_.source(u, to); from >= 0)
         for (int64_t v = 0; v < width; ++v)
-          taps_.push_back({sources + from * x_.from_size * unit_, &x_.taps[v], int64_t(u) * width + v});
+          taps_.push_back(
+              {sources + from * (x_.from_size * unit_ + 2 * x_.margin), &x_.taps[v], int64_t(u) * width + v});
   }
 
   // f(L, N, taps, result, channel, n): N taps meet n times L results.
@@ -172,6 +186,7 @@ class RowOfTaps {
         for (; i + 3 <= taps_.size(); i += 3) f(L, Int<3>(), &taps_[i], to, c, n);
         for (; i < taps_.size(); ++i) f(L, Int<1>(), &taps_[i], to, c, n);
       });
+    if (x_.low == 0 && x_.high == x_.to_size) return;
     for (const Tap<A>& tap : taps_) {  // results that not all taps meet, left and right
       const Run& run = *tap.run;
       const auto until = [&](int64_t to) { return std::clamp<int64_t>(ceil_div(to - run.to, x_.to_step), 0, run.n); };
@@ -200,7 +215,7 @@ class RowOfTaps {
   HD void sources(const Tap<A>* taps, int64_t to, int64_t c, const A* (&from)[N]) const {
     for (int k = 0; k < N; ++k) {
       const Run& run = *taps[k].run;
-      from[k] = taps[k].row + (run.from + (to - run.to) / x_.to_step * x_.from_step) * unit_ + c;
+      from[k] = taps[k].row + (run.from + x_.step_of(to - run.to) * x_.from_step) * unit_ + c;
     }
   }
   HD int64_t from_step(int L) const { return LAST ? x_.from_step * unit_ : L == 1 ? x_.from_step : L; }
@@ -219,9 +234,10 @@ void convolve(const T* from, const T* weight, const T* bias, T* to, const Conv2d
   using A = acc_t<T>;
   const int64_t unit = LAST ? s.channels : 1, planes = LAST ? 1 : s.channels;
   const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel;
-  const Runs y(s.y, backward), x(s.x, backward);
+  const Runs y(s.y, backward), x(s.x, backward, !LAST);
   const int64_t width = x.to_size * unit, bands = (y.to_size + BAND - 1) / BAND;
-  std::vector<A> weights(s.channels * n_taps);  // [taps, C] or, of planes, [C, taps]
+  std::vector<A> weights(s.channels * n_taps), start(s.channels);  // weights [taps, C] or, of planes, [C, taps]
+  for (int64_t c = 0; c < s.channels && bias; ++c) start[c] = A(bias[c]);
   for (int64_t c = 0; c < s.channels; ++c)
     for (int64_t k = 0; k < n_taps; ++k)
       weights[LAST ? k * s.channels + c : c * n_taps + k] = A(weight[c * n_taps + k]);
@@ -238,7 +254,7 @@ void convolve(const T* from, const T* weight, const T* bias, T* to, const Conv2d
         T* place = to + (image * y.to_size + row) * width;
         A* sums = results.begin(place, width);
         for (int64_t j = 0; j < width; j += unit)
-          for (int64_t c = 0; c < unit; ++c) sums[j + c] = bias ? A(bias[channel + c]) : A(0);
+          for (int64_t c = 0; c < unit; ++c) sums[j + c] = start[channel + c];
         taps.find(sources, row);
         taps.visit([&](auto L, auto N, const Tap<A>* some, int64_t t, int64_t c, int64_t n) {
           const A* from[N];
@@ -276,7 +292,7 @@ void correlate(const T* grad_out, const T* image, T* grad_weight, T* grad_bias, 
   using A = acc_t<T>;
   const int64_t unit = LAST ? s.channels : 1, planes = LAST ? 1 : s.channels;
   const int64_t n_taps = int64_t(s.y.kernel) * s.x.kernel, parts = parts_of(s);
-  const Runs y(s.y, false), x(s.x, false);
+  const Runs y(s.y, false), x(s.x, false, !LAST);
   const int64_t lines = s.batch * y.to_size, width = x.to_size * unit, lanes = LAST ? unit : LANES;
   const int64_t products = lines / parts * width * n_taps;
   parallel(parts * planes, grain_of(products), [&](int64_t begin, int64_t end) {
