@@ -11,7 +11,7 @@ def test_the_python_example_runs():
     (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
     names: dict = {}
     exec(code, names)
-    assert names["rendering"].color.shape == (1, 3)
+    assert names["rendering"].color.shape == (2500, 3) and set(names["trainer"].backends().values()) == {"torch"}
 
 
 def test_the_make_targets_exist():

@@ -74,10 +74,10 @@ def _is_gpu(device: Any) -> bool:
 
 
 def _take_from_scene(config: Any, scene: Any) -> None:
-    """How the scene was read, where the options do not say it: a run is to find it again."""
+    """How the scene was read: a run is to find it again as it was."""
     if scene is None:
         return
-    if scene.source is not None and not config.data.path:
+    if scene.source is not None:
         for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
             setattr(config.data, name, getattr(scene.source, name))
     if config.data.format == "auto":

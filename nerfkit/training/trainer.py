@@ -19,6 +19,7 @@ from nerfkit import ops
 from nerfkit.config import Config, flat, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.load import scene_of
 from nerfkit.data.pixel_source import WindowOfPixels
 from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers.transforms import to_json
@@ -52,7 +53,7 @@ class Trainer:
     Args:
         config: the options; those that are auto follow from scene, device and model, as of `nerfkit train`:
             `trainer.config` is the outcome, with `decisions`.
-        cameras: V of them; None: the training views of the scene.
+        cameras: V of them; None: the training views of the scene, or of that in config.data.path.
         images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
             trained over data.background. None: those of the scene's training views.
         scene: of the cameras and images; without one nothing is known of it, as of an object in the default box.
@@ -91,6 +92,8 @@ class Trainer:
     ):
         from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
         self.device = pick_device(str(device or config.device))
+        if scene is None and cameras is None and config.data.path:
+            scene = scene_of(config)
         kind = model_class(config) if model is None else model if isinstance(model, type) else type(model)
         self.config = config = config.resolved(scene, self.device, kind)
         self.scene = scene
@@ -98,7 +101,7 @@ class Trainer:
             ops.resolved(self.device)  # raises BackendError before images are read
         if cameras is None or images is None:
             if scene is None:
-                raise TypeError("Trainer needs a scene, or cameras and images")
+                raise TypeError("Trainer needs a scene, cameras and images, or config.data.path")
             views = scene.split("train")
             cameras, images = cameras or views.cameras, views.load() if images is None else images
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
