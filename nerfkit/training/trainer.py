@@ -116,6 +116,8 @@ class Trainer:
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
+        if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
+            self.model.observe_images(self.cameras, self.views.source.pool)
         if loss_fn is None and config.trainer.loss:
             loss_fn = loss_function(config.trainer.loss)
         elif loss_fn is not None:  # so that nobody goes on with another one
