@@ -71,7 +71,6 @@ def test_rate_and_decay_are_those_of_a_field(tmp_path: Path):
         assert recipe(*where) == (0.02, 0.1)
         assert recipe(*where, "--trainer.learning_rate", "0.01") == (0.01, 0.0)
         assert recipe(*where, "--trainer.table_decay", "0.2") == (0.02, 0.2)
-        assert recipe(*where, "--model.kind", "images") == (0.02, 0.1), "its field is trained as it is by itself"
         assert recipe(*where, "--config", "cpu") == (0.02, 0.1)
         assert recipe(*where, "--config", "orrery_cpu") == (0.03, 0.0)
     assert recipe(*BOX, "--config", "lego") == (0.02, 0.1)
@@ -80,7 +79,7 @@ def test_rate_and_decay_are_those_of_a_field(tmp_path: Path):
         return options_of(folder, *arguments)[0].trainer.distortion
 
     assert distortion() == 0.003 and distortion(*BOX) == distortion("--sampling.kind", "box") == 0.0003
-    assert distortion(*BOX, "--trainer.distortion", "0") == 0 and distortion(*BOX, "--model.kind", "images") == 0.0003
+    assert distortion(*BOX, "--trainer.distortion", "0") == 0
 
 
 def test_intervals_follow_from_the_sides_that_cameras_see(tmp_path: Path):

@@ -41,6 +41,17 @@ def test_a_frame_goes_with_its_image_and_its_camera(toy_scene):
         np.testing.assert_allclose(views.cameras.camera_to_world[index], pose[:3], atol=1e-6)
 
 
+def test_training_takes_max_views_evenly(toy_scene):
+    scene = load_scene(str(toy_scene))
+    few = scene.with_fewer(3)
+    views, chosen = few.split("train"), [2, 6, 10]
+    assert [file.stem for file in views.files] == [scene.split("train").files[i].stem for i in chosen]
+    assert torch.equal(views.cameras.camera_to_world, scene.split("train").cameras.camera_to_world[chosen])
+    assert torch.equal(views.load().image(1), scene.split("train").load().image(6))
+    assert "3 of 12" in few.notes[-1].text and few.views["test"] is scene.views["test"]
+    assert scene.with_fewer(0) is scene and scene.with_fewer(12) is scene and scene.with_fewer(99) is scene
+
+
 @pytest.mark.parametrize("extension, channels", [("png", 4), ("webp", 4), ("jpg", 3)])
 def test_extensions_are_found(tmp_path, extension: str, channels: int):
     folder = write_scene(tmp_path, counts={"train": 2}, extension=extension)

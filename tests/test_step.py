@@ -130,7 +130,6 @@ WITH = {  # what changes in a step with its number, or that it learns beside the
         "sampling": {"kind": "contracted"},
         "trainer": {"distortion": 0.003},
     },
-    "images": {"model": {"kind": "images"}},
 }
 
 

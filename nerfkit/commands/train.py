@@ -37,7 +37,6 @@ from nerfkit.training.progress import Progress
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_files import METRICS, read_config
 from nerfkit.training.run_folder import RunFolder, describe, drop_later_lines, run_frame
-from nerfkit.training.run_images import kept_bytes
 from nerfkit.training.tensorboard import summary_writer
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
@@ -229,9 +228,6 @@ def tell_adjustments(trainer: Trainer) -> None:
 
 def tell_the_end(trainer: Trainer, folder: RunFolder) -> None:
     """Print where the run is, and what to do next."""
-    if trainer.model.needs_images and trainer.processes.is_first:
-        size = f"{kept_bytes(folder.path) / 2**20:.1f} MB"
-        print(f"{len(trainer.cameras)} training images are kept in the run folder, {size}: it is rendered from them")
     print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_code(trainer.config, '--module'))}")
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nerfkit.config import BASE, Config, Recipe
 from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.data.pool import ImagePool
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler
@@ -35,12 +34,11 @@ class Model(nn.Module):
     # The ops of nerfkit that a module calls itself, of the model and of each module in it. Where all modules say it and
     # all of these ops are fused, a step is a CUDA graph: () promises static shapes, and that no value is waited for.
     ops: tuple[str, ...] | None = None
-    needs_images = False  # renders from the training images, too: see `look_at`; a run folder keeps them
     half_precision = False  # computes in float16 on a GPU, so the loss is scaled
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("forward", "density", "normals", "observe", "look_at", "update"):
+        for name in ("forward", "density", "normals", "observe", "update"):
             if name in cls.__dict__:
                 setattr(cls, name, _on_own_backends(cls.__dict__[name]))
 
@@ -75,9 +73,6 @@ class Model(nn.Module):
         """Called once, before training: its cameras, and whether each step may draw from all of them."""
         if (sampler := self._sampler()) and hasattr(sampler, "observe"):
             sampler.observe(cameras, all_at_once)
-
-    def look_at(self, cameras: Cameras, images: ImagePool) -> None:
-        """Called once where `needs_images`, before training, and before rendering from a run: the training views."""
 
     def agree(self, processes: Processes) -> None:
         """Called before `update` where several processes train: make equal what their own rays have changed."""

@@ -23,7 +23,6 @@ class Rendering(NamedTuple):
     depth: Tensor  # [R] expected termination distance [scene units]; 0 where the opacity is 0
     weights: Tensor | None = None  # [N] rendering weight of each sample
     samples: Samples | None = None  # that were composited
-    corrected: Tensor | None = None  # [S, 3] in training: a second color of the first rays, trained, too
 
 
 def composite_samples(samples: Samples, density: Tensor, rgb: Tensor, background: Tensor) -> Rendering:

@@ -15,10 +15,9 @@ import torch
 from nerfkit.config import Config
 from nerfkit.errors import ConfigError
 from nerfkit.model.base import Model
-from nerfkit.model.images.renderer import ImageBasedRenderer
 from nerfkit.model.renderer import Renderer
 
-MODELS: dict[str, type[Model]] = {"field": Renderer, "images": ImageBasedRenderer}
+MODELS: dict[str, type[Model]] = {"field": Renderer}
 
 
 def register_model(kind: str) -> Callable[[type[Model]], type[Model]]:

@@ -24,14 +24,12 @@ DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the dist
 
 
 def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
-    """The weighted mean of the squared error of the colors, as the term "mse"; if any, of corrected ones: "corrected".
+    """The weighted mean of the squared error of the colors, as the term "mse".
 
     batch.weight [R] is 0 for rays beyond the capacity, and for padding of static shapes: every loss has to use it.
     """
-    truth = blend(batch.pixels, batch.background)  # [R, 3]
-    colors = {"mse": rendering.color} | ({} if rendering.corrected is None else {"corrected": rendering.corrected})
-    errors = {name: (color - truth[: len(color)]).square().mean(-1) for name, color in colors.items()}  # [R] or [S]
-    return {name: weighted_mean(error, batch.weight[: len(error)]) for name, error in errors.items()}
+    error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
+    return {"mse": weighted_mean(error, batch.weight)}
 
 
 class TrainingLoss:

@@ -24,7 +24,6 @@ from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.run_files import CONFIG, SCENE, read_config, read_decisions
 from nerfkit.training.run_folder import RunScene, read_scene
-from nerfkit.training.run_images import read_images
 
 
 @dataclass(frozen=True)
@@ -92,10 +91,6 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     model = build_model(config)
     model = model.to(chosen).eval()
     model.resolved(chosen)  # raises BackendError for one that cannot run here
-    if model.needs_images:  # first, for what a model keeps of each image is in the checkpoint, too
-        poses = scene.cameras("train", folder / SCENE).camera_to_world
-        cameras = Cameras.of_lenses(poses, scene.lenses("train", folder / SCENE))  # as the images were taken
-        model.look_at(cameras.to(chosen), read_images(folder, cameras).to(chosen))
     load_model(model, tensors, folder)
     refined = None
     if config.data.poses == "refine":

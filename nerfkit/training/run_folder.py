@@ -8,7 +8,6 @@ checkpoint.safetensors    model, views, optimiser, occupancy and random states (
 scene.json                cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
 metrics.json              scores on the test views, with their protocol
-images/                   training images, of a model that renders from them (see nerfkit.training.run_images)
 previews/                 pictures of one view on the way, a strip and videos of them (see nerfkit.training.previews)
 tensorboard/              events for TensorBoard, where trainer.tensorboard is on
 paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are

@@ -40,7 +40,6 @@ from nerfkit.training.randomness import random_states, restore_random_states, se
 from nerfkit.training.run import load_adjustments, load_model
 from nerfkit.training.run_files import LOG
 from nerfkit.training.run_folder import RunFolder, RunScene, describe, drop_later_lines
-from nerfkit.training.run_images import check_images, save_images
 from nerfkit.training.schedule import decay_tables, learning_rate
 from nerfkit.training.step import TrainingStep
 from nerfkit.training.together import AGREED_EVERY, Together
@@ -120,8 +119,8 @@ class Trainer:
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
-        if self.model.needs_images:
-            self.model.look_at(self.cameras, self.views.source.pool.to(self.device))
+        if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
+            self.model.observe_images(self.cameras, self.views.source.pool)
         if loss_fn is None and config.trainer.loss:
             loss_fn = loss_function(config.trainer.loss)
         elif loss_fn is not None:  # so that nobody goes on with another one
@@ -348,8 +347,6 @@ class Trainer:
             "backend": self.backends(),
             "versions": versions(),
         }
-        if self.model.needs_images:
-            save_images(folder, self.views.source.pool)  # before the checkpoint that cannot be rendered without them
         random_tensors["random.trainer"] = self.generator.get_state()
         checkpoint.save(folder, tensors | random_tensors, state)
 
@@ -376,8 +373,6 @@ class Trainer:
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
         load_adjustments(self.adjustments, tensors, folder.path)
-        if self.model.needs_images:
-            check_images(folder.path, self.views.source.pool)
         try:
             load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})

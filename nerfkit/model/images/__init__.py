@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""A field that also looks at the training images: `model.kind` images."""
