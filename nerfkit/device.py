@@ -70,22 +70,33 @@ def check_memory(n_bytes: int, what: str, device: torch.device) -> None:
         raise RunError(f"{what} takes {n_bytes / 2**30:.1f} GB, but {free / 2**30:.1f} GB are free on {device}")
 
 
+_deterministic_lock = threading.Lock()
+_deterministic: list[tuple[bool, bool, bool]] = []  # what was set before, of each that is inside
+
+
 @contextmanager
 def deterministic(enabled: bool) -> Iterator[None]:
-    """Inside, results are reproducible to the bit, on a GPU too; without `enabled`, no effect."""
+    """Inside, results are reproducible to the bit, on a GPU too; without `enabled`, no effect.
+
+    The switch is the process's: it stays on until the last of the threads inside has left.
+    """
     if not enabled:
         yield
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # no op here reads what it has not written
+    with _deterministic_lock:
+        mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        _deterministic.append((*mode, torch.utils.deterministic.fill_uninitialized_memory))
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # no op here reads what it has not written
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        with _deterministic_lock:
+            *before, fill = _deterministic.pop()
+            if not _deterministic:
+                torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+                torch.utils.deterministic.fill_uninitialized_memory = fill
 
 
 class _Drawing(threading.local):

@@ -192,7 +192,7 @@ def test_inspection_opens_an_image_once(tmp_path, opened, broken: bool):
         file = folder / "images" / "r_07.png"
         file.write_bytes(file.read_bytes()[:-100])
     opened.clear()
-    assert inspect.main([str(folder)]) == broken
+    assert run_main(inspect, str(folder)) == broken
     assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
 
 

@@ -17,7 +17,7 @@ from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training import checkpoint
-from nerfkit.training.run_files import CONFIG, LOG, SCENE, read_config
+from nerfkit.training.run_files import CONFIG, DECISIONS, LOG, SCENE, read_config
 from nerfkit.training.run_folder import RunFolder, RunScene, describe, read_scene
 from tests.naming import assert_names, raises_naming, warns_naming
 
@@ -140,7 +140,7 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 1, "still there"
     again.start(small_config, scene)
     left = {path.name for path in (tmp_path / "run").iterdir()}
-    assert left == {MARKER, CONFIG, SCENE, "notes.txt"}, "what is not the run's stays"
+    assert left == {MARKER, CONFIG, DECISIONS, SCENE, "notes.txt"}, "what is not the run's stays"
     (tmp_path / "file").write_text("")
     with raises_naming(RunError, tmp_path / "file" / "run"):
         RunFolder.for_new_run(tmp_path / "file" / "run")

@@ -63,7 +63,7 @@ def test_what_is_written_of_a_run(scored):
     assert protocol["split"] == "test" and protocol["background"] == [0, 0, 0] and protocol["downscale"] == 1
     assert protocol["size"] == f"{views.cameras.width}x{views.cameras.height}"
     assert protocol["lens"] == "pinhole" and protocol["ignored_pixels"] == 0
-    assert set(protocol["backend"]) == set(trainer.model.ops)
+    assert set(protocol["backend"]) == set(trainer.model.used_ops)
 
 
 def test_a_comparison_is_truth_render_and_error_side_by_side(scored):

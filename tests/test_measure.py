@@ -16,6 +16,7 @@ from nerfkit.model.decoder import Decoder
 from scripts import measure
 from tests.naming import raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, write_capture
+from tests.processes import run_main
 from tests.rigs import ring
 
 N_PIXELS = 3 * WIDTH * HEIGHT  # of the test views
@@ -27,7 +28,7 @@ def folder(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
     points = np.array([0, 0, 0.5]) + 0.5 * np.random.default_rng(0).normal(size=(300, 3))
     data = ["--data.path", str(write_capture(folder / "place", ring(20), points=points))]
-    assert train.main([*SMALL, *data, "--out", str(folder / "run")]) == 0
+    assert run_main(train, *SMALL, *data, "--out", str(folder / "run")) == 0
     return folder
 
 

@@ -319,7 +319,7 @@ def test_deterministic_is_asked_of_torch_for_a_step_alone(small_config):
 def test_a_network_without_a_kernel_can_still_be_recorded(small_config, monkeypatch):
     """What auto takes for it has static shapes; any other op in PyTorch has not."""
     trainer = make_trainer(small_config)
-    step, on = trainer.training_step, {op: ops.Resolved("cuda", "") for op in trainer.model.ops}
+    step, on = trainer.training_step, {op: ops.Resolved("cuda", "") for op in trainer.model.used_ops}
     step.device = torch.device("cuda")
     for unfused, wanted in (((), True), (("mlp",), True), (("march",), False), (("mlp", "lltm"), False)):
         chosen = on | dict.fromkeys(unfused, ops.Resolved("torch", ""))

@@ -331,8 +331,8 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
 
 
 def note_lines(notes: Iterable[Note], name: str) -> list[str]:
-    """A line each, that begins with `name`, or says that it warns."""
-    return [f"{'warning' if note.kind == 'warning' else name:<9} {note.text}" for note in notes]
+    """A line each, that begins with `name`."""
+    return [f"{name:<9} {note}" for note in notes]
 
 
 def decision_lines(config: ResolvedConfig, verbose: bool) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nerfkit.config import DataConfig
+from nerfkit.config import DEFAULT_BOX, DataConfig
 from nerfkit.data.batch import Batch
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.errors import UserError
@@ -44,7 +44,7 @@ class ViewAdjustments(nn.Module):
 
     def __init__(self, data: DataConfig, n_views: int):
         super().__init__()
-        self.unit = radius_of(data.box)
+        self.unit = radius_of(data.box or DEFAULT_BOX)
         self.appearance = nn.Parameter(torch.zeros(n_views, 3, 4)) if data.appearance == "affine" else None
         self.poses = nn.Parameter(torch.zeros(n_views, 6)) if data.poses == "refine" else None
 

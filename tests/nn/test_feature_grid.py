@@ -15,7 +15,7 @@ def test_any_number_of_leading_axes(device: str):
 
 def test_it_learns_a_function_of_position():
     torch.manual_seed(0)
-    grid = FeatureGrid(levels=4, features=1, log2_table=12, min_resolution=4, max_resolution=32)
+    grid = FeatureGrid(levels=4, features=1, log2_table=12, base_resolution=4, max_resolution=32)
     points = torch.rand(512, 3)
     target = (points * 6).sin().prod(-1)
     optimizer = torch.optim.Adam(grid.parameters(), lr=0.05)
