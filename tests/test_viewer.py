@@ -27,7 +27,7 @@ from nerfkit.viewer.page import Page, ViewerOptions, bound
 from nerfkit.viewer.path import Keyframe
 from nerfkit.viewer.picture import OUTPUTS
 from nerfkit.viewer.subject import of_training
-from nerfkit.viewer.training import TrainingViewer
+from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import served, small_run, wait_for
 

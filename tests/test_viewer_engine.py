@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from nerfkit.viewer.chunk import CHUNK_SECONDS, SMALLEST_CHUNK
-from nerfkit.viewer.engine import DONE, FINE, FULL, MOVING, Engine, Request
-from nerfkit.viewer.resolution import Resolution
-from nerfkit.viewer.sharing import Sharing
+from nerfkit.viewer.engine import Engine, Request
+from nerfkit.viewer.pacing import CHUNK_SECONDS, DONE, FINE, FULL, MOVING, SMALLEST_CHUNK, Resolution, Sharing
 
 
 class Look(NamedTuple):

@@ -19,11 +19,10 @@ from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.geometry import nearest_view
-from nerfkit.viewer.panels.video import VideoControls
+from nerfkit.viewer.panels.path import VideoControls
 from nerfkit.viewer.path import CameraPath, Keyframe
 from nerfkit.viewer.picture import ModelPictures, depth_range
-from nerfkit.viewer.session import Session
-from nerfkit.viewer.state import State
+from nerfkit.viewer.session import Session, State
 from nerfkit.viewer.subject import FilePhotos, PoolPhotos, Subject, add_scene
 from tests.naming import raises_naming
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in

@@ -43,7 +43,7 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
 
 if TYPE_CHECKING:
-    from nerfkit.viewer.training import TrainingViewer
+    from nerfkit.viewer.viewer import TrainingViewer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -240,7 +240,7 @@ def start_viewer(
 ) -> TrainingViewer:
     """Show on `page` what is trained."""
     from nerfkit.viewer.subject import of_training
-    from nerfkit.viewer.training import TrainingViewer
+    from nerfkit.viewer.viewer import TrainingViewer
 
     subject = of_training(trainer.config, trainer.model, trainer.device, scene, images, folder)
     viewer = TrainingViewer(subject, page, signals.arrived)

@@ -10,8 +10,7 @@ import torch
 from nerfkit.commands.options import ViewOptions
 from nerfkit.commands.signals import StopSignals
 from nerfkit.training.run import load_run
-from nerfkit.viewer.options import check_options
-from nerfkit.viewer.page import Page, import_viser
+from nerfkit.viewer.page import Page, check_options, import_viser
 
 
 def main(options: ViewOptions) -> int:

@@ -16,11 +16,9 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from nerfkit.viewer.chunk import Chunk
-from nerfkit.viewer.resolution import Resolution
+from nerfkit.viewer.pacing import DONE, FINE, FULL, MOVING, Chunk, Resolution
 
 STILL_AFTER = 0.15  # seconds after the last change
-MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
 
 Job = Generator[None, None, None]  # yields after each slice of work
 

@@ -1,23 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client: its camera and what it looks at become requests, pictures go to its browser."""
+"""What all browsers share, and one of them: its camera and look become requests, frames go to it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nerfkit.viewer.engine import Request
+from nerfkit.crop import Crop
+from nerfkit.viewer.engine import Engine, Request
 from nerfkit.viewer.geometry import in_browser, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.picture import Look, Viewpoint
+from nerfkit.viewer.subject import Subject
 
 if TYPE_CHECKING:
     import viser
 
-    from nerfkit.viewer.state import State
+    from nerfkit.training.trainer import Trainer
+    from nerfkit.viewer.pacing import Sharing
+
+
+class State:
+    """Shared by all sessions and panels."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        engine: Engine,
+        later: Callable[[Callable[[], None]], None],
+        sessions: dict[int, Any],  # of clients
+    ):
+        self.subject, self.engine, self.later, self.sessions = subject, engine, later, sessions
+        self.crop: Crop | None = None  # that is on
+        self.history = subject.history  # lines of the log
+        self.training: Trainer | None = None  # that goes on
+        self.sharing: Sharing | None = None
+        self.paused = False
+        self.initial_camera: Any = None  # of the page
+        self.max_side = 1280  # of a picture [pixels]
+
+    def set_crop(self, crop: Crop | None) -> None:
+        """Show every client the scene in this crop."""
+        self.crop = crop
+        self.ask_all()
+
+    def ask_all(self) -> None:
+        """Have every client's picture drawn again, for something that all of them show has changed."""
+        for session in list(self.sessions.values()):
+            session.ask()
+
 
 STATUS_SECONDS = 0.4  # between two texts
 

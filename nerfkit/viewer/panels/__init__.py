@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nerfkit.viewer.panels.cameras import CamerasPanel
-from nerfkit.viewer.panels.crop import CropPanel
-from nerfkit.viewer.panels.look import LookPanel
 from nerfkit.viewer.panels.path import PathPanel
-from nerfkit.viewer.panels.run import RunPanel
+from nerfkit.viewer.panels.scene import CamerasPanel, CropPanel
+from nerfkit.viewer.panels.view import LookPanel, RunPanel
 
 if TYPE_CHECKING:
     import viser
 
-    from nerfkit.viewer.session import Session
-    from nerfkit.viewer.state import State
+    from nerfkit.viewer.session import Session, State
 
 
 class Panels:
