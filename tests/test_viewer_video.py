@@ -20,7 +20,7 @@ from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels import path as path_module
 from nerfkit.viewer.path import Keyframe
-from nerfkit.viewer.subject import of_training
+from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import wait_for
@@ -39,8 +39,8 @@ class Watched:
         self.trainer = Trainer(config, scene.split("train").cameras, images, device="cpu")
         self.folder = RunFolder.for_new_run(out)
         self.folder.start(config, describe(scene))
-        subject = of_training(config, self.trainer.model, self.trainer.device, scene, images, self.folder)
-        self.viewer = TrainingViewer(subject, page)
+        shown = ViewerScene.from_training(config, self.trainer.model, self.trainer.device, scene, images, self.folder)
+        self.viewer = TrainingViewer(shown, page)
         self.viewer.attach(self.trainer)
         self.viewer.sharing.training = 0.5
         self.seconds, self.stops, self.steps = seconds, [], []  # of the video; for the viewer; with a frame

@@ -21,6 +21,14 @@ from nerfkit.option_types import Switch, integer
 if TYPE_CHECKING:
     import viser
 
+AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?", re.I)  # host, port
+ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", re.I)  # an address, which no name server can point here
+LOCAL = ("localhost",)
+PING_SECONDS = 10.0  # between two pings
+FROZEN_SECONDS = 20.0  # without an answer to a ping, and with nothing read
+INSTALL = 'pip install "nerfkit[viewer]"'
+BACKLOG = 100  # connections that wait
+
 
 @dataclass
 class ViewerOptions:
@@ -43,11 +51,6 @@ def check_options(options: ViewerOptions) -> None:
     get_type_hints(ViewerOptions, include_extras=True)["port"].__metadata__[0].check("viewer.port", options.port)
 
 
-AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?", re.I)  # host, port
-ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", re.I)  # an address, which no name server can point here
-LOCAL = ("localhost",)
-
-
 def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:
     """Names, in lower case, by which a browser may call a server that listens on `host`."""
     names = {*LOCAL, host, *more}
@@ -57,7 +60,11 @@ def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:
 
 
 def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str]) -> str | None:
-    """Why a request with these values of its headers Host and Origin is refused; None if it is not."""
+    """Why a request with these values of its headers Host and Origin is refused; None if it is not.
+
+    A page of a foreign site can make a browser send requests to this computer, and can give its own name the address
+    of this computer (DNS rebinding). The first shows in Origin, the second in Host, which is no name of this computer.
+    """
     found = AUTHORITY.fullmatch(hosts[0]) if len(hosts) == 1 else None
     if found is None:
         return "there must be one Host header with a name or an address"
@@ -80,10 +87,6 @@ def policy(host: str) -> str:
     )
 
 
-PING_SECONDS = 10.0  # between two pings
-FROZEN_SECONDS = 20.0  # without an answer to a ping, and with nothing read
-
-
 def watched(handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
     """A handler of a connection that is ended when its browser is frozen."""
 
@@ -99,7 +102,11 @@ def watched(handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaita
 
 
 async def hang_up_when_frozen(connection: Any) -> None:
-    """Return when the connection has ended, by itself or because its browser is frozen."""
+    """Return when the connection has ended, by itself or because its browser is frozen, such as a suspended tab.
+
+    websockets has pings of its own, but waits without end for room to send one where the browser has let what was sent
+    before pile up.
+    """
     from websockets.exceptions import ConnectionClosed
 
     try:
@@ -122,10 +129,6 @@ async def _answer(connection: Any) -> None:
     await (await connection.ping())
 
 
-INSTALL = 'pip install "nerfkit[viewer]"'
-BACKLOG = 100  # connections that wait
-
-
 class Page:
     """viser's server, its port taken or an error raised, until `stop`."""
 
@@ -136,7 +139,7 @@ class Page:
         self.port: int = self._socket.getsockname()[1]
         try:
             with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
-                self.server: viser.ViserServer = _server_class(viser)(options.host, self.port, verbose=False)
+                self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
             if served != [True]:  # viser has changed: nothing would be checked
                 self.server.stop()
                 raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
@@ -210,16 +213,6 @@ def bound(host: str, port: int) -> socket.socket:
             "0 for any that is free, or another --viewer.host"
         ) from None
     return listener
-
-
-def _server_class(viser: Any) -> type:
-    class Server(viser.ViserServer):
-        """viser's server, which never asks a foreign host for a tunnel."""
-
-        def request_share_url(self, verbose: bool = True) -> None:
-            return None
-
-    return Server
 
 
 @contextmanager
