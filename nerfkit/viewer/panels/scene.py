@@ -157,9 +157,10 @@ class CropPanel:
         self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
         whole = gui.add_button("Whole box")
         self.text = gui.add_markdown(note)
-        fields = self.on, self.low, self.high
-        typed = lambda session: self._set(np.array([self.low.value, self.high.value]))  # noqa: E731
-        self.state.on(typed, *(field.on_update for field in fields))
+        self.state.on(
+            lambda session: self._set(np.array([self.low.value, self.high.value])),
+            *(field.on_update for field in (self.on, self.low, self.high)),
+        )
         self.state.on(lambda session: self._show(), self.handles_shown.on_update)
         self.state.on(lambda session: self._set(self.box), whole.on_click)
 
