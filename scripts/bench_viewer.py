@@ -146,11 +146,11 @@ class Circle(NamedTuple):
     radius: float
 
     @classmethod
-    def around(cls, subject: Any) -> Circle:
-        """That of a viewer's subject."""
-        middle = subject.box.mean(0)
-        radius = float(np.linalg.norm(subject.cameras.positions.numpy() - middle, axis=1).mean())
-        return cls(middle, np.array(subject.up) / np.linalg.norm(subject.up), radius)
+    def around(cls, scene: Any) -> Circle:
+        """That of a viewer's scene."""
+        middle = scene.box.mean(0)
+        radius = float(np.linalg.norm(scene.cameras.positions.numpy() - middle, axis=1).mean())
+        return cls(middle, np.array(scene.up) / np.linalg.norm(scene.up), radius)
 
     def send(self, browser: FakeBrowser, angle: float) -> None:
         """Move a browser's camera there."""
@@ -223,7 +223,7 @@ def main() -> None:
     from nerfkit.training.run import load_run
     from nerfkit.version import versions
     from nerfkit.viewer.page import Page, ViewerOptions
-    from nerfkit.viewer.subject import of_run
+    from nerfkit.viewer.scene import ViewerScene
     from nerfkit.viewer.viewer import Viewer
 
     run = load_run(options.run, options.device)
@@ -233,11 +233,11 @@ def main() -> None:
     processes = multiprocessing.get_context("spawn")
     here, there = processes.Pipe()
     try:
-        viewer = Viewer(of_run(run), page)
+        viewer = Viewer(ViewerScene.from_run(run), page)
         viewer.state.max_side = max(options.size)
         thread = threading.Thread(target=viewer.serve, args=(stop.is_set,))
         thread.start()
-        circle = Circle.around(viewer.subject)
+        circle = Circle.around(viewer.scene)
         browser = processes.Process(target=look, args=(page.address, circle, options, there), daemon=True)
         browser.start()
         there.close()

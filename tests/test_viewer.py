@@ -22,12 +22,12 @@ from nerfkit.rendering.path_files import read_path
 from nerfkit.training.randomness import seed_everything
 from nerfkit.training.run_folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
+from nerfkit.viewer.frames import OUTPUTS
 from nerfkit.viewer.geometry import rotation_of, vertical_fov, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from nerfkit.viewer.path import Keyframe
-from nerfkit.viewer.picture import OUTPUTS
-from nerfkit.viewer.subject import of_training
-from nerfkit.viewer.training import TrainingViewer
+from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import served, small_run, wait_for
 
@@ -84,7 +84,7 @@ def test_a_picture_is_what_the_renderer_renders(viewer, browser):
     image = at(browser)
     session = session_of(viewer)
     cameras = session.viewpoint().cameras(2 * SIZE[0], 2 * SIZE[1])
-    wanted = ImageRenderer(viewer.subject.model, viewer.subject.background)(cameras, 0)["rgb"]
+    wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"]
     wanted = wanted.view(SIZE[1], 2, SIZE[0], 2, 3).mean((1, 3)).numpy()
     assert np.abs(image / 255 - wanted).mean() < 0.02 and wanted.std() > 0.03
 
@@ -96,7 +96,7 @@ def test_every_output_is_drawn(viewer, browser):
     for output in OUTPUTS:
         session.change(output=output)
         time.sleep(0.05)
-        images[output] = at(browser, viewer.subject.cameras.positions[0].tolist())
+        images[output] = at(browser, viewer.scene.cameras.positions[0].tolist())
     means = {name: image.astype(float).mean((0, 1)) for name, image in images.items()}
     assert len({tuple(mean.round(1)) for mean in means.values()}) == len(OUTPUTS)
     assert np.abs(images["opacity"].astype(int) - images["opacity"][..., :1]).max() < 30, "gray, but for JPEG"
@@ -116,7 +116,7 @@ def test_the_training_image_lies_on_the_rendering(viewer, browser):
     """At a training camera the split screen shows that image, whatever the field says of depths."""
     at(browser)
     session, view = session_of(viewer), 2
-    cameras = viewer.subject.cameras
+    cameras = viewer.scene.cameras
     pose = cameras.camera_to_world[view].numpy()
     browser.fov = vertical_fov(cameras, view)
     browser.send(pose[:, 3], pose[:, 3] - pose[:, 2])
@@ -127,7 +127,7 @@ def test_the_training_image_lies_on_the_rendering(viewer, browser):
     browser.send(pose[:, 3] + 1e-5, pose[:, 3] - pose[:, 2])
     image = at(browser, pose[:, 3])
     assert session.nearest[0] == view and session.nearest[1] < 1e-3
-    photo = viewer.subject.photos.image(view).numpy()
+    photo = viewer.scene.photos.image(view).numpy()
     (width, height), focal, center = cameras.size(view), cameras.focal[view].numpy(), cameras.center[view].numpy()
     scale = height / SIZE[1]  # of pixels there
     row, column = np.mgrid[0 : SIZE[1], 0 : SIZE[0]] + 0.5
@@ -143,7 +143,7 @@ def test_a_click_on_a_training_camera_goes_there(viewer, browser):
     at(browser)
     session = session_of(viewer)
     browser.click("/cameras/1")
-    wanted = viewer.subject.cameras.camera_to_world[1].numpy()
+    wanted = viewer.scene.cameras.camera_to_world[1].numpy()
     camera = session.client.camera
     wait_for(lambda: np.abs(camera.position - wanted[:, 3]).max() < 1e-3)
     assert np.abs(rotation_of(camera.wxyz) * [1, -1, -1] - wanted[:, :3]).max() < 1e-3
@@ -154,7 +154,7 @@ def test_a_click_on_a_training_camera_goes_there(viewer, browser):
 def test_next_goes_on_from_where_the_camera_is(viewer, browser):
     at(browser)
     session = session_of(viewer)
-    positions = viewer.subject.cameras.positions.numpy()
+    positions = viewer.scene.cameras.positions.numpy()
     session.go_to(3)
     browser.send(positions[3] + 1e-6)  # as a browser says where it is
     wait_for(lambda: session.nearest[1] < 1e-3)
@@ -234,7 +234,6 @@ def test_nobody_is_asked_for_a_tunnel(viewer, browser, monkeypatch):
     at(browser)
     browser.tell({"type": "ShareUrlRequest"})
     time.sleep(0.2)
-    viewer.page.server.request_share_url()
     assert not asked and session_of(viewer)
 
 
@@ -270,7 +269,8 @@ def trained(config, out, with_viewer: bool):
         trainer.train(folder)
         return trainer, 0
     page = Page(ViewerOptions(port=0), "test")
-    viewer = TrainingViewer(of_training(config, trainer.model, trainer.device, scene, images, folder), page)
+    shown = ViewerScene.from_training(config, trainer.model, trainer.device, scene, images, folder)
+    viewer = TrainingViewer(shown, page)
     viewer.attach(trainer)
     browser = FakeBrowser(page.address, SIZE)
     browser.send((2.5, 0.5, 1.0))

@@ -58,7 +58,7 @@ def on_screen(client, point: np.ndarray) -> tuple[float, float]:
 def image_plane(viewer, view: int) -> np.ndarray:
     """Middle of the small image that viser draws into a frustum of its form."""
     frustum = viewer.panels.cameras.frusta[view]
-    pose = viewer.subject.cameras.camera_to_world[view].double().numpy()
+    pose = viewer.scene.cameras.camera_to_world[view].double().numpy()
     depth = frustum.scale / np.cbrt(np.tan(frustum.fov / 2) ** 2 * frustum.aspect / 3)
     return pose[:, 3] - pose[:, 2] * depth
 
@@ -68,7 +68,7 @@ def rendered(viewer, client, width: int, height: int) -> np.ndarray:
     focal = torch.full((1, 2), height / 2 / np.tan(client.camera.fov / 2))
     pose = torch.tensor(pose_of(client)[None], dtype=torch.float32)
     cameras = Cameras(pose, focal, torch.tensor([[width / 2, height / 2]]), width, height)
-    return ImageRenderer(viewer.subject.model, viewer.subject.background)(cameras, 0)["rgb"].numpy()
+    return ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"].numpy()
 
 
 def shown(client, width: int = 160, height: int = 120) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_the_viewer_in_a_browser(small_config, tmp_path, browser):
 def frustum_is_clicked(viewer, client, page) -> None:
     """A click on a training camera goes there."""
     view = 1
-    wanted = viewer.subject.cameras.camera_to_world[view].numpy()
+    wanted = viewer.scene.cameras.camera_to_world[view].numpy()
     point = image_plane(viewer, view)
     wait_for(lambda: viewer.panels.cameras.frusta[view].image is not None)
     with client.atomic():  # obliquely behind it

@@ -6,10 +6,8 @@ from typing import NamedTuple
 
 import pytest
 
-from nerfkit.viewer.chunk import CHUNK_SECONDS, SMALLEST_CHUNK
-from nerfkit.viewer.engine import DONE, FINE, FULL, MOVING, Engine, Request
-from nerfkit.viewer.resolution import Resolution
-from nerfkit.viewer.sharing import Sharing
+from nerfkit.viewer.engine import DONE, FINE, FULL, MOVING, STILL_AFTER, Engine, Request
+from nerfkit.viewer.pacing import CHUNK_SECONDS, SMALLEST_CHUNK, Resolution, Sharing
 
 
 class Look(NamedTuple):
@@ -68,7 +66,7 @@ def test_a_camera_that_moved_gets_a_small_picture_then_the_full_one_then_a_fine_
     world.run(5)
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FINE]
     assert [drawn.image[1] for drawn in world.drawn] == [(128, 96), (640, 480), (1280, 960)]
-    assert world.drawn[1].seconds >= world.engine.settings.still_after
+    assert world.drawn[1].seconds >= STILL_AFTER
     world.ask()  # the same again
     world.run(1)
     assert len(world.drawn) == 3, "nothing has changed"
@@ -79,7 +77,7 @@ def test_the_newest_request_replaces_a_full_picture_at_once():
     world.ask(camera="old")
     world.until_drawn()
     world.run(0.25)  # in the middle of the full picture
-    assert not world.engine.is_between_pictures
+    assert not world.engine.is_between_frames
     began = world.now
     world.ask(camera="new")
     world.ask(camera="newest")
@@ -159,7 +157,7 @@ def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
         began = world.now
         (drawn,) = world.until_drawn()
         took.append(world.now - began)
-    may = world.engine.settings.picture_seconds
+    may = world.engine.settings.frame_seconds
     assert 0.4 * may < took[-1] <= 1.05 * may
     assert len({drawn.scale for drawn in world.drawn[-50:]}) == 1, "and they do not shrink"
 
@@ -221,10 +219,10 @@ def test_a_client_that_vanishes_leaves_nothing():
     world.ask()
     world.until_drawn()
     world.run(0.2)
-    assert not world.engine.is_between_pictures
+    assert not world.engine.is_between_frames
     world.engine.forget(0)
     world.run(1)
-    assert len(world.drawn) == 1 and not world.engine.clients and world.engine.is_between_pictures
+    assert len(world.drawn) == 1 and not world.engine.clients and world.engine.is_between_frames
 
 
 def test_an_error_ends_one_picture_and_is_told():
@@ -278,7 +276,7 @@ def test_what_is_trained_on_is_drawn_again_but_not_fine():
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL] and world.engine.next() is None
     world.engine.refresh()
     due = world.engine.next()
-    assert due.stage == FULL and due.again and due.seconds == pytest.approx(640 * 480 * 1e-6, rel=0.01)
+    assert not due.is_awaited and due.seconds == pytest.approx(640 * 480 * 1e-6, rel=0.01)
     world.run(1)
     assert [drawn.stage for drawn in world.drawn] == [MOVING, FULL, FULL]
     assert all(client.stage == FINE for client in world.engine.clients.values()) and DONE > FINE
@@ -304,34 +302,34 @@ def test_a_request_ends_a_wait():
     thread.join()
 
 
-def trained(sharing: Sharing, picture: float, step: float, seconds: float, stage: int, again: bool) -> float:
-    """Share of the time that drawing gets, where pictures are due all the time."""
+def trained(sharing: Sharing, frame: float, step: float, seconds: float, is_awaited: bool) -> float:
+    """Share of the time that drawing gets, where frames are due all the time."""
     now = drawing = 0.0
     while now < seconds:
         now += step
-        sharing.trained(step, picture)
-        if sharing.affords(stage, not again, picture):
-            now += picture
-            drawing += picture
-            sharing.drew(picture, stage, not again)
+        sharing.add_training(step, frame)
+        if sharing.has_budget(is_awaited, frame):
+            now += frame
+            drawing += frame
+            sharing.add_time(is_awaited, frame)
     return drawing / now
 
 
 @pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02), (0.01, 0.2)])
 def test_a_client_that_only_looks_on_costs_what_it_may(picture, step):
     sharing = Sharing()
-    share = trained(sharing, picture, step, 300.0, FULL, again=True)
+    share = trained(sharing, picture, step, 300.0, is_awaited=False)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
 
 
 def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
     sharing = Sharing(training=0.5)
-    sharing.trained(0.2, 0.0, has_job=True)
+    sharing.add_training(0.2, 0.0, has_job=True)
     assert sharing.credit == sharing.job_credit == pytest.approx(0.1)
     for _ in range(100):
-        sharing.trained(0.2, 0.0, has_job=True)
+        sharing.add_training(0.2, 0.0, has_job=True)
     assert sharing.job_credit == pytest.approx(0.25), "else the training would stop for seconds"
 
 
 def test_a_camera_that_moves_gets_half_of_the_time():
-    assert trained(Sharing(), 0.06, 0.003, 60.0, MOVING, again=False) == pytest.approx(0.5, abs=0.03)
+    assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)

@@ -3,7 +3,7 @@
 
 import pytest
 
-from nerfkit.viewer.guard import own_names, policy, refusal
+from nerfkit.viewer.page import own_names, policy, refusal
 
 LOCAL = own_names("127.0.0.1")
 

@@ -12,7 +12,7 @@ import pytest
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
-from nerfkit.viewer import frozen
+from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
 from tests.viewing import Browser, served, small_run, wait_for
 
@@ -98,8 +98,8 @@ def test_a_picture_for_a_browser_that_is_leaving_is_no_error(viewer, capfd):
 
 
 def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
-    monkeypatch.setattr(frozen, "PING_SECONDS", 0.3)
-    monkeypatch.setattr(frozen, "FROZEN_SECONDS", 2.0)
+    monkeypatch.setattr(page_module, "PING_SECONDS", 0.3)
+    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 2.0)
 
     async def live() -> None:
         still = await come(viewer)
@@ -153,12 +153,12 @@ class FakeConnection:
 
 
 def test_a_slow_browser_that_reads_is_waited_for(monkeypatch):
-    monkeypatch.setattr(frozen, "PING_SECONDS", 0.0)
-    monkeypatch.setattr(frozen, "FROZEN_SECONDS", 0.05)
+    monkeypatch.setattr(page_module, "PING_SECONDS", 0.0)
+    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 0.05)
 
     async def seconds(read: int) -> float:
         connection, began = FakeConnection(read), time.monotonic()
-        await frozen.hang_up_when_frozen(connection)
+        await page_module.hang_up_when_frozen(connection)
         assert connection.aborted
         return time.monotonic() - began
 

@@ -18,13 +18,12 @@ from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.viewer.engine import Engine
+from nerfkit.viewer.frames import FrameRenderer, Photos, depth_range
 from nerfkit.viewer.geometry import nearest_view
-from nerfkit.viewer.panels.video import VideoControls
+from nerfkit.viewer.panels.path import VideoControls
 from nerfkit.viewer.path import CameraPath, Keyframe
-from nerfkit.viewer.picture import ModelPictures, depth_range
-from nerfkit.viewer.session import Session
-from nerfkit.viewer.state import State
-from nerfkit.viewer.subject import FilePhotos, PoolPhotos, Subject, add_scene
+from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.session import Session, State
 from tests.naming import raises_naming
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
 from tests.rigs import look_at
@@ -33,20 +32,20 @@ SIZE = (32, 24)
 
 
 @pytest.fixture
-def subject(small_config) -> Subject:
+def shown(small_config) -> ViewerScene:
     """The toy scene with a field of fog, and nothing of the scene's folder yet."""
     small_config.model.density_bias = 4.0
     scene = load_scene(small_config.data.path)
-    return Subject(
+    return ViewerScene(
         scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,
         scene.frame, None,
     )  # fmt: skip
 
 
-def state_of(subject: Subject) -> State:
+def state_of(scene: ViewerScene) -> State:
     """Of a viewer that draws nothing by itself."""
-    engine = Engine(ModelPictures(subject.model, subject.background), lambda drawn: None)
-    return State(subject, engine, lambda do: do(), {})
+    engine = Engine(FrameRenderer(scene.model, scene.background), lambda drawn: None)
+    return State(scene, engine, lambda do: do(), {})
 
 
 def session_in(state: State, width: int, height: int) -> Session:
@@ -61,8 +60,8 @@ def pose_of(eye, target) -> np.ndarray:
     return look_at(np.array([eye], dtype=np.float64), np.array([target], dtype=np.float64))[0]
 
 
-def test_no_side_of_a_picture_is_longer_than_the_limit(subject):
-    session = session_in(state_of(subject), 640, 480)
+def test_no_side_of_a_picture_is_longer_than_the_limit(shown):
+    session = session_in(state_of(shown), 640, 480)
     for limit, size in ((320, (320, 240)), (640, (640, 480)), (2048, (640, 480))):
         session.max_side = limit
         session.ask()
@@ -72,9 +71,9 @@ def test_no_side_of_a_picture_is_longer_than_the_limit(subject):
     assert session.size() == (160, 320)
 
 
-def test_a_video_shows_the_crop_alone(subject):
+def test_a_video_shows_the_crop_alone(shown):
     """A crop that the camera does not see leaves the background; one around everything leaves it as it is."""
-    state = state_of(subject)
+    state = state_of(shown)
     session = session_in(state, *SIZE)
     pose = pose_of((2.5, 0.5, 1.0), (0.0, 0, 0))
     path = CameraPath([Keyframe(pose, 0.6)], fps=5, size=SIZE)
@@ -92,14 +91,14 @@ def test_a_video_shows_the_crop_alone(subject):
     assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
 
 
-def test_there_is_no_video_of_errors(subject):
-    state = state_of(subject)
+def test_there_is_no_video_of_errors(shown):
+    state = state_of(shown)
     session = session_in(state, *SIZE)
     session.look = replace(session.look, output="error")
     path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
-    session.tell = MagicMock()
-    VideoControls(MagicMock(), state, SimpleNamespace(path=path))._start(session)
-    assert not state.engine.jobs and "training image" in session.tell.call_args.args[1]
+    with raises_naming(UserError, "training image"):
+        VideoControls(MagicMock(), state, SimpleNamespace(path=path))._start(session)
+    assert not state.engine.jobs
 
 
 def test_the_nearest_training_view_looks_the_same_way():
@@ -121,15 +120,15 @@ def test_the_colors_of_depths_are_those_of_what_is_there():
     assert depth_range(depth, 0 * opacity) == (0.0, 1.0)
 
 
-def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(subject):
-    given = subject.cameras
+def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(shown):
+    given = shown.cameras
     poses = given.camera_to_world.clone()
     poses[-1, 0, 3] += 0.01
-    with raises_naming(UserError, subject.config.data.path, "other training views"):
-        add_scene(subject, replace(given, camera_to_world=poses))
-    assert subject.photos is None
-    add_scene(subject, given)
-    assert subject.photos.image(0).shape == (given.size(0)[1], given.size(0)[0], 3)
+    with raises_naming(UserError, shown.config.data.path, "other training views"):
+        shown.add_images(replace(given, camera_to_world=poses))
+    assert shown.photos is None
+    shown.add_images(given)
+    assert shown.photos.image(0).shape == (given.size(0)[1], given.size(0)[0], 3)
 
 
 @pytest.mark.parametrize("white_ignores", [False, True])
@@ -143,7 +142,9 @@ def test_photographs_are_cut_out_as_they_are_trained(tmp_path, white_ignores: bo
     cameras = Cameras.of_lenses(poses, [PINHOLE] * 2)
     views = Views(cameras, files, [image_header(file) for file in files], masks, white_ignores, cutout=True)
     background = torch.tensor([0.2, 0.4, 0.6])
-    of_files, of_memory = FilePhotos(views, background), PoolPhotos(views.load(), cameras, background)
+    pool = views.load()
+    of_files = Photos(cameras, lambda view: views[[view]].load().image(0), background)
+    of_memory = Photos(cameras, pool.image, background)
     outside = torch.from_numpy(LEFT if white_ignores else ~LEFT)
     for view in range(2):
         image = of_files.image(view)

@@ -16,12 +16,12 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 from nerfkit.data.load import load_scene
 from nerfkit.training.run_folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
-from nerfkit.viewer import video as video_module
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions
+from nerfkit.viewer.panels import path as path_module
 from nerfkit.viewer.path import Keyframe
-from nerfkit.viewer.subject import of_training
-from nerfkit.viewer.training import TrainingViewer
+from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import wait_for
 
@@ -39,8 +39,8 @@ class Watched:
         self.trainer = Trainer(config, scene.split("train").cameras, images, device="cpu")
         self.folder = RunFolder.for_new_run(out)
         self.folder.start(config, describe(scene))
-        subject = of_training(config, self.trainer.model, self.trainer.device, scene, images, self.folder)
-        self.viewer = TrainingViewer(subject, page)
+        shown = ViewerScene.from_training(config, self.trainer.model, self.trainer.device, scene, images, self.folder)
+        self.viewer = TrainingViewer(shown, page)
         self.viewer.attach(self.trainer)
         self.viewer.sharing.training = 0.5
         self.seconds, self.stops, self.steps = seconds, [], []  # of the video; for the viewer; with a frame
@@ -107,11 +107,11 @@ def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forget
     monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
     closed = []
 
-    class Writer(video_module.VideoWriter):
+    class Writer(path_module.VideoWriter):
         def close(self) -> None:
             closed.append(super().close())
 
-    monkeypatch.setattr(video_module, "VideoWriter", Writer)
+    monkeypatch.setattr(path_module, "VideoWriter", Writer)
     with watched(small_config, tmp_path / "run", seconds=100.0) as run:
         video = run.viewer.panels.path.video
 

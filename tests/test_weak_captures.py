@@ -9,7 +9,7 @@ import torch
 from nerfkit import load_run
 from nerfkit.training import alignment
 from nerfkit.training.run_files import METRICS
-from nerfkit.viewer.subject import of_run
+from nerfkit.viewer.scene import ViewerScene
 from tests.processes import call
 from tests.weak_captures import capture, pixels_off, score, trained
 
@@ -70,6 +70,6 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     written = torch.tensor([frame["transform_matrix"] for frame in frames])[: len(refined), :3]
     torch.testing.assert_close(written, refined, rtol=1e-5, atol=1e-5)
     assert (refined - given).abs().max() > 1e-4
-    subject = of_run(loaded)
+    subject = ViewerScene.from_run(loaded)
     assert subject.photos is not None and torch.equal(subject.photos.cameras.camera_to_world, refined)
     assert torch.equal(subject.cameras.camera_to_world, refined)

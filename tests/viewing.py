@@ -14,7 +14,7 @@ import torch
 
 from nerfkit.training.run import load_run
 from nerfkit.viewer.page import Page, ViewerOptions
-from nerfkit.viewer.subject import of_run
+from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import Viewer
 from scripts.bench_viewer import Circle, camera_message, decoded
 from tests.trainers import make_trainer
@@ -40,7 +40,7 @@ def served(folder: Path, max_side: int = 128) -> Iterator[Viewer]:
 
     thread = threading.Thread(target=serve)
     try:
-        viewer = Viewer(of_run(load_run(folder, "cpu")), page)
+        viewer = Viewer(ViewerScene.from_run(load_run(folder, "cpu")), page)
         viewer.state.max_side = max_side
         thread.start()
         yield viewer
@@ -64,7 +64,7 @@ class Browser:
     """A client of the viewer's websocket that drags, and may freeze: then nothing is read from its socket."""
 
     def __init__(self, viewer: Viewer):
-        self.address, self.circle = viewer.page.address, Circle.around(viewer.subject)
+        self.address, self.circle = viewer.page.address, Circle.around(viewer.scene)
         self.n_pictures, self.angle = 0, 0.0
 
     async def come(self) -> None:

@@ -42,7 +42,7 @@ from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page
 
 if TYPE_CHECKING:
-    from nerfkit.viewer.training import TrainingViewer
+    from nerfkit.viewer.viewer import TrainingViewer
 
 # float32 values: features, hidden layers and their gradients; a measured lower bound of a step.
 VALUES_PER_SAMPLE = {"features": 6, "state": 8, "other": 64}
@@ -235,11 +235,11 @@ def start_viewer(
     page: Page, trainer: Trainer, scene: Scene, images: ImagePool, folder: RunFolder, signals: StopSignals
 ) -> TrainingViewer:
     """Show on `page` what is trained."""
-    from nerfkit.viewer.subject import of_training
-    from nerfkit.viewer.training import TrainingViewer
+    from nerfkit.viewer.scene import ViewerScene
+    from nerfkit.viewer.viewer import TrainingViewer
 
-    subject = of_training(trainer.config, trainer.model, trainer.device, scene, images, folder)
-    viewer = TrainingViewer(subject, page, signals.arrived)
+    shown = ViewerScene.from_training(trainer.config, trainer.model, trainer.device, scene, images, folder)
+    viewer = TrainingViewer(shown, page, signals.arrived)
     viewer.attach(trainer)
     print(page.how_to_reach())
     return viewer

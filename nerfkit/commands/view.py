@@ -10,8 +10,7 @@ import torch
 from nerfkit.commands.options import ViewOptions
 from nerfkit.commands.signals import StopSignals
 from nerfkit.training.run import load_run
-from nerfkit.viewer.options import check_options
-from nerfkit.viewer.page import Page, import_viser
+from nerfkit.viewer.page import Page, check_options, import_viser
 
 
 def main(options: ViewOptions) -> int:
@@ -22,15 +21,15 @@ def main(options: ViewOptions) -> int:
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""
     leave_a_core(run.device)
-    from nerfkit.viewer.subject import of_run
+    from nerfkit.viewer.scene import ViewerScene
     from nerfkit.viewer.viewer import Viewer
 
     page = Page(options.viewer, f"nerfkit: {run.scene.name}")
     try:
-        viewer = Viewer(of_run(run), page)
+        viewer = Viewer(ViewerScene.from_run(run), page)
         with StopSignals() as signals:
             print(f"run       {options.run}, step {run.state['step']}, on {run.device}")
-            for note in viewer.subject.notes:
+            for note in viewer.scene.notes:
                 print(f"note      {note}")
             print(f"{page.how_to_reach()}\nCtrl-C ends it", flush=True)
             viewer.serve(signals.arrived)

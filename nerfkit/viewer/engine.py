@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which picture is drawn next: requests of clients in, pictures out; knows no browser and no model.
+"""Which frame is drawn next: requests of clients in, frames out; knows no browser and no model.
 
-While a camera moves, pictures are as small as they must be to follow it. When it has stood still for a moment, the
-full picture is drawn, and then once more with four rays a pixel. A picture is drawn in chunks of milliseconds; between
-two of them, a newer request of the same client replaces a full picture. `request` and `forget` may be called from any
-thread; everything else belongs to the one thread that renders.
+While a camera moves, frames are as small as they must be to follow it. When it has stood still for a moment, the full
+frame is drawn, and then once more with four rays a pixel. A frame is drawn in chunks of milliseconds; between two of
+them, a newer request of the same client replaces a full frame. `request` and `forget` may be called from any thread;
+everything else belongs to the one thread that renders.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from nerfkit.viewer.chunk import Chunk
-from nerfkit.viewer.resolution import Resolution
+from nerfkit.viewer.pacing import Chunk, Resolution
 
 STILL_AFTER = 0.15  # seconds after the last change
 MOVING, FULL, FINE, DONE = range(4)  # stages of a client, in this order
@@ -28,14 +27,13 @@ Job = Generator[None, None, None]  # yields after each slice of work
 class Request(NamedTuple):
     """What one client wants to see."""
 
-    camera: Any  # of the picture, for `start`
-    size: tuple[int, int]  # width and height of the full picture [pixels]
+    camera: Any  # of the frame, for `start`
+    size: tuple[int, int]  # width and height of the full frame [pixels]
     look: Any = None  # what is drawn: `look.output` names what costs alike
-    fine: bool = True  # drawn once more with four rays a pixel in the end
 
 
-class Picture(Protocol):
-    """One picture that is being drawn."""
+class PendingFrame(Protocol):
+    """One frame that is being drawn."""
 
     n_rays: int
 
@@ -43,19 +41,18 @@ class Picture(Protocol):
         """Render rays start..end; returns when they are rendered."""
 
     def finish(self) -> Any:
-        """The picture, after all rays."""
+        """The image, after all rays."""
 
 
-class Due(NamedTuple):
-    """The next picture."""
+class NextFrame(NamedTuple):
+    """The frame that is due."""
 
-    stage: int
-    again: bool  # whether it only shows what has changed since
+    is_awaited: bool  # by somebody who has moved; others only show what has changed since
     seconds: float  # that it will take; 0 if unknown
 
 
-class Drawn(NamedTuple):
-    """A finished picture."""
+class FinishedFrame(NamedTuple):
+    """A frame for a client."""
 
     client: int
     request: Request
@@ -67,48 +64,58 @@ class Drawn(NamedTuple):
 
 @dataclass
 class _Client:
+    id: int
     request: Request
     changed_at: float
-    stage: int = MOVING  # of the next picture
-    again: bool = False  # whether the full picture has been drawn since the request
+    stage: int = MOVING  # of the next frame
+    again: bool = False  # whether the full frame has been drawn since the request
     drawn_at: float = 0.0
-    picture: Picture | None = None
-    of: Request | None = None  # what the picture shows
-    of_changed_at: float = 0.0
-    of_stage: int = MOVING
+
+
+@dataclass
+class _Drawing:
+    """A frame that is half drawn."""
+
+    client: _Client
+    request: Request
+    changed_at: float
+    stage: int
     scale: float = 1.0
+    frame: PendingFrame | None = None
     rays_done: int = 0
-    render_seconds: float = 0.0
-    began_at: float = 0.0
-    start_seconds: float = 0.0
+    seconds: float = 0.0  # of rays
+    overhead: float = 0.0  # seconds of all else
 
 
 @dataclass
 class Settings:
-    """What a user may change while it runs."""
+    """What may change while it runs."""
 
-    picture_seconds: float = 1 / 15  # of a picture while the camera moves, where that suffices for the smallest
-    full_seconds: float = math.inf  # of a full picture, which is smaller where it would take longer
-    share: float = 1.0  # of wall time that drawing gets while a camera moves
-    still_after: float = STILL_AFTER
-    fine: bool = True  # whether the last picture has four rays a pixel
+    frame_seconds: float = 1 / 15  # of a frame while the camera moves, where that suffices for the smallest
+    full_seconds: float = math.inf  # of a full frame, which is smaller where it would take longer
+    fine: bool = True  # whether the last frame has four rays a pixel
+
+
+def raised(client: int, error: Exception) -> None:
+    """What becomes of errors if nobody else takes them."""
+    raise error
 
 
 class Engine:
     """Draws what clients request.
 
     Args:
-        start: camera, width, height, look -> Picture.
-        deliver: gets every Drawn picture.
-        failed: gets a client and the exception that its picture ended in; without it, that is raised.
+        start: camera, width, height, look -> PendingFrame.
+        deliver: gets every FinishedFrame.
+        failed: gets a client, or -1 for a job, and the exception that its frame ended in.
         clock: seconds.
     """
 
     def __init__(
         self,
-        start: Callable[[Any, int, int, Any], Picture],
-        deliver: Callable[[Drawn], None],
-        failed: Callable[[int, Exception], None] | None = None,
+        start: Callable[[Any, int, int, Any], PendingFrame],
+        deliver: Callable[[FinishedFrame], None],
+        failed: Callable[[int, Exception], None] = raised,
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.start, self.deliver, self.failed, self.clock = start, deliver, failed, clock
@@ -119,14 +126,14 @@ class Engine:
         self.chunk = Chunk()
         self._changed = threading.Event()
         self._lock = threading.Lock()
-        self._active: _Client | None = None  # whose picture is half drawn
+        self._drawing: _Drawing | None = None
 
     def request(self, client: int, request: Request) -> None:
         """The newest request of a client replaces its earlier ones; one that changes nothing is ignored."""
         with self._lock:
             known = self.clients.get(client)
             if known is None:
-                self.clients[client] = _Client(request, self.clock())
+                self.clients[client] = _Client(client, request, self.clock())
             elif known.request == request:
                 return
             else:
@@ -140,7 +147,7 @@ class Engine:
         self._changed.set()
 
     def add_job(self, job: Job) -> None:
-        """Work for when no picture is wanted."""
+        """Work for when no frame is wanted."""
         self.jobs.append(job)
         self._changed.set()
 
@@ -155,54 +162,53 @@ class Engine:
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
-        """Wait for a request, until a picture is due, or for `seconds`."""
+        """Wait for a request, until a frame is due, or for `seconds`."""
         now = self.clock()
-        due = [c.changed_at + self.settings.still_after - now for c in self._all() if c.stage < DONE]
+        due = [client.changed_at + STILL_AFTER - now for client in self._all() if client.stage < DONE]
         self._changed.wait(min([seconds, *(later for later in due if later > 0)]))
         self._changed.clear()
 
     def refresh(self) -> None:
-        """What is drawn has changed: pictures of cameras that stand still are drawn again."""
+        """What is drawn has changed: frames of cameras that stand still are drawn again."""
         with self._lock:
             for client in self.clients.values():
                 if client.stage > FULL:
                     client.stage, client.again = FULL, True
 
-    def next(self) -> Due | None:
-        """The next picture; None if none is due."""
+    def next(self) -> NextFrame | None:
+        """The next frame; None if none is due."""
         client = self._choose()
         if client is None:
             return None
         request, stage = client.request, client.stage
         width, height, _ = self._size(request, stage)
-        return Due(stage, client.again, self._resolution(request).seconds(width * height))
+        is_awaited = stage == MOVING or (stage == FULL and not client.again)
+        return NextFrame(is_awaited, self._resolution(request).seconds(width * height))
 
     def step(self) -> bool:
-        """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_pictures`."""
+        """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_frames`."""
         self._drop_outdated()
-        client = self._active or self._choose()
-        if client is None:
+        client = None if self._drawing else self._choose()
+        if client is None and self._drawing is None:
             return self.step_job()
         try:
-            if client.picture is None:
+            if client is not None:
                 self._begin(client)
-            self._render_chunk(client)
-            if client.rays_done == client.picture.n_rays:
-                self._finish(client)
+            self._render_chunk(self._drawing)
+            if self._drawing.rays_done == self._drawing.frame.n_rays:
+                self._finish(self._drawing)
         except Exception as error:
             with self._lock:
-                client.picture, self._active = None, None
-                if client.request is client.of:
-                    client.stage = DONE
-            if self.failed is None:
-                raise
-            self.failed(self._id(client), error)
+                drawing, self._drawing = self._drawing, None
+                if drawing.client.request is drawing.request:
+                    drawing.client.stage = DONE
+            self.failed(drawing.client.id, error)
         return True
 
     @property
-    def is_between_pictures(self) -> bool:
-        """Whether no picture is half drawn."""
-        return self._active is None
+    def is_between_frames(self) -> bool:
+        """Whether no frame is half drawn."""
+        return self._drawing is None
 
     def step_job(self) -> bool:
         """Do a slice of the first job; False if there is none."""
@@ -215,8 +221,6 @@ class Engine:
             self.jobs.remove(job)
         except Exception as error:
             self.jobs.remove(job)
-            if self.failed is None:
-                raise
             self.failed(-1, error)
         return True
 
@@ -224,80 +228,72 @@ class Engine:
         with self._lock:
             return list(self.clients.values())
 
-    def _id(self, client: _Client) -> int:
-        with self._lock:
-            return next((id for id, known in self.clients.items() if known is client), -1)
-
     def _choose(self) -> _Client | None:
-        """The client whose picture is next: one that moves before one that stands still, then who waited longest."""
+        """The client whose frame is next: one that moves before one that stands still, then who waited longest."""
         now = self.clock()
         due = [client for client in self._all() if self._is_due(client, now)]
         return min(due, key=lambda client: (client.stage, client.drawn_at), default=None)
 
     def _is_due(self, client: _Client, now: float) -> bool:
-        if client.stage == FINE and not (self.settings.fine and client.request.fine):
-            return False
-        rested = now - client.changed_at >= self.settings.still_after
-        return client.stage == MOVING or (client.stage < DONE and rested)
+        last = FINE if self.settings.fine else FULL
+        return client.stage == MOVING or (client.stage <= last and now - client.changed_at >= STILL_AFTER)
 
     def _drop_outdated(self) -> None:
-        """Forget the half drawn picture of a client that has gone, and a full one of which there is a newer request.
+        """Forget the half drawn frame of a client that has gone, and a full one of which there is a newer request.
 
-        A small picture is finished: else a camera that never rests would never be seen.
+        A small frame is finished: else a camera that never rests would never be seen.
         """
-        client = self._active
-        if client is None:
+        drawing = self._drawing
+        if drawing is None:
             return
-        outdated = client.of_stage != MOVING and client.request is not client.of
-        if outdated or self._id(client) < 0:
-            client.picture, self._active = None, None
+        outdated = drawing.stage != MOVING and drawing.client.request is not drawing.request
+        if outdated or drawing.client.id not in self.clients:
+            self._drawing = None
 
     def _resolution(self, request: Request) -> Resolution:
         return self.resolutions.setdefault(getattr(request.look, "output", None), Resolution())
 
     def _size(self, request: Request, stage: int) -> tuple[int, int, float]:
-        """Width, height and scale of a picture."""
-        width, height = request.size
-        if stage == FULL:
-            expected = self._resolution(request).seconds(width * height)
-            scale = min(1.0, math.sqrt(self.settings.full_seconds / max(expected, 1e-9)))
-            return max(round(width * scale), 1), max(round(height * scale), 1), scale
+        """Width, height and scale of a frame."""
+        (width, height), resolution = request.size, self._resolution(request)
         if stage == FINE:
             return 2 * width, 2 * height, 2.0
-        seconds = self.settings.picture_seconds * self.settings.share
-        scale = self._resolution(request).scale(width * height, seconds)
+        if stage == FULL:
+            expected = resolution.seconds(width * height)
+            scale = min(1.0, math.sqrt(self.settings.full_seconds / max(expected, 1e-9)))
+        else:
+            scale = resolution.scale(width * height, self.settings.frame_seconds)
         return max(round(width * scale), 1), max(round(height * scale), 1), scale
 
     def _begin(self, client: _Client) -> None:
         with self._lock:
-            client.of, client.of_stage, client.of_changed_at = client.request, client.stage, client.changed_at
-        width, height, client.scale = self._size(client.of, client.of_stage)
-        client.rays_done, client.render_seconds, client.began_at = 0, 0.0, self.clock()
-        client.picture = self.start(client.of.camera, width, height, client.of.look)
-        client.start_seconds = self.clock() - client.began_at
-        self._active = client
-
-    def _render_chunk(self, client: _Client) -> None:
-        start, end = client.rays_done, min(client.rays_done + self.chunk.rays, client.picture.n_rays)
+            self._drawing = drawing = _Drawing(client, client.request, client.changed_at, client.stage)
         began = self.clock()
-        client.picture.render(start, end)
+        width, height, drawing.scale = self._size(drawing.request, drawing.stage)
+        drawing.frame = self.start(drawing.request.camera, width, height, drawing.request.look)
+        drawing.overhead = self.clock() - began
+
+    def _render_chunk(self, drawing: _Drawing) -> None:
+        start, end = drawing.rays_done, min(drawing.rays_done + self.chunk.rays, drawing.frame.n_rays)
+        began = self.clock()
+        drawing.frame.render(start, end)
         seconds = self.clock() - began
-        client.rays_done = end
-        client.render_seconds += seconds
+        drawing.rays_done = end
+        drawing.seconds += seconds
         self.chunk.add(end - start, seconds)
 
-    def _finish(self, client: _Client) -> None:
-        picture, request, stage = client.picture, client.of, client.of_stage
-        client.picture, self._active = None, None
+    def _finish(self, drawing: _Drawing) -> None:
+        client, request, stage, scale = drawing.client, drawing.request, drawing.stage, drawing.scale
         began = self.clock()
-        drawn = Drawn(self._id(client), request, picture.finish(), stage, client.scale, began - client.of_changed_at)
-        if drawn.client >= 0:
-            self.deliver(drawn)
-        client.drawn_at = now = self.clock()
-        overhead = client.start_seconds + now - began
+        image = drawing.frame.finish()
+        if client.id in self.clients:
+            self.deliver(FinishedFrame(client.id, request, image, stage, scale, began - drawing.changed_at))
+        client.drawn_at = self.clock()
+        overhead = drawing.overhead + client.drawn_at - began
         if stage != FINE:
-            self._resolution(request).add(picture.n_rays, client.render_seconds, overhead, client.scale == 1.0)
+            self._resolution(request).add(drawing.frame.n_rays, drawing.seconds, overhead, scale == 1.0)
         with self._lock:
+            self._drawing = None
             if client.request is request:
-                is_full = stage == FULL or client.scale == 1.0
+                is_full = stage == FULL or scale == 1.0
                 client.stage = DONE if stage == FINE else FINE if is_full else FULL

@@ -7,14 +7,37 @@ The browser's cameras have OpenCV axes (x right, y down, z forward), the model's
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from nerfkit.data.cameras import Cameras
-from nerfkit.viewer.picture import Viewpoint
 
 FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
+
+
+class Viewpoint(NamedTuple):
+    """A pinhole camera in the middle of its frame."""
+
+    pose: tuple[float, ...]  # [12] camera-to-world, rows of [3, 4], OpenGL axes, model's frame
+    fov: float  # vertical [radians]
+
+    @classmethod
+    def of(cls, pose: np.ndarray, fov: float) -> Viewpoint:
+        """That of a pose [3, 4]."""
+        return cls(tuple(pose.flatten().tolist()), float(fov))
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Its pose, [3, 4]."""
+        return np.array(self.pose).reshape(3, 4)
+
+    def cameras(self, width: int, height: int) -> Cameras:
+        """It, for frames of a size."""
+        focal = height / 2 / math.tan(self.fov / 2)
+        pose = torch.tensor(self.pose, dtype=torch.float32).view(1, 3, 4)
+        return Cameras(pose, torch.full((1, 2), focal), torch.tensor([[width / 2, height / 2]]), width, height)
 
 
 def rotation_of(wxyz: Any) -> np.ndarray:
@@ -47,7 +70,7 @@ def quaternion_of(rotation: np.ndarray) -> np.ndarray:
 def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
     """The model's view of a camera in the browser."""
     pose = np.concatenate([rotation_of(wxyz) * FLIP, np.asarray(position, dtype=np.float64)[:, None]], axis=1)
-    return Viewpoint(tuple(pose.flatten().tolist()), float(fov))
+    return Viewpoint.of(pose, fov)
 
 
 def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,23 +3,130 @@
 
 from __future__ import annotations
 
+import asyncio
 import http
+import re
 import socket
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import tyro
 
 from nerfkit.errors import UserError
-from nerfkit.viewer.frozen import watched
-from nerfkit.viewer.guard import own_names, policy, refusal
-from nerfkit.viewer.options import ViewerOptions
+from nerfkit.option_types import Switch, integer
 
 if TYPE_CHECKING:
     import viser
 
+AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?", re.I)  # host, port
+ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", re.I)  # an address, which no name server can point here
+LOCAL = ("localhost",)
+PING_SECONDS = 10.0  # between two pings
+FROZEN_SECONDS = 20.0  # without an answer to a ping, and with nothing read
 INSTALL = 'pip install "nerfkit[viewer]"'
 BACKLOG = 100  # connections that wait
+
+
+@dataclass
+class ViewerOptions:
+    """A viewer in the browser."""
+
+    host: str = "127.0.0.1"  # address to listen on; 0.0.0.0 lets everyone on the network in
+    port: integer(0, 65535) = 8080  # port to listen on; 0 picks a free one
+    names: tuple[str, ...] = ()  # further names of this computer that a browser may use, such as that of a proxy
+
+
+@dataclass
+class TrainingViewerOptions(ViewerOptions):
+    """A viewer in the browser, beside a training."""
+
+    on: Annotated[Switch, tyro.conf.arg(name="viewer", prefix_name=False)] = False  # show the training in a browser
+
+
+def check_options(options: ViewerOptions) -> None:
+    """Raise ConfigError for an option out of its range."""
+    get_type_hints(ViewerOptions, include_extras=True)["port"].__metadata__[0].check("viewer.port", options.port)
+
+
+def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:
+    """Names, in lower case, by which a browser may call a server that listens on `host`."""
+    names = {*LOCAL, host, *more}
+    if host not in ("127.0.0.1", "::1", *LOCAL):  # it is open to the network, under the names of this computer
+        names |= {socket.gethostname(), socket.getfqdn()}
+    return frozenset(name.lower() for name in names if name)
+
+
+def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str]) -> str | None:
+    """Why a request with these values of its headers Host and Origin is refused; None if it is not.
+
+    A page of a foreign site can make a browser send requests to this computer, and can give its own name the address
+    of this computer (DNS rebinding). The first shows in Origin, the second in Host, which is no name of this computer.
+    """
+    found = AUTHORITY.fullmatch(hosts[0]) if len(hosts) == 1 else None
+    if found is None:
+        return "there must be one Host header with a name or an address"
+    if not ADDRESS.fullmatch(found[1]) and found[1].lower() not in names:
+        return f"{found[1]} is not a name of this server; allow it with --viewer.names {found[1]}"
+    if len(origins) > 1:
+        return "there must be one Origin header at most"
+    for origin in origins:
+        scheme, _, authority = origin.partition("://")
+        if scheme not in ("http", "https") or authority.lower() != hosts[0].lower():
+            return "the page that asks is not the viewer's"
+    return None
+
+
+def policy(host: str) -> str:
+    """Content-Security-Policy of the page: all it may load is in it or comes from `host`, the value of Host."""
+    return (
+        "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; "
+        f"connect-src 'self' data: blob: ws://{host} wss://{host}; frame-ancestors 'self'"
+    )
+
+
+def watched(handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+    """A handler of a connection that is ended when its browser is frozen."""
+
+    async def handle(connection: Any) -> None:
+        watch = asyncio.create_task(hang_up_when_frozen(connection))
+        try:
+            await handler(connection)
+        finally:
+            watch.cancel()
+            connection.transport.abort()  # a close that is polite waits for what is not read
+
+    return handle
+
+
+async def hang_up_when_frozen(connection: Any) -> None:
+    """Return when the connection has ended, by itself or because its browser is frozen, such as a suspended tab.
+
+    websockets has pings of its own, but waits without end for room to send one where the browser has let what was sent
+    before pile up.
+    """
+    from websockets.exceptions import ConnectionClosed
+
+    try:
+        while True:
+            await asyncio.sleep(PING_SECONDS)
+            while True:
+                unread = connection.transport.get_write_buffer_size()
+                try:
+                    await asyncio.wait_for(_answer(connection), FROZEN_SECONDS)
+                    break
+                except asyncio.TimeoutError:
+                    if connection.transport.get_write_buffer_size() >= unread:  # else it reads, over a slow line
+                        return connection.transport.abort()
+    except ConnectionClosed:
+        return
+
+
+async def _answer(connection: Any) -> None:
+    """Wait for room to send a ping, and for its answer."""
+    await (await connection.ping())
 
 
 class Page:
@@ -32,7 +139,7 @@ class Page:
         self.port: int = self._socket.getsockname()[1]
         try:
             with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
-                self.server: viser.ViserServer = _server_class(viser)(options.host, self.port, verbose=False)
+                self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
             if served != [True]:  # viser has changed: nothing would be checked
                 self.server.stop()
                 raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
@@ -106,16 +213,6 @@ def bound(host: str, port: int) -> socket.socket:
             "0 for any that is free, or another --viewer.host"
         ) from None
     return listener
-
-
-def _server_class(viser: Any) -> type:
-    class Server(viser.ViserServer):
-        """viser's server, which never asks a foreign host for a tunnel."""
-
-        def request_share_url(self, verbose: bool = True) -> None:
-            return None
-
-    return Server
 
 
 @contextmanager

@@ -1,25 +1,78 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One client: its camera and what it looks at become requests, pictures go to its browser."""
+"""What all browsers share, and one of them: its camera and look become requests, frames go to it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nerfkit.viewer.engine import Request
-from nerfkit.viewer.geometry import in_browser, nearest_view, vertical_fov, viewpoint
-from nerfkit.viewer.picture import Look, Viewpoint
+from nerfkit.crop import Crop
+from nerfkit.errors import UserError
+from nerfkit.viewer.engine import Engine, Request
+from nerfkit.viewer.frames import COMPARING, Look
+from nerfkit.viewer.geometry import Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
+from nerfkit.viewer.pacing import Sharing
+from nerfkit.viewer.scene import ViewerScene
 
 if TYPE_CHECKING:
     import viser
 
-    from nerfkit.viewer.state import State
+    from nerfkit.training.trainer import Trainer
 
 STATUS_SECONDS = 0.4  # between two texts
+
+
+class State:
+    """Shared by all sessions and panels."""
+
+    def __init__(
+        self,
+        scene: ViewerScene,
+        engine: Engine,
+        later: Callable[[Callable[[], None]], None],
+        sessions: dict[int, Session],  # of clients
+    ):
+        self.scene, self.engine, self.later, self.sessions = scene, engine, later, sessions
+        self.crop: Crop | None = None  # that is on
+        self.history = scene.history  # lines of the log
+        self.training: Trainer | None = None  # that goes on
+        self.sharing = Sharing()  # of time, between it and drawing
+        self.paused = False
+        self.initial_camera: Any = None  # of the page
+        self.max_side = 1280  # of a frame [pixels]
+
+    def set_crop(self, crop: Crop | None) -> None:
+        """Show every client the scene in this crop."""
+        self.crop = crop
+        for session in list(self.sessions.values()):
+            session.ask()
+
+    def on(self, do: Callable[[Session], object], *events: Callable) -> None:
+        """Have `do` called with the session that causes an event, such as `button.on_click`; not where a value is set
+        from here."""
+
+        async def call(event: Any) -> None:  # viser calls a plain function in a thread of a pool
+            session = self.sessions.get(event.client_id)
+            if session is not None:
+                do(session)
+
+        for event in events:
+            event(call)
+
+    def do_later(self, session: Session, do: Callable[..., None], *args: Any) -> None:
+        """Have something done by the thread that renders, for a session that is told of an error."""
+
+        def call() -> None:
+            try:
+                do(session, *args)
+            except UserError as error:
+                session.tell("Not done", str(error))
+
+        self.later(call)
 
 
 class Session:
@@ -27,9 +80,9 @@ class Session:
 
     def __init__(self, client: viser.ClientHandle, state: State):
         self.client, self.state = client, state
-        self.look, self.max_side = Look(), state.max_side  # of a picture [pixels]
-        self.on_status: Callable[[str], None] | None = None  # gets a line about the pictures
-        self.nearest: tuple[int, float, float] | None = None  # view, distance, angle
+        self.look, self.max_side = Look(), state.max_side  # of a frame [pixels]
+        self.status: Any = None  # where a line about the frames is shown
+        self.nearest = 0, 0.0, 0.0  # view, distance, angle
         self.at_view: int | None = None  # training view that it was sent to last
         self._status_at, self._times = 0.0, []
         client.camera.on_update(self._moved)
@@ -49,18 +102,15 @@ class Session:
         return max(round(width * scale), 1), max(round(height * scale), 1)
 
     def ask(self) -> None:
-        """Request the picture that it should show now."""
-        here = self.viewpoint()
+        """Request the frame that it should show now."""
+        here, scene, engine = self.viewpoint(), self.state.scene, self.state.engine
         look = replace(self.look, crop=self.state.crop)
-        subject = self.state.subject
-        self.nearest = nearest_view(
-            np.array(here.pose).reshape(3, 4), subject.cameras.camera_to_world.numpy(), self._scene_size()
-        )
-        if subject.photos is not None and (look.split is not None or look.output == "error"):
+        self.nearest = nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
+        if scene.photos is not None and (look.split is not None or look.output == COMPARING):
             look = replace(look, view=self.nearest[0])
-        self.state.engine.request(self.client.client_id, Request(here, self.size(), look))
+        engine.request(self.client.client_id, Request(here, self.size(), look))
         if self.client.client_id not in self.state.sessions:  # it has left meanwhile
-            self.state.engine.forget(self.client.client_id)
+            engine.forget(self.client.client_id)
 
     def change(self, **look: object) -> None:
         """Change what it looks at."""
@@ -69,26 +119,25 @@ class Session:
 
     def current_view(self) -> int:
         """The training view that it was sent to, if it is still there, or else the nearest one."""
-        view, distance, _ = self.nearest or (0, 0.0, 0.0)
+        view, distance, _ = self.nearest
         if self.at_view is not None:
-            there = self.state.subject.cameras.positions[self.at_view].numpy()
-            if np.linalg.norm(self.client.camera.position - there) <= distance + 1e-3 * self._scene_size():
+            there = self.state.scene.cameras.positions[self.at_view].numpy()
+            if np.linalg.norm(self.client.camera.position - there) <= distance + 1e-3 * self.state.scene.size:
                 return self.at_view
         return view
 
     def go_to(self, view: int) -> None:
         """Move its camera to that of a training view."""
-        cameras = self.state.subject.cameras
+        cameras = self.state.scene.cameras
         self.at_view = view
         self.go(cameras.camera_to_world[view].double().numpy(), vertical_fov(cameras, view))
 
     def go(self, pose: np.ndarray, fov: float) -> None:
         """Move its camera to a pose [3, 4] of the model's."""
-        wxyz, position = in_browser(pose)
+        camera, (wxyz, position) = self.client.camera, in_browser(pose)
         with self.client.atomic():
-            self.client.camera.position = position
-            self.client.camera.wxyz = wxyz
-            self.client.camera.fov = fov
+            camera.position, camera.wxyz = position, wxyz
+            camera.fov = fov
 
     def reset(self) -> None:
         """Move its camera to where it started."""
@@ -101,30 +150,23 @@ class Session:
 
     def level(self) -> None:
         """Turn its camera upright."""
-        self.client.camera.up_direction = np.array(self.state.subject.up)
+        self.client.camera.up_direction = np.array(self.state.scene.up)
 
     def show(self, image: np.ndarray, quality: int) -> None:
-        """Show a picture [H, W, 3] uint8."""
+        """Show a frame [H, W, 3] uint8."""
         self.client.scene.set_background_image(image, format="jpeg", jpeg_quality=quality)
         now = time.perf_counter()
         self._times = [t for t in self._times if now - t < 1] + [now]
-        if self.on_status is not None and now - self._status_at >= STATUS_SECONDS:
-            self._status_at = now
-            self.on_status(self._status(image))
+        if self.status is None or now - self._status_at < STATUS_SECONDS:
+            return
+        self._status_at = now
+        view, distance, angle = self.nearest
+        name = self.state.scene.names[view] if self.state.scene.names else str(view)
+        self.status.content = (
+            f"{image.shape[1]}x{image.shape[0]}, {len(self._times)} frames in the last second  \n"
+            f"nearest training view: {view} ({name}), {distance:.3f} away, {angle:.1f} degrees"
+        )
 
     def tell(self, title: str, text: str) -> None:
         """Show a notification."""
         self.client.add_notification(title, text, auto_close_seconds=10.0)
-
-    def _status(self, image: np.ndarray) -> str:
-        height, width = image.shape[:2]
-        view, distance, angle = self.nearest or (0, 0.0, 0.0)
-        name = self.state.subject.names[view] if self.state.subject.names else str(view)
-        return (
-            f"{width}x{height}, {len(self._times)} pictures in the last second  \n"
-            f"nearest training view: {view} ({name}), {distance:.3f} away, {angle:.1f} degrees"
-        )
-
-    def _scene_size(self) -> float:
-        box = self.state.subject.box
-        return float(np.linalg.norm(box[1] - box[0])) / 2

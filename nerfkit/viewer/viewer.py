@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Viewer: a subject on a page, drawn by whoever calls `serve`, or between two training steps.
+"""Viewer: a scene on a page, drawn by whoever calls `serve`; TrainingViewer: drawn between two training steps.
 
 All rendering and all files belong to the thread of that caller. The page's own thread, in which clicks arrive, only
 changes what is wanted, and leaves the rest to `later`.
@@ -7,52 +7,53 @@ changes what is wanted, and leaves the rest to `later`.
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import math
 import queue
 import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nerfkit.viewer.engine import FINE, MOVING, Drawn, Engine
-from nerfkit.viewer.memory import give_back
+from nerfkit.rendering.image_renderer import in_eval_mode
+from nerfkit.training.trainer import Trainer
+from nerfkit.viewer.engine import FINE, MOVING, Engine, FinishedFrame
+from nerfkit.viewer.frames import FrameRenderer, shrunk
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
-from nerfkit.viewer.picture import ModelPictures, shrunk
-from nerfkit.viewer.session import Session
-from nerfkit.viewer.state import State
-from nerfkit.viewer.subject import Subject
+from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.session import Session, State
 
 if TYPE_CHECKING:
     import viser
 
 IDLE_SECONDS = 0.1  # of a wait for requests, after which clocks are looked at
 FREE_AFTER = 5.0  # seconds after a browser has left, in which others may leave, too
-PICTURE_SECONDS = {"cuda": 1 / 30, "cpu": 1 / 9}  # of a picture while the camera moves
+FRAME_SECONDS = {"cuda": 1 / 30, "cpu": 1 / 9}  # of a frame while the camera moves
 QUALITY = {True: 60, False: 85}  # of JPEG, while the camera moves and when it rests
+LONGEST_FRAME = 0.5  # seconds for which training stands still at most, about
+MOVING_SHARE = 0.5  # of wall time for drawing, while a camera moves beside a training
 
 
 class Viewer:
-    """Shows a subject in browsers until `stop`."""
+    """Shows a scene in browsers."""
 
-    def __init__(self, subject: Subject, page: Page):
-        self.subject, self.page = subject, page
-        self.pictures = ModelPictures(subject.model, subject.background, subject.photos)
-        self.engine = Engine(self.pictures, self._deliver, self._failed)
-        self.engine.settings.picture_seconds = PICTURE_SECONDS[subject.background.device.type]
+    def __init__(self, scene: ViewerScene, page: Page):
+        self.scene, self.page = scene, page
+        renderer = FrameRenderer(scene.model, scene.background, scene.photos)
+        self.engine = Engine(renderer, self._deliver, self._failed)
         self.sessions: dict[int, Session] = {}
         self.awake = False  # whether a client is here, or work is left
         self._leavings_since: float | None = None  # when the first one left of the browsers whose things are not freed
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
-        page.server.gui.set_panel_label(f"nerfkit: {subject.name}")
-        self.state = State(subject, self.engine, self.later, self.sessions)
-        self.panels = Panels(self.page.server, self.state)
-        self.page.server.on_client_connect(self._connected)
-        self.page.server.on_client_disconnect(self._left)
-
-    def stop(self) -> None:
-        """End the page and its threads, free the port."""
-        self.page.stop()
+        self._set_limits(trains=False)
+        page.server.gui.set_panel_label(f"nerfkit: {scene.name}")
+        self.state = State(scene, self.engine, self.later, self.sessions)
+        self.panels = Panels(page.server, self.state)
+        page.server.on_client_connect(self._connected)
+        page.server.on_client_disconnect(self._left)
 
     def later(self, call: Callable[[], None]) -> None:
         """Have `call` done by the thread that renders."""
@@ -84,22 +85,18 @@ class Viewer:
         if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:
             self._leavings_since = None
             give_back()
-        try:
-            self.panels.tick(now)
-        except Exception as error:  # such as a run folder that cannot be written
-            self._failed(-1, error)
+        self._try(lambda: self.panels.tick(now))
 
     def do_calls(self) -> None:
         """Do what was left to this thread."""
-        while True:
-            try:
-                call = self._calls.get_nowait()
-            except queue.Empty:
-                return
-            try:
-                call()
-            except Exception as error:
-                self._failed(-1, error)
+        while not self._calls.empty():
+            self._try(self._calls.get())
+
+    def _try(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception as error:  # such as a run folder that cannot be written
+            self._failed(-1, error)
 
     async def _connected(self, client: viser.ClientHandle) -> None:
         session = Session(client, self.state)
@@ -110,27 +107,139 @@ class Viewer:
     async def _left(self, client: viser.ClientHandle) -> None:
         self.sessions.pop(client.client_id, None)
         self.engine.forget(client.client_id)
-        self.panels.part(client.client_id)
         self._leavings_since = self._leavings_since or time.perf_counter()
         self.awake = True
 
-    def _deliver(self, drawn: Drawn) -> None:
-        session = self.sessions.get(drawn.client)
+    def _deliver(self, frame: FinishedFrame) -> None:
+        session = self.sessions.get(frame.client)
         if session is None:
             return
-        image = shrunk(drawn.image) if drawn.stage == FINE else drawn.image
+        image = shrunk(frame.image) if frame.stage == FINE else frame.image
         try:
-            session.show(image, QUALITY[drawn.stage == MOVING])
+            session.show(image, QUALITY[frame.stage == MOVING])
         except RuntimeError:
-            if drawn.client in self.page.server.get_clients():
+            if frame.client in self.page.server.get_clients():
                 raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
         """Tell of an error where it is seen, once; what is looked at goes on."""
-        text = f"{type(error).__name__}: {error}" if not str(error) else " ".join(str(error).split())
+        text = " ".join(str(error).split()) or type(error).__name__
         session = self.sessions.get(client)
         if session is not None:
             session.tell("Not drawn", text)
         if text not in self._told:
             self._told.add(text)
             print(f"viewer: {text}", file=sys.stderr)
+
+    def _set_limits(self, trains: bool) -> None:
+        """What frames may cost, beside a training or alone."""
+        settings, seconds = self.engine.settings, FRAME_SECONDS[self.scene.background.device.type]
+        settings.frame_seconds = seconds * MOVING_SHARE if trains else seconds
+        settings.full_seconds, settings.fine = (LONGEST_FRAME, False) if trains else (math.inf, True)
+
+
+class TrainingViewer(Viewer):
+    """A viewer that a trainer calls, in its thread, for a share of the time: `attach` it before training, `detach` it
+    after.
+
+    Nothing of the training changes: drawing takes no random numbers and no training time, and no frame mixes the
+    parameters of two steps.
+
+    Args:
+        should_stop: whether training is to end, so that a pause does.
+    """
+
+    def __init__(self, scene: ViewerScene, page: Page, should_stop: Callable[[], bool] = lambda: False):
+        super().__init__(scene, page)
+        self.sharing, self.should_stop = self.state.sharing, should_stop
+        self._left_at = time.perf_counter()  # end of the last call
+
+    def attach(self, trainer: Trainer) -> None:
+        """Draw what `trainer` trains, between its steps."""
+        self.state.training = trainer
+        self._set_limits(trains=True)
+        trainer.on_step.append(self.after_step)
+        trainer.on_log.append(self._log)
+
+    def detach(self, trainer: Trainer) -> None:
+        """The training has ended; what it has trained stays in sight."""
+        trainer.on_step.remove(self.after_step)
+        trainer.on_log.remove(self._log)
+        self._follow(trainer)  # it has moved on since the last line
+        self.state.training = None
+        self._set_limits(trains=False)
+        self.engine.refresh()
+
+    def _log(self, line: dict[str, float]) -> None:
+        self.state.history.append(line)
+        self._follow(self.state.training)
+
+    def _follow(self, trainer: Trainer) -> None:
+        """Training views stand where training has moved them, but for their frusta on the page."""
+        if trainer.adjustments.poses is not None:
+            self.scene.place(trainer.adjustments.cameras(trainer.cameras).to("cpu"))
+
+    def after_step(self, trainer: Trainer) -> None:
+        """Called after each training step."""
+        if not self.awake:
+            return
+        try:
+            with in_eval_mode(self.scene.model):
+                self._between_steps(trainer)
+        finally:
+            self._left_at = time.perf_counter()
+
+    def _between_steps(self, trainer: Trainer) -> None:
+        now = time.perf_counter()
+        self.awake = False  # before the look: who comes or leaves meanwhile wakes it again
+        if self.engine.clients or self.sessions or self._leavings_since is not None:
+            self.awake = True
+        if not self.sessions:
+            self.state.paused = False  # else a run whose browser was closed would never end
+        self.do_calls()
+        due = self.engine.next()
+        self.sharing.add_training(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
+        self.tick()
+        if self.state.paused:
+            self._pause(trainer)
+        elif due is not None and self.sharing.has_budget(*due):
+            trainer.settle()
+            began = time.perf_counter()
+            while self.engine.step() and not self.engine.is_between_frames and not self.should_stop():
+                pass
+            self.sharing.add_time(due.is_awaited, time.perf_counter() - began)
+        else:
+            if due is None:
+                self.engine.refresh()
+            self._do_jobs(trainer)
+
+    def _do_jobs(self, trainer: Trainer) -> None:
+        """Do slices of jobs until what they may cost is spent, or training is to stop."""
+        if not self.engine.jobs or self.sharing.job_credit <= 0:
+            return
+        trainer.settle()
+        while self.engine.jobs and self.sharing.job_credit > 0 and not self.should_stop():
+            began = time.perf_counter()
+            self.engine.step_job()
+            self.sharing.job_credit -= time.perf_counter() - began
+
+    def _pause(self, trainer: Trainer) -> None:
+        """Draw as if the training had ended, until it is to go on."""
+        trainer.settle()
+        self._set_limits(trains=False)
+        self.engine.refresh()
+        while self.state.paused and self.sessions and not self.should_stop():
+            self.work_or_wait()
+        self._set_limits(trains=True)
+
+
+def give_back() -> None:
+    """Free what nobody holds any more, to the system where that is asked for: 0.2 s, of a look at every object.
+
+    viser's things of a browser refer to one another in circles, which Python by itself looks for rarely.
+    """
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (AttributeError, OSError, TypeError):  # glibc alone has it
+        pass

@@ -4,23 +4,36 @@
 from __future__ import annotations
 
 import math
+import tempfile
+import threading
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
-from nerfkit.viewer.panels.keyframes import KeyframesInScene
-from nerfkit.viewer.panels.path_files import PathFiles
-from nerfkit.viewer.panels.video import VideoControls
-from nerfkit.viewer.path import LIMITS, MAX_KEYFRAMES, CameraPath, Keyframe
+from nerfkit.errors import UserError
+from nerfkit.reading import typed
+from nerfkit.rendering.video import VideoWriter, probe_video
+from nerfkit.training.run_files import PATHS
+from nerfkit.viewer.frames import COMPARING, FrameRenderer, Look
+from nerfkit.viewer.geometry import Viewpoint, in_browser
+from nerfkit.viewer.path import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
+from nerfkit.viewer.session import Session, State
 
 if TYPE_CHECKING:
     import viser
 
-    from nerfkit.viewer.session import Session
-    from nerfkit.viewer.state import State
-
+SIZE = 0.06  # of a keyframe in the scene, of the scene's
+COLOR, CHOSEN = (230, 120, 20), (220, 30, 30)
+CURVE_POINTS = 200
 PREVIEW_SECONDS = 1 / 30  # between two cameras of a preview
-NONE = "none"
+NONE, NOTHING = "none", "no file"
+MAX_UPLOAD = 2**26  # bytes
+VIDEO = "nerfkit.mp4"
 
 
 class PathPanel:
@@ -30,8 +43,9 @@ class PathPanel:
         self.state, self.path, self.chosen = state, CameraPath(), None
         self.playing: tuple[int, float | None] | None = None  # client, and when its preview began
         self._shown_at = -1e9
-        size = float(np.linalg.norm(state.subject.box[1] - state.subject.box[0])) / 2
-        self.in_scene = KeyframesInScene(server.scene, size, self.choose)
+        self._scene, self._drawn = server.scene, []
+        self._lock = threading.Lock()  # clicks come in another thread than files
+        server.scene.add_frame("/path", show_axes=False)
         with tab:
             self._add_keyframes(server.gui)
             self._add_path(server.gui)
@@ -41,6 +55,7 @@ class PathPanel:
 
     def tick(self, now: float) -> None:
         """Move the camera of a preview."""
+        self.video.tick()
         if self.playing is None or now - self._shown_at < PREVIEW_SECONDS:
             return
         client, began = self.playing
@@ -56,8 +71,8 @@ class PathPanel:
 
     def replace(self, path: CameraPath) -> None:
         """Edit another path."""
-        self.path, self.chosen, self.playing = path, 0 if path.keyframes else None, None
-        self.fill()
+        self.path, self.playing = path, None
+        self.choose(0 if path.keyframes else None)
 
     def choose(self, index: int | None) -> None:
         """Choose a keyframe."""
@@ -69,59 +84,79 @@ class PathPanel:
         keys, chosen = self.path.keyframes, self.chosen
         self.which.options = tuple(str(i) for i in range(len(keys))) or (NONE,)
         self.which.value = NONE if chosen is None else str(chosen)
-        key = None if chosen is None else keys[chosen]
-        for handle in (self.fov, self.seconds):
-            handle.disabled = key is None
-        if key is not None:
-            self.fov.value, self.seconds.value = round(math.degrees(key.fov), 2), round(key.seconds, 3)
+        self.fov.disabled = self.seconds.disabled = chosen is None
+        if chosen is not None:
+            self.fov.value = round(math.degrees(keys[chosen].fov), 2)
+            self.seconds.value = round(keys[chosen].seconds, 3)
         self.loop.value, self.fps.value = self.path.loop, self.path.fps
         self.width.value, self.height.value = self.path.size
         self.text.content = f"{len(keys)} keyframes, {self.path.seconds:.1f} s, {self.path.n_frames} frames"
-        self.in_scene.draw(self.path, chosen)
+        with self._lock:
+            for handle in self._drawn:
+                handle.remove()
+            self._drawn = self._draw(self.path)
+
+    def _draw(self, path: CameraPath) -> list[Any]:
+        drawn = [self._draw_keyframe(path, index) for index in range(len(path.keyframes))]
+        if len(path.keyframes) > 1:
+            positions = path.at(np.linspace(0, path.seconds, CURVE_POINTS))[0][:, :, 3]  # [P, 3]
+            points = np.stack([positions[:-1], positions[1:]], axis=1).astype(np.float32)
+            drawn.append(
+                self._scene.add_line_segments("/path/curve", points, COLOR, thickness=3.0, thickness_units="screen")
+            )
+        return drawn
+
+    def _draw_keyframe(self, path: CameraPath, index: int) -> Any:
+        """A frustum; a click on it chooses its keyframe."""
+        key = path.keyframes[index]
+        wxyz, position = in_browser(key.pose)
+        frustum = self._scene.add_camera_frustum(
+            f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.state.scene.size, thickness=2.0,
+            thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz, position=position,
+            cast_shadow=False, receive_shadow=False,
+        )  # fmt: skip
+        self.state.on(lambda session: self.choose(index), frustum.on_click)
+        return frustum
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
         self.which = gui.add_dropdown("Keyframe", (NONE,))
-        self.actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
+        actions = gui.add_button_group("", ("Go", "Replace", "Earlier", "Later", "Delete"))
         self.fov = gui.add_number("Field of view", 50.0, min=1.0, max=170.0, step=0.5, hint="Vertical, in degrees")
         self.seconds = gui.add_number("Seconds to next", 2.0, min=LIMITS[0], max=LIMITS[1], step=0.1)
         self.text = gui.add_markdown("")
 
-        async def added(event: Any) -> None:
-            session = self.state.sessions.get(event.client_id)
-            if session is not None and len(self.path.keyframes) < MAX_KEYFRAMES:
-                at = len(self.path.keyframes) if self.chosen is None else self.chosen + 1
-                self.path.keyframes.insert(at, view_of(session))
-                self.choose(at)
-
-        async def acted(event: Any) -> None:
-            session = self.state.sessions.get(event.client_id)
-            if session is not None and self.chosen is not None:
-                self._act(self.actions.value, session)
-
-        async def chose(event: Any) -> None:
-            if event.client is not None and self.which.value != NONE:  # else it was set by `fill`
+        def chose(session: Session) -> None:
+            if self.which.value != NONE:
                 self.choose(int(self.which.value))
 
-        async def typed(event: Any) -> None:
-            if event.client is not None and self.chosen is not None:
+        def changed(session: Session) -> None:
+            if self.chosen is not None:
                 key = self.path.keyframes[self.chosen]
                 key.fov, key.seconds = math.radians(self.fov.value), float(self.seconds.value)
                 self.fill()
 
-        add.on_click(added)
-        self.actions.on_click(acted)
-        self.which.on_update(chose)
-        self.fov.on_update(typed)
-        self.seconds.on_update(typed)
+        self.state.on(self._add, add.on_click)
+        self.state.on(lambda session: self._act(actions.value, session), actions.on_click)
+        self.state.on(chose, self.which.on_update)
+        self.state.on(changed, self.fov.on_update, self.seconds.on_update)
+
+    def _add(self, session: Session) -> None:
+        keys, here = self.path.keyframes, session.viewpoint()
+        if len(keys) < MAX_KEYFRAMES:
+            at = len(keys) if self.chosen is None else self.chosen + 1
+            keys.insert(at, Keyframe(here.matrix, here.fov))
+            self.choose(at)
 
     def _act(self, action: str, session: Session) -> None:
         """Do something with the keyframe that is chosen."""
-        keys, at = self.path.keyframes, self.chosen
+        keys, at, here = self.path.keyframes, self.chosen, session.viewpoint()
+        if at is None:
+            return
         if action == "Go":
             return session.go(keys[at].pose, keys[at].fov)
         if action == "Replace":
-            keys[at] = view_of(session, keys[at].seconds)
+            keys[at] = Keyframe(here.matrix, here.fov, keys[at].seconds)
         elif action == "Delete":
             del keys[at]
             at = min(at, len(keys) - 1) if keys else None
@@ -138,23 +173,169 @@ class PathPanel:
         self.height = gui.add_number("Height", 720, min=16, max=8192, step=2)
         play = gui.add_button_group("Preview", ("Play", "Stop"))
 
-        async def typed(event: Any) -> None:
-            if event.client is not None:
-                self.path.loop, self.path.fps = bool(self.loop.value), int(self.fps.value)
-                self.path.size = int(self.width.value), int(self.height.value)
-                self.fill()
+        def changed(session: Session) -> None:
+            self.path.loop, self.path.fps = bool(self.loop.value), int(self.fps.value)
+            self.path.size = int(self.width.value), int(self.height.value)
+            self.fill()
 
-        async def played(event: Any) -> None:
-            self.playing = (event.client_id, None) if play.value == "Play" else None
+        def played(session: Session) -> None:
+            self.playing = (session.client.client_id, None) if play.value == "Play" else None
             self.state.engine.wake()
 
-        for handle in (self.loop, self.fps, self.width, self.height):
-            handle.on_update(typed)
-        play.on_click(played)
+        self.state.on(changed, *(field.on_update for field in (self.loop, self.fps, self.width, self.height)))
+        self.state.on(played, play.on_click)
 
 
-def view_of(session: Session, seconds: float | None = None) -> Keyframe:
-    """A keyframe where a client's camera is."""
-    here = session.viewpoint()
-    pose = np.array(here.pose).reshape(3, 4)
-    return Keyframe(pose, here.fov) if seconds is None else Keyframe(pose, here.fov, seconds)
+class PathFiles:
+    """The path of a panel in files, which the thread that renders writes and reads: kept in the run folder, downloaded,
+    uploaded; a view as a command."""
+
+    def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
+        self.state, self.panel = state, panel
+        with gui.add_folder("Files", expand_by_default=False):
+            save = gui.add_button_group("Path", ("Save", "Download"), hint="Save: into the run folder")
+            self.listed = gui.add_dropdown("Kept", (NOTHING,))
+            load = gui.add_button("Load", hint="The file that is chosen above")
+            upload = gui.add_upload_button(
+                "Upload", mime_type="application/json", hint="A path of nerfkit or nerfstudio"
+            )
+        command = gui.add_button(
+            "Copy this view as a command", hint="To render it again, from a file in the run folder"
+        )
+        self._list()
+
+        def saved(session: Session) -> None:
+            do = self._save if save.value == "Save" else self._download
+            state.do_later(session, do, panel.path.copy())
+
+        state.on(saved, save.on_click)
+        state.on(lambda session: state.do_later(session, self._load), load.on_click)
+        state.on(lambda session: state.do_later(session, self._upload, upload.value.content), upload.on_upload)
+        state.on(lambda session: state.do_later(session, self._command), command.on_click)
+
+    def keep(self, stem: str, path: CameraPath) -> Path:
+        """Write a path into the run folder under a name that is free."""
+        folder = self.state.scene.folder
+        if folder is None:
+            raise UserError("there is no run folder to keep a path in")
+        kept = folder.child(PATHS, "paths")
+        number = next(i for i in range(1, 10**6) if not (kept.path / f"{stem}_{i}.json").exists())
+        name = f"{stem}_{number}.json"
+        kept.write(name, path.to_json(self.state.scene.frame))
+        self._list()
+        return kept.path / name
+
+    def _save(self, session: Session, path: CameraPath) -> None:
+        session.tell("Path saved", str(self.keep("path", path)))
+
+    def _download(self, session: Session, path: CameraPath) -> None:
+        content = path.to_json(self.state.scene.frame)
+        session.client.send_file_download("camera_path.json", content.encode(), save_immediately=True)
+
+    def _load(self, session: Session) -> None:
+        if self.listed.value == NOTHING:
+            raise UserError("no path is kept in the run folder yet")
+        self._read(self.state.scene.folder.path / PATHS / self.listed.value)
+
+    def _upload(self, session: Session, content: bytes) -> None:
+        if len(content) > MAX_UPLOAD:
+            raise UserError(f"the file has {len(content)} bytes, more than {MAX_UPLOAD}")
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "uploaded.json"
+            file.write_bytes(content)
+            self._read(file)
+
+    def _read(self, file: Path) -> None:
+        self.panel.replace(read_camera_path(file, self.state.scene.frame, self.panel.path.size))
+
+    def _command(self, session: Session) -> None:
+        """Show the command that renders what a client sees."""
+        here = session.viewpoint()
+        file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
+        command = typed("nerfkit", "render", self.state.scene.folder.path, "--path", file)
+        print(command, flush=True)
+        gui = session.client.gui
+        with gui.add_modal("This view as a command") as modal:
+            gui.add_text("Command", command, multiline=True)
+            self.state.on(lambda session: modal.close(), gui.add_button("Close").on_click)
+
+    def _list(self) -> None:
+        folder = self.state.scene.folder
+        names = sorted(file.name for file in (folder.path / PATHS).glob("*.json")) if folder is not None else []
+        self.listed.options = tuple(names) or (NOTHING,)
+
+
+class VideoControls:
+    """Renders the path of a panel to an MP4, one at a time, for the client that asked."""
+
+    def __init__(self, gui: viser.GuiApi, state: State, panel: PathPanel):
+        self.state, self.panel = state, panel
+        self.client: int | None = None  # for whom one is rendered
+        self.job: Iterator[None] | None = None  # of the engine
+        self.start = gui.add_button("Render video", hint="With the output and crop that you see now")
+        self.bar = gui.add_progress_bar(0.0, visible=False)
+        self.cancel = gui.add_button("Cancel", visible=False)
+        state.on(lambda session: state.do_later(session, self._start), self.start.on_click)
+        state.on(lambda session: state.later(self._stop), self.cancel.on_click)
+
+    def tick(self) -> None:
+        """End the video of a client that has left."""
+        if self.client is not None and self.client not in self.state.sessions:
+            self._stop()
+
+    def _stop(self) -> None:
+        if self.job is not None:
+            self.state.engine.drop_job(self.job)
+            self._show(None)
+
+    def _start(self, session: Session) -> None:
+        path, scene = self.panel.path.copy(), self.state.scene
+        if self.client is not None:
+            raise UserError("another video is being rendered; wait for it, or cancel it")
+        if not path.keyframes or not 0 < path.n_frames <= MAX_FRAMES:
+            raise UserError(f"the path has {path.n_frames} frames; add views to it, {MAX_FRAMES} frames at most")
+        if session.look.output == COMPARING:
+            raise UserError("errors are against a training image, of which a path has none; choose another output")
+        if why := probe_video():
+            raise UserError(f"videos cannot be written here ({why})")
+        model = scene.model if self.state.training is None else deepcopy(scene.model)  # which would go on meanwhile
+        look = replace(session.look, crop=self.state.crop, split=None, view=None)
+        self.job = self._frames(session, path, FrameRenderer(model, scene.background), look)
+        self._show(session)
+        self.state.engine.add_job(self.job)
+
+    def _frames(self, session: Session, path: CameraPath, renderer: FrameRenderer, look: Look) -> Iterator[None]:
+        """A job of the engine: renders frame after frame, a chunk of rays at a time, and sends the video."""
+        poses, fovs = path.at(path.times())
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                file = Path(folder) / VIDEO
+                writer = VideoWriter(file, path.fps)
+                try:
+                    for index, (pose, fov) in enumerate(zip(poses, fovs, strict=True)):
+                        frame = renderer(Viewpoint.of(pose, fov), *path.size, look)
+                        start = 0
+                        while start < frame.n_rays:
+                            end = min(start + self.state.engine.chunk.rays, frame.n_rays)
+                            frame.render(start, end)
+                            start = end
+                            yield
+                        writer.add(torch.from_numpy(frame.finish()).float() / 255)
+                        self._report((index + 1) / len(poses))
+                finally:
+                    writer.close()
+                session.client.send_file_download(VIDEO, file.read_bytes())
+        finally:
+            self._show(None)
+
+    def _report(self, share: float) -> None:
+        self.bar.value = 100 * share
+
+    def _show(self, session: Session | None) -> None:
+        """Show that a video is rendered for a client, or that none is."""
+        if session is None:
+            self.client = self.job = None
+        else:
+            self.client, self.bar.value = session.client.client_id, 0.0
+        self.bar.visible = self.cancel.visible = session is not None
+        self.start.visible = session is None

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model, a camera and a look -> a picture, rendered in chunks of rays; everything stays on the model's device."""
+"""A model, a camera and a look -> a frame, rendered in chunks of rays; everything stays on the model's device."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple, Protocol
+from functools import cache, lru_cache
 
 import matplotlib
 import numpy as np
@@ -16,18 +16,21 @@ from torch import Tensor
 
 from nerfkit.crop import Crop
 from nerfkit.data.cameras import Cameras
+from nerfkit.data.pixels import blend
 from nerfkit.device import out_of_memory
 from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped
 from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.viewer.geometry import Viewpoint
 
+COMPARING = "error"  # the output that needs training images
 OUTPUTS = {  # of a look -> what is rendered for it
     "color": ("rgb",),
     "depth": ("rgb", "depth"),
     "normals": ("rgb", "normal"),
     "opacity": ("rgb",),
     "samples": ("rgb", "samples"),
-    "error": ("rgb", "depth"),
+    COMPARING: ("rgb", "depth"),
 }
 COLORMAPS = ("turbo", "viridis", "inferno", "gray")
 BRIGHTEST_ERROR = 0.25  # mean of the channels' differences
@@ -35,21 +38,8 @@ NO_PHOTO = 0.35  # gray where the training image has no pixel
 SPLIT_LINE = (1.0, 0.8, 0.1)
 FOREGROUND = 0.5  # opacity above which a pixel has a depth
 QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
+KEPT_IMAGES = 8  # decoded
 MAX_SORTED = 2**16  # depths that quantiles are taken of
-
-
-class Viewpoint(NamedTuple):
-    """A pinhole camera in the middle of its picture."""
-
-    pose: tuple[float, ...]  # [12] camera-to-world, rows of [3, 4], OpenGL axes, model's frame
-    fov: float  # vertical [radians]
-
-    def cameras(self, width: int, height: int) -> Cameras:
-        """It, for pictures of a size."""
-        focal = height / 2 / math.tan(self.fov / 2)
-        pose = torch.tensor(self.pose, dtype=torch.float32).view(1, 3, 4)
-        center = torch.tensor([[width / 2, height / 2]])
-        return Cameras(pose, torch.full((1, 2), focal), center, width, height)
 
 
 @dataclass(frozen=True)
@@ -58,56 +48,49 @@ class Look:
 
     output: str = "color"  # of OUTPUTS
     colormap: str = "turbo"  # of depth, samples and error
-    depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the picture's depths
-    view: int | None = None  # training image that the picture is compared with
+    depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the frame's depths
+    view: int | None = None  # training image that the frame is compared with
     split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
     crop: Crop | None = None  # nothing outside of it is rendered
 
 
-class Photos(Protocol):
-    """Training images."""
+class Photos:
+    """Training images [H, W, 3] in [0, 1], over the run's background; the last few stay in memory."""
 
-    cameras: Cameras
+    def __init__(self, cameras: Cameras, read: Callable[[int], Tensor], background: Tensor):
+        self.cameras = cameras
+        self.image = lru_cache(KEPT_IMAGES)(lambda view: blend(read(view).cpu(), background.cpu()))  # of a view
 
-    def image(self, view: int) -> Tensor:
-        """One of them, [H, W, 3] in [0, 1], over the run's background."""
 
-
-class ModelPictures:
-    """Starts pictures of one model; `photos` are there if the training images are."""
+class FrameRenderer:
+    """Starts frames of one model; `photos` are there if the training images are."""
 
     def __init__(self, model: Model, background: Tensor, photos: Photos | None = None):
         self.model, self.background, self.photos = model, background, photos
 
-    def __call__(self, viewpoint: Viewpoint, width: int, height: int, look: Look) -> ModelPicture:
-        return ModelPicture(self, viewpoint, width, height, look)
+    def __call__(self, viewpoint: Viewpoint, width: int, height: int, look: Look) -> ModelFrame:
+        return ModelFrame(self, viewpoint, width, height, look)
 
 
-class ModelPicture:
-    """One picture, half drawn until `finish`."""
+class ModelFrame:
+    """One frame, half drawn until `finish`."""
 
-    def __init__(self, of: ModelPictures, viewpoint: Viewpoint, width: int, height: int, look: Look):
-        self.of, self.look, self.size = of, look, (width, height)
-        self.n_rays = width * height
-        self.device = of.background.device
+    def __init__(self, of: FrameRenderer, viewpoint: Viewpoint, width: int, height: int, look: Look):
+        self.look, self.size, self.n_rays = look, (width, height), width * height
+        self.model, self.device = of.model, of.background.device
         self.cameras = viewpoint.cameras(width, height).to(self.device)
         self.renderer = ImageRenderer(of.model, of.background, chunk=1, stays_on_device=True)
+        compares = look.view is not None and (look.split is not None or look.output == COMPARING)
+        self.photos = of.photos if compares else None
         self.outputs = OUTPUTS[look.output]
-        if self._compares and "depth" not in self.outputs:
+        if self.photos is not None and "depth" not in self.outputs:
             self.outputs += ("depth",)
         self.values: dict[str, Tensor] = {}
-
-    @property
-    def _compares(self) -> bool:
-        look = self.look
-        return (
-            self.of.photos is not None and look.view is not None and (look.split is not None or look.output == "error")
-        )
 
     def render(self, start: int, end: int) -> None:
         """Render rays start..end; the device has finished them on return."""
         try:
-            with cropped(self.of.model, self.look.crop):
+            with cropped(self.model, self.look.crop):
                 part = self.renderer.rays(self.cameras, 0, start, end, self.outputs)
         except RuntimeError as error:
             if not out_of_memory(error) or end - start < 2:
@@ -128,10 +111,10 @@ class ModelPicture:
 
     @torch.no_grad()
     def finish(self) -> np.ndarray:
-        """The picture, [H, W, 3] uint8."""
+        """The image, [H, W, 3] uint8."""
         width, height = self.size
         values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
-        photo, known = self._photo(values) if self._compares else (None, None)
+        photo, known = self._photo(values) if self.photos is not None else (None, None)
         image = self._colors(values, photo, known)  # [H, W, 3]
         if self.look.split is not None and photo is not None:
             edge = round(self.look.split * width)
@@ -151,7 +134,7 @@ class ModelPicture:
             return self._mapped(values["depth_ray"], low, high) * opacity + (1 - opacity)
         if output == "normals":
             return (values["normal"] / 2 + 0.5) * opacity + (1 - opacity)
-        if output == "error" and photo is not None:
+        if output == COMPARING and photo is not None:
             error = (values["rgb"] - photo).abs().mean(-1)
             return torch.where(known[..., None], self._mapped(error, 0.0, BRIGHTEST_ERROR), NO_PHOTO)
         return values["rgb"]
@@ -168,7 +151,7 @@ class ModelPicture:
         Where the camera is that of the image, this is the image, whatever the depth.
         """
         width, height = self.size
-        photos, view = self.of.photos, self.look.view
+        photos, view = self.photos, self.look.view
         rays = self.cameras.image_rays(0)
         depth = values["depth_ray"].flatten()[:, None]
         far = max(float(depth.max()), 1.0) * 100
@@ -186,10 +169,10 @@ class ModelPicture:
         return torch.where(known[..., None], seen, NO_PHOTO).to(self.device), known.to(self.device)
 
 
-def shrunk(picture: np.ndarray) -> np.ndarray:
-    """A picture [2H, 2W, 3] uint8 of half the size: each pixel the mean of four."""
-    height, width = picture.shape[0] // 2, picture.shape[1] // 2
-    sums = picture.reshape(height, 2, width, 2, 3).astype(np.uint16).sum((1, 3))
+def shrunk(image: np.ndarray) -> np.ndarray:
+    """An image [2H, 2W, 3] uint8 of half the size: each pixel the mean of four."""
+    height, width = image.shape[0] // 2, image.shape[1] // 2
+    sums = image.reshape(height, 2, width, 2, 3).astype(np.uint16).sum((1, 3))
     return ((sums + 2) // 4).astype(np.uint8)
 
 

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much is drawn at once, at which size, and for how much of the time: measured times in, sizes out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+CHUNK_SECONDS = 0.008  # at most, of a chunk, unless what each costs anyway is more than half of it
+FIRST_CHUNK, SMALLEST_CHUNK, LARGEST_CHUNK = 2**9, 2**8, 2**20  # rays; all are powers of two
+FORGOTTEN_AFTER = 32  # chunks
+STEPS = 8  # a side is a multiple of 1/8 of the full one, ...
+SMALLEST = 0.2  # ... or this
+UP, DOWN = 0.03, 0.02  # by how much the next step must be passed to change to it: no flicker between two sizes
+TRUSTED_RAYS = 2**16  # of a frame whose time per ray counts; smaller ones mostly measure what each costs anyway
+WEIGHT = 0.3  # of a new measurement
+LONGEST_TURN = 0.25  # seconds that training gets at most, after a frame that somebody waits for
+SAVED_UP = 2.0  # seconds of drawing that may be saved up at most, or one frame if that takes longer
+
+
+class Chunk:
+    """How many rays a chunk has, so that it takes milliseconds and most of them are spent on rays.
+
+    Each chunk has a cost besides its rays, on a GPU of milliseconds: were all of its time put down to its rays, chunks
+    would shrink and shrink, and frames with them. Two sizes, one twice the other, tell both costs apart.
+    """
+
+    def __init__(self) -> None:
+        self.rays = FIRST_CHUNK
+        self._seconds: dict[int, float] = {}  # of chunks, by their rays
+        self._fixed_before = 0.0  # seconds of a chunk besides its rays, as last told
+        self._added = 0
+
+    def add(self, n_rays: int, seconds: float) -> None:
+        """A chunk took so long; the next one has half as many rays, as many, or twice as many."""
+        if n_rays < self.rays:  # the rest of a frame
+            if seconds > max(CHUNK_SECONDS, 2 * self._fixed_before):
+                self.rays = max(self.rays // 2, SMALLEST_CHUNK)
+            return
+        self._added += 1
+        if self._added % FORGOTTEN_AFTER == 0:
+            self._seconds.clear()
+        self._seconds[n_rays] = seconds
+        half, double = self._seconds.get(n_rays // 2), self._seconds.get(n_rays * 2)
+        if half is None and double is None:  # another size, to be compared with
+            grows = seconds <= CHUNK_SECONDS / 2 or n_rays == SMALLEST_CHUNK
+            shrinks = len(self._seconds) == 1 or seconds > CHUNK_SECONDS
+        else:
+            fixed = 2 * half - seconds if half is not None else 2 * seconds - double
+            self._fixed_before = fixed = min(max(fixed, 0.0), seconds)
+            limit = max(CHUNK_SECONDS, 2 * fixed)
+            grows = (2 * seconds - fixed if double is None else min(double, 2 * seconds)) <= limit
+            shrinks = seconds > limit
+        if grows:
+            self.rays = min(n_rays * 2, LARGEST_CHUNK)
+        elif shrinks:
+            self.rays = max(n_rays // 2, SMALLEST_CHUNK)
+
+
+class Resolution:
+    """Times of the frames of one output, and the scale at which one can be drawn in a given time.
+
+    Small frames are drawn because large ones take long; were their time per ray believed, in which the fixed costs
+    weigh most, frames would become ever smaller. So only large frames are measured, and full ones of any size.
+    """
+
+    def __init__(self) -> None:
+        self.per_ray: float | None = None  # seconds
+        self.overhead: float | None = None  # seconds of a frame besides its rays: colors, JPEG, sending
+        self._is_guess = True
+        self._scale: float | None = None
+
+    def add(self, n_rays: int, seconds: float, overhead: float, is_full: bool) -> None:
+        """A frame was drawn in `seconds`, `overhead` not included."""
+        trusted = is_full or n_rays >= TRUSTED_RAYS
+        if trusted and self._is_guess:
+            self.per_ray, self._is_guess = None, False
+        if trusted or self._is_guess:
+            self.per_ray = _averaged(self.per_ray, seconds / n_rays)
+        self.overhead = _averaged(self.overhead, overhead)
+
+    def seconds(self, n_rays: int) -> float:
+        """Expected time of a frame; 0 before the first."""
+        return (self.per_ray or 0.0) * n_rays + (self.overhead or 0.0)
+
+    def scale(self, n_rays: int, seconds: float) -> float:
+        """Scale of the sides of a frame of `n_rays`, so that it takes about `seconds`."""
+        if self.per_ray is None:
+            return SMALLEST
+        affordable = max(seconds - (self.overhead or 0.0), 0.25 * seconds) / self.per_ray
+        exact = min(max(math.sqrt(affordable / n_rays), SMALLEST), 1.0)
+        steps = math.floor((self._scale or 0.0) * STEPS + 1e-9)  # of the scale before
+        above = min((steps + 1) / STEPS, 1.0)
+        if self._scale is None or exact < self._scale - DOWN or exact >= above + UP or exact == 1.0:
+            self._scale = max(math.floor(exact * STEPS + 1e-9) / STEPS, SMALLEST)
+        return self._scale
+
+
+def _averaged(before: float | None, value: float) -> float:
+    """An exponential average; the first value is taken as it is."""
+    return value if before is None else before + WEIGHT * (value - before)
+
+
+@dataclass
+class Sharing:
+    """How wall time is shared between training and drawing: credit for drawing, earned by training.
+
+    A frame that somebody waits for, of a camera that moves or has just stopped, gets half of the time: training has a
+    turn as long as the last such frame. One that only shows that training goes on waits until it is paid for. While
+    there is a job, such as a video, it gets half of what such frames would.
+    """
+
+    training: float = 0.96  # share of wall time for training, while cameras stand still
+    credit: float = 0.0  # seconds
+    job_credit: float = 0.0  # seconds
+    turn: float = 0.0  # seconds of training that are due before the next awaited frame
+
+    def add_training(self, seconds: float, most: float, has_job: bool = False) -> None:
+        """Training has had `seconds`; the next frame costs `most`."""
+        earned = seconds * (1 - self.training) / self.training
+        if has_job:
+            earned /= 2
+            self.job_credit = min(self.job_credit + earned, max(earned, LONGEST_TURN))
+        self.credit = min(self.credit + earned, max(most, SAVED_UP))
+        self.turn -= seconds
+
+    def has_budget(self, is_awaited: bool, seconds: float) -> bool:
+        """Whether a frame that takes `seconds` is drawn now."""
+        return self.turn <= 0 if is_awaited else self.credit >= seconds
+
+    def add_time(self, is_awaited: bool, seconds: float) -> None:
+        """A frame took `seconds`."""
+        if is_awaited:
+            self.turn = min(seconds, LONGEST_TURN)
+        else:
+            self.credit -= seconds

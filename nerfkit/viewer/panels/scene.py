@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tabs Scene and Crop: what is drawn into the scene, and the box outside of which nothing is rendered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from nerfkit.crop import CROP, Crop, read_crop, write_crop
+from nerfkit.errors import UserError
+from nerfkit.viewer.geometry import in_browser, vertical_fov
+from nerfkit.viewer.session import Session, State
+
+if TYPE_CHECKING:
+    import viser
+
+MAX_THUMBNAILS = 200
+MAX_FRUSTA = 1000  # evenly spaced among more cameras
+THUMBNAIL = 96  # longer side [pixels]
+FRUSTUM_SIZE, HANDLE_SIZE, POINT_SIZE = 0.05, 0.12, 0.002  # of the scene's
+CAMERA_COLOR, CROP_COLOR, BOX_COLOR = (40, 90, 200), (220, 60, 60), (255, 190, 40)
+SAVE_SECONDS = 0.5  # without a change, after which the crop is saved
+SMALLEST = 1e-3  # side of a crop, of the box's
+
+
+class CamerasPanel:
+    """Training cameras, sparse points and the box, drawn into the scene; where the camera starts."""
+
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
+        self.state, self.size = state, state.scene.size
+        self.frusta: dict[int, Any] = {}
+        self._start_camera(server)
+        with tab:
+            self._add_controls(server)
+        self._add_frusta(server)
+        if state.scene.photos is not None:
+            state.engine.add_job(self._thumbnails())
+
+    def _start_camera(self, server: viser.ViserServer) -> None:
+        """Where a browser's camera is at first: at the first training view, looking at the middle of the box."""
+        scene, initial = self.state.scene, server.initial_camera
+        position = scene.cameras.positions[0].numpy()
+        forward = -scene.cameras.camera_to_world[0, :, 2].numpy()
+        depth = max(float(forward @ (scene.box.mean(0) - position)), 0.1 * self.size)
+        server.scene.set_up_direction(scene.up)
+        initial.position = position
+        initial.look_at = position + forward * depth
+        initial.up = np.array(scene.up)
+        initial.fov = vertical_fov(scene.cameras, 0)
+        initial.near, initial.far = 1e-3 * self.size, 1e3 * self.size
+
+    def _add_controls(self, server: viser.ViserServer) -> None:
+        gui, scene = server.gui, self.state.scene
+        self.root = server.scene.add_frame("/cameras", show_axes=False, visible=False)
+        box = server.scene.add_box(
+            "/box", BOX_COLOR, tuple(scene.box[1] - scene.box[0]), wireframe=True, position=scene.box.mean(0),
+            visible=False,
+        )  # fmt: skip
+        shown = gui.add_checkbox("Cameras", False, hint="Click one to go there")
+        size = gui.add_slider("Size of cameras", 0.2, 3.0, 0.1, 1.0)
+        shows_box = gui.add_checkbox("Box", False, hint="The box that the model fills")
+
+        def cameras_changed(session: Session) -> None:
+            self.root.visible = shown.value
+            for frustum in self.frusta.values():
+                frustum.scale = FRUSTUM_SIZE * self.size * size.value
+
+        self.state.on(cameras_changed, shown.on_update, size.on_update)
+        self._show_if(shows_box, box)
+        if scene.points is not None and len(scene.points.positions):
+            cloud = server.scene.add_point_cloud(
+                "/points", scene.points.positions.astype(np.float32), scene.points.colors,
+                point_size=POINT_SIZE * self.size, precision="float32", visible=False,
+            )  # fmt: skip
+            self._show_if(gui.add_checkbox("Sparse points", False), cloud)
+
+    def _show_if(self, checkbox: Any, node: Any) -> None:
+        self.state.on(lambda session: setattr(node, "visible", checkbox.value), checkbox.on_update)
+
+    def _add_frusta(self, server: viser.ViserServer) -> None:
+        cameras = self.state.scene.cameras
+        for view in range(0, len(cameras), -(-len(cameras) // MAX_FRUSTA)):
+            wxyz, position = in_browser(cameras.camera_to_world[view].double().numpy())
+            width, height = cameras.size(view)
+            self.frusta[view] = frustum = server.scene.add_camera_frustum(
+                f"/cameras/{view}", vertical_fov(cameras, view), width / height, scale=FRUSTUM_SIZE * self.size,
+                color=CAMERA_COLOR, thickness=1.5, thickness_units="screen", wxyz=wxyz, position=position,
+                cast_shadow=False, receive_shadow=False,
+            )  # fmt: skip
+            self.state.on(lambda session, view=view: session.go_to(view), frustum.on_click)
+
+    def _thumbnails(self) -> Iterator[None]:
+        """Put small training images into the frusta, one at a time."""
+        views = list(self.frusta)
+        for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
+            self.frusta[view].image = thumbnail(self.state.scene.photos.image(view))
+            yield
+
+
+def thumbnail(image: torch.Tensor) -> np.ndarray:
+    """An image [H, W, 3] in [0, 1] with a longer side of THUMBNAIL pixels at most, uint8."""
+    height, width = image.shape[:2]
+    scale = min(1.0, THUMBNAIL / max(height, width))
+    size = max(round(height * scale), 1), max(round(width * scale), 1)
+    small = F.interpolate(image.permute(2, 0, 1)[None], size=size, mode="area")[0].permute(1, 2, 0)
+    return (small * 255 + 0.5).clamp(0, 255).to(torch.uint8).numpy()
+
+
+class CropPanel:
+    """Two corners of a box that all clients see cropped, kept in the run folder."""
+
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
+        self.state, self.box, self.size = state, state.scene.box, state.scene.size
+        self.crop, is_on, note = self._read()
+        self._changed_at: float | None = None  # of what is not saved yet
+        with tab:
+            self._add_controls(server.gui, is_on, note)
+        self._add_handles(server.scene)
+        state.crop = self.crop if is_on else None
+        self._show()
+
+    def tick(self, now: float) -> None:
+        """Save the crop when it has rested."""
+        if self._changed_at is None or now - self._changed_at < SAVE_SECONDS:
+            return
+        self._changed_at, folder = None, self.state.scene.folder
+        if folder is not None:
+            write_crop(folder.write, self.crop, self.on.value)
+            self.text.content = f"kept in {folder.path / CROP}"
+
+    def _read(self) -> tuple[Crop, bool, str]:
+        """The run's crop, whether it is on, and what to say about it; the whole box where it has none."""
+        whole = Crop(*(tuple(map(float, corner)) for corner in self.box))
+        folder = self.state.scene.folder
+        try:
+            found = None if folder is None else read_crop(folder.path, self.state.scene.frame)
+        except UserError as error:
+            return whole, False, f"not read: {error}"
+        return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")
+
+    def _corners(self) -> np.ndarray:
+        """[2, 3] in the model's frame, of the crop or what surrounds it."""
+        corners = self.crop.corners().numpy()
+        return np.stack([corners.min(0), corners.max(0)])
+
+    def _add_controls(self, gui: viser.GuiApi, is_on: bool, note: str) -> None:
+        low, high = self._corners()
+        step = float(f"{self.size / 200:.1g}")
+        self.on = gui.add_checkbox("Crop", is_on, hint="Nothing outside is rendered; exports leave it out, too")
+        self.low = gui.add_vector3("Lowest corner", tuple(low), step=step)
+        self.high = gui.add_vector3("Highest corner", tuple(high), step=step)
+        self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
+        whole = gui.add_button("Whole box")
+        self.text = gui.add_markdown(note)
+        self.state.on(
+            lambda session: self._set(np.array([self.low.value, self.high.value])),
+            *(field.on_update for field in (self.on, self.low, self.high)),
+        )
+        self.state.on(lambda session: self._show(), self.handles_shown.on_update)
+        self.state.on(lambda session: self._set(self.box), whole.on_click)
+
+    def _add_handles(self, scene: viser.SceneApi) -> None:
+        corners = self._corners()
+        self.outline = scene.add_box(
+            "/crop/box", CROP_COLOR, tuple(corners[1] - corners[0]), wireframe=True, visible=False
+        )
+        self.handles = [
+            scene.add_transform_controls(
+                f"/crop/{name}", HANDLE_SIZE * self.size, disable_rotations=True, position=corner, depth_test=False,
+                visible=False,
+            )
+            for name, corner in zip(("low", "high"), corners, strict=True)
+        ]  # fmt: skip
+        self.state.on(
+            lambda session: self._set(np.array([handle.position for handle in self.handles])),
+            *(handle.on_update for handle in self.handles),
+        )
+
+    def _set(self, corners: np.ndarray) -> None:
+        """Take two corners [2, 3] of the model's frame, in any order."""
+        low, high = np.sort(corners, axis=0).astype(np.float64)
+        high = np.maximum(high, low + SMALLEST * self.size)
+        self.crop = Crop(tuple(low.tolist()), tuple(high.tolist()))
+        self._changed_at = time.perf_counter()
+        self._show()
+        self.state.set_crop(self.crop if self.on.value else None)
+
+    def _show(self) -> None:
+        """Show the crop in the fields and in the scene."""
+        corners = low, high = self._corners()
+        for field, corner in zip((self.low, self.high), corners, strict=True):
+            if not np.allclose(field.value, corner, rtol=0, atol=1e-9):
+                field.value = tuple(corner.tolist())
+        self.outline.position, self.outline.dimensions = (low + high) / 2, tuple((high - low).tolist())
+        self.outline.visible = bool(self.on.value or self.handles_shown.value)
+        for handle, corner in zip(self.handles, corners, strict=True):
+            handle.visible = bool(self.handles_shown.value)
+            if not np.allclose(handle.position, corner, rtol=0, atol=1e-6):
+                handle.position = corner

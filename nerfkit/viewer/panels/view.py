@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tabs View, each browser's own, and Run: how the training goes or went."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
+from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.session import Session, State
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None
+
+if TYPE_CHECKING:
+    import viser
+
+TEXT_SECONDS, PLOT_SECONDS = 0.5, 2.0  # between two updates
+PLOTTED = 500  # points of a curve at most
+CURVES = {
+    "psnr": "PSNR of training rays [dB]",
+    "test_psnr": "PSNR of held-out views [dB]",  # with eval.every
+    "rays_per_second": "rays per second",
+}
+BLUE = "#2a5ac8"
+
+
+def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
+    """Show a client what is drawn for it, of which view, and how fast."""
+    gui, scene = session.client.gui, session.state.scene
+    with tab:
+        session.status = gui.add_markdown("...")
+        _add_outputs(gui, session)
+        _add_views(gui, session)
+        for note in scene.notes:
+            gui.add_markdown(f"*{note}*")
+
+
+def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
+    has_photos = session.state.scene.photos is not None
+    names = [name for name in OUTPUTS if name != COMPARING or has_photos]
+    far = _far(session.state.scene)
+    output = gui.add_dropdown("Output", names, initial_value="color")
+    colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
+    auto = gui.add_checkbox("Automatic range", True, hint="Colors from the nearest to the farthest depth in sight")
+    depths = gui.add_multi_slider(
+        "Depths", 0.0, far, far / 200, (0.0, far), disabled=True, hint="Ends of the colors of depth [model units]"
+    )
+    split = gui.add_checkbox(
+        "Split screen", False, disabled=not has_photos,
+        hint="The nearest training image on the right, as seen from here",
+    )  # fmt: skip
+    at = gui.add_slider("Split at", 0.0, 1.0, 0.01, 0.5, disabled=True)
+    side = gui.add_slider(
+        "Largest side", 64, 2048, 32, min(session.max_side, 2048), hint="Of frames, in pixels; less is faster"
+    )
+
+    def changed(session: Session) -> None:
+        session.max_side = int(side.value)
+        depths.disabled, at.disabled = auto.value, not split.value
+        session.change(
+            output=output.value,
+            colormap=colormap.value,
+            depth_range=None if auto.value else tuple(depths.value),
+            split=at.value if split.value else None,
+        )
+
+    session.state.on(changed, *(handle.on_update for handle in (output, colormap, auto, depths, split, at, side)))
+
+
+def _add_views(gui: viser.GuiApi, session: Session) -> None:
+    steps = gui.add_button_group("Training view", ("Previous", "Nearest", "Next"))
+    camera = gui.add_button_group(
+        "Camera", ("Reset", "Level"), hint="Back to where it started; or upright again, where it is"
+    )
+
+    def step(session: Session) -> None:
+        by = {"Previous": -1, "Nearest": 0, "Next": 1}[steps.value]
+        session.go_to((session.current_view() + by) % len(session.state.scene.cameras))
+
+    session.state.on(step, steps.on_click)
+    session.state.on(lambda session: session.reset() if camera.value == "Reset" else session.level(), camera.on_click)
+
+
+def _far(scene: ViewerScene) -> float:
+    """A depth behind everything."""
+    box, cameras = scene.box, scene.cameras.positions.numpy()
+    return float(max(abs(cameras - box.mean(0)).max(), 1e-3) * 2 + abs(box[1] - box[0]).max())
+
+
+class RunPanel:
+    """Progress of a training, its pause and how much time it gets, and curves over its time."""
+
+    def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
+        self.server, self.state, self.tab = server, state, tab
+        self._text_at = self._plotted_at = -1e9
+        self._n_plotted = -1
+        self.plots: dict[str, Any] = {}
+        with tab:
+            self.text = server.gui.add_markdown("...")
+            self.controls = server.gui.add_folder("Training", visible=False)
+            with self.controls:
+                self._add_controls(server.gui)
+
+    def tick(self, now: float) -> None:
+        """Update what has changed, if somebody is here to see it."""
+        if not self.state.sessions:
+            return
+        trains = self.state.training is not None
+        if trains != self.controls.visible:
+            self.controls.visible = trains
+        if now - self._text_at >= TEXT_SECONDS:
+            self._text_at = now
+            text = self._progress()
+            if text != self.text.content:
+                self.text.content = text
+        if now - self._plotted_at >= PLOT_SECONDS and len(self.state.history) != self._n_plotted:
+            self._plotted_at, self._n_plotted = now, len(self.state.history)
+            self._plot()
+
+    def _add_controls(self, gui: viser.GuiApi) -> None:
+        self.pause = gui.add_checkbox("Pause", False, hint="It goes on when the last browser is closed")
+        share = gui.add_slider(
+            "Share of training", 0.5, 0.99, 0.01, 0.96,
+            hint="Of the time, while cameras stand still; while one moves, training has half",
+        )  # fmt: skip
+
+        def paused(session: Session) -> None:
+            self.state.paused = self.pause.value
+            self.state.engine.wake()
+
+        def shared(session: Session) -> None:
+            self.state.sharing.training = float(share.value)
+
+        self.state.on(paused, self.pause.on_update)
+        self.state.on(shared, share.on_update)
+
+    def _progress(self) -> str:
+        """How far training is."""
+        state, trainer = self.state, self.state.training
+        line = next((line for line in reversed(state.history) if "loss" in line), {})
+        step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
+        parts = [f"step {step} of {state.scene.config.trainer.steps}", f"{seconds:.0f} s of training"]
+        if "psnr" in line:
+            parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
+        if trainer is not None and not state.paused and self.pause.value:
+            self.pause.value = False
+        doing = "paused" if state.paused else "training" if trainer else "not training"
+        return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
+
+    def _plot(self) -> None:
+        """Curves over training time."""
+        for key, title in CURVES.items():
+            points = [(line["seconds"], line[key]) for line in self.state.history if key in line]
+            if len(points) < 2:
+                continue
+            points = points[:: -(-len(points) // PLOTTED)]
+            data = tuple(np.array(points, dtype=np.float64).T.copy())
+            if key in self.plots:
+                self.plots[key].data = data
+            else:
+                self.plots[key] = self._new_plot(title, data)
+
+    def _new_plot(self, title: str, data: tuple[np.ndarray, ...]) -> Any:
+        from viser import uplot
+
+        with self.tab:
+            series = (uplot.Series(label="time [s]"), uplot.Series(label=title, stroke=BLUE, width=2))
+            scales = {"x": uplot.Scale(time=False)}
+            return self.server.gui.add_uplot(data, series, title=title, scales=scales, aspect=2.0)
+
+
+def memory_in_use(device: torch.device) -> str:
+    """Memory of torch on a GPU, or of the process."""
+    if device.type == "cuda":
+        return f"{torch.cuda.memory_allocated(device) / 2**30:.2f} GB on {device}"
+    if resource is None:
+        return "unknown"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB at most"

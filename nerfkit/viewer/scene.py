@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is looked at: a model with the cameras, images and points of its scene, of a run folder or of a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from os.path import exists
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nerfkit.config import Config
+from nerfkit.data.cameras import Cameras
+from nerfkit.data.capture import Points
+from nerfkit.data.frame import Frame
+from nerfkit.data.load import scene_of
+from nerfkit.data.pixels import background_color
+from nerfkit.data.pool import ImagePool
+from nerfkit.data.scene import Scene
+from nerfkit.errors import UserError
+from nerfkit.model.base import Model
+from nerfkit.training.run import Run
+from nerfkit.training.run_files import read_lines
+from nerfkit.training.run_folder import RunFolder
+from nerfkit.viewer.frames import Photos
+
+MAX_POINTS = 100_000  # that are shown, evenly spaced
+SHORTEST_TRACK = 3  # images that see a point, where that is known
+
+
+@dataclass
+class ViewerScene:
+    """A model and what surrounds it, in the model's frame."""
+
+    name: str
+    config: Config
+    model: Model
+    background: Tensor  # [3], on the model's device
+    cameras: Cameras  # of the training views, on the CPU
+    up: tuple[float, float, float]
+    frame: Frame | None  # how the model's frame lies in that of the files
+    folder: RunFolder | None  # where files are kept
+    names: list[str] = field(default_factory=list)  # of the training views
+    photos: Photos | None = None
+    points: Points | None = None  # in the model's frame
+    history: list[dict[str, Any]] = field(default_factory=list)  # lines of the log
+    notes: list[str] = field(default_factory=list)  # what is missing, and why
+
+    @classmethod
+    def from_run(cls, run: Run) -> ViewerScene:
+        """A finished run; its scene's images and points, where they still are."""
+        names = [str(frame.get("file_path", index)) for index, frame in enumerate(run.scene.splits["train"]["frames"])]
+        scene = cls(
+            run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.frame,
+            RunFolder.existing(run.folder), names, history=read_lines(run.folder),
+        )  # fmt: skip
+        try:
+            scene.add_images(run.given_cameras("train"))
+        except UserError as error:
+            scene.notes.append(f"no images of the scene: {error}")
+        return scene
+
+    @classmethod
+    def from_training(
+        cls, config: Config, model: Model, device: torch.device, scene: Scene, images: ImagePool, folder: RunFolder
+    ) -> ViewerScene:
+        """A training that has the scene's images in memory."""
+        views, background = scene.split("train"), background_color(config.data.background, device)
+        return cls(
+            scene.name, config, model, background, views.cameras, scene.up, scene.frame, folder, views.names,
+            Photos(views.cameras, images.image, background), shown_points(scene.points, scene.frame),
+            read_lines(folder.path),
+        )  # fmt: skip
+
+    @property
+    def box(self) -> np.ndarray:
+        """[2, 3], of the model."""
+        return np.array(self.config.data.box).reshape(2, 3)
+
+    @property
+    def size(self) -> float:
+        """Half of the box's diagonal."""
+        return float(np.linalg.norm(self.box[1] - self.box[0])) / 2
+
+    def place(self, cameras: Cameras) -> None:
+        """Let the training views stand where `cameras` do, which have their lenses."""
+        self.cameras = cameras
+        if self.photos is not None:
+            self.photos.cameras = cameras
+
+    def add_images(self, given: Cameras) -> None:
+        """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are
+        not those that were `given`."""
+        data = self.config.data
+        if not exists(data.path):
+            raise UserError(f"its folder {data.path} is not there")
+        scene = scene_of(self.config, self.frame)
+        views = scene.split("train")
+        poses = views.cameras.camera_to_world
+        if views.cameras.sizes() != given.sizes() or not torch.allclose(
+            poses, given.camera_to_world, rtol=1e-4, atol=1e-4
+        ):
+            raise UserError(f"{data.path} has other training views than the run")
+        if data.poses == "refine":
+            poses = self.cameras.camera_to_world
+        self.photos = Photos(views.cameras, lambda view: views[[view]].load().image(0), self.background)
+        self.place(replace(views.cameras, camera_to_world=poses))
+        self.points = shown_points(scene.points, self.frame)
+
+
+def shown_points(points: Points | None, frame: Frame | None) -> Points | None:
+    """Points to show, in the model's frame: at most MAX_POINTS, those that many images see where that is known."""
+    if points is None:
+        return None
+    lengths = points.track_lengths
+    is_known = len(lengths) and lengths.max() > 0
+    chosen = np.flatnonzero(lengths >= SHORTEST_TRACK) if is_known else np.arange(len(lengths))
+    chosen = chosen[:: max(-(-len(chosen) // MAX_POINTS), 1)]
+    positions = points.positions[chosen]
+    positions = positions if frame is None else frame.to_model(positions)
+    return Points(positions, points.colors[chosen], lengths[chosen], np.zeros(0, dtype=np.int64))
