@@ -21,6 +21,7 @@ from tests.rigs import ring
 from tests.trainers import make_trainer
 
 STEPS = 20
+BOX = (-4.0, -4, -4, 4, 4, 4)
 TINY = {"model.log2_table": 10, "trainer.samples": 2048, "sampling.occupancy_resolution": 16, "trainer.steps": STEPS}
 
 
@@ -72,11 +73,10 @@ def test_every_door_trains_the_same_bits(kind: str, device: str, tmp_path: Path,
 def test_another_encoder_changes_nothing_else(tmp_path: Path):
     folder = write_capture(tmp_path / "scene", ring(20))
     scene = nerfkit.load_scene(str(folder))
-    with_it, without = (nerfkit.Config(size=size).resolved(scene) for size in ("large", "large"))
     other = nerfkit.Config(size="large")
     other.model.encoder = False
-    without = other.resolved(scene)
-    before, after = (nerfkit.config.flat(nerfkit.config.to_dict(options)) for options in (with_it, without))
+    both = nerfkit.Config(size="large").resolved(scene), other.resolved(scene)
+    before, after = (nerfkit.config.flat(nerfkit.config.to_dict(options)) for options in both)
     assert {name for name in before if before[name] != after[name]} == {"model.encoder"}
 
 
@@ -178,3 +178,55 @@ def test_scene_of_is_the_scene_of_load_scene(toy_scene):
     options = train_options(["--data.path", str(toy_scene)])
     a, b = scene_of(options), nerfkit.load_scene(str(toy_scene))
     assert torch.equal(a.split("train").cameras.camera_to_world, b.split("train").cameras.camera_to_world)
+
+
+def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):
+    """They say how it is read: one that was read otherwise is another one."""
+    scene = nerfkit.load_scene(str(write_capture(tmp_path / "scene", ring(20))))
+    for name, value in {"downscale": 2.0, "max_views": 4, "masks": "cutout", "box": (-1.5, -1, -1, 1, 1, 1)}.items():
+        config = nerfkit.Config()
+        setattr(config.data, name, value)
+        with pytest.raises(nerfkit.UserError, match=f"data.{name}"):
+            nerfkit.Trainer(config, scene=scene)
+
+
+class Bright(nerfkit.Renderer):
+    """A field whose pictures are negatives."""
+
+    def forward(self, *arguments):
+        rendering = super().forward(*arguments)
+        return rendering._replace(color=1 - rendering.color)
+
+
+def test_a_run_knows_the_class_of_its_model(small_config, tmp_path, monkeypatch):
+    make_trainer(small_config, model=Bright).save(tmp_path / "unnamed")
+    with pytest.raises(nerfkit.UserError, match="Bright"):
+        nerfkit.load_run(tmp_path / "unnamed", "cpu")
+    monkeypatch.setitem(MODELS, "bright", Bright)
+    make_trainer(small_config, model=Bright).save(tmp_path / "named")
+    assert isinstance(nerfkit.load_run(tmp_path / "named", "cpu").model, Bright)
+    assert small_config.model.kind == "field", "the caller's options stay"
+
+
+def test_a_run_goes_on_in_its_own_frame_alone(tmp_path: Path):
+    one, other = (write_capture(tmp_path / name, ring(n)) for name, n in (("one", 20), ("other", 24)))
+
+    def trainer(folder: Path, **options) -> nerfkit.Trainer:
+        return nerfkit.Trainer(tiny(nerfkit.Config(device="cpu")), scene=nerfkit.load_scene(str(folder), **options))
+
+    trainer(one).save(tmp_path / "run")
+    trainer(one, frame=nerfkit.load_run(tmp_path / "run", "cpu").frame).restore(tmp_path / "run")
+    for wrong in (trainer(other), nerfkit.Trainer(tiny(nerfkit.Config()), scene=nerfkit.load_scene(str(one), box=BOX))):
+        with pytest.raises(nerfkit.UserError):
+            wrong.restore(tmp_path / "run")
+
+
+def test_the_options_of_a_run_repeat_it(tmp_path: Path):
+    """Given as a file: what the scene decided, in the frame that was found, is decided anew."""
+    folder = write_capture(tmp_path / "scene", ring(20))
+    first = nerfkit.Trainer(tiny(nerfkit.Config(device="cpu")), scene=nerfkit.load_scene(str(folder)))
+    first.save(tmp_path / "run")
+    again = nerfkit.Trainer(nerfkit.config.load([tmp_path / "run" / "config.toml"]))
+    before, after = (nerfkit.config.flat(nerfkit.config.to_dict(trainer.config)) for trainer in (first, again))
+    assert {name for name in before if before[name] != after[name]} <= {"data.path"}, "which is written whole"
+    assert torch.equal(again.cameras.camera_to_world, first.cameras.camera_to_world)

@@ -29,7 +29,7 @@ from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_di
 def main(options: EvalOptions, processes: Processes = ALONE) -> int:
     device = processes.join(options.device)
     folder = processes.in_turn(lambda: RunFolder.existing(options.run))
-    run = load_run(options.run, device, options.module, options.ops.chosen())
+    run = load_run(options.run, device, options.module, options.ops)
     config = run.config
     config.eval.split = options.split or config.eval.split
     if options.comparisons is not None:

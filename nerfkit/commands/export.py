@@ -42,7 +42,7 @@ THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.A
 
 def main(options: ExportOptions) -> int:
     check_numbers(options)
-    run = load_run(options.run, options.device, options.module, options.ops.chosen())
+    run = load_run(options.run, options.device, options.module, options.ops)
     run.model.resolved(run.device)
     began = time.perf_counter()
     EXPORTS[type(options)](run, options)

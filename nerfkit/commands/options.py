@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from nerfkit import config as config_module
-from nerfkit.config import Box, Config, OpsConfig
+from nerfkit.config import Box, Config
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words
 from nerfkit.reading import shown, typed
@@ -48,12 +48,6 @@ class RunOps:
 
     backend: Literal["same", "auto", "torch", "cpp", "cuda"] = "same"  # of all ops; same: as the run was trained
     overrides: Words = field(default_factory=dict)  # of single ops, e.g. lltm torch mlp torch
-
-    def chosen(self) -> OpsConfig | None:
-        """For `load_run`: None where the run's own choice holds."""
-        if self.backend == "same":
-            return OpsConfig(overrides=self.overrides) if self.overrides else None
-        return OpsConfig(self.backend, self.overrides)
 
 
 @dataclass
@@ -284,7 +278,7 @@ def hints(command: str, arguments: list[str]) -> list[str]:
         group, _, name = option.rpartition(".")
         if command == "train" and group.startswith("--") and name in {f.name for f in fields(TrainOptions)} - {"scene"}:
             found.append(f"did you mean --{name}?")
-        elif option == "--size" and not (len(values) == 2 and all(map(str.isdecimal, values))):
+        elif option == "--size" and command == "render" and not (len(values) == 2 and all(map(str.isdecimal, values))):
             found.append("--size takes a width and a height: --size 640 360")
         elif option == "--outputs" and len(values) > 1:
             found.append(f"--outputs takes names with commas between: --outputs {typed(','.join(values))}")

@@ -52,7 +52,7 @@ FILES = {
 def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     outputs = choose_outputs(options.outputs)
     check_numbers(options)
-    run = load_run(options.run, processes.join(options.device), options.module, options.ops.chosen())
+    run = load_run(options.run, processes.join(options.device), options.module, options.ops)
     run.model.resolved(run.device)
     cameras = sized_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])

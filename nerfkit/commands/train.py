@@ -208,15 +208,15 @@ def agreed_signal(signals: StopSignals, processes: Processes) -> int:
     return int(processes.most(torch.tensor(signals.number or 0)).item())
 
 
-def own_code(config: Config, option: str) -> tuple[str, ...]:
-    """What to type so that modules of one's own are imported: a run folder never imports code by itself."""
-    loss = ("--trainer.loss", config.trainer.loss) if config.trainer.loss and option == "--model.module" else ()
-    return ((option, config.model.module) if config.model.module else ()) + loss
+def own_module(config: Config) -> tuple[str, ...]:
+    """What to type so that a model of one's own is imported: a run folder never imports code by itself."""
+    return ("--module", config.model.module) if config.model.module else ()
 
 
 def to_go_on(config: Config, folder: RunFolder) -> str:
     """The command that goes on with a run."""
-    return as_typed("train", "--resume", folder.path, *own_code(config, "--model.module"))
+    own = {"--model.module": config.model.module, "--trainer.loss": config.trainer.loss}
+    return as_typed("train", "--resume", folder.path, *(word for pair in own.items() if pair[1] for word in pair))
 
 
 def tell_adjustments(trainer: Trainer) -> None:
@@ -228,7 +228,7 @@ def tell_adjustments(trainer: Trainer) -> None:
 
 def tell_the_end(trainer: Trainer, folder: RunFolder) -> None:
     """Print where the run is, and what to do next."""
-    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_code(trainer.config, '--module'))}")
+    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_module(trainer.config))}")
 
 
 def start_viewer(
@@ -283,7 +283,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         )
     except KeyboardInterrupt:
         if trainer.processes.is_first:
-            print(f"\nthe training is complete and saved; what scores it:\n  {as_typed('eval', folder.path)}")
+            command = as_typed("eval", folder.path, *own_module(config))
+            print(f"\nthe training is complete and saved; to score it:\n  {command}")
         raise
     print(f"{metrics['n_views']} {split} views: {in_one_line(metrics)}")
     print(where_compared(metrics, folder.path, split))
@@ -319,7 +320,8 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
         f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}",
         *of_each_view(config),
         f"training  {span(trainer)}, {config.trainer.samples} samples a step, learning rate "
-        f"{config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}",
+        f"{config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}"
+        f"{', loss ' * bool(config.trainer.loss)}{config.trainer.loss}",
         *in_parallel(trainer),
         *decision_lines(config, options.verbose),
         *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
@@ -337,13 +339,13 @@ def note_lines(notes: Iterable[Note], name: str) -> list[str]:
 
 def decision_lines(config: ResolvedConfig, verbose: bool) -> list[str]:
     """Who decided the options that may be auto: how many, or with `verbose` each."""
-    decided = {name: decision for name, decision in config.decisions.items() if verbose or decision.by != "user"}
-    if not verbose:
-        return [f"options   size {config.size}; {len(decided)} more were left as auto: -v prints what decided them"]
-    return [
-        f"option    {name} {value_text(decision.value)} ({decision.by}{': ' * bool(decision.why)}{decision.why})"
-        for name, decision in decided.items()
-    ]
+    if verbose:
+        return [
+            f"option    {name} {value_text(decision.value)} ({decision.by}{': ' * bool(decision.why)}{decision.why})"
+            for name, decision in config.decisions.items()
+        ]
+    n_auto = sum(decision.by not in ("user", "preset") for name, decision in config.decisions.items() if name != "size")
+    return [f"options   size {config.size}; {n_auto} options were left as auto: -v prints what decided each"]
 
 
 def space_text(config: Config) -> str:

@@ -16,7 +16,7 @@ from nerfkit.viewer.page import Page, check_options, import_viser
 def main(options: ViewOptions) -> int:
     check_options(options.viewer)
     import_viser()  # fails, if it does, before anything is loaded
-    run = load_run(options.run, options.device, options.module, options.ops.chosen())
+    run = load_run(options.run, options.device, options.module, options.ops)
     run.model.resolved(run.device)
     if options.data:
         run.config.data.path, run.config.data.sfm = options.data, ""

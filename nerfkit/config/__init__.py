@@ -19,6 +19,8 @@ from nerfkit.config.recipe import BASE as BASE
 from nerfkit.config.recipe import DEFAULT_BOX as DEFAULT_BOX
 from nerfkit.config.recipe import FIELD as FIELD
 from nerfkit.config.recipe import OTHERWISE as OTHERWISE
+from nerfkit.config.recipe import Condition as Condition
+from nerfkit.config.recipe import Found as Found
 from nerfkit.config.recipe import Recipe as Recipe
 from nerfkit.config.resolve import Decision as Decision
 from nerfkit.config.toml_files import changes_of as changes_of

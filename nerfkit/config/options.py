@@ -8,13 +8,13 @@ An option that scene, device or model decide is None, written auto: `Config.reso
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
-from nerfkit.config.checks import check
 from nerfkit.config.recipe import rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
@@ -209,13 +209,11 @@ class Config:
             model_class: whose `recipe` holds; None: that of the model "field".
             presets: `preset_values` of the files that options come from, to name them in the decisions.
 
-        Returns a new configuration, whose `decisions` tell value, who decided, and why. Raises ConfigError for options
-        that contradict each other or the scene.
+        Returns a new configuration, whose `decisions` tell value, who decided, and why. What scene, device or model
+        decided before is decided anew where an argument is given. Raises ConfigError for options that contradict each
+        other or the scene.
         """
-        if isinstance(self, ResolvedConfig) and scene is None:
-            check(self)
-            return self
-        new = ResolvedConfig(**{f.name: _copied(getattr(self, f.name)) for f in fields(Config)})
+        new = ResolvedConfig(**{f.name: deepcopy(getattr(self, f.name)) for f in fields(Config)})
         new.decisions = decide(self, new, scene, device, model_class, presets)
         return new
 
@@ -225,7 +223,3 @@ class ResolvedConfig(Config):
     """Options of which none is auto."""
 
     decisions: dict[str, Decision] = field(default_factory=dict)  # by the option's full name
-
-
-def _copied(value: Any) -> Any:
-    return replace(value) if is_dataclass(value) else value

@@ -67,6 +67,7 @@ class Found(NamedTuple):
 
 OTHERWISE = Condition("else", "model", lambda facts: True)
 ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
+ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
 SMALL = Condition("with size small", "device", lambda facts: facts.config.size == "small")
 A_PLACE = Condition("for a place", "scene", lambda facts: facts.is_place)
 UNBOUNDED = Condition("in unbounded space", "scene", lambda facts: facts.config.sampling.kind == "contracted")
@@ -76,13 +77,13 @@ ALL_SIDES = Condition(
     "in unbounded space seen from all sides", "scene",
     lambda facts: UNBOUNDED.holds(facts) and not (facts.frame is not None and facts.frame.kind == "forward"),
 )  # fmt: skip
-UNBOUNDED_PLACE = Condition("", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
+UNBOUNDED_PLACE = Condition("around a place", "scene", lambda facts: facts.is_place and UNBOUNDED.holds(facts))
 ITS_PIXELS = Condition("for an object", "scene", lambda facts: facts.cells is not None)
 OBJECT_ON_GPU = Condition("for an object on a GPU", "device", lambda facts: facts.on_gpu and not facts.is_place)
-FRAMED = Condition("", "scene", lambda facts: facts.frame is not None)
+FRAMED = Condition("where that is known", "scene", lambda facts: facts.frame is not None)
 # An object's far end, in unbounded space, is not that of its box.
 ENDS_THERE = Condition(
-    "", "scene",
+    "where that is known", "scene",
     lambda facts: FRAMED.holds(facts) and not (UNBOUNDED.holds(facts) and facts.frame.kind == "object"),
 )  # fmt: skip
 FAST_RATE = 0.02
@@ -94,11 +95,11 @@ Recipe = dict[str, tuple[tuple[Any, Condition], ...]]
 
 # Of any model; in the order in which they are decided.
 BASE: Recipe = {
-    "size": (("small", ON_A_CPU), ("large", OTHERWISE)),
+    "size": (("small", ON_A_CPU), ("large", ON_A_GPU)),
     "sampling.kind": (("box", OTHERWISE),),  # a model of one's own may know boxes alone
     "data.background": (("random", A_PLACE), ("white", OTHERWISE)),
     "data.box": (
-        (Found("one radius around a place", lambda facts: CUBE), UNBOUNDED_PLACE),
+        (Found("one radius", lambda facts: CUBE), UNBOUNDED_PLACE),
         (Found("the scene's", lambda facts: tuple(facts.frame.box.flatten().tolist())), FRAMED),
         (DEFAULT_BOX, OTHERWISE),
     ),

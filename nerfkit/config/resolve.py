@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nerfkit.config.checks import check
-from nerfkit.config.recipe import FIELD, OTHERWISE, Facts, Found, Recipe
+from nerfkit.config.recipe import BASE, CUBE, FIELD, OTHERWISE, SMALL, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
 
 
@@ -25,24 +25,42 @@ def decide(
     """Set what is auto in `new`, a copy of the configuration `asked`, and tell who decided each such option."""
     check(asked)
     before, decisions = getattr(asked, "decisions", {}), {}
-    _take_from_scene(new, scene)
+    if not (scene is None and device is None and model_class is None):
+        _forget(new, before)
+    _take_from_scene(asked, new, scene)
     facts = Facts(new, scene, _is_gpu(device or new.device))
     for option, cases in _recipe_of(new, model_class).items():
-        group, _, name = option.rpartition(".")
-        target = getattr(new, group) if group else new
+        target, name = _place_of(option, new)
         if (value := getattr(target, name)) is not None:
             decisions[option] = _asked(option, value, before, presets)
             continue
-        value, condition = next((value, condition) for value, condition in cases if condition.holds(facts))
+        value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
+        if condition is None:
+            raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
         computed = f"{value.text} " if isinstance(value, Found) else ""
         why = "" if condition is OTHERWISE else f"{computed}{condition.text}".strip()
         value = value.of(facts) if isinstance(value, Found) else value
         setattr(target, name, value)
-        decisions[option] = Decision(value, condition.by, why or f"default of the model {new.model.kind}")
+        by = decisions["size"].by if condition is SMALL else condition.by
+        decisions[option] = Decision(value, by, why or f"default of the model {new.model.kind}")
     _check_near_and_far(new, decisions, scene)
     _check_split(asked, new, scene)
     check(new)
     return decisions
+
+
+def _place_of(option: str, config: Any) -> tuple[Any, str]:
+    """The group that an option is in, and its name there."""
+    group, _, name = option.rpartition(".")
+    return (getattr(config, group) if group else config), name
+
+
+def _forget(new: Any, before: Mapping[str, Decision]) -> None:
+    """Leave to be decided anew what nobody asked for."""
+    for option, decision in before.items():
+        target, name = _place_of(option, new)
+        if decision.by not in ("user", "preset") and getattr(target, name) == decision.value:
+            setattr(target, name, None)
 
 
 def _asked(
@@ -58,7 +76,9 @@ def _asked(
 
 def _recipe_of(config: Any, model_class: Any) -> Recipe:
     if model_class is not None:
-        return model_class.recipe
+        if unknown := model_class.recipe.keys() - BASE.keys():
+            raise ConfigError(f"{model_class.__name__}.recipe: {', '.join(sorted(unknown))} cannot be auto")
+        return BASE | model_class.recipe
     if config.model.kind != "field":
         raise ConfigError(f"the recipe of model.kind {config.model.kind} is its class's; pass that as model_class")
     return FIELD
@@ -73,15 +93,34 @@ def _is_gpu(device: Any) -> bool:
     return not str(device).startswith("cpu")
 
 
-def _take_from_scene(config: Any, scene: Any) -> None:
-    """How the scene was read: a run is to find it again as it was."""
+def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
+    """How the scene was read, for a run is to find it again; raises ConfigError for options that contradict it."""
     if scene is None:
         return
     if scene.source is not None:
+        for name, default in (("downscale", 1.0), ("max_views", 0), ("masks", "ignore")):
+            stated, read = getattr(asked.data, name), getattr(scene.source, name)
+            if stated not in (default, read):
+                raise ConfigError(
+                    f"data.{name} is {stated}, but the scene was read with {read}; read it with the same options: "
+                    "nerfkit.data.load.scene_of(config)"
+                )
         for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
-            setattr(config.data, name, getattr(scene.source, name))
-    if config.data.format == "auto":
-        config.data.format = scene.format_again
+            setattr(new.data, name, getattr(scene.source, name))
+        _check_box(new.data.box, scene)
+    if new.data.format == "auto":
+        new.data.format = scene.format_again
+
+
+def _check_box(box: Any, scene: Any) -> None:
+    """Raise ConfigError for a box in the coordinates of the files where the scene is in a frame that was found."""
+    if box is None or box == scene.source.box or scene.frame is None or scene.frame.scale == 1:
+        return
+    if box not in (CUBE, tuple(scene.frame.box.flatten().tolist())):
+        raise ConfigError(
+            "data.box is meant in the coordinates of the files, but the scene was read without it, in a frame that was "
+            "found; give it when the scene is read: nerfkit.load_scene(path, box=...)"
+        )
 
 
 def _check_near_and_far(config: Any, decisions: Mapping[str, Decision], scene: Any) -> None:

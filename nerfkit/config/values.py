@@ -21,7 +21,7 @@ MAX_BYTES = 2**15  # of a TOML file; reading one takes time that grows with the 
 def to_dict(config: Config) -> dict[str, Any]:
     """`config` as nested dictionaries, the form of its TOML file."""
     plain = Config(**{f.name: getattr(config, f.name) for f in dataclasses.fields(Config)})
-    return msgspec.to_builtins(plain)
+    return msgspec.to_builtins(plain, enc_hook=lambda value: value.item())  # of numpy
 
 
 def dumps(config: Config) -> str:
@@ -41,7 +41,7 @@ def _written(values: dict[str, Any]) -> dict[str, Any]:
 
 # Options that may change on resume: all others shape the checkpoint or what the field was trained for.
 FREE_ON_RESUME = (
-    "out", "device", "size", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
+    "out", "device", "data.path", "data.format", "model.module", "trainer.steps", "trainer.max_seconds",
     "trainer.learning_rate", "trainer.final_learning_rate", "trainer.schedule", "trainer.table_decay",
     "trainer.save_every", "trainer.log_every", "trainer.capture", "trainer.deterministic", "trainer.preview_every",
     "trainer.tensorboard", "eval.", "parallel.", "ops.",

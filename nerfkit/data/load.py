@@ -75,7 +75,7 @@ def load_capture(
     runs that say "auto" are of a time when it did.
     """
     if not path:
-        raise SceneError("no scene given: set data.path to the folder of a scene")
+        raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
         raise SceneError(f"data.path: {shown(folder)} {_what_is_there(folder)}")

@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from nerfkit.config import BASE, Config, Recipe
+from nerfkit.config import BASE, Config, Recipe, ResolvedConfig
 from nerfkit.data.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
@@ -38,13 +38,15 @@ class Model(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name in ("forward", "density", "normals", "observe", "update"):
-            if name in cls.__dict__:
-                setattr(cls, name, _on_own_backends(cls.__dict__[name]))
+        for name in ("forward", "density", "normals", "observe", "update", "sees"):
+            method = getattr(cls, name)  # of the class, or of one that it derives from besides Model
+            if not hasattr(method, "on_own_backends"):
+                setattr(cls, name, _on_own_backends(method))
 
     def __init__(self, config: Config):
         super().__init__()
-        self.config = config = config.resolved(model_class=type(self))
+        self.config = config if isinstance(config, ResolvedConfig) else config.resolved(model_class=type(self))
+        config = self.config
         self.backends = config.ops.choices()  # of each op that is chosen by name
         self.options = self._read_options(config)
 
@@ -157,4 +159,5 @@ def _on_own_backends(method: Callable) -> Callable:
         with backend(overrides=self.backends):
             return method(self, *args, **kwargs)
 
+    run.on_own_backends = True
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -32,6 +33,10 @@ def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
     return {"mse": weighted_mean(error, batch.weight)}
 
 
+class LossError(UserError, TypeError):
+    """A loss of one's own returns what cannot be minimised."""
+
+
 class TrainingLoss:
     """The data term, the squared error or one of your own, and the regularisers that the options ask for."""
 
@@ -43,10 +48,13 @@ class TrainingLoss:
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.data_term(rendering, batch)
         if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
-            raise TypeError("a loss_fn, or trainer.loss, must return a dict of scalar tensors by name: {'mse': ...}")
+            raise LossError(
+                f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
+                f"nerfkit.weighted_mean(error, batch.weight)}}; got {_shapes(terms)}"
+            )
         for regulariser in self.regularisers:
             if regulariser.name in terms:
-                raise TypeError(f"a loss must not name a term {regulariser.name!r}: trainer.{regulariser.name} does")
+                raise LossError(f"a loss must not name a term {regulariser.name!r}: trainer.{regulariser.name} does")
             terms = terms | {regulariser.name: regulariser(rendering, batch)}
         return terms
 
@@ -61,10 +69,27 @@ class TrainingLoss:
 def loss_function(name: str) -> LossFn:
     """The function that `--trainer.loss package.module:function` names; raises ConfigError."""
     module, _, function = name.partition(":")
-    found = getattr(import_own(module, "trainer.loss"), function, None) if function else None
+    if not function:
+        raise ConfigError(f"trainer.loss: give package.module:function, got {name!r}")
+    try:
+        found = attrgetter(function)(import_own(module, "trainer.loss"))
+    except AttributeError:
+        raise ConfigError(f"trainer.loss: the module {module} has no function {function}") from None
     if not callable(found):
-        raise ConfigError(f"trainer.loss: {name!r} is no function; give package.module:function")
+        raise ConfigError(f"trainer.loss: {name} is no function")
     return found
+
+
+def name_of(loss_fn: LossFn) -> str:
+    """As `loss_function` takes it, if the function can be imported."""
+    named = loss_fn if hasattr(loss_fn, "__qualname__") else type(loss_fn)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _shapes(terms: Any) -> str:
+    if isinstance(terms, dict):
+        return "{" + ", ".join(f"{name!r}: {_shapes(term)}" for name, term in terms.items()) + "}"
+    return f"a tensor of shape {list(terms.shape)}" if isinstance(terms, Tensor) else type(terms).__name__
 
 
 def _is_scalar(term: Any) -> bool:

@@ -22,7 +22,7 @@ from nerfkit.model.registry import build_model, import_models, model_class
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
-from nerfkit.training.run_files import CONFIG, SCENE, read_config, read_decisions
+from nerfkit.training.run_files import CONFIG, SCENE, decisions_of, read_config
 from nerfkit.training.run_folder import RunScene, read_scene
 
 
@@ -75,17 +75,19 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
         folder: run folder, which may have been moved; the scene is not needed.
         device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
         module: Python module that registers the run's kind of model. A run folder never imports code by itself.
-        ops: the backends that the model runs on; None: those that the run was trained with.
+        ops: the backends that the model runs on; None, or those of backend "same": as the run was trained.
 
     Raises RunError, ConfigError, or BackendError that say what is wrong, and what to pass.
     """
     folder = Path(folder)
     config = read_config(folder)
-    config.ops = ops or config.ops
+    if ops is not None and ops.backend == "same":
+        ops = OpsConfig(config.ops.backend, config.ops.overrides | ops.overrides)
+    config.ops = OpsConfig(ops.backend, ops.overrides) if ops is not None else config.ops
     import_models(module)
     chosen = pick_device(device)
     config = config.resolved(None, chosen, model_class(config))
-    config.decisions = read_decisions(folder)
+    config.decisions = decisions_of(folder)
     scene = read_scene(folder)
     tensors, state = checkpoint.load(folder)
     model = build_model(config)

@@ -8,22 +8,20 @@ from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
+from nerfkit.config.toml_files import DECISIONS, read_decisions
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown, why_missing
 
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
-DECISIONS = "decisions.json"
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
 STRIP, GIF, VIDEO = "strip.png", "progress.gif", "progress.mp4"  # in PREVIEWS
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
-MAX_LOG, MAX_DECISIONS = 2**32, 2**20  # bytes
+MAX_LOG = 2**32  # bytes
 MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
 OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
     "psnr_cc": "with its light fitted",
@@ -43,23 +41,12 @@ def check_is_run(folder: Path) -> None:
 def read_config(folder: Path) -> Config:
     """The configuration of a run."""
     check_is_run(folder)
-    return config_module.load([folder / CONFIG])
+    return config_module.load([folder / CONFIG], of_run=True)
 
 
-def read_decisions(folder: Path) -> dict[str, Decision]:
+def decisions_of(folder: Path) -> dict[str, Decision]:
     """Who decided the options of a run that may be auto, and why; none where the file is not there."""
-    if not exists(folder / DECISIONS):
-        return {}
-    content = read_regular(folder / DECISIONS, MAX_DECISIONS, "the run's decisions", RunError)
-    try:
-        found = msgspec.json.decode(content, type=dict[str, dict[str, Any]])
-        decisions = {name: Decision(**values) for name, values in found.items()}
-    except (msgspec.DecodeError, UnicodeError, TypeError) as error:
-        raise RunError(f"{folder / DECISIONS} is not what nerfkit writes ({error}); was it edited?") from None
-    for name, decision in decisions.items():
-        if isinstance(decision.value, list):  # a box
-            decisions[name] = decision._replace(value=tuple(decision.value))
-    return decisions
+    return read_decisions(folder / DECISIONS) if exists(folder / DECISIONS) else {}
 
 
 def has_checkpoint(folder: Path) -> bool:

@@ -43,9 +43,9 @@ from nerfkit.training.run_files import (
     PATHS,
     SCENE,
     check_is_run,
+    decisions_of,
     has_checkpoint,
     read_config,
-    read_decisions,
     read_lines,
 )  # fmt: skip
 
@@ -149,12 +149,18 @@ class RunFolder(OwnFolder):
 
     def save_description(self, config: Config, scene: RunScene) -> None:
         """Write the configuration, with the scene's absolute path, and the scene's cameras."""
-        for name, text in _description(config, scene, read_decisions(self.path)).items():
+        for name, text in _description(config, scene, decisions_of(self.path)).items():
             self.write(name, text)
 
     def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
         """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
         changed = config_module.fixed_differences(read_config(self.path), config)
+        own = [old for name, old, new in changed if name == "trainer.loss" and not new]
+        if own:
+            raise RunError(
+                f"{self.path} was trained with a loss of your own, which a run folder never imports by itself; give it "
+                f"again, if you trust it: --trainer.loss {own[0]} (in Python loss_fn)"
+            )
         if changed:
             options = "; ".join(f"{name} is {old} in the run, but {new} was requested" for name, old, new in changed)
             names = ", ".join(name for name, _, _ in changed)

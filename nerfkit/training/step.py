@@ -23,7 +23,7 @@ from nerfkit.model.compositing import Rendering
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.gradients import OwnGradients, SharedGradients
-from nerfkit.training.losses import TrainingLoss
+from nerfkit.training.losses import LossError, TrainingLoss
 
 MIN_RAYS = 64
 TARGET_FILL = 0.95  # share of the capacity that the number of rays is adapted to: samples vary from step to step
@@ -184,7 +184,7 @@ class TrainingStep:
         batch = batch._replace(rays=rays, weight=weight)
         terms = self.loss(rendering, batch)
         if self.term_names and tuple(terms) != self.term_names:
-            raise TypeError(f"a loss_fn must keep its terms from step to step: {self.term_names}, then {tuple(terms)}")
+            raise LossError(f"a loss_fn must keep its terms from step to step: {self.term_names}, then {tuple(terms)}")
         return terms, self.loss.pixel_error(terms, rendering, batch), ray_complete, n_samples, weight
 
     def _adapt_ray_count(self, n_complete: Tensor, n_samples: Tensor) -> None:

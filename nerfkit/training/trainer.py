@@ -16,7 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit import ops
-from nerfkit.config import Config, flat, from_dict, to_dict
+from nerfkit.config import Config, ResolvedConfig, flat, from_dict, to_dict
 from nerfkit.data.batch import TrainingViews
 from nerfkit.data.cameras import Cameras
 from nerfkit.data.load import scene_of
@@ -27,13 +27,13 @@ from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
 from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
-from nerfkit.model.registry import model_class
+from nerfkit.model.registry import MODELS, import_models, model_class
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training import checkpoint
 from nerfkit.training.adjustments import ViewAdjustments
 from nerfkit.training.checks import check_seen
-from nerfkit.training.losses import LossFn, TrainingLoss, loss_function
+from nerfkit.training.losses import LossFn, TrainingLoss, loss_function, name_of
 from nerfkit.training.nan_report import not_finite
 from nerfkit.training.optim import adam, load_moments
 from nerfkit.training.randomness import random_states, restore_random_states, seeded
@@ -63,7 +63,7 @@ class Trainer:
         processes: of which this is one; each calls the same methods at the same steps, the first writes.
 
     Model and training draw from config.seed and leave torch's own generators as they are; so two trainers may train at
-    once, in two threads. Raises ConfigError for options that contradict each other, BackendError for one that cannot
+    once, in two threads. What code of one's own draws by torch.rand comes from torch's generator: seed that. Raises ConfigError for options that contradict each other, BackendError for one that cannot
     run.
 
     >>> import nerfkit
@@ -89,26 +89,34 @@ class Trainer:
         device: torch.device | str | None = None,
         processes: Processes = ALONE,
     ):
-        from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
+        typed = from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
+        config = config if isinstance(config, ResolvedConfig) else typed
         self.device = pick_device(str(device or config.device))
-        if scene is None and cameras is None and config.data.path:
-            scene = scene_of(config)
-        kind = model_class(config) if model is None else model if isinstance(model, type) else type(model)
-        self.config = config = config.resolved(scene, self.device, kind)
-        self.scene = scene
+        kind = self._kind(config, model)
+        loss_fn = self._loss(config, loss_fn)
         with ops.backend(overrides=config.ops.choices()):
             ops.resolved(self.device)  # raises BackendError before images are read
-        if cameras is None or images is None:
-            if scene is None:
-                raise TypeError("Trainer needs a scene, cameras and images, or config.data.path")
+        if (cameras is None) != (images is None) or (scene is cameras is None and not config.data.path):
+            raise TypeError("Trainer needs a scene, config.data.path, or cameras and images")
+        if scene is None and cameras is None:
+            scene = scene_of(config)
+        is_decided = scene is None and isinstance(config, ResolvedConfig)
+        self.config = config = config.resolved() if is_decided else config.resolved(scene, self.device, kind)
+        self.scene = scene
+        if model is not None and MODELS.get(config.model.kind) is not kind:  # so that nobody takes it for another one
+            config.model.kind = next((name for name, known in MODELS.items() if known is kind), kind.__qualname__)
+        if loss_fn is not None:
+            config.trainer.loss = name_of(loss_fn)
+        if cameras is None:
             views = scene.split("train")
-            cameras, images = cameras or views.cameras, views.load() if images is None else images
+            cameras, images = views.cameras, views.load()
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
         self.model = self._built(kind if model is None else model).to(self.device)
         if config.trainer.table_decay and not self.model.tables():
             raise ConfigError("trainer.table_decay: this model names no tables (`Model.tables`); set it to 0")
         self.cameras = cameras.to(self.device)
-        check_seen(self.model, self.cameras, config.data.box)
+        with self._own():
+            check_seen(self.model, self.cameras, config.data.box)
         self.adjustments = ViewAdjustments(config.data, len(cameras)).to(self.device)
         rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         groups = [{"params": list(self.model.parameters())}, *self.adjustments.groups(self.device)]
@@ -118,13 +126,10 @@ class Trainer:
         self.step = 0
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
-        self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
+        with self._own():
+            self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
         if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
             self.model.observe_images(self.cameras, self.views.source.pool)
-        if loss_fn is None and config.trainer.loss:
-            loss_fn = loss_function(config.trainer.loss)
-        elif loss_fn is not None:  # so that nobody goes on with another one
-            config.trainer.loss = f"{loss_fn.__module__}:{getattr(loss_fn, '__qualname__', type(loss_fn).__qualname__)}"
         with self._own():
             self.training_step = TrainingStep(
                 config.trainer,
@@ -144,6 +149,23 @@ class Trainer:
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
 
+    @staticmethod
+    def _kind(config: Config, model: Model | type[Model] | None) -> type[Model]:
+        """The class of what is trained."""
+        if model is not None:
+            return model if isinstance(model, type) else type(model)
+        import_models(config.model.module)
+        return model_class(config)
+
+    @staticmethod
+    def _loss(config: Config, loss_fn: LossFn | None) -> LossFn | None:
+        """The data term of one's own, given or named; raises ConfigError for two."""
+        if loss_fn is None:
+            return loss_function(config.trainer.loss) if config.trainer.loss else None
+        if config.trainer.loss not in ("", name_of(loss_fn)):
+            raise ConfigError(f"trainer.loss is {config.trainer.loss}, loss_fn {name_of(loss_fn)}; give one of them")
+        return loss_fn
+
     def _built(self, model: Model | type[Model]) -> Model:
         """The model, drawn from the seed; raises ConfigError for one that was built from other options."""
         if isinstance(model, type):
@@ -155,6 +177,7 @@ class Trainer:
         model.backends = self.config.ops.choices()
         own, wanted = (flat(to_dict(options)) for options in (model.config, self.config))
         shaping = ("model.", "sampling.", "data.box")
+        own.pop("model.kind")
         differing = [name for name in own if name.startswith(shaping) and own[name] != wanted.get(name)]
         if differing:
             name = differing[0]
@@ -367,9 +390,13 @@ class Trainer:
             return self.training_step.resolved()
 
     def restore(self, folder: RunFolder | str | Path) -> None:
-        """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options."""
+        """Go back to the newest checkpoint of a run folder; raises RunError if the run had other options or cameras.
+
+        The scene of a run is read in the run's frame by `nerfkit.load_scene(path, frame=run.frame)`. Torch's, Python's
+        and numpy's own generators go back, too: code of one's own may draw from them.
+        """
         folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
-        folder.check_resumable(self.config)
+        folder.check_resumable(self.config, None if self.scene is None else describe(self.scene))
         tensors, state = checkpoint.load(folder.path)
         load_model(self.model, tensors, folder.path)
         load_adjustments(self.adjustments, tensors, folder.path)
