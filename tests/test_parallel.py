@@ -262,8 +262,8 @@ def test_a_loss_that_is_not_finite_in_one_stops_all(config, tmp_path):
         assert trainer.train_step() is None
         trainer.save(tmp_path / "run")
         if processes.rank == 1:
-            loss_fn = trainer.training_step.loss_fn
-            trainer.training_step.loss_fn = lambda *a: {"mse": loss_fn(*a)["mse"] * float("nan")}
+            loss, data_term = trainer.training_step.loss, trainer.training_step.loss.data_term
+            loss.data_term = lambda *a: {"mse": data_term(*a)["mse"] * float("nan")}
         before = bits_of(trainer)
         with pytest.raises(TrainingError, match="nan at step 1"):
             trainer.train(tmp_path / "run")

@@ -209,9 +209,9 @@ class Config:
             model_class: whose `recipe` holds; None: that of the model "field".
             presets: `preset_values` of the files that options come from, to name them in the decisions.
 
-        Returns a new configuration, whose `decisions` tell value, who decided, and why. What scene, device or model
-        decided before is decided anew where an argument is given. Raises ConfigError for options that contradict each
-        other or the scene.
+        Returns a new configuration, whose `decisions` tell value, who decided, and why. With a scene or device, what
+        scene, device or model decided before is decided anew. Raises ConfigError for options that contradict each other
+        or the scene.
         """
         new = ResolvedConfig(**{f.name: deepcopy(getattr(self, f.name)) for f in fields(Config)})
         new.decisions = decide(self, new, scene, device, model_class, presets)

@@ -25,7 +25,7 @@ def decide(
     """Set what is auto in `new`, a copy of the configuration `asked`, and tell who decided each such option."""
     check(asked)
     before, decisions = getattr(asked, "decisions", {}), {}
-    if not (scene is None and device is None and model_class is None):
+    if scene is not None or device is not None:
         _forget(new, before)
     _take_from_scene(asked, new, scene)
     facts = Facts(new, scene, _is_gpu(device or new.device))

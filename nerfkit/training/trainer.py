@@ -101,7 +101,8 @@ class Trainer:
         if scene is None and cameras is None:
             scene = scene_of(config)
         is_decided = scene is None and isinstance(config, ResolvedConfig)
-        self.config = config = config.resolved() if is_decided else config.resolved(scene, self.device, kind)
+        known = (None, None) if is_decided else (scene, self.device)
+        self.config = config = config.resolved(*known, kind)
         self.scene = scene
         if model is not None and MODELS.get(config.model.kind) is not kind:  # so that nobody takes it for another one
             config.model.kind = next((name for name, known in MODELS.items() if known is kind), kind.__qualname__)
@@ -154,7 +155,8 @@ class Trainer:
         """The class of what is trained."""
         if model is not None:
             return model if isinstance(model, type) else type(model)
-        import_models(config.model.module)
+        if config.model.kind not in MODELS:
+            import_models(config.model.module)
         return model_class(config)
 
     @staticmethod
