@@ -221,3 +221,15 @@ def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
     assert options.trainer.learning_rate is options.trainer.steps is options.data.box is None
     with pytest.raises(SystemExit):
         train_options(["--trainer.steps", "automatic"])
+    config = Config()
+    config.trainer.steps = config.data.box = "auto"
+    assert config.resolved(device="cpu") == Config().resolved(device="cpu")
+
+
+def test_what_is_decided_is_decided_anew_for_another_device():
+    config = Config()
+    config.trainer.samples = 99
+    small = config.resolved(device="cpu")
+    large = small.resolved(device="cuda")
+    assert (large.size, large.model.levels, large.trainer.samples) == ("large", 16, 99)
+    assert small.size == "small" and small.resolved() == small and small.resolved() is not small

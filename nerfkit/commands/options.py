@@ -15,6 +15,7 @@ import tyro
 
 from nerfkit import config as config_module
 from nerfkit.config import Box, Config
+from nerfkit.config.options import auto
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words
 from nerfkit.reading import shown, typed
@@ -101,7 +102,7 @@ class InspectData:
 
     format: str = "auto"  # scene format; auto recognises it from the files
     downscale: float = 1.0  # divide the image size by this
-    box: Box | None = None  # x, y, z of the lowest, then highest corner, in the files' frame; found if left out
+    box: auto("data.box", Box, -1e6, 1e6) = None  # lowest and highest corner, in the coordinates of the files
     masks: Literal["ignore", "cutout"] = "ignore"  # masked pixels do not count, or are transparent: an object cut out
     sfm: str = ""  # folder of poses that are found for photographs or a video; beside them if empty
 

@@ -175,7 +175,7 @@ def go_on(trainer: Trainer, folder: RunFolder, scene: Scene) -> None:
         raise RunError(
             f"the run is at step {trainer.scheduled:g} already; --trainer.steps {config.trainer.steps} is less"
         )
-    if trainer.processes.is_first:
+    if trainer.processes.is_first and trainer.progress < 1:
         folder.save_description(config, describe(scene))
         drop_later_lines(folder, trainer.step)  # before a viewer reads them
 
@@ -276,6 +276,8 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
         print(f"not scored: the scene has no {split} views, only {', '.join(scene.views)}")
         return None
     state = {"seconds": trainer.seconds, "step": trainer.step, "backend": trainer.backends()}
+    n_views = len(scene.split(split).cameras)
+    print(f"scoring {n_views} {split} views; Ctrl-C leaves it out, for the training is saved", flush=True)
     trainer.model.eval()
     try:
         metrics = evaluate(

@@ -46,7 +46,7 @@ def auto(option: str, kind: Any, low: float | None = None, high: float | None = 
         except (KeyError, ValueError):
             raise ValueError(f"expected {AUTO} or {shape.lower()}, got {words[0]!r}") from None
 
-    shape = {bool: "true or false", int: "INT", float: "FLOAT"}.get(kind, ",".join(choices))
+    shape = {bool: "true or false", int: "INT", float: "FLOAT", str: "STR"}.get(kind, ",".join(choices))
     metavar = "{auto|X Y Z X Y Z}" if kind is Box else f"{{auto,{shape}}}" if choices else f"{{auto|{shape}}}"
     spec = PrimitiveConstructorSpec(
         nargs="*" if kind is Box else 1,
@@ -125,8 +125,8 @@ class TrainerConfig:
     """Optimisation."""
 
     steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
-    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training time in which the schedule ends; 0: any
-    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step, by the number of rays
+    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training, and schedule, end after this [s]; 0: never
+    samples: auto("trainer.samples", int, 1, 2**26) = None  # per step; the number of rays follows
     max_rays: integer(1, 2**24) = 65536  # rays per step at most
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
     learning_rate: auto("trainer.learning_rate", float, 1e-12, 100) = None  # after the warm-up
@@ -136,7 +136,7 @@ class TrainerConfig:
     table_decay: auto("trainer.table_decay", float, 0, 100) = None  # a step shrinks the table by learning rate x this
     distortion: auto("trainer.distortion", float, 0, 100) = None  # weight of the distortion loss of mip-NeRF 360
     loss: str = ""  # package.module:function that replaces the squared error; see docs/python.md
-    background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha: no fog is learned
+    background_warmup: Steps = 500  # first steps, with random backgrounds behind images with alpha, against fog
     capture: Flag = True  # record a step as a CUDA graph, where all ops run on the cuda backend
     deterministic: Flag = False  # the same bits from the same seed, on a CPU and on a GPU; slower on a GPU
     save_every: auto("trainer.save_every", int, 0, 10**9) = None  # steps between two checkpoints; 0: only at the end

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from nerfkit.config.checks import check
 from nerfkit.config.recipe import BASE, CUBE, FIELD, OTHERWISE, SMALL, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
+from nerfkit.option_types import AUTO
 
 
 class Decision(NamedTuple):
@@ -23,7 +24,11 @@ def decide(
     asked: Any, new: Any, scene: Any, device: Any, model_class: Any, presets: Mapping[str, tuple[Any, str]]
 ) -> dict[str, Decision]:
     """Set what is auto in `new`, a copy of the configuration `asked`, and tell who decided each such option."""
-    check(asked)
+    for option in BASE:  # the word stands for None in Python, too
+        target, name = _place_of(option, new)
+        if getattr(target, name) == AUTO:
+            setattr(target, name, None)
+    check(new)
     before, decisions = getattr(asked, "decisions", {}), {}
     if scene is not None or device is not None:
         _forget(new, before)
@@ -140,7 +145,7 @@ def _check_near_and_far(config: Any, decisions: Mapping[str, Decision], scene: A
 def _check_split(asked: Any, new: Any, scene: Any) -> None:
     """Raise ConfigError for views that were asked for by name and are not there."""
     split = asked.eval.split
-    if scene is None or split is None or split in scene.views or hasattr(asked, "decisions"):
+    if scene is None or split in (None, AUTO) or split in scene.views or hasattr(asked, "decisions"):
         return
     if new.eval.after_training or new.eval.every:
         raise ConfigError(
