@@ -125,7 +125,7 @@ class TrainerConfig:
     """Optimisation."""
 
     steps: auto("trainer.steps", int, 1, 10**9) = None  # optimisation steps
-    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training, and schedule, end after this [s]; 0: never
+    max_seconds: auto("trainer.max_seconds", float, 0, 1e9) = None  # training and schedule end after this [s]; 0: never
     samples: auto("trainer.samples", int, 1, 2**26) = None  # per step; the number of rays follows
     max_rays: integer(1, 2**24) = 65536  # rays per step at most
     optimizer: auto("trainer.optimizer", Literal["adam", "lazy_adam"]) = None  # lazy: skips what has no gradient
