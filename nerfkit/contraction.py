@@ -11,13 +11,12 @@ Letters: N positions, L distances of a ladder.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from nerfkit.limits import ladder_distances
 from nerfkit.ops.checks import POSITION_FLOATS, check_dtype, check_same, check_shape
-from nerfkit.ops.march import FARTHEST, MAX_LADDER
+from nerfkit.ops.march import FARTHEST
 
 
 def contract(positions: Tensor, box: Tensor) -> Tensor:
@@ -72,24 +71,7 @@ def exponential_ladder(near: float, far: float, step: float, cone: float) -> Ten
     tensor([ 0.0000,  1.0000,  2.0000,  3.0000,  4.5000,  6.7500, 10.1250, 15.1875],
            dtype=torch.float64)
     """
-    if not 0 <= near < far < math.inf:
-        raise ValueError(f"exponential_ladder: near and far must be finite with 0 <= near < far, got {near} and {far}")
-    if not (0 < step < math.inf and 0 <= cone < math.inf):
-        raise ValueError(
-            f"exponential_ladder: step must be positive and cone not negative, both finite, got {step} and {cone}"
-        )
-    ladder = [float(near)]
-    beyond = 0  # distances that are not below far
-    while beyond < 2:
-        before = ladder[-1]
-        ladder.append(before + max(step, cone * before))
-        beyond += ladder[-1] >= far
-        if len(ladder) > MAX_LADDER or ladder[-1] == before:
-            raise ValueError(
-                f"exponential_ladder: step {step:g} and cone {cone:g} make more than {MAX_LADDER} intervals from "
-                f"{near:g} to {far:g}; use a larger step or cone"
-            )
-    return torch.tensor(ladder, dtype=torch.float64)
+    return torch.tensor(ladder_distances(near, far, step, cone), dtype=torch.float64)
 
 
 def _centre_and_half(box: Tensor) -> tuple[Tensor, Tensor]:

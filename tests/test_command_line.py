@@ -39,7 +39,9 @@ def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
 @pytest.fixture
 def scored(tmp_path) -> Path:
     """A run folder as far as `summary` reads it."""
-    config_module.dump(config_module.Config().resolved(device="cpu"), tmp_path / "config.toml")
+    config = config_module.Config()
+    config.sampling.kind = "contracted"
+    config_module.dump(config.resolved(device="cpu"), tmp_path / "config.toml")
     scores = {"psnr": 23.456, "ssim": 0.78912, "lpips": None, "n_views": 17, "steps": 4321, "train_seconds": 98.6}
     protocol = {"split": "test", "size": "15x13"}
     (tmp_path / "metrics.json").write_text(json.dumps(scores | {"protocol": protocol}))

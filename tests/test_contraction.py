@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.config import ModelConfig
-from nerfkit.contraction import MAX_LADDER, contract, exponential_ladder, uncontract
+from nerfkit.contraction import contract, exponential_ladder, uncontract
+from nerfkit.limits import MAX_LADDER
 from nerfkit.model.grid import FeatureGrid
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params

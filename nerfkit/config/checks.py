@@ -9,7 +9,7 @@ import math
 from typing import Any, get_type_hints
 
 from nerfkit.errors import ConfigError
-from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS
+from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS, ladder_distances
 from nerfkit.option_types import LARGEST, Range, one_line
 
 MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
@@ -106,10 +106,8 @@ def _check_sampling(config: Any) -> None:
 
 def _check_ladder(sampling: Any) -> None:
     """Of unbounded space."""
-    from nerfkit.contraction import exponential_ladder  # which needs torch
-
     try:
-        exponential_ladder(sampling.near, sampling.far, sampling.step, sampling.cone)
+        ladder_distances(sampling.near, sampling.far, sampling.step, sampling.cone)
     except ValueError as error:
         raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.limits import MAX_INTERVALS
+from nerfkit.limits import MAX_INTERVALS, MAX_LADDER
 from nerfkit.ops import autocast, native
 from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, check_device, check_dtype, check_same, check_shape
 from nerfkit.ops.dispatch import implementation, implements
@@ -19,7 +19,6 @@ BLOCK = 8  # intervals that one lookup in the coarse grid can skip
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
 TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
-MAX_LADDER = 2**16  # distances of a ladder
 FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
 LADDER_PART = 2**22  # intervals that the definition looks up at a time
 MAX_BLOCKS = (MAX_INTERVALS + 1) // BLOCK  # of a ray
