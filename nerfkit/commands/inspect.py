@@ -108,7 +108,7 @@ def doubts_of_cutting(images: list[PosedImage], has_alpha: list[bool]) -> list[s
 def look_at(
     image: PosedImage, sampled: set[str], downscale: float, white_ignores: bool, cutout: bool
 ) -> tuple[OnDisk | None, str, np.ndarray | None]:
-    """What is on disk of an image, none where it is missing or cannot be read; what is wrong with it, '' if nothing;
+    """The image file, None where it is missing or cannot be read; the problem with it, '' if there is none;
     and, of one that is `sampled`, some of its pixels."""
     if image.found is None:
         return None, "", None

@@ -191,7 +191,7 @@ class DoctorOptions:
     """Print what this installation can do, with a verdict; exit status 0 if training works, else 1."""
 
 
-OPTIONS: dict[str, type] = {  # of each command; of export by what is exported
+OPTIONS: dict[str, type] = {  # of each command; for export see KINDS
     "inspect": InspectOptions,
     "train": TrainOptions,
     "render": RenderOptions,

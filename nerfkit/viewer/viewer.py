@@ -241,5 +241,5 @@ def give_back() -> None:
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # glibc alone has it
+    except (AttributeError, OSError, TypeError):  # only glibc has malloc_trim; elsewhere memory stays with the process
         pass

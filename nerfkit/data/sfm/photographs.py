@@ -115,7 +115,7 @@ def read_header(folder: Path, name: str) -> Photograph:
                 details = exif.get_ifd(EXIF_IFD)
                 values = exif.get(MODEL), details.get(FOCAL), details.get(FOCAL_35MM)
                 lens += [str(value) for value in values if value]
-    except Exception:  # of a broken EXIF, nearly anything
+    except Exception:  # Pillow raises nearly anything for a broken EXIF; without one the size alone tells lenses apart
         pass
     return Photograph(name, file.stat().st_size, tuple(lens), header.turn != 1)
 
