@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from nerfkit import ops as ops
     from nerfkit import parallel as parallel
     from nerfkit.config import Config as Config
-    from nerfkit.data.batch import Batch as Batch
-    from nerfkit.data.cameras import Cameras as Cameras
-    from nerfkit.data.cameras import Rays as Rays
+    from nerfkit.data.cameras.cameras import Cameras as Cameras
+    from nerfkit.data.cameras.cameras import Rays as Rays
+    from nerfkit.data.images.batch import Batch as Batch
+    from nerfkit.data.images.pixels import blend as blend
     from nerfkit.data.load import load_scene as load_scene
-    from nerfkit.data.pixels import blend as blend
     from nerfkit.data.scene import Scene as Scene
     from nerfkit.data.scene import Views as Views
     from nerfkit.errors import UserError as UserError
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
     from nerfkit.model.sampling import BoxSampler as BoxSampler
     from nerfkit.model.sampling import Samples as Samples
     from nerfkit.rendering.image_renderer import ImageRenderer as ImageRenderer
-    from nerfkit.training.losses import squared_error as squared_error
-    from nerfkit.training.losses import weighted_mean as weighted_mean
-    from nerfkit.training.optim import LazyAdam as LazyAdam
-    from nerfkit.training.run import Run as Run
-    from nerfkit.training.run import load_run as load_run
+    from nerfkit.training.run.load import Run as Run
+    from nerfkit.training.run.load import load_run as load_run
+    from nerfkit.training.step.losses import squared_error as squared_error
+    from nerfkit.training.step.losses import weighted_mean as weighted_mean
+    from nerfkit.training.step.optim import LazyAdam as LazyAdam
     from nerfkit.training.trainer import Trainer as Trainer
 
 # Module of each public name, imported at first use, so that nerfkit.nn alone imports nothing else.
 _HOME = {
     "Config": "nerfkit.config",
-    "Batch": "nerfkit.data.batch",
-    "Cameras": "nerfkit.data.cameras",
-    "Rays": "nerfkit.data.cameras",
+    "Batch": "nerfkit.data.images.batch",
+    "Cameras": "nerfkit.data.cameras.cameras",
+    "Rays": "nerfkit.data.cameras.cameras",
     "load_scene": "nerfkit.data.load",
-    "blend": "nerfkit.data.pixels",
+    "blend": "nerfkit.data.images.pixels",
     "Scene": "nerfkit.data.scene",
     "Views": "nerfkit.data.scene",
     "UserError": "nerfkit.errors",
@@ -65,11 +65,11 @@ _HOME = {
     "BoxSampler": "nerfkit.model.sampling",
     "Samples": "nerfkit.model.sampling",
     "ImageRenderer": "nerfkit.rendering.image_renderer",
-    "squared_error": "nerfkit.training.losses",
-    "weighted_mean": "nerfkit.training.losses",
-    "LazyAdam": "nerfkit.training.optim",
-    "Run": "nerfkit.training.run",
-    "load_run": "nerfkit.training.run",
+    "squared_error": "nerfkit.training.step.losses",
+    "weighted_mean": "nerfkit.training.step.losses",
+    "LazyAdam": "nerfkit.training.step.optim",
+    "Run": "nerfkit.training.run.load",
+    "load_run": "nerfkit.training.run.load",
     "Trainer": "nerfkit.training.trainer",
 }
 _SUBPACKAGES = ("config", "nn", "ops", "parallel")

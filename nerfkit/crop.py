@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nerfkit.data.frame import Frame
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json, shown
 

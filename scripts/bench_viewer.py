@@ -220,7 +220,7 @@ def main() -> None:
     options = tyro.cli(BenchOptions, config=(tyro.conf.FlagConversionOff,), use_underscores=True)
     from nerfkit.commands.view import leave_a_core
     from nerfkit.device import device_name
-    from nerfkit.training.run import load_run
+    from nerfkit.training.run.load import load_run
     from nerfkit.version import versions
     from nerfkit.viewer.page import Page, ViewerOptions
     from nerfkit.viewer.scene import ViewerScene

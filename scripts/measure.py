@@ -38,14 +38,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.commands import status_of  # noqa: E402
 from nerfkit.commands.eval import find_scene  # noqa: E402
-from nerfkit.data.cameras import Cameras  # noqa: E402
+from nerfkit.data.cameras.cameras import Cameras  # noqa: E402
 from nerfkit.errors import RunError, SceneError  # noqa: E402
 from nerfkit.files import atomic_write  # noqa: E402
 from nerfkit.model.base import Model  # noqa: E402
 from nerfkit.model.registry import build_model  # noqa: E402
 from nerfkit.ops.packed import ray_indices, sum_rays  # noqa: E402
 from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
-from nerfkit.training.run import Run, load_run  # noqa: E402
+from nerfkit.training.run.load import Run, load_run  # noqa: E402
 
 GRID = 65535  # steps of a surface's vertices along the longest side of its box
 POINTS = 200_000  # of a mesh, from which distances are measured

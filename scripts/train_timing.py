@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nerfkit.data.pixels import background_color
+from nerfkit.data.images.pixels import background_color
 from nerfkit.data.scene import Views
 from nerfkit.parallel import ALONE
 from nerfkit.rendering.image_renderer import ImageRenderer

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.frame import Frame
-from nerfkit.data.readers.transforms import to_json
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.readers.transforms.cameras_json import to_json
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import composite_samples
 from nerfkit.model.registry import build_model, register_model
 from nerfkit.model.samplers import build_sampler
-from nerfkit.training import checkpoint
-from nerfkit.training.run_folder import RunFolder, RunScene
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.folder import RunFolder, RunScene
 from tests.rigs import look_at
 
 CENTER, RADIUS, HOLLOW = np.array([0.1, -0.05, 0.15]), 0.5, 0.25  # model frame

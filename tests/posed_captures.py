@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.colmap import write_model
-from nerfkit.data.lens import Lens
-from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
 from tests.processes import run_main

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config, DataConfig, SamplingConfig
-from nerfkit.data.cameras import Cameras, Rays
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.samplers import build_sampler
 

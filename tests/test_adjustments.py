@@ -10,20 +10,20 @@ import torch
 
 from nerfkit import load_run, ops
 from nerfkit.config import Config, DataConfig
-from nerfkit.data.batch import Batch
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
+from nerfkit.data.images.batch import Batch
 from nerfkit.errors import RunError, TrainingError, UserError
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.registry import build_model
 from nerfkit.model.sampling import Samples
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training import checkpoint
-from nerfkit.training.adjustments import ViewAdjustments, in_light, radius_of, rotated
 from nerfkit.training.alignment import aligned
 from nerfkit.training.evaluator import other_scores
-from nerfkit.training.losses import squared_error
-from nerfkit.training.run_files import NAN_REPORT
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import NAN_REPORT
+from nerfkit.training.step.adjustments import ViewAdjustments, in_light, radius_of, rotated
+from nerfkit.training.step.losses import squared_error
 from tests import balls
 from tests.naming import raises_naming
 from tests.torchrun import in_processes

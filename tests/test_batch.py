@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from nerfkit.data.batch import Batch, TrainingViews
+from nerfkit.data.images.batch import Batch, TrainingViews
+from nerfkit.data.images.pixels import blend
 from nerfkit.data.load import load_scene
-from nerfkit.data.pixels import blend
 from nerfkit.model.compositing import Rendering
-from nerfkit.training.losses import squared_error
+from nerfkit.training.step.losses import squared_error
 
 
 @pytest.fixture(scope="module")

@@ -2,10 +2,10 @@
 import pytest
 import torch
 
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.load import load_scene
-from nerfkit.data.readers.transforms import parse_cameras, to_json
+from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
 from tests.naming import raises_naming
@@ -153,7 +153,7 @@ NARROW = Lens("SIMPLE_RADIAL", (40.0, 0.5, 10.0, 0.1), 1, 20)
 @pytest.mark.parametrize(("most", "spacing", "off"), [(10**6, 1, 1e-4), (4000, 2, 0.06), (1300, 4, 0.25)])
 def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most: int, spacing: int, off: float):
     """In a table that would be too large, every n-th pixel has a direction; projected back, few pixels are far off."""
-    monkeypatch.setattr("nerfkit.data.cameras.MAX_DIRECTIONS", most)
+    monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", most)
     lenses = [BARREL, FISHEYE, NARROW, BARREL]
     cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(4, 3, 4), lenses)
     assert cameras.table.spacing == spacing
@@ -172,7 +172,7 @@ def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most:
 def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
     folding = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.078), 100, 100)  # corners lie beyond its fold
     exact = Cameras.of_lenses(torch.eye(4)[None, :3], [folding]).known_image(0)
-    monkeypatch.setattr("nerfkit.data.cameras.MAX_DIRECTIONS", 6000)
+    monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 6000)
     cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, BARREL])
     known = cameras.known_image(0)
     assert cameras.table.spacing == 2 and not exact.all()
@@ -181,6 +181,6 @@ def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
 
 
 def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
-    monkeypatch.setattr("nerfkit.data.cameras.MAX_DIRECTIONS", 10)
+    monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 10)
     with raises_naming(SceneError, "data.downscale", "2 lenses"):
         Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [BARREL, FISHEYE])

@@ -16,15 +16,15 @@ from nerfkit.commands.inspect import InspectData, examine
 from nerfkit.commands.options import train_options
 from nerfkit.config import ResolvedConfig
 from nerfkit.data.assemble import CUT_OUT
-from nerfkit.data.batch import TrainingViews
-from nerfkit.data.colmap import write_model
-from nerfkit.data.doubts import doubts_of_images
+from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene, scene_of
+from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.losses import squared_error
+from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import (

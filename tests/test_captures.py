@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.batch import TrainingViews
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.training.evaluator import evaluate

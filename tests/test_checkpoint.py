@@ -16,9 +16,9 @@ from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.training import checkpoint
-from nerfkit.training.run_files import CONFIG, DECISIONS, LOG, SCENE, read_config
-from nerfkit.training.run_folder import RunFolder, RunScene, describe, read_scene
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import CONFIG, DECISIONS, LOG, SCENE, read_config
+from nerfkit.training.run.folder import RunFolder, RunScene, describe, read_scene
 from tests.naming import assert_names, raises_naming, warns_naming
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}

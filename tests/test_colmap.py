@@ -7,11 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data import colmap_binary, colmap_text
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.colmap import read_model, write_model
-from nerfkit.data.colmap_records import MODELS
-from nerfkit.data.lens import Lens
+from nerfkit.data.readers.colmap import binary as colmap_binary
+from nerfkit.data.readers.colmap import text as colmap_text
+from nerfkit.data.readers.colmap.model import read_model, write_model
+from nerfkit.data.readers.colmap.records import MODELS
 from nerfkit.errors import RunError, SceneError
 from tests.captures import check_refused, random_poses, touch
 

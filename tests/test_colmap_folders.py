@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from nerfkit.data.colmap import write_model
 from nerfkit.data.load import format_elsewhere, load_capture
-from nerfkit.data.readers import colmap
-from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.data.readers.colmap import reader as colmap
+from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.transforms.writer import write_transforms
 from tests.captures import check_refused, touch
 from tests.naming import assert_names
 from tests.test_colmap import FORMS, a_capture, assert_equal, assert_same_points

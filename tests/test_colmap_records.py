@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data import colmap_text
-from nerfkit.data.colmap import read_model, write_model
-from nerfkit.data.lens import Lens
-from nerfkit.data.readers import colmap
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.readers.colmap import reader as colmap
+from nerfkit.data.readers.colmap import text as colmap_text
+from nerfkit.data.readers.colmap.model import read_model, write_model
 from tests.captures import check_refused, is_read, mutated
 from tests.naming import assert_names
 from tests.test_colmap import FORMS, a_capture, assert_equal

@@ -15,13 +15,13 @@ from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import render, status_of, summary, train
-from nerfkit.data.readers.transforms import parse_cameras, read_json
+from nerfkit.data.readers.transforms.cameras_json import parse_cameras, read_json
 from nerfkit.errors import RunError, UserError
 from nerfkit.rendering import paths
 from nerfkit.rendering.images import preview
-from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import in_one_line
-from nerfkit.training.run_files import read_config, read_log
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import read_config, read_log
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.toy_scene import write_scene

@@ -17,9 +17,9 @@ from nerfkit import config as config_module
 from nerfkit.commands import as_typed
 from nerfkit.files import MARKER
 from nerfkit.model import registry
-from nerfkit.training import checkpoint
-from nerfkit.training.run_files import PATHS
-from nerfkit.training.run_folder import RunFolder
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import PATHS
+from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
 from tests.toy_scene import write_scene
@@ -138,7 +138,7 @@ def test_a_model_that_gives_no_numbers_scores_nothing(run):
     """And leaves the scores that there are."""
     tensors, state = checkpoint.load(run)
     tensors["model.decoder.color_net.packed"][:] = float("nan")
-    from nerfkit.training.run_folder import RunFolder
+    from nerfkit.training.run.folder import RunFolder
 
     checkpoint.save(RunFolder.existing(run), tensors, state)
     before = (run / "metrics.json").read_bytes()
@@ -196,7 +196,7 @@ def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
     "key, value", [("random", {}), ("random", {"python": 1}), ("n_rays", -(10**30)), ("scaler", [])]
 )
 def test_a_state_that_was_edited_is_one_line(run, key: str, value):
-    from nerfkit.training.run_folder import RunFolder
+    from nerfkit.training.run.folder import RunFolder
 
     tensors, state = checkpoint.load(run)
     checkpoint.save(RunFolder.existing(run), tensors, state | {key: value})
@@ -206,7 +206,7 @@ def test_a_state_that_was_edited_is_one_line(run, key: str, value):
 
 
 def test_a_moment_of_another_shape_is_one_line(run):
-    from nerfkit.training.run_folder import RunFolder
+    from nerfkit.training.run.folder import RunFolder
 
     tensors, state = checkpoint.load(run)
     checkpoint.save(RunFolder.existing(run), tensors | {"optimizer.0.exp_avg": torch.zeros(3)}, state)

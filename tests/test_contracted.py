@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config, check
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.alignment import aligned
-from nerfkit.training.losses import Distortion, spacing, squared_error
+from nerfkit.training.step.losses import Distortion, spacing, squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.samplers import cell_of, forward_cameras, ray, sampler_of, thin

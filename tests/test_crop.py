@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nerfkit.crop import CROP, Crop, active_crop, read_crop, write_crop
-from nerfkit.data.frame import Frame
 from nerfkit.data.load import load_scene
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError, UserError
 from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped

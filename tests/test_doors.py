@@ -13,7 +13,7 @@ from nerfkit.commands.options import train_options
 from nerfkit.data.load import scene_of
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
-from nerfkit.training import checkpoint
+from nerfkit.training.run import checkpoint
 from tests.odd_captures import write_capture
 from tests.ops.harness import NativeCalls
 from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_llff

@@ -11,10 +11,10 @@ import pytest
 
 from nerfkit.commands import export, inspect
 from nerfkit.config import Config
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.colmap import read_model, write_model
-from nerfkit.data.lens import Lens
-from nerfkit.data.readers.transforms_capture import read
+from nerfkit.data.readers.colmap.model import read_model, write_model
+from nerfkit.data.readers.transforms.reader import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
 from nerfkit.export.output import OutputFolder
@@ -161,8 +161,8 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     """Names with folders and endings, so that others find the images."""
     from nerfkit.data.load import load_scene
     from nerfkit.model.registry import build_model
-    from nerfkit.training import checkpoint
-    from nerfkit.training.run_folder import RunFolder, describe
+    from nerfkit.training.run import checkpoint
+    from nerfkit.training.run.folder import RunFolder, describe
 
     toy_scene = write_scene(tmp_path / "toy")
     small_config.data.path = str(toy_scene)

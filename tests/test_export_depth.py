@@ -8,7 +8,7 @@ import pytest
 
 from nerfkit.commands import export
 from nerfkit.errors import UserError
-from nerfkit.training.run import load_run
+from nerfkit.training.run.load import load_run
 from tests.balls import CENTER, RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.processes import run_main

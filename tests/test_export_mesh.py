@@ -9,8 +9,8 @@ import torch
 
 from nerfkit.commands import export
 from nerfkit.crop import CROP
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.frame import Frame
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
 from nerfkit.export.grid import Grid, occupied_blocks
@@ -20,7 +20,7 @@ from nerfkit.export.views import Seen
 from nerfkit.export.work import Work
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
-from nerfkit.training.run import load_run
+from nerfkit.training.run.load import load_run
 from tests.balls import (
     BOX,
     CENTER,

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nerfkit.commands import export
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.ply import read_points
 from nerfkit.errors import UserError
 from nerfkit.export.points import PointCloud, points_of_view, thinned
@@ -70,7 +70,7 @@ def test_points_of_a_crop(run, tmp_path):
 def test_what_other_views_see_through_is_left_out(run, monkeypatch):
     """A depth that is wrong in one view floats before the surface of the others."""
     from nerfkit.rendering.image_renderer import ImageRenderer
-    from nerfkit.training.run import load_run
+    from nerfkit.training.run.load import load_run
 
     loaded = load_run(run, "cpu")
     with Work(run.parent / "some", {}) as work:

@@ -16,10 +16,11 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.model.renderer import Renderer
-from nerfkit.training import checkpoint, plot
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.run_files import CONFIG, LOG, METRICS, read_log
-from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import CONFIG, LOG, METRICS, read_log
+from nerfkit.training.run.folder import RunFolder, describe
+from nerfkit.training.watching import plot
 from tests.naming import raises_naming
 
 LINE = {"step": 10, "seconds": 1.0, "loss": 0.1, "psnr": 10.0}

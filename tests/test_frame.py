@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data import find_frame as frames
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.evidence import half_tangents
-from nerfkit.data.frame import KINDS, Frame, identity_frame
-from nerfkit.data.lens import Lens
-from nerfkit.data.rig import MAX_PAIRED, find_up, measure
+from nerfkit.data.scene_transform import find_frame as frames
+from nerfkit.data.scene_transform.evidence import half_tangents
+from nerfkit.data.scene_transform.frame import KINDS, Frame, identity_frame
+from nerfkit.data.scene_transform.rig import MAX_PAIRED, find_up, measure
 from nerfkit.errors import RunError, SceneError
 from tests.naming import raises_naming
 from tests.rigs import KIND_OF, RIGS, cloud, corridor, grid, look_at, moved, ring, similarity

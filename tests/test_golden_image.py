@@ -14,7 +14,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import look_at

@@ -4,6 +4,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 PACKAGE = Path("nerfkit")
 # From below to above: a room may import those before it.
 FLOORS = (
@@ -60,6 +62,18 @@ def test_there_is_no_circle():
         assert free, f"a circle among {sorted(left)}"
         for module in free:
             del left[module]
+
+
+@pytest.mark.parametrize("room", ["data", "training"])
+def test_rooms_of_a_room_do_not_import_each_other(room: str):
+    inside = {module: module.split(".")[2] for module in GRAPH if module.startswith(f"nerfkit.{room}.")}
+    arrows = {
+        (inside[module], inside[other])
+        for module in inside
+        for other in GRAPH[module] & set(inside)
+        if inside[module] != inside[other]
+    }
+    assert not {(a, b) for a, b in arrows if (b, a) in arrows}
 
 
 def test_data_knows_no_model_and_rendering_no_run_folder():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.data.cameras import MAX_DIRECTIONS
+from nerfkit.data.cameras.cameras import MAX_DIRECTIONS
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.find_frame import find_frame
-from nerfkit.data.frame import identity_frame
 from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, OnDisk, draw, report, verdict
-from nerfkit.data.lens import Lens
 from nerfkit.data.notes import Note, notes_of
+from nerfkit.data.scene_transform.find_frame import find_frame
+from nerfkit.data.scene_transform.frame import identity_frame
 from tests.rigs import KIND_OF, RIGS, cloud, ring
 
 LENS = Lens("OPENCV", (90.0, 91.0, 50.0, 40.0, 0.01, -0.02, 0.0, 0.0), 100, 80)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.data import lens as lens_module
-from nerfkit.data.lens import MODELS, UNSUPPORTED, Lens
+from nerfkit.data.cameras import lens as lens_module
+from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
 from nerfkit.errors import SceneError
 
 SIZE = (640, 500)

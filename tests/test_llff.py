@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.notes import notes_of
 from nerfkit.data.readers import llff
 from tests.captures import check_refused, is_read, random_poses, touch

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nerfkit.commands import train
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import RunError, SceneError
 from nerfkit.model.decoder import Decoder
 from scripts import measure

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
 from nerfkit.parallel import Processes
 from tests.samplers import cell_of, cube_sampler, forward_cameras, ray, sampler_of, thin

@@ -8,8 +8,8 @@ import pytest
 
 from nerfkit.commands import inspect, train
 from nerfkit.config import Config
-from nerfkit.data.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
 from nerfkit.data.load import load_scene
+from nerfkit.data.scene_transform.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
 from nerfkit.errors import ConfigError, SceneError
 from tests.naming import assert_names, raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture

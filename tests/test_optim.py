@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from nerfkit.training.optim import LazyAdam, adam
+from nerfkit.training.step.optim import LazyAdam, adam
 from tests.naming import raises_naming
 
 

@@ -15,9 +15,9 @@ from nerfkit.errors import TrainingError
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
-from nerfkit.training import gradients, together
-from nerfkit.training.randomness import seed_step
-from nerfkit.training.run_files import read_log
+from nerfkit.training.run.files import read_log
+from nerfkit.training.step import gradients, together
+from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
 from tests.torchrun import command, forked, in_processes, torchrun
 from tests.trainers import make_trainer

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFilter
 
-from nerfkit.data.colmap import write_model
 from nerfkit.data.load import load_capture
+from nerfkit.data.readers.colmap.model import write_model
 from nerfkit.data.sfm import mapping, solve
 from nerfkit.data.sfm.photographs import choose_pairs, counts_up, find_photographs
 from nerfkit.data.sfm.video_frames import extract_frames

@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nerfkit.data import batch
-from nerfkit.data.pixel_source import REFRESH_EVERY, AllPixels, WindowOfPixels, pixel_source
-from nerfkit.data.pool import ImagePool
+from nerfkit.data.images import batch
+from nerfkit.data.images.pixel_source import REFRESH_EVERY, AllPixels, WindowOfPixels, pixel_source
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.errors import SceneError
 from tests.naming import raises_naming
 from tests.trainers import make_trainer, state_of

@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.pixels import background_color, blend, image_header, read_image, read_mask
+from nerfkit.data.images.pixels import background_color, blend, image_header, read_image, read_mask
 from nerfkit.errors import SceneError
 from tests.naming import raises_naming
 

@@ -15,10 +15,10 @@ from nerfkit import files
 from nerfkit.data.load import load_scene
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import to_uint8
-from nerfkit.training import previews
-from nerfkit.training.previews import PICTURES, Previews, places_passed, shown_view
-from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
+from nerfkit.training.watching import previews
+from nerfkit.training.watching.previews import PICTURES, Previews, places_passed, shown_view
 from tests.naming import assert_names
 from tests.toy_scene import HEIGHT, WIDTH
 from tests.trainers import make_trainer, state_of

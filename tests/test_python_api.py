@@ -60,7 +60,7 @@ def test_options_are_read_before_slow_modules_are_imported():
 def test_no_backend_of_matplotlib_is_forced():
     code = (
         "import matplotlib; before = matplotlib.rcParams._get_backend_or_none()\n"
-        "import nerfkit.commands.train, nerfkit.commands.render, nerfkit.training.plot\n"
+        "import nerfkit.commands.train, nerfkit.commands.render, nerfkit.training.watching.plot\n"
         "assert matplotlib.rcParams._get_backend_or_none() == before"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -374,7 +374,7 @@ def test_cameras_that_are_none_are_named(small_config):
 
 def test_a_run_saved_from_python_is_known_to_the_commands(small_config, tmp_path):
     """With its scene given, names and splits are the scene's: resuming and scoring find it again."""
-    from nerfkit.training.run_folder import RunFolder, describe
+    from nerfkit.training.run.folder import RunFolder, describe
 
     scene = nerfkit.load_scene(small_config.data.path)
     make_trainer(small_config, scene=scene).save(tmp_path / "run")

@@ -8,11 +8,11 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit.config import Config
+from nerfkit.data.images.pixels import blend
 from nerfkit.data.load import load_scene
-from nerfkit.data.pixels import blend
 from nerfkit.metrics import psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.randomness import seed_everything
+from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from tests.shipped_scene import needs_images
 

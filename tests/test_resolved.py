@@ -19,7 +19,7 @@ from nerfkit.errors import ConfigError
 from nerfkit.model.registry import model_class
 from nerfkit.option_types import Auto
 from nerfkit.parallel import ALONE
-from nerfkit.training.run import load_run
+from nerfkit.training.run.load import load_run
 from tests.naming import raises_naming
 from tests.odd_captures import SMALL, write_capture
 from tests.processes import run_main

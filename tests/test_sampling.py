@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.model import sampling
 from nerfkit.model.sampling import FIRST_PASS_SAMPLES, BoxSampler
 from tests.samplers import cube_sampler

@@ -12,11 +12,11 @@ from nerfkit.commands import train
 from nerfkit.commands.options import train_options
 from nerfkit.data.load import load_scene
 from nerfkit.errors import ConfigError, RunError, UserError
-from nerfkit.training import plot
 from nerfkit.training.evaluator import evaluate, evenly_chosen
-from nerfkit.training.run_files import LOG, read_lines, read_log, read_scores
-from nerfkit.training.run_folder import RunFolder, describe
-from nerfkit.training.scores import ScoresOverTime
+from nerfkit.training.run.files import LOG, read_lines, read_log, read_scores
+from nerfkit.training.run.folder import RunFolder, describe
+from nerfkit.training.watching import plot
+from nerfkit.training.watching.scores import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.torchrun import in_processes
@@ -222,7 +222,7 @@ def test_events_are_those_of_the_log_and_go_on(options, tmp_path):
     assert [(e.step, e.width, e.height) for e in events.Images("preview")] == [(10, 26, 22), (20, 26, 22), (30, 26, 22)]
     assert "train/step" not in events.Tags()["scalars"] and events.Images("truth")[0].width == 26
 
-    from nerfkit.training.tensorboard import TensorBoard
+    from nerfkit.training.watching.tensorboard import TensorBoard
 
     ahead = TensorBoard(RunFolder.existing(run), 30)
     ahead.add_line({"step": 32, "psnr": 99.0})  # of a part of the run that was killed before it saved

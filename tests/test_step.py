@@ -10,9 +10,9 @@ from nerfkit import ops
 from nerfkit.data.load import load_scene
 from nerfkit.errors import TrainingError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.training import checkpoint
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.losses import squared_error
+from nerfkit.training.run import checkpoint
+from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.toy_scene import write_scene

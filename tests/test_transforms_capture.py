@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.data.readers.transforms_capture import read, read_synthetic, recognises
+from nerfkit.data.readers.transforms.reader import read, read_synthetic, recognises
 from tests.captures import check_refused
 from tests.naming import assert_names
 from tests.test_bad_scenes import EYE

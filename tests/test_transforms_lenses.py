@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nerfkit.data.lens import Lens
-from nerfkit.data.readers.transforms_capture import read
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.readers.transforms.reader import read
 from tests.captures import check_refused
 from tests.test_transforms_capture import FOCAL, SIZE, content_of, frame_of, picture, put
 

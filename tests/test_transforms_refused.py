@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from nerfkit.data.readers.transforms_capture import read, read_synthetic
+from nerfkit.data.readers.transforms.reader import read, read_synthetic
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.test_bad_scenes import EYE, TRANSPOSED
 from tests.test_transforms_capture import MAIN, PLY, content_of, frame_of, picture, put

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.lens import Lens
-from nerfkit.data.readers.transforms_capture import read
-from nerfkit.data.readers.transforms_writer import write_transforms
+from nerfkit.data.readers.transforms.reader import read
+from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
 from tests.test_bad_scenes import EYE
 from tests.test_transforms_capture import MAIN, picture, poses

@@ -19,8 +19,8 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.path_files import read_path
-from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.run.folder import RunFolder, describe
+from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.frames import OUTPUTS
 from nerfkit.viewer.geometry import rotation_of, vertical_fov, viewpoint

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.rendering.image_renderer import ImageRenderer
 
 if os.environ.get("REQUIRE_BROWSER") != "1":

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from nerfkit.crop import Crop
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.images.pixels import image_header
 from nerfkit.data.load import load_scene
-from nerfkit.data.pixels import image_header
 from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer

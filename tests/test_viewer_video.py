@@ -14,7 +14,7 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.data.load import load_scene
-from nerfkit.training.run_folder import RunFolder, describe
+from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.trainer import Trainer
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions

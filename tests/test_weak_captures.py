@@ -8,7 +8,7 @@ import torch
 
 from nerfkit import load_run
 from nerfkit.training import alignment
-from nerfkit.training.run_files import METRICS
+from nerfkit.training.run.files import METRICS
 from nerfkit.viewer.scene import ViewerScene
 from tests.processes import call
 from tests.weak_captures import capture, pixels_off, score, trained

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from nerfkit.training.run import load_run
+from nerfkit.training.run.load import load_run
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import Viewer

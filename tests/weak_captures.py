@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.lens import Lens
-from nerfkit.data.pixels import blend
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.images.pixels import blend
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.adjustments import rotated
 from nerfkit.training.alignment import aligned
+from nerfkit.training.step.adjustments import rotated
 from nerfkit.training.trainer import Trainer
 from tests.toy_scene import BALLS, RADII, look_at, trace_directions
 

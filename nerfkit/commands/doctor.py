@@ -128,7 +128,7 @@ def _ffmpeg() -> str:
 def _trains(device: str) -> str | None:
     """Run the renderer forward and backward on a few rays; the reason if that fails."""
     from nerfkit.config import Config
-    from nerfkit.data.cameras import Rays
+    from nerfkit.data.cameras.cameras import Rays
     from nerfkit.model.renderer import Renderer
 
     config = Config()

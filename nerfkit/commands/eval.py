@@ -15,15 +15,15 @@ from typing import Any
 from nerfkit.commands import as_typed
 from nerfkit.commands.options import EvalOptions
 from nerfkit.config import Config
-from nerfkit.data.frame import Frame
 from nerfkit.data.load import format_elsewhere, scene_of
 from nerfkit.data.scene import Scene
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.evaluator import evaluate
-from nerfkit.training.run import load_run
-from nerfkit.training.run_files import in_one_line, score_name, scores_file
-from nerfkit.training.run_folder import RunFolder, describe, run_frame, scene_differences
+from nerfkit.training.run.files import in_one_line, score_name, scores_file
+from nerfkit.training.run.folder import RunFolder, describe, run_frame, scene_differences
+from nerfkit.training.run.load import load_run
 
 
 def main(options: EvalOptions, processes: Processes = ALONE) -> int:

@@ -23,8 +23,8 @@ from nerfkit.commands.options import (
     SplatsOptions,
 )
 from nerfkit.crop import Crop, active_crop, crop_of
-from nerfkit.data.frame import Frame, corner_text
-from nerfkit.data.readers.transforms_writer import path_from
+from nerfkit.data.readers.transforms.writer import path_from
+from nerfkit.data.scene_transform.frame import Frame, corner_text
 from nerfkit.errors import UserError
 from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
 from nerfkit.export.domain import domain
@@ -34,7 +34,7 @@ from nerfkit.export.views import Views, check_any
 from nerfkit.export.work import Work
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
-from nerfkit.training.run import Run, load_run
+from nerfkit.training.run.load import Run, load_run
 
 MAX_RESOLUTION, MAX_COUNT = 8192, 10**9
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}

@@ -19,12 +19,12 @@ from nerfkit.config import Config, check
 from nerfkit.data import inspect
 from nerfkit.data.assemble import CUT_OUT, check_cut_out, scene_frame, split_names, turned_for
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.doubts import doubts_of_pictures, sampled_pixels
+from nerfkit.data.images.pixels import look_into, read_mask
 from nerfkit.data.inspect import OnDisk
 from nerfkit.data.load import load_capture
 from nerfkit.data.notes import as_warnings, notes_of
-from nerfkit.data.pixels import look_into, read_mask
-from nerfkit.data.rig import evenly
+from nerfkit.data.scene_transform.doubts import doubts_of_pictures, sampled_pixels
+from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown

@@ -19,7 +19,7 @@ from nerfkit.config.options import auto
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.option_types import BOOLEANS, Switch, Words
 from nerfkit.reading import shown, typed
-from nerfkit.training.run_files import read_config
+from nerfkit.training.run.files import read_config
 from nerfkit.viewer.page import TrainingViewerOptions, ViewerOptions
 
 LEVEL = 0.2  # measured on the Orrery (docs/export.md): 0.5 is inside of thin parts, 0.1 outside of thick ones

@@ -18,9 +18,9 @@ from tqdm import tqdm
 from nerfkit.commands.options import RenderOptions
 from nerfkit.config import Config
 from nerfkit.crop import CROP, active_crop
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.frame import Frame
-from nerfkit.data.readers.transforms import to_json
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.readers.transforms.cameras_json import to_json
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import OwnFolder
@@ -31,8 +31,8 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview
 from nerfkit.rendering.path_files import moved, read_path
 from nerfkit.rendering.video import probe_video, video_bytes
-from nerfkit.training.run import Run, load_run
-from nerfkit.training.run_folder import RunFolder
+from nerfkit.training.run.folder import RunFolder
+from nerfkit.training.run.load import Run, load_run
 
 PATH_FILE = "path.json"  # in the frame of the scene's files
 FRAMES, FRAMES_PER_VIEW = 60, 4  # of paths; of one through views

@@ -9,7 +9,7 @@ from nerfkit.commands import as_typed
 from nerfkit.commands.options import SummaryOptions
 from nerfkit.errors import RunError
 from nerfkit.reading import read_json
-from nerfkit.training import run_files
+from nerfkit.training.run import files as run_files
 
 
 def main(options: SummaryOptions) -> int:

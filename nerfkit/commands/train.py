@@ -18,12 +18,12 @@ from nerfkit.commands.options import TrainOptions
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, preset_values
 from nerfkit.config.recipe import value_text
-from nerfkit.data.doubts import doubts_of_images
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.notes import Note
-from nerfkit.data.pool import ImagePool
 from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
+from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError, SceneError
 from nerfkit.lpips import Lpips
@@ -32,13 +32,13 @@ from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.reading import shown
 from nerfkit.training.evaluator import check_scorable, evaluate, in_one_line
-from nerfkit.training.losses import loss_function
-from nerfkit.training.progress import Progress
-from nerfkit.training.randomness import seed_everything
-from nerfkit.training.run_files import METRICS, read_config
-from nerfkit.training.run_folder import RunFolder, describe, drop_later_lines, run_frame
-from nerfkit.training.tensorboard import summary_writer
+from nerfkit.training.run.files import METRICS, read_config
+from nerfkit.training.run.folder import RunFolder, describe, drop_later_lines, run_frame
+from nerfkit.training.step.losses import loss_function
+from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
+from nerfkit.training.watching.progress import Progress
+from nerfkit.training.watching.tensorboard import summary_writer
 from nerfkit.viewer.page import Page
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 
 from nerfkit.commands.options import ViewOptions
 from nerfkit.commands.signals import StopSignals
-from nerfkit.training.run import load_run
+from nerfkit.training.run.load import load_run
 from nerfkit.viewer.page import Page, check_options, import_viser
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.doubts import doubts_of_cameras
-from nerfkit.data.find_frame import find_frame
-from nerfkit.data.frame import Frame, identity_frame
-from nerfkit.data.lens import Lens
+from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.notes import as_warnings, notes_of
-from nerfkit.data.pixels import ImageHeader, image_header
-from nerfkit.data.rig import vector_text
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.stated_box import check_met, common_point, doubts_of_box
+from nerfkit.data.scene_transform.doubts import doubts_of_cameras
+from nerfkit.data.scene_transform.find_frame import find_frame
+from nerfkit.data.scene_transform.frame import Frame, identity_frame
+from nerfkit.data.scene_transform.rig import vector_text
+from nerfkit.data.scene_transform.stated_box import check_met, common_point, doubts_of_box
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.data.lens import Lens
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.data.notes import Note
-from nerfkit.data.pixels import ImageHeader
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 
 from nerfkit.data.assemble import has_shape
-from nerfkit.data.cameras import table_size
+from nerfkit.data.cameras.cameras import table_size
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture
-from nerfkit.data.doubts import doubts_of_masks
-from nerfkit.data.evidence import half_tangents
-from nerfkit.data.frame import Frame
-from nerfkit.data.lens import Lens
 from nerfkit.data.notes import texts
-from nerfkit.data.rig import evenly
+from nerfkit.data.scene_transform.doubts import doubts_of_masks
+from nerfkit.data.scene_transform.evidence import half_tangents
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.reading import shown
 
 READY = "ready to train"

@@ -14,8 +14,8 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data import readers
 from nerfkit.data.assemble import assemble, resolve_files
 from nerfkit.data.capture import Capture
-from nerfkit.data.frame import Frame
 from nerfkit.data.scene import Scene
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.sfm import solve, video_frames
 from nerfkit.data.sfm.photographs import OTHERS, SUFFIXES, image_folder
 from nerfkit.errors import SceneError

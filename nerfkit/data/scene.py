@@ -14,12 +14,12 @@ import torch
 from tqdm import tqdm
 
 from nerfkit.config import DataConfig
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Points
-from nerfkit.data.frame import Frame
+from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.notes import Note, notes_of
-from nerfkit.data.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
-from nerfkit.data.pool import ImagePool
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError
 

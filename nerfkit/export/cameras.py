@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from nerfkit.data import colmap
 from nerfkit.data.assemble import fitted_lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.frame import Frame
+from nerfkit.data.images.pixels import image_header
 from nerfkit.data.load import load_capture
-from nerfkit.data.pixels import image_header
-from nerfkit.data.readers.transforms_writer import check_writable, write_transforms
+from nerfkit.data.readers.colmap import model as colmap
+from nerfkit.data.readers.transforms.writer import check_writable, write_transforms
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError, UserError
 from nerfkit.export.camera_path import camera_path
 from nerfkit.export.output import OutputFolder
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
-from nerfkit.training.run import Run
+from nerfkit.training.run.load import Run
 
 FORMATS = ("transforms", "colmap", "path")
 TRANSFORMS, POINTS, MODEL, PATH = "transforms.json", "transforms_points.ply", "colmap", "camera_path.json"

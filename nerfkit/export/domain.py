@@ -7,7 +7,7 @@ import numpy as np
 
 from nerfkit.config import Config
 from nerfkit.crop import Crop
-from nerfkit.data.frame import Frame, corner_text
+from nerfkit.data.scene_transform.frame import Frame, corner_text
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 

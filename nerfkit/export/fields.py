@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import UserError
 from nerfkit.export.grid import Grid, occupied_blocks
 from nerfkit.export.views import Seen, View, Views

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from nerfkit.data.frame import Frame
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.export.missing import optional
 from nerfkit.rendering.images import npz_bytes
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.crop import Crop
-from nerfkit.data.frame import Frame
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
 from nerfkit.export.fields import Field

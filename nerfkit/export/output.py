@@ -11,7 +11,7 @@ from typing import Any
 from nerfkit.errors import RunError, UserError
 from nerfkit.files import OwnFolder, atomic_write
 from nerfkit.reading import shown
-from nerfkit.training.run_folder import RunFolder
+from nerfkit.training.run.folder import RunFolder
 
 ABOUT = ".export.json"  # ending of the JSON beside an output
 FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs

@@ -13,7 +13,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.crop import Crop
-from nerfkit.data.frame import Frame
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export.ply import oriented_columns, ply_bytes
 from nerfkit.export.views import View, Views

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import UserError
 from nerfkit.export.work import Work
 from nerfkit.rendering.image_renderer import ImageRenderer

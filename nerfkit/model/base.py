@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit.config import BASE, Config, Recipe, ResolvedConfig
-from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
 from nerfkit.model.sampling import RaySampler

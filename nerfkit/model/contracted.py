@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nerfkit.config import SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.sampling import OccupancySampler
 from nerfkit.ops import march

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit.crop import Crop
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
 from nerfkit.model.sampling import DensityFn, RaySampler, Samples

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nerfkit.config import SamplingConfig
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.device import generator_on
 from nerfkit.parallel import Processes
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import FIELD, Config
-from nerfkit.data.cameras import Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.model.aggregator import RayAggregator
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span

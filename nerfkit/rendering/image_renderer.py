@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.device import out_of_memory
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model

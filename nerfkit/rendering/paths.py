@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 
 ELEVATION = 25.0  # degrees, of an orbit
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.base import Model
 from nerfkit.rendering.image_renderer import in_eval_mode
-from nerfkit.training.adjustments import in_light, moved, radius_of, rotated, without_gradients
+from nerfkit.training.step.adjustments import in_light, moved, radius_of, rotated, without_gradients
 
 STEPS, RAYS = 100, 1024  # of Adam, and of random pixels in each
 FIRST_RATE, LAST_RATE = 2e-3, 2e-5  # radians a step, about, and shares of the radius of data.box

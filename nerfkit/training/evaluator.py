@@ -13,9 +13,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.pixels import background_color, blend
-from nerfkit.data.pool import ImagePool
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.images.pixels import background_color, blend
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.scene import Views, in_words
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
@@ -35,9 +35,9 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
-from nerfkit.training.run_files import METRICS, OTHER_SCORES, score_name
-from nerfkit.training.run_files import in_one_line as in_one_line
-from nerfkit.training.run_folder import RunFolder
+from nerfkit.training.run.files import METRICS, OTHER_SCORES, score_name
+from nerfkit.training.run.files import in_one_line as in_one_line
+from nerfkit.training.run.folder import RunFolder
 from nerfkit.version import versions
 
 

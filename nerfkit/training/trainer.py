@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, flat, from_dict, to_dict
-from nerfkit.data.batch import TrainingViews
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.images.batch import TrainingViews
+from nerfkit.data.images.pixel_source import WindowOfPixels
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
-from nerfkit.data.pixel_source import WindowOfPixels
-from nerfkit.data.pool import ImagePool
-from nerfkit.data.readers.transforms import to_json
+from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
 from nerfkit.errors import ConfigError, RunError, TrainingError
@@ -30,19 +30,19 @@ from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS, import_models, model_class
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
-from nerfkit.training import checkpoint
-from nerfkit.training.adjustments import ViewAdjustments
-from nerfkit.training.checks import check_seen
-from nerfkit.training.losses import LossFn, TrainingLoss, loss_function, name_of
-from nerfkit.training.nan_report import not_finite
-from nerfkit.training.optim import adam, load_moments
-from nerfkit.training.randomness import random_states, restore_random_states, seeded
-from nerfkit.training.run import load_adjustments, load_model
-from nerfkit.training.run_files import LOG
-from nerfkit.training.run_folder import RunFolder, RunScene, describe, drop_later_lines
-from nerfkit.training.schedule import decay_tables, learning_rate
-from nerfkit.training.step import TrainingStep
-from nerfkit.training.together import AGREED_EVERY, Together
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import LOG
+from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
+from nerfkit.training.run.load import load_adjustments, load_model
+from nerfkit.training.run.nan_report import not_finite
+from nerfkit.training.step.adjustments import ViewAdjustments
+from nerfkit.training.step.checks import check_seen
+from nerfkit.training.step.losses import LossFn, TrainingLoss, loss_function, name_of
+from nerfkit.training.step.optim import adam, load_moments
+from nerfkit.training.step.randomness import random_states, restore_random_states, seeded
+from nerfkit.training.step.schedule import decay_tables, learning_rate
+from nerfkit.training.step.together import AGREED_EVERY, Together
+from nerfkit.training.step.training_step import TrainingStep
 from nerfkit.version import versions
 
 
@@ -53,7 +53,7 @@ class Trainer:
         config: the options; those that are auto follow from scene, device and model, as of `nerfkit train`:
             `trainer.config` is the outcome, with `decisions`.
         cameras: V of them; None: the training views of the scene, or of that in config.data.path.
-        images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.pool.ImagePool` of images of any sizes; with alpha they are
+        images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.images.pool.ImagePool` of images of any sizes; with alpha they are
             trained over data.background. None: those of the scene's training views.
         scene: of the cameras and images; without one nothing is known of it, as of an object in the default box.
         model: what is trained, or its class; None: that of config.model.kind.

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.crop import Crop
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.pixels import blend
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.images.pixels import blend
 from nerfkit.device import out_of_memory
 from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 
 FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nerfkit.data.cameras import Cameras
-from nerfkit.data.frame import Frame
-from nerfkit.data.readers.transforms import number, pose_of, to_json
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.readers.transforms.cameras_json import number, pose_of, to_json
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_json, shown
 from nerfkit.rendering.path_files import FOV_LIMITS, moved, read_path

@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from nerfkit.config import Config
-from nerfkit.data.cameras import Cameras
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Points
-from nerfkit.data.frame import Frame
+from nerfkit.data.images.pixels import background_color
+from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
-from nerfkit.data.pixels import background_color
-from nerfkit.data.pool import ImagePool
 from nerfkit.data.scene import Scene
+from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
-from nerfkit.training.run import Run
-from nerfkit.training.run_files import read_lines
-from nerfkit.training.run_folder import RunFolder
+from nerfkit.training.run.files import read_lines
+from nerfkit.training.run.folder import RunFolder
+from nerfkit.training.run.load import Run
 from nerfkit.viewer.frames import Photos
 
 MAX_POINTS = 100_000  # that are shown, evenly spaced

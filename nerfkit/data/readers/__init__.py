@@ -15,7 +15,9 @@ from typing import NamedTuple
 
 from nerfkit.data.capture import Capture
 from nerfkit.data.notes import notes_of
-from nerfkit.data.readers import colmap, llff, transforms_capture
+from nerfkit.data.readers import llff
+from nerfkit.data.readers.colmap import reader as colmap
+from nerfkit.data.readers.transforms import reader as transforms_capture
 from nerfkit.errors import UserError
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.lens import Lens
 from nerfkit.data.notes import notes_of
 from nerfkit.data.readers.folders import find_masks, is_folder, list_images
 from nerfkit.errors import SceneError

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from nerfkit.data.pixels import problem_with
+from nerfkit.data.images.pixels import problem_with
 from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown

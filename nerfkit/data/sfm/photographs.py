@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image, ImageOps
 
-from nerfkit.data.pixels import FORMATS, image_header
+from nerfkit.data.images.pixels import FORMATS, image_header
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 

@@ -18,7 +18,7 @@ import torch
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
 from nerfkit.rendering.video import VideoWriter, probe_video
-from nerfkit.training.run_files import PATHS
+from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, FrameRenderer, Look
 from nerfkit.viewer.geometry import Viewpoint, in_browser
 from nerfkit.viewer.path import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path

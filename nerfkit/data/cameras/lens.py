@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lens: from directions of a camera to pixels and back.
+
+Unprojecting a distorted pixel means solving an equation, so that is done once, in float64: for every pixel, or where
+that takes too much memory, for every n-th one each way (`Lens.direction_map`).
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from nerfkit.data.cameras.lens_models import Fisheye, Perspective
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
+
+MODELS: dict[str, tuple[int | None, tuple[str, ...]]] = {  # COLMAP's number, and the names of the parameters
+    "SIMPLE_PINHOLE": (0, ("f", "cx", "cy")),
+    "PINHOLE": (1, ("fx", "fy", "cx", "cy")),
+    "SIMPLE_RADIAL": (2, ("f", "cx", "cy", "k1")),
+    "RADIAL": (3, ("f", "cx", "cy", "k1", "k2")),
+    "OPENCV": (4, ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2")),
+    "OPENCV_FISHEYE": (5, ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4")),
+    "FULL_OPENCV": (6, ("fx", "fy", "cx", "cy", "k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")),
+    "SIMPLE_RADIAL_FISHEYE": (8, ("f", "cx", "cy", "k1")),
+    "RADIAL_FISHEYE": (9, ("f", "cx", "cy", "k1", "k2")),
+    "SIMPLE_FISHEYE": (14, ("f", "cx", "cy")),
+    "FISHEYE": (15, ("fx", "fy", "cx", "cy")),
+    "RADIAL4_TANGENTIAL": (None, ("fx", "fy", "cx", "cy", "k1", "k2", "k3", "k4", "p1", "p2")),  # nerfstudio's
+}
+TWO_FOCALS = {  # the same equations with a focal length for each axis
+    "SIMPLE_PINHOLE": "PINHOLE",
+    "SIMPLE_RADIAL": "OPENCV",
+    "RADIAL": "OPENCV",
+    "SIMPLE_RADIAL_FISHEYE": "OPENCV_FISHEYE",
+    "RADIAL_FISHEYE": "OPENCV_FISHEYE",
+    "SIMPLE_FISHEYE": "FISHEYE",
+}
+UNSUPPORTED: dict[str, int] = {  # models of COLMAP's that nerfkit does not know, with their numbers
+    "FOV": 7,
+    "THIN_PRISM_FISHEYE": 10,
+    "RAD_TAN_THIN_PRISM_FISHEYE": 11,
+    "SIMPLE_DIVISION": 12,
+    "DIVISION": 13,
+    "EUCM": 16,
+    "EQUIRECTANGULAR": 17,
+}
+UNDISTORT = "undistort the images with COLMAP's image_undistorter"
+SIDE_LIMIT = 100_000  # pixels
+FOCAL_LIMITS = (1e-3, 1e7)  # pixels
+CENTER_MARGIN = 10  # sides of the image: the principal point of a cropped image may lie outside, but not by far
+COEFFICIENT_LIMIT = 1e12  # high orders of a long lens are large
+TOLERANCE = 0.05  # pixels between a pixel and the projection of its direction
+MAX_INVALID = 0.02  # share of the pixels of a lens
+CHUNK = 2**16  # pixels that are unprojected at once
+
+
+class DirectionMap(NamedTuple):
+    """Directions at N nodes over the image of a lens, row by row: all pixel centres, or evenly spaced points."""
+
+    directions: Tensor  # [N, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
+    valid: Tensor  # [N] bool; where False, no direction leads to the node, and `directions` holds the axis
+    max_residual: float  # pixels, of the valid ones
+
+
+@dataclass(frozen=True)
+class Lens:
+    """A camera model of one image size. Pixel centres lie at +0.5; axes are OpenCV's: x right, y down, z forward.
+
+    A pixel is (fx x' + cx, fy y' + cy), with (x', y') of `lens_models.Fisheye` or `lens_models.Perspective`. Of the
+    latter, k1, k2, k3 are n1, n2, n3; k4, k5, k6 of FULL_OPENCV are d1, d2, d3, but k4 of RADIAL4_TANGENTIAL is n4.
+    Coefficients that a model does not have are 0, and f is both fx and fy.
+    """
+
+    model: str  # COLMAP's name of it
+    params: tuple[float, ...]  # in COLMAP's order
+    width: int  # pixels
+    height: int
+
+    def __post_init__(self) -> None:
+        _check_model(self.model)
+        _check_size(self.width, self.height)
+        object.__setattr__(self, "params", _checked_params(self.model, self.params))
+        _check_values(self)
+
+    @property
+    def focal(self) -> tuple[float, float]:
+        """(fx, fy) [pixels]."""
+        named = self._named()
+        return named.get("fx", named.get("f")), named.get("fy", named.get("f"))
+
+    @property
+    def center(self) -> tuple[float, float]:
+        """(cx, cy), the principal point from the upper left corner [pixels]."""
+        named = self._named()
+        return named["cx"], named["cy"]
+
+    @property
+    def is_pinhole(self) -> bool:
+        """Whether it distorts nothing."""
+        return self._equations.is_pinhole
+
+    @property
+    def is_fisheye(self) -> bool:
+        """Whether it bends angles, so that it may see beyond 90 degrees."""
+        return isinstance(self._equations, Fisheye)
+
+    def resized(self, width: int, height: int) -> Lens:
+        """The lens of the same images at another size, with a focal length for each axis if they differ now."""
+        _check_size(width, height)
+        scale_x, scale_y = width / self.width, height / self.height
+        model = self.model if scale_x == scale_y else TWO_FOCALS.get(self.model, self.model)
+        named = self._named() | dict(zip(("fx", "fy"), self.focal, strict=True))
+        for key in ("f", "fx", "cx"):
+            named[key] = named.get(key, 0.0) * scale_x
+        for key in ("fy", "cy"):
+            named[key] *= scale_y
+        return Lens(model, tuple(named.get(name, 0.0) for name in MODELS[model][1]), width, height)
+
+    def project(self, points: Tensor) -> Tensor:
+        """Pixels [N, 2] of points [N, 3] in camera axes, of their type; differentiable.
+
+        NaN where a point is not seen: behind a perspective lens, or beyond the fold of its polynomial.
+        """
+        pixels = self._equations.project(points).unbind(-1)
+        return torch.stack([f * x + c for f, x, c in zip(self.focal, pixels, self.center, strict=True)], dim=-1)
+
+    def unproject(self, pixels: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit directions [N, 3] in camera axes of pixels [N, 2], and how far their projections are off [pixels, N].
+
+        Both float64. Where no direction leads to a pixel, the direction is NaN and the residual infinite. A residual
+        above `TOLERANCE` says that a strange lens's direction was not found.
+        """
+        pixels = pixels.double()
+        focal, center = pixels.new_tensor(self.focal), pixels.new_tensor(self.center)
+        directions = self._equations.unproject((pixels - center) / focal)
+        residual = torch.linalg.vector_norm(self.project(directions) - pixels, dim=-1).nan_to_num(nan=math.inf)
+        return torch.where(residual.isinf()[:, None], math.nan, directions), residual
+
+    def nodes(self, spacing: int) -> tuple[int, int]:
+        """Nodes across and down, at most `spacing` pixels apart, from the first pixel's centre to the last's."""
+        if spacing == 1:
+            return self.width, self.height
+        return tuple(1 + max(1, math.ceil((side - 1) / spacing)) for side in (self.width, self.height))
+
+    def direction_map(self, spacing: int = 1, device: torch.device | str = "cpu") -> DirectionMap:
+        """Directions at `nodes(spacing)`, 1 for all pixels; raises SceneError if more than 2 % of them have none."""
+        columns, rows = self.nodes(spacing)
+        directions = torch.empty(columns * rows, 3, device=device)
+        valid = torch.empty(columns * rows, dtype=torch.bool, device=device)
+        max_residual, start = 0.0, 0
+        for pixels in self._node_chunks(columns, rows, device):
+            found, residual = self.unproject(pixels)  # [N, 3], [N]
+            part, good = slice(start, start + len(pixels)), residual <= TOLERANCE
+            directions[part], valid[part] = _for_rays(found, good), good
+            max_residual = max(max_residual, residual.where(good, 0).max().item())
+            start += len(pixels)
+        self._check_share(valid, columns, rows)
+        return DirectionMap(directions, valid, max_residual)
+
+    @property
+    def _equations(self) -> Perspective | Fisheye:
+        return _equations(self.model, self.params)
+
+    def _named(self) -> dict[str, float]:
+        """Parameters by name."""
+        return dict(zip(MODELS[self.model][1], self.params, strict=True))
+
+    def _node_chunks(self, columns: int, rows: int, device: torch.device | str) -> Iterator[Tensor]:
+        """Nodes [N, 2] in pixels, float64, a few rows at a time."""
+        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64, device=device)
+        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64, device=device)
+        for part in y.split(max(1, CHUNK // columns)):
+            yield torch.cartesian_prod(part, x).flip(-1)
+
+    def _check_share(self, valid: Tensor, columns: int, rows: int) -> None:
+        """Refuse the lens if too many of its nodes are not valid."""
+        share = (~valid).sum().item() / len(valid)
+        if share <= MAX_INVALID:
+            return
+        nearest, start = math.inf, 0
+        for pixels in self._node_chunks(columns, rows, valid.device):
+            bad = pixels[~valid[start : start + len(pixels)]] - pixels.new_tensor(self.center)
+            nearest = min(nearest, torch.linalg.vector_norm(bad, dim=-1).min().item() if len(bad) else math.inf)
+            start += len(pixels)
+        raise SceneError(
+            f"the lens {self.model} of {self.width}x{self.height} images, {self._described()}, has no directions for "
+            f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point, where its "
+            f"polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
+        )
+
+    def _described(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self._named().items())
+
+
+def _for_rays(directions: Tensor, valid: Tensor) -> Tensor:
+    """Unit directions [N, 3] float32 in OpenGL axes of those in OpenCV's; the axis where not valid."""
+    x, y, z = directions.unbind(-1)
+    x, y, z = torch.where(valid, x, 0), torch.where(valid, y, 0), torch.where(valid, z, 1)
+    return normalize(torch.stack([x, -y, -z], dim=-1), dim=-1).float()
+
+
+@lru_cache(maxsize=4096)
+def _equations(model: str, params: tuple[float, ...]) -> Perspective | Fisheye:
+    """The lens in focal lengths, without its focal length and centre."""
+    named = dict(zip(MODELS[model][1], params, strict=True))
+    k1, k2, k3, k4, k5, k6, p1, p2 = (named.get(f"{letter}", 0.0) for letter in "k1 k2 k3 k4 k5 k6 p1 p2".split())
+    if model.endswith("FISHEYE"):
+        return Fisheye((k1, k2, k3, k4))
+    if model == "RADIAL4_TANGENTIAL":
+        return Perspective((k1, k2, k3, k4), (0.0, 0.0, 0.0), (p1, p2))
+    return Perspective((k1, k2, k3, 0.0), (k4, k5, k6), (p1, p2))
+
+
+def _check_model(model: str) -> None:
+    if isinstance(model, str) and model in UNSUPPORTED:
+        raise SceneError(f"camera model {model} is not supported; {UNDISTORT}")
+    if not isinstance(model, str) or model not in MODELS:
+        name = shown(reprlib.repr(model))
+        raise SceneError(f"unknown camera model {name}; known are {', '.join(MODELS)}; else {UNDISTORT}")
+
+
+def _check_size(width: int, height: int) -> None:
+    for name, side in (("width", width), ("height", height)):
+        if not isinstance(side, int) or isinstance(side, bool) or not 1 <= side <= SIDE_LIMIT:
+            got = shown(reprlib.repr(side))
+            raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {got}")
+
+
+def _checked_params(model: str, params: tuple[float, ...]) -> tuple[float, ...]:
+    """The parameters as floats; raises SceneError of a wrong number of them, and of what is no number."""
+    names = MODELS[model][1]
+    if not isinstance(params, (tuple, list)) or len(params) != len(names):
+        got = f"{len(params)}: " if isinstance(params, (tuple, list)) else ""
+        got += shown(reprlib.repr(params))
+        raise SceneError(f"camera model {model} has {len(names)} parameters ({', '.join(names)}), got {got}")
+    for name, value in zip(names, params, strict=True):
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
+            limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
+            got = shown(reprlib.repr(value))
+            raise SceneError(f"camera model {model}: {name} must be a number {limits}, got {got}")
+    return tuple(float(value) for value in params)
+
+
+def _check_values(lens: Lens) -> None:
+    """Refuse focal lengths and principal points that no image has."""
+    where, (lowest, highest) = f"camera model {lens.model}", FOCAL_LIMITS
+    for axis, focal in zip("xy", lens.focal, strict=True):
+        if not lowest <= focal <= highest:
+            name = f"f{axis}" if f"f{axis}" in MODELS[lens.model][1] else "f"
+            raise SceneError(f"{where}: {name} must lie between {lowest:g} and {highest:g} pixels, got {focal:g}")
+    for name, value, side in zip(("cx", "cy"), lens.center, (lens.width, lens.height), strict=True):
+        if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
+            size = f"{lens.width}x{lens.height}"
+            raise SceneError(f"{where}: {name} {value:g} lies far outside of {size} images; is it of another size?")

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints: one safetensors file with the state as JSON in its header and a checksum of both; no pickle.
+
+Each file is self-contained, and the last two are kept: `checkpoint.safetensors`, which exists at every moment from
+the first save on, and `checkpoint.previous.safetensors`. `checkpoint.json` is a readable copy of
+the state.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import warnings
+import zlib
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from nerfkit.device import check_memory
+from nerfkit.errors import RunError
+from nerfkit.files import OwnFolder
+from nerfkit.training.run.files import NEWEST, PREVIOUS, STATE
+from nerfkit.training.run.files import has_checkpoint as exists
+
+FORMAT_VERSION = 3
+READABLE = (2, 3)  # 2 has no checksum
+BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a truncated or foreign file
+
+
+def save(folder: OwnFolder, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+    """Write a checkpoint; the one before becomes the previous one, unless it is broken.
+
+    Raises RunError if the disk is full or the folder cannot be written; the last checkpoint is then unchanged.
+    """
+    state = {"format": FORMAT_VERSION, **state}
+    text = json.dumps(state)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    data = safetensors.torch.save(tensors, metadata={"state": text, "checksum": checksum(tensors, text)})
+    try:
+        keep = PREVIOUS if _is_intact(folder) else None
+        folder.write(NEWEST, data, keep)
+        folder.write(STATE, json.dumps(state, indent=1))
+    except RunError as error:
+        raise RunError(f"cannot save the checkpoint in {folder.path}: {error}; the last one is kept") from None
+
+
+def load(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state of the newest intact checkpoint; warns if that is not the newest one.
+
+    Raises RunError if there is none, or it is of another format version.
+    """
+    problems = []
+    for path in (folder / NEWEST, folder / PREVIOUS):
+        if path.exists():
+            try:
+                tensors, state = _read(path)
+            except BROKEN as error:
+                problems.append(f"{path.name} is damaged or no checkpoint ({' '.join(str(error).split())[:200]})")
+                continue
+            if problems:
+                warnings.warn(f"{folder}: {problems[0]}; using {path.name} of step {state['step']}", stacklevel=2)
+            return tensors, state
+        elif path.name == NEWEST:
+            problems.append(f"{path.name} is missing")
+    if problems and exists(folder):
+        raise RunError(f"no intact checkpoint in {folder}: {'; '.join(problems)}")
+    raise RunError(f"no checkpoint in {folder}; is it a run folder?")
+
+
+def part(tensors: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The tensors called `name.`..., without that prefix."""
+    prefix = f"{name}."
+    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+
+
+def checksum(tensors: dict[str, Tensor], state: str) -> str:
+    """CRC-32 of the state and of every tensor's name, type, shape and bytes, in the order of their names."""
+    crc = zlib.crc32(state.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        crc = zlib.crc32(f"{name} {tensor.dtype} {list(tensor.shape)}".encode(), crc)
+        crc = zlib.crc32(tensor.flatten().view(torch.uint8).numpy() if tensor.numel() else b"", crc)
+    return f"{crc:08x}"
+
+
+def _is_intact(folder: OwnFolder) -> bool:
+    """Whether the newest checkpoint can become the previous one; what this process wrote is not read again."""
+    try:
+        if NEWEST not in folder.written:
+            _read(folder.path / NEWEST)
+        with safetensors.safe_open(folder.path / NEWEST, framework="pt") as file:  # of the length in its header
+            return "state" in (file.metadata() or {})
+    except (*BROKEN, RunError):
+        return False
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and state; the file is opened once, as it may be replaced meanwhile."""
+    if not stat.S_ISREG(path.stat().st_mode):  # opening a pipe would block
+        raise ValueError("it is no regular file")
+    with open(path, "rb") as file:
+        size = path.stat().st_size
+        check_memory(2 * size, f"the checkpoint {path}", torch.device("cpu"))
+        data = file.read()
+    tensors = safetensors.torch.load(data)
+    end = 8 + int.from_bytes(data[:8], "little")
+    metadata = json.loads(data[8:end])["__metadata__"]
+    state = json.loads(metadata["state"])
+    has_checksum = state["format"] != 2 or "checksum" in metadata
+    if has_checksum and metadata["checksum"] != checksum(tensors, metadata["state"]):
+        raise ValueError("its checksum is not that of its content")
+    if state["format"] not in READABLE:
+        raise RunError(
+            f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
+            "use the version of nerfkit that wrote it"
+        )
+    _check_state(state)
+    return tensors, state
+
+
+def _check_state(state: dict[str, Any]) -> None:
+    """Raise ValueError for a state that cannot be resumed."""
+    kinds = {"step": int, "seconds": (int, float), "n_rays": int, "random": dict}
+    wrong = [key for key, kind in kinds.items() if not isinstance(state.get(key), kind)]
+    if wrong:
+        raise ValueError(f"its state has no {wrong[0]}")
+    if not 0 <= state["step"] < 2**53 or not 0 <= state["seconds"] < 1e300:
+        raise ValueError("its step or seconds are out of range")

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run folder: it can be moved, and rendered without the scene; resuming and scoring read the scene's images.
+
+.nerfkit                  names of nerfkit's files, the only ones that are replaced or deleted
+config.toml               every option, none of them auto
+decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
+checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
+scene.json                cameras of every split, up axis
+metrics.jsonl             one line per logged step, and per score of held-out views on the way
+metrics.json              scores on the test views, with their protocol
+previews/                 pictures of one view on the way, a strip and videos of them (see watching.previews)
+tensorboard/              events for TensorBoard, where trainer.tensorboard is on
+paths/                    camera paths made by hand in the viewer, which a new run in this folder leaves as they are
+loss.png  eval/  render/  images; eval/<split>/ has images and metrics.json of another split
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from os.path import exists  # which is False, too, for what cannot be a path
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nerfkit import config as config_module
+from nerfkit.config import Config, Decision
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
+from nerfkit.data.scene import Scene
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.errors import RunError, SceneError
+from nerfkit.files import MARKER, OwnFolder
+from nerfkit.reading import read_regular, shown, typed
+from nerfkit.training.run.files import (
+    CONFIG,
+    DECISIONS,
+    LOG,
+    PATHS,
+    SCENE,
+    check_is_run,
+    decisions_of,
+    has_checkpoint,
+    read_config,
+    read_lines,
+)  # fmt: skip
+
+MAX_SCENE = 2**30  # bytes
+SHOWN_DIFFERENCES = 3
+
+
+@dataclass(frozen=True)
+class RunScene:
+    """Description of the scene in a run folder."""
+
+    name: str
+    up: tuple[float, float, float]  # world axis that points up
+    splits: dict[str, dict[str, Any]]  # cameras of each in the schema of a transforms file
+    frame: dict[str, Any] | None = None  # None where the files' frame is the model's
+
+    def cameras(self, split: str, file: Path) -> Cameras:
+        """Cameras of one split; raises RunError if there is none, SceneError naming `file` if they are broken."""
+        if split not in self.splits:
+            raise RunError(f"the run in {file.parent} knows no split {split!r}; it has {', '.join(self.splits)}")
+        return parse_cameras(self.splits[split], file)
+
+    def names(self, split: str) -> list[str]:
+        """Of the views of a split, all different."""
+        return [frame["file_path"] for frame in self.splits[split]["frames"]]
+
+    def lenses(self, split: str, file: Path) -> list[Lens]:
+        """Lens of each of its images, of whose distortion its cameras know nothing; raises as `cameras`."""
+        cameras, found = self.cameras(split, file), []
+        for view, entry in enumerate(self.splits[split]["frames"]):
+            try:
+                if "lens" in entry:
+                    found.append(Lens(**{**entry["lens"], "params": tuple(entry["lens"]["params"])}))
+                else:
+                    focal, center = cameras.focal[view].tolist(), cameras.center[view].tolist()
+                    found.append(Lens("PINHOLE", (*focal, *center), *cameras.size(view)))
+            except (TypeError, KeyError, SceneError) as error:
+                name = shown(str(entry.get("file_path", view)))
+                raise RunError(f"view {name} of the run in {file.parent} has a lens that is none: {error}") from None
+        return found
+
+
+def describe(scene: Scene) -> RunScene:
+    """Description of `scene` for a run folder."""
+    splits = {name: to_json(views.cameras, views.names) for name, views in scene.views.items()}
+    frame = scene.frame.to_json() if scene.frame is not None else None
+    return RunScene(scene.name, scene.up, splits, frame)
+
+
+class RunFolder(OwnFolder):
+    """The folder of one run, new or existing."""
+
+    def __init__(self, path: str | Path):
+        super().__init__(Path(path), "run")
+        self.overwrite = False
+
+    @classmethod
+    def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
+        """A folder for a new run, in which nothing changes before `start`.
+
+        Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
+        """
+        folder = cls(path)
+        folder.overwrite = overwrite
+        if folder.check_free():
+            folder.lock()
+            folder._check_no_run()
+        folder.check_writable()
+        return folder
+
+    def _check_no_run(self) -> None:
+        if has_checkpoint(self.path) and not self.overwrite:
+            self.unlock()
+            raise RunError(
+                f"{self.path} holds a run already; go on with {typed('--resume', self.path)}, "
+                "choose another folder with --out, or replace it with --overwrite"
+            )
+
+    @classmethod
+    def existing(cls, path: str | Path) -> RunFolder:
+        """The folder of an existing run; raises RunError if it is none, or lost its marker."""
+        folder = cls(path)
+        check_is_run(folder.path)
+        if not exists(folder.path / MARKER):
+            raise RunError(
+                f"{shown(folder.path)} lacks the file {MARKER}, which lists what nerfkit wrote; "
+                "copy the run again, with its hidden files"
+            )
+        folder.check_free()
+        return folder
+
+    def start(self, config: Config, scene: RunScene) -> None:
+        """Replace an earlier run's files by this run's description; raises RunError if another run started here."""
+        files = _description(config, scene)  # fails before anything is deleted
+        self.claim()
+        self.lock()
+        self._check_no_run()
+        self.clear(keep=(f"{PATHS}/",))
+        for name, text in files.items():
+            self.write(name, text)
+
+    def save_description(self, config: Config, scene: RunScene) -> None:
+        """Write the configuration, with the scene's absolute path, and the scene's cameras."""
+        for name, text in _description(config, scene, decisions_of(self.path)).items():
+            self.write(name, text)
+
+    def check_resumable(self, config: Config, scene: RunScene | None = None) -> None:
+        """Raise RunError if `config` or `scene` are not what the run was trained with, naming what differs."""
+        changed = config_module.fixed_differences(read_config(self.path), config)
+        own = [old for name, old, new in changed if name == "trainer.loss" and not new]
+        if own:
+            raise RunError(
+                f"{self.path} was trained with a loss of your own, which a run folder never imports by itself; give it "
+                f"again, if you trust it: --trainer.loss {own[0]} (in Python loss_fn)"
+            )
+        if changed:
+            options = "; ".join(f"{name} is {old} in the run, but {new} was requested" for name, old, new in changed)
+            names = ", ".join(name for name, _, _ in changed)
+            raise RunError(
+                f"cannot resume {self.path}: {options}. Leave out what sets {names} "
+                "to go on, or train a new run with another --out instead of --resume"
+            )
+        differences = scene_differences(read_scene(self.path), scene) if scene else []
+        if differences:
+            more = f", and {len(differences) - SHOWN_DIFFERENCES} more" if len(differences) > SHOWN_DIFFERENCES else ""
+            raise RunError(
+                f"cannot resume {self.path}: the scene is not the one that the run was trained on: "
+                f"{'; '.join(differences[:SHOWN_DIFFERENCES])}{more}. Give the run's scene with --data.path, or train "
+                "a new run with another --out instead of --resume"
+            )
+
+
+def _description(config: Config, scene: RunScene, before: Mapping[str, Decision] = {}) -> dict[str, str]:  # noqa: B006
+    """Content of the files that describe a run; raises ConfigError for a path that they cannot hold.
+
+    Values that are those of `before`, which a run that goes on states, were decided then.
+    """
+    path, lpips = (
+        str(Path(name).expanduser().resolve()) if name else "" for name in (config.data.path, config.eval.lpips)
+    )
+    config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
+    config_module.check(config)
+    decisions = dict(getattr(config, "decisions", {}))
+    decisions |= {name: old for name, old in before.items() if name in decisions and old.value == decisions[name].value}
+    written = {name: decision._asdict() for name, decision in decisions.items()}
+    return {
+        CONFIG: config_module.dumps(config),
+        DECISIONS: json.dumps(written, indent=1),
+        SCENE: json.dumps(asdict(scene)),
+    }
+
+
+def run_frame(folder: Path) -> Frame | None:
+    """The frame of a run's scene; None where the files' frame is the model's."""
+    frame = read_scene(folder).frame
+    return None if frame is None else Frame.from_json(frame, str(folder / SCENE))
+
+
+def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
+    """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
+    found = []
+    for split in splits or old.splits:
+        before, after = old.splits.get(split), new.splits.get(split)
+        if before is None or after is None:
+            found.append(f"it has {'no' if after is None else 'new'} {split} views")
+            continue
+        sizes = [(values.get("w"), values.get("h")) for values in (before, after)]
+        if sizes[0] != sizes[1]:
+            found.append("{} images are {}x{} instead of {}x{}".format(split, *sizes[1], *sizes[0]))
+            continue
+        frames = before["frames"], after["frames"]
+        if len(frames[0]) != len(frames[1]):
+            found.append(f"it has {len(frames[1])} {split} views instead of {len(frames[0])}")
+            continue
+        for index, (was, is_now) in enumerate(zip(*frames, strict=True)):
+            keys = [key for key in was if not _same(was[key], is_now.get(key))]
+            if keys:
+                found.append(f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ")
+    return found
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two values of JSON are equal, numbers to six digits."""
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, float | int) and isinstance(b, float | int):
+        return math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6)
+    return a == b
+
+
+def read_scene(folder: Path) -> RunScene:
+    """The run's description of its scene; raises RunError if that is missing or broken."""
+    content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
+    try:
+        scene = msgspec.json.decode(content, type=RunScene)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
+    for split in scene.splits:
+        scene.cameras(split, folder / SCENE)  # raises SceneError
+    return scene
+
+
+def drop_later_lines(folder: RunFolder, step: int) -> None:
+    """Drop lines of the log after a checkpoint's step: those steps are trained and logged again."""
+    lines = read_lines(folder.path)
+    earlier = [line for line in lines if line["step"] <= step]
+    if len(earlier) < len(lines):
+        folder.write(LOG, "".join(json.dumps(line) + "\n" for line in earlier))

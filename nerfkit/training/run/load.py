@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A trained run, loaded for scoring, rendering, exports or a viewer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nerfkit.config import OpsConfig, ResolvedConfig
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.images.pixels import background_color
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.device import pick_device
+from nerfkit.errors import RunError
+from nerfkit.model.base import Model
+from nerfkit.model.registry import build_model, import_models, model_class
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.run import checkpoint
+from nerfkit.training.run.files import CONFIG, SCENE, decisions_of, read_config
+from nerfkit.training.run.folder import RunScene, read_scene
+from nerfkit.training.step.adjustments import ViewAdjustments
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder's model, options, scene and state."""
+
+    folder: Path
+    config: ResolvedConfig
+    model: Model  # on `device`, in eval mode
+    scene: RunScene
+    state: dict[str, Any]  # of the checkpoint: step, seconds, backend, versions
+    device: torch.device
+    refined: Cameras | None = None  # training views where data.poses has found them; None where they are as given
+
+    @property
+    def background(self) -> Tensor:
+        """Color [3] behind the scene; white where training used random ones."""
+        return background_color(self.config.data.background, self.device)
+
+    @property
+    def frame(self) -> Frame | None:
+        """How the model's frame lies in that of the scene's files; None where they are one."""
+        return None if self.scene.frame is None else Frame.from_json(self.scene.frame, str(self.folder / SCENE))
+
+    def cameras(self, split: str = "train") -> Cameras:
+        """Cameras of one split, in the model's frame, on the CPU; raises RunError if the run knows none.
+
+        Training views stand where data.poses has found them; `given_cameras` are those of the scene's files.
+        """
+        return self.refined if split == "train" and self.refined is not None else self.given_cameras(split)
+
+    def given_cameras(self, split: str = "train") -> Cameras:
+        """Cameras of one split as the scene's files have them, in the model's frame, on the CPU."""
+        return self.scene.cameras(split, self.folder / SCENE)
+
+    def lenses(self, split: str = "train") -> list[Lens]:
+        """Lens of each image of one split; cameras of a run are pinholes, as what is rendered has no distortion."""
+        return self.scene.lenses(split, self.folder / SCENE)
+
+    def render(self, cameras: Cameras, view: int = 0, outputs: tuple[str, ...] = ("rgb",)) -> dict[str, Tensor]:
+        """Images of one view, float32 on the CPU: see `ImageRenderer`."""
+        return ImageRenderer(self.model, self.background)(cameras.to(self.device), view, outputs)
+
+
+def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: OpsConfig | None = None) -> Run:
+    """The trained model of a run folder, of any registered kind.
+
+    Args:
+        folder: run folder, which may have been moved; the scene is not needed.
+        device: cpu, cuda, cuda:1 ...; auto takes a GPU if there is one.
+        module: Python module that registers the run's kind of model. A run folder never imports code by itself.
+        ops: the backends that the model runs on; None, or those of backend "same": as the run was trained.
+
+    Raises RunError, ConfigError, or BackendError that say what is wrong, and what to pass.
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    if ops is not None and ops.backend == "same":
+        ops = OpsConfig(config.ops.backend, config.ops.overrides | ops.overrides)
+    config.ops = OpsConfig(ops.backend, ops.overrides) if ops is not None else config.ops
+    import_models(module)
+    chosen = pick_device(device)
+    config = config.resolved(None, chosen, model_class(config))
+    config.decisions = decisions_of(folder)
+    scene = read_scene(folder)
+    tensors, state = checkpoint.load(folder)
+    model = build_model(config)
+    model = model.to(chosen).eval()
+    model.resolved(chosen)  # raises BackendError for one that cannot run here
+    load_model(model, tensors, folder)
+    refined = None
+    if config.data.poses == "refine":
+        given = scene.cameras("train", folder / SCENE)
+        refined = load_adjustments(ViewAdjustments(config.data, len(given)), tensors, folder).cameras(given)
+    return Run(folder, config, model, scene, state, chosen, refined)
+
+
+def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill `model` from a checkpoint's tensors; raises RunError if they do not fit."""
+    _fill(model, checkpoint.part(tensors, "model"), folder)
+
+
+def load_adjustments(adjustments: ViewAdjustments, tensors: dict[str, Tensor], folder: Path) -> ViewAdjustments:
+    """Fill `adjustments` from a checkpoint's tensors, and return it; raises RunError if they do not fit."""
+    _fill(adjustments, checkpoint.part(tensors, "views"), folder)
+    return adjustments
+
+
+def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RunError(
+            f"the checkpoint in {folder} does not fit {CONFIG} beside it; was that edited? ({reason[:200]})"
+        ) from None

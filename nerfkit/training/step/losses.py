@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses: functions of a rendering and its batch that return terms by name, whose sum is minimised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nerfkit.config import Config
+from nerfkit.data.images.batch import Batch
+from nerfkit.data.images.pixels import blend
+from nerfkit.errors import ConfigError, UserError
+from nerfkit.model.compositing import Rendering
+from nerfkit.model.registry import import_own
+from nerfkit.ops import distortion
+
+LossFn = Callable[[Rendering, Batch], dict[str, Tensor]]
+
+DISTORTION_RAMP = 0.2  # share of the schedule over which the weight of the distortion loss rises
+
+
+def squared_error(rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
+    """The weighted mean of the squared error of the colors, as the term "mse".
+
+    batch.weight [R] is 0 for rays beyond the capacity, and for padding of static shapes: every loss has to use it.
+    """
+    error = (rendering.color - blend(batch.pixels, batch.background)).square().mean(-1)  # [R]
+    return {"mse": weighted_mean(error, batch.weight)}
+
+
+class LossError(UserError, TypeError):
+    """A loss of one's own returns what cannot be minimised."""
+
+
+class TrainingLoss:
+    """The data term, the squared error or one of your own, and the regularisers that the options ask for."""
+
+    def __init__(self, config: Config, data_term: LossFn | None = None):
+        self.data_term = data_term or squared_error
+        self.regularisers = [Distortion(config)] if config.trainer.distortion else []
+        self.ops = ("distortion",) * len(self.regularisers)
+
+    def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
+        terms = self.data_term(rendering, batch)
+        if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
+            raise LossError(
+                f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
+                f"nerfkit.weighted_mean(error, batch.weight)}}; got {_shapes(terms)}"
+            )
+        for regulariser in self.regularisers:
+            if regulariser.name in terms:
+                raise LossError(f"a loss must not name a term {regulariser.name!r}: trainer.{regulariser.name} does")
+            terms = terms | {regulariser.name: regulariser(rendering, batch)}
+        return terms
+
+    def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
+        """The squared error of the pixels [], whatever the data term: of it is the PSNR that is logged."""
+        if self.data_term is squared_error:
+            return terms["mse"]
+        with torch.no_grad():
+            return squared_error(rendering, batch)["mse"]
+
+
+def loss_function(name: str) -> LossFn:
+    """The function that `--trainer.loss package.module:function` names; raises ConfigError."""
+    module, _, function = name.partition(":")
+    if not function:
+        raise ConfigError(f"trainer.loss: give package.module:function, got {name!r}")
+    try:
+        found = attrgetter(function)(import_own(module, "trainer.loss"))
+    except AttributeError:
+        raise ConfigError(f"trainer.loss: the module {module} has no function {function}") from None
+    if not callable(found):
+        raise ConfigError(f"trainer.loss: {name} is no function")
+    return found
+
+
+def name_of(loss_fn: LossFn) -> str:
+    """As `loss_function` takes it, if the function can be imported."""
+    named = loss_fn if hasattr(loss_fn, "__qualname__") else type(loss_fn)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def _shapes(terms: Any) -> str:
+    if isinstance(terms, dict):
+        return "{" + ", ".join(f"{name!r}: {_shapes(term)}" for name, term in terms.items()) + "}"
+    return f"a tensor of shape {list(terms.shape)}" if isinstance(terms, Tensor) else type(terms).__name__
+
+
+def _is_scalar(term: Any) -> bool:
+    return isinstance(term, Tensor) and term.dim() == 0
+
+
+class Distortion:
+    """The distortion loss, with a weight that rises over the first part of the schedule.
+
+    At full weight from the start, all samples of a ray may draw together right in front of its camera, before anything
+    is known of where the scene is, and stay there.
+    """
+
+    name = "distortion"
+
+    def __init__(self, config: Config):
+        self.full_weight, self.spacing = config.trainer.distortion, spacing(config)
+
+    def __call__(self, rendering: Rendering, batch: Batch) -> Tensor:
+        samples, weights = rendering.samples, rendering.weights
+        if samples is None or weights is None:
+            raise UserError("trainer.distortion needs a model whose renderings have samples and weights; set it to 0")
+        of_rays = distortion(weights, samples.t_starts, samples.t_ends, samples.ray_offsets, *self.spacing)
+        of_rays = of_rays[: len(rendering.color)]  # [R], without the padding rays
+        ramp = 1.0 if batch.progress is None else (batch.progress / DISTORTION_RAMP).clamp(max=1.0)  # []
+        return self.full_weight * ramp * weighted_mean(of_rays, batch.weight)
+
+
+def spacing(config: Config) -> tuple[float, float, float]:
+    """near, far and linear of `nerfkit.ops.distortion`: how distances count, as the intervals are long.
+
+    In unbounded space the unit is the distance up to which intervals have one length, wherever near and far are: so a
+    weight means the same in a scene of a narrow range.
+    """
+    sampling, box = config.sampling, config.data.box
+    if sampling.kind == "contracted":
+        linear = sampling.step / sampling.cone if sampling.cone else sampling.far
+        return 0.0, linear, linear
+    diagonal = math.dist(box[:3], box[3:])
+    return 0.0, diagonal, diagonal
+
+
+def weighted_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """Mean of `values` [R] with weights [R]; 0 where all weights are."""
+    return (values * weight).sum() / weight.sum().clamp(min=1e-12)
