@@ -80,11 +80,12 @@ __global__ void __launch_bounds__(32)
   }
 }
 
-// shared: numbers of the accumulation type.
+// shared: numbers of the accumulation type, in whole 16 bytes: the compiler reads doubles in pairs, the last one too.
 template <class T, class Kernel, class Arguments, class Saved>
 void launch_generic(Kernel kernel, const Arguments& a, const Saved& saved, int64_t shared, const LltmLaunch& on) {
   const int64_t blocks = std::min<int64_t>(a.shape.n_rays, BIAS_PARTIALS);
-  kernel<<<unsigned(blocks), 32, size_t(shared) * sizeof(acc_t<T>), on.stream>>>(a, saved);
+  const size_t bytes = (size_t(shared) * sizeof(acc_t<T>) + 15) / 16 * 16;
+  kernel<<<unsigned(blocks), 32, bytes, on.stream>>>(a, saved);
 }
 
 }  // namespace
