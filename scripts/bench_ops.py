@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.ops import native  # noqa: E402
 from scripts.op_work import WORK, tutorials  # noqa: E402
-from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for  # noqa: E402
+from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for, write_records  # noqa: E402
 from scripts.work import Side, Work, size_of  # noqa: E402
 
 TOLERANCE = {torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value; of float32 a Work tells it
@@ -214,8 +214,7 @@ def main(options: Options) -> None:
             "copy_gb_s": round(bandwidth / 1e9, 1),
             "backends": {name: native.loaded(name) for name in native.LIBRARIES},
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(header | {"results": results}, indent=1) + "\n")
+        write_records(options.out, header, "results", results)
     if failed:
         sys.exit("\n".join(failed))
 

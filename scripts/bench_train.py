@@ -41,6 +41,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
+from scripts.timing import write_records  # noqa: E402
 from scripts.train_timing import frames_per_second, step_profile, times_of_processes  # noqa: E402
 
 
@@ -116,9 +117,7 @@ def loaded(scene: Scene, split: str) -> LoadedViews:
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
     """Add a result to a file of results, a line each, or begin one."""
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    lines = ",\n".join(json.dumps(run) for run in [*runs, result])
-    head = json.dumps({"device": device_name(device), "versions": versions()}).removesuffix("}")
-    file.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+    write_records(file, {"device": device_name(device), "versions": versions()}, "runs", [*runs, result])
 
 
 def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:

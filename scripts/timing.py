@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +21,13 @@ LEAST_CALLS, LEAST_ROW = 32, 2.0  # of a row on a GPU, or milliseconds: its ends
 LONGEST_ROW = 0.5  # seconds of calls on the wall's clock that are timed together
 LONGEST_AHEAD = 0.1  # seconds; a call that waits for the GPU cannot be queued
 CYCLES = 2e9  # of the GPU in a second, about
+
+
+def write_records(file: Path, head: dict[str, Any], name: str, records: Sequence[dict[str, Any]]) -> None:
+    """A JSON file with a line for each record, under `name` behind what `head` says of all."""
+    lines = ",\n".join(map(json.dumps, records))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'{json.dumps(head).removesuffix("}")}, "{name}": [\n{lines}\n]}}\n')
 
 
 def sets_for(n_bytes: int, device: str) -> int:
