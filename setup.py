@@ -300,30 +300,19 @@ def link_command(objects: list[str], target: str, library: str) -> list[str]:
 
 # ---- running them
 
-# What an object depends on besides its sources and flags is a comment: ninja compiles again if a command changed.
-RULES = """\
-builddir = {temp}
-rule compile
-  command = $line # {versions}
-  description = $what
-  deps = gcc
-  depfile = $out.d
-rule compile_gpu
-  command = $line 2>$out.log || (cat $out.log; false) # {versions}
-  description = $what
-  deps = gcc
-  depfile = $out.d
-rule link
+RULE = """\
+rule run
   command = $line
   description = $what
+  deps = gcc
+  depfile = $out.d
 """
 
 
-def statement(rule: str, target: str, sources: list[str], command: list[str], what: str) -> str:
+def statement(target: str, sources: list[str], line: str, what: str) -> str:
     """How ninja makes `target`."""
     target, *sources = (re.sub(r"([$ :])", r"$\1", name) for name in (target, *sources))
-    line = shlex.join(command).replace("$", "$$")
-    return f"build {target}: {rule} {' '.join(sources)}\n  line = {line}\n  what = {what}\n"
+    return f"build {target}: run {' '.join(sources)}\n  line = {line.replace('$', '$$')}\n  what = {what}\n"
 
 
 class BuildLibraries(build_ext):
@@ -356,27 +345,27 @@ class BuildLibraries(build_ext):
 def ninja_file(libraries: list[Extension], files: dict[str, Path]) -> str:
     """How to make the file of each library; objects that are the same in all for the CPU are compiled once."""
     compiled, linked = {}, []
+    # What an object depends on besides sources and flags is a comment: ninja compiles again if a command changed.
+    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    versions = shlex.join([compiler_name(), TORCH.version, *added])
     for extension in libraries:
         objects, file = [], files[extension.name]
         for source in extension.sources:
             own = file.stem == "_C_cuda" or source.endswith(("cpu.cpp", "build_info.cpp"))
-            owner = file.stem if own else "_C"
-            objects.append(str(TEMP / f"nerfkit.{owner}" / f"{source.removeprefix('cuda/')}.o"))
-            compiled[objects[-1]] = source, owner
-        linked.append(statement("link", str(file), objects, link_command(objects, str(file), file.stem), file.name))
-    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
-    statements = [RULES.format(temp=TEMP, versions=shlex.join([compiler_name(), TORCH.version, *added]))]
-    for target, (source, owner) in sorted(compiled.items(), key=lambda item: time_of(item[1][0]), reverse=True):
-        what = f"{source.removeprefix('cuda/')} ({KINDS[owner]})"
-        rule = "compile_gpu" if source.endswith(".cu") else "compile"
-        statements.append(statement(rule, target, [source], compile_command(source, target, owner), what))
-    return "".join([*statements, *linked])
-
-
-def time_of(source: str) -> tuple[bool, bool, int]:
-    """What takes longer is more: kernels for the GPU, then those for the CPU, by the code of their op."""
-    size = sum(file.stat().st_size for file in Path(source).parent.glob("*.c*"))
-    return source.endswith(".cu"), source.endswith("cpu.cpp"), size
+            owner, name = file.stem if own else "_C", source.removeprefix("cuda/")
+            target = str(TEMP / f"nerfkit.{owner}" / f"{name}.o")
+            line = shlex.join(compile_command(source, target, owner))
+            if source.endswith(".cu"):  # nvcc says a lot, such as the registers of kernels
+                line += f" 2>{target}.log || (cat {target}.log; false)"
+            # What takes long comes first, as one that starts last is waited for: kernels, by the code of their op.
+            code = sum(each.stat().st_size for each in Path(source).parent.glob("*.c*"))
+            rank = source.endswith(".cu"), source.endswith("cpu.cpp"), code
+            compiled[target] = rank, statement(target, [source], f"{line} # {versions}", f"{name} ({KINDS[owner]})")
+            objects.append(target)
+        line = shlex.join(link_command(objects, str(file), file.stem))
+        linked.append(statement(str(file), objects, line, file.name))
+    steps = [step for _, step in sorted(compiled.values(), reverse=True)]
+    return "".join([f"builddir = {TEMP}\n", RULE, *steps, *linked])
 
 
 class BuildPython(build_py):
