@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import glob
 import hashlib
+import importlib.util
 import os
 import platform
 import re
@@ -83,10 +84,14 @@ def find_torch() -> Torch | None:
         sys.exit(
             f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {OLDEST}: no {header} in it"
         )
-    packages = [*sys.path, sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    for programs in os.environ.get("PATH", "").split(os.pathsep):
-        packages += glob.glob(os.path.join(os.path.dirname(programs), "lib/python*/site-packages"))
-    for folder in [Path(asked)] if asked else [Path(package) / "torch" for package in packages]:
+    spec = importlib.util.find_spec("torch")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    folders += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
+    prefixes = [os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
+    prefixes += [os.path.dirname(programs) for programs in os.environ.get("PATH", "").split(os.pathsep)]
+    for prefix in filter(None, prefixes):
+        folders += glob.glob(os.path.join(prefix, "lib/python*/site-packages/torch"))
+    for folder in map(Path, [asked] if asked else folders):
         if not (folder / header).exists():
             continue
         facts: dict = {}
