@@ -70,7 +70,7 @@ $(VENV)/ready: pyproject.toml setup.py $(wildcard cuda/*.* cuda/*/*)
 	else \
 	  $(PYTHON) -m venv $(VENV); echo "installing $(TORCH)"; $(VENV)/bin/python -m pip install -q $(TORCH); \
 	fi; \
-	$(VENV)/bin/python -m pip install -q "setuptools>=77"; \
+	$(VENV)/bin/python -m pip install -q "setuptools>=77" ninja; \
 	$(VENV)/bin/python setup.py build_ext --inplace; \
 	$(VENV)/bin/python -m pip install -q --no-build-isolation -e ".[test]"; \
 	touch $@

@@ -3,8 +3,8 @@
 
 On x86-64 the CPU's is built again for each of INSTRUCTION_SETS; nerfkit/ops/native.py loads the best that runs.
 All use LibTorch's stable ABI and no Python C API: one build serves every torch from 2.10 on and every Python. torch
-is never imported, only its headers are read, so that build isolation need not fetch another one. Objects stay in
-build/temp: a source is compiled again if it, a file that it includes or its command changed. Variables:
+is never imported, only its headers are read, so that build isolation need not fetch another one. Ninja compiles what
+changed; objects stay in build/temp. Variables:
 
     NERFKIT_NATIVE=auto|0|1   0: pure Python; 1: an error where auto would fall back to pure Python
     NERFKIT_CUDA=auto|0|1     auto: if nvcc is found and the installed torch is a CUDA build
@@ -26,8 +26,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import NamedTuple
 
@@ -38,14 +36,15 @@ from setuptools.command.build_py import build_py
 from setuptools.errors import CompileError
 
 ROOT = Path(__file__).resolve().parent
+TEMP = Path("build/temp")  # for editable installations, too, which setuptools would give a new folder each
 OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
+OLDEST = ".".join(map(str, OLDEST_TORCH))
 # Libraries for the CPU, and the -march of each; _C runs everywhere.
 INSTRUCTION_SETS = {"_C": "", "_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"}
 # Ops whose CPU kernels g++ -O2 makes 1.1 to 2.1 times slower (measured, AVX-512), or gives other last bits (composite).
 # The others are as fast, and compile in about two thirds of the time.
 NEED_O3 = ("composite", "grid_encode", "lazy_adam", "march", "spherical_harmonics", "trilinear")
 KINDS = {"_C": "baseline", "_C_avx2": "AVX2", "_C_avx512": "AVX-512", "_C_cuda": "CUDA"}
-RECORD = "built.txt"  # in the package: what was built; pip shows no build's output, `nerfkit doctor` shows this
 ARCHITECTURES = ["7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0"]
 
 
@@ -80,23 +79,19 @@ def switch(name: str) -> str:
 
 def find_torch() -> Torch | None:
     """The installed torch, also from inside an isolated build environment."""
-    packages = "lib/python*/site-packages/torch"
-    asked = os.environ.get("NERFKIT_TORCH_DIR")
-    header = "include/torch/csrc/stable/library.h"
-    oldest = ".".join(map(str, OLDEST_TORCH))
+    asked, header = os.environ.get("NERFKIT_TORCH_DIR"), "include/torch/csrc/stable/library.h"
     if asked and not (Path(asked) / header).exists():
         sys.exit(
-            f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {oldest}: no {header} in it"
+            f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {OLDEST}: no {header} in it"
         )
-    candidates = [asked]
     spec = importlib.util.find_spec("torch")
-    candidates += list(spec.submodule_search_locations or []) if spec else []
-    candidates += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    folders += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
     prefixes = [os.environ.get(name) for name in ("VIRTUAL_ENV", "CONDA_PREFIX")]
-    prefixes += [os.path.dirname(folder) for folder in os.environ.get("PATH", "").split(os.pathsep)]
+    prefixes += [os.path.dirname(programs) for programs in os.environ.get("PATH", "").split(os.pathsep)]
     for prefix in filter(None, prefixes):
-        candidates += glob.glob(os.path.join(prefix, packages))
-    for folder in map(Path, filter(None, candidates)):
+        folders += glob.glob(os.path.join(prefix, "lib/python*/site-packages/torch"))
+    for folder in map(Path, [asked] if asked else folders):
         if not (folder / header).exists():
             continue
         facts: dict = {}
@@ -104,38 +99,34 @@ def find_torch() -> Torch | None:
         version = facts["__version__"]
         if tuple(int(n) for n in re.match(r"(\d+)\.(\d+)", version).groups()) >= OLDEST_TORCH:
             return Torch(folder, version, facts.get("cuda"))
-        say(f"torch {version} at {folder} is older than {oldest}")
+        say(f"torch {version} at {folder} is older than {OLDEST}")
     return None
 
 
-def find_nvcc() -> Path | None:
-    for home in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"):
-        if home and (Path(home) / "bin/nvcc").exists():
-            return Path(home) / "bin/nvcc"
-    on_path = shutil.which("nvcc")
-    return Path(on_path) if on_path else None
-
-
+NATIVE, CUDA = switch("NERFKIT_NATIVE"), switch("NERFKIT_CUDA")
 TORCH = find_torch()
-NVCC = find_nvcc()
 ASKED_CXX = shlex.split(os.environ.get("CXX", ""))
 CXX = ASKED_CXX or ["g++"]
+CUDA_HOMES = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)}
+NVCCS = [Path(home) / "bin/nvcc" for home in (*CUDA_HOMES.values(), "/usr/local/cuda")]
+NVCC = next((str(file) for file in NVCCS if file.exists()), shutil.which("nvcc"))
+NINJA = shutil.which("ninja", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
 
 
 def about_nvcc() -> str:
     """Where nvcc is, and which variables do not lead to it."""
-    homes = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)}
-    wrong = [f"{name}={home} has no bin/nvcc" for name, home in homes.items() if not (Path(home) / "bin/nvcc").exists()]
+    homes = CUDA_HOMES.items()
+    wrong = [f"{name}={home} has no bin/nvcc" for name, home in homes if not (Path(home) / "bin/nvcc").exists()]
     return "; ".join([f"nvcc at {NVCC}" if NVCC else "no nvcc found", *wrong])
 
 
 @functools.cache
 def cuda_home() -> Path:
     """Folder of the toolkit. nvcc on PATH may be a wrapper script, so it is asked."""
-    command = [str(NVCC), "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
+    command = [NVCC, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
     answer = subprocess.run(command, capture_output=True, text=True).stderr
     top = re.search(r"^#\$ TOP=(.*)$", answer, re.M)
-    return Path(top[1]).resolve() if top else NVCC.resolve().parent.parent
+    return Path(top[1] if top else Path(NVCC).resolve().parent.parent).resolve()
 
 
 def asked_architectures() -> list[str]:
@@ -150,22 +141,24 @@ def asked_architectures() -> list[str]:
     return sorted(set(asked))
 
 
-def default_architectures() -> list[str]:
-    """Those of ARCHITECTURES that nvcc knows, all if it cannot be asked; PTX of the newest serves later GPUs."""
+@functools.cache
+def architectures() -> list[str]:
+    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else the ARCHITECTURES that nvcc
+    knows, all if it cannot be asked, with PTX of the newest for later GPUs."""
+    if asked := asked_architectures():
+        return asked
+    gpus = answer_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    if found := sorted(set(re.findall(r"^\d+\.\d$", gpus, re.M))):
+        return found
     answer = answer_of(NVCC, "--list-gpu-arch").split()
     known = [name for name in ARCHITECTURES if f"compute_{name.replace('.', '')}" in answer] or ARCHITECTURES
     return [*known[:-1], known[-1] + "+PTX"]
 
 
 @functools.cache
-def architectures() -> list[str]:
-    """Compute capabilities to build for: as asked, else those of this machine's GPUs, else the default ones."""
-    gpus = "" if asked_architectures() else answer_of("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
-    return asked_architectures() or sorted(set(re.findall(r"^\d+\.\d$", gpus, re.M))) or default_architectures()
-
-
-def gencode() -> list[str]:
-    flags = []
+def gpu_flags() -> list[str]:
+    """nvcc's code for each architecture, and what makes the library five times smaller, which it has from 12.8 on."""
+    flags = ["--compress-mode=size"] if "--compress-mode" in answer_of(NVCC, "--help") else []
     for architecture in architectures():
         number = architecture.removesuffix("+PTX").replace(".", "")
         flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
@@ -174,45 +167,27 @@ def gencode() -> list[str]:
     return flags
 
 
-@functools.cache
-def compression() -> list[str]:
-    """What makes the library five times smaller; nvcc has it from 12.8 on."""
-    return ["--compress-mode=size"] if "--compress-mode" in answer_of(NVCC, "--help") else []
-
-
 # ---- what to build, and what is said of it
 
 
 def why_pure_python() -> str | None:
-    if switch("NERFKIT_NATIVE") == "0":
+    if NATIVE == "0":
         return "NERFKIT_NATIVE=0"
     if sys.platform != "linux":
         return f"no native build on {sys.platform} yet"
     if TORCH is None:
-        oldest = ".".join(map(str, OLDEST_TORCH))
-        return f"no torch >= {oldest} found; install torch first, or set NERFKIT_TORCH_DIR"
-    return None if shutil.which(CXX[0]) else f"no C++ compiler ({CXX[0]})"
+        return f"no torch >= {OLDEST} found; install torch first, or set NERFKIT_TORCH_DIR"
+    if not shutil.which(CXX[0]):
+        return f"no C++ compiler ({CXX[0]})"
+    return None if NINJA else "no ninja; pip install ninja"
 
 
 def why_no_cuda() -> str | None:
-    """Why the ops for GPUs are not built; None if they are."""
-    asked = switch("NERFKIT_CUDA")
-    if asked == "0":
+    if CUDA == "0":
         return "NERFKIT_CUDA=0"
     if not NVCC:
         return about_nvcc()
-    return f"torch {TORCH.version} is a CPU build" if asked == "auto" and not TORCH.cuda else None
-
-
-def refuse_the_impossible() -> None:
-    """What was asked for and cannot be built stops setup.py at once. No program is asked for that."""
-    cuda, reason = switch("NERFKIT_CUDA"), why_pure_python()
-    if reason and (switch("NERFKIT_NATIVE") == "1" or cuda == "1"):
-        sys.exit(f"nerfkit build: the fused ops were asked for, but {reason}")
-    if cuda == "1" and not NVCC:
-        sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
-    if not reason and not why_no_cuda():
-        asked_architectures()
+    return f"torch {TORCH.version} is a CPU build" if CUDA == "auto" and not TORCH.cuda else None
 
 
 def on_x86() -> bool:
@@ -234,25 +209,20 @@ def libraries_for_cpus() -> list[str]:
 
 def extensions() -> list[Extension]:
     """The libraries with their sources: bindings go into all, with the kernels of one device each; runs no program."""
-    kernels = {suffix: sorted(glob.glob(f"cuda/**/*{suffix}", recursive=True)) for suffix in ("cpu.cpp", ".cu")}
+    if reason := why_pure_python():
+        return (
+            [] if "1" not in (NATIVE, CUDA) else sys.exit(f"nerfkit build: the fused ops were asked for, but {reason}")
+        )
+    if CUDA == "1" and not NVCC:
+        sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
+    cpu, gpu = (sorted(glob.glob(f"cuda/**/*{suffix}", recursive=True)) for suffix in ("cpu.cpp", ".cu"))
     shared = ["cuda/build_info.cpp", *sorted(glob.glob("cuda/*/bind.cpp"))]
-    must, must_cuda = (switch(name) == "1" for name in ("NERFKIT_NATIVE", "NERFKIT_CUDA"))
-    cpu_sources = ["cuda/schema.cpp", *shared, *kernels["cpu.cpp"]]
-    names = INSTRUCTION_SETS if on_x86() else ["_C"]
-    found = [Extension(f"nerfkit.{name}", cpu_sources, optional=not must) for name in names]
+    sources = {name: ["cuda/schema.cpp", *shared, *cpu] for name in (INSTRUCTION_SETS if on_x86() else ["_C"])}
     if not why_no_cuda():
-        found.append(Extension("nerfkit._C_cuda", shared + kernels[".cu"], optional=not must and not must_cuda))
-    return found
-
-
-def why_not(name: str) -> str | None:
-    """Why there is no library `name` after a build; None where nobody would want it."""
-    failed = "they did not compile, pip install -v shows why"
-    if name == "_C_cuda":
-        return why_no_cuda() or failed
-    if name in libraries_for_cpus():
-        return failed
-    return f"{CXX[0]} does not know {INSTRUCTION_SETS[name]}" if on_x86() else None
+        asked_architectures()  # a wrong one is said before anything is compiled
+        sources["_C_cuda"] = [*shared, *gpu]
+    must = [name for name in sources if NATIVE == "1" or (CUDA == "1" and name == "_C_cuda")]
+    return [Extension(f"nerfkit.{name}", sources[name], optional=name not in must) for name in sources]
 
 
 def summary(built: set[str]) -> str:
@@ -263,14 +233,19 @@ def summary(built: set[str]) -> str:
     parts = [f"CPU ops for {platform.machine()} {'+'.join(cpu)}"] if cpu else []
     if "_C_cuda" in built:
         parts.append(f"CUDA ops for compute capability {' '.join(architectures())}")
-    missing = {KINDS[name]: why_not(name) for name in KINDS if name not in built}
-    return "; ".join([*parts, *(f"no {kind} ops: {reason}" for kind, reason in missing.items() if reason)])
+    for name in [*(INSTRUCTION_SETS if on_x86() else ["_C"]), "_C_cuda"]:
+        reason = why_no_cuda() if name == "_C_cuda" else None
+        if name not in ("_C_cuda", *libraries_for_cpus()):
+            reason = f"{CXX[0]} does not know {INSTRUCTION_SETS[name]}"
+        if name not in built:
+            parts.append(f"no {KINDS[name]} ops: {reason or 'they did not compile, pip install -v shows why'}")
+    return "; ".join(parts)
 
 
 def record(package: Path, built: set[str]) -> None:
-    """Say what was built, last of all, and leave it in the package for `nerfkit doctor`."""
+    """Say what was built, and leave it in the package: pip shows no build's output, `nerfkit doctor` shows this."""
     package.mkdir(parents=True, exist_ok=True)
-    (package / RECORD).write_text(summary(built) + "\n")
+    (package / "built.txt").write_text(summary(built) + "\n")
     say("done:", summary(built))
 
 
@@ -287,23 +262,20 @@ def compiler_name() -> str:
     return answer_of(*CXX, "--version").partition("\n")[0]
 
 
-def optimization(source: str) -> list[str]:
-    """-O3 only where it pays for the time that it takes to compile."""
-    needs_o3 = source.endswith("cpu.cpp") and Path(source).parent.name in NEED_O3
-    if source.endswith(".cu") or needs_o3 or "clang" in compiler_name():
-        return ["-O3"]
-    return ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"]  # makes loops vectors as -O3 does
-
-
 def compile_command(source: str, target: str, library: str) -> list[str]:
     """How to compile `source`; the files that it includes are left in a list beside the object."""
-    common = [*optimization(source), "-std=c++17", "-Icuda", "-MD", "-MF", f"{target}.d", "-c", source, "-o", target]
+    on_gpu, is_kernel = library == "_C_cuda", source.endswith("cpu.cpp")
+    optimization = ["-O2", "-ftree-vectorize", "-fvect-cost-model=dynamic"]  # makes loops vectors as -O3 does
+    needs_o3 = is_kernel and Path(source).parent.name in NEED_O3
+    if source.endswith(".cu") or needs_o3 or "clang" in compiler_name():
+        optimization = ["-O3"]  # only where it pays for the time that it takes to compile
+    common = [*optimization, "-std=c++17", "-Icuda", "-MD", "-MF", f"{target}.d", "-c", source, "-o", target]
     if source.endswith(".cu"):
         host_compiler = ["-ccbin", CXX[0]] if ASKED_CXX else []
         flags = ["-Xcompiler", "-fPIC,-fvisibility=hidden", "--expt-relaxed-constexpr", "-Xptxas", "-v"]
         flags += ["--threads", "4"]  # architectures of a file at a time: the longest file is what a build waits for
-        return [str(NVCC), *flags, *host_compiler, *compression(), *gencode(), *common]
-    on_gpu, march = library == "_C_cuda", INSTRUCTION_SETS.get(library)
+        return [NVCC, *flags, *host_compiler, *gpu_flags(), *common]
+    march = INSTRUCTION_SETS.get(library)
     flags = ["-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-unknown-pragmas", "-Wno-psabi"]
     # Not -ffast-math: it would flush the whole process's denormals to zero.
     flags += ["-fno-math-errno", "-fno-trapping-math", "-fopenmp-simd", f"-ffile-prefix-map={ROOT}=nerfkit"]
@@ -311,7 +283,7 @@ def compile_command(source: str, target: str, library: str) -> list[str]:
     flags += [f"-DTORCH_TARGET_VERSION=0x{major:02x}{minor:02x}000000000000ULL", f"-isystem{TORCH.folder / 'include'}"]
     if on_gpu:
         flags += ["-DUSE_CUDA", f"-isystem{cuda_home() / 'include'}"]
-    if march and source.endswith("cpu.cpp"):
+    if march and is_kernel:
         flags += [f"-march={march}"]
     if source.endswith("build_info.cpp"):
         targets = " ".join(architectures()) if on_gpu else march or platform.machine()
@@ -333,129 +305,72 @@ def link_command(objects: list[str], target: str, library: str) -> list[str]:
 
 # ---- running them
 
-
-@functools.cache
-def hash_of(file: str) -> str:
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if os.path.isfile(file) else "missing"
-
-
-def inputs_of(target: str, command: list[str]) -> str:
-    """What an object is made from: versions, command, and the files of the last compilation with their hashes."""
-    listed = Path(f"{target}.d").read_text().replace("\\\n", " ").partition(":")[2]
-    files = [file.replace("\\ ", " ") for file in re.findall(r"(?:\\ |\S)+", listed)]
-    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
-    first = shlex.join([compiler_name(), TORCH.version, *command, *added])
-    return "\n".join([first, *(f"{hash_of(file)} {file}" for file in files)])
+RULE = """\
+rule run
+  command = $line
+  description = $what
+  deps = gcc
+  depfile = $out.d
+"""
 
 
-def is_current(target: str, command: list[str]) -> bool:
-    stamp = Path(f"{target}.inputs")
-    return all(map(os.path.isfile, (target, stamp, f"{target}.d"))) and stamp.read_text() == inputs_of(target, command)
-
-
-def run(command: list[str]) -> str:
-    """Run a compiler and return what it says besides."""
-    result = subprocess.run(command, capture_output=True, text=True)
-    if result.returncode:
-        raise RuntimeError(f"{shlex.join(command)}\n{result.stdout}{result.stderr}")
-    if "warning" in result.stderr:
-        say(result.stderr.strip())
-    return result.stderr
-
-
-def compile_one(target: str, command: list[str]) -> float:
-    """Compile, and return the seconds. What the compiler says, such as registers of kernels, goes to TARGET.log."""
-    start, stamp = time.time(), Path(f"{target}.inputs")
-    stamp.unlink(missing_ok=True)
-    Path(f"{target}.log").write_text(run(command))
-    inputs = inputs_of(target, command)
-    files = [line.partition(" ")[2] for line in inputs.splitlines()[1:]]
-    if all(os.path.getmtime(file) < start for file in files):  # else one may have changed meanwhile: compile it again
-        stamp.write_text(inputs)
-    return time.time() - start
-
-
-def size_of(source: str) -> tuple[bool, int]:
-    """What takes longest is most: kernels for the GPU by the code of their op, then the others by their own."""
-    on_gpu = source.endswith(".cu")
-    files = Path(source).parent.glob("*.cu*") if on_gpu else [Path(source)]
-    return on_gpu, sum(file.stat().st_size for file in files)
+def statement(target: str, sources: list[str], line: str, what: str) -> str:
+    """How ninja makes `target`."""
+    target, *sources = (re.sub(r"([$ :])", r"$\1", name) for name in (target, *sources))
+    return f"build {target}: run {' '.join(sources)}\n  line = {line.replace('$', '$$')}\n  what = {what}\n"
 
 
 class BuildLibraries(build_ext):
-    """Compiles with g++ and nvcc themselves: setuptools knows neither .cu files nor libraries without a module."""
-
-    def initialize_options(self) -> None:
-        super().initialize_options()
-        self.build_temp = "build/temp"  # for editable installations, too, which setuptools would give a new one each
-
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self.parallel = None  # libraries share objects, and all are compiled by several jobs anyway
+    """Has ninja call g++ and nvcc: setuptools knows neither .cu files nor libraries without a module."""
 
     def run(self) -> None:
-        self.built: set[str] = set()
-        known = [f"nerfkit.{name}" for name in (*libraries_for_cpus(), "_C_cuda")]
-        self.extensions = [extension for extension in self.extensions if extension.name in known]
+        known = {f"nerfkit.{name}" for name in (*libraries_for_cpus(), "_C_cuda")}
+        wanted = [extension for extension in self.extensions if extension.name in known]
         say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); {about_nvcc()}")
-        say("building " + " and ".join(extension.name for extension in self.extensions))
-        super().run()
-        record(Path("nerfkit" if self.inplace else self.build_lib + "/nerfkit"), self.built)
+        say("building " + " and ".join(extension.name for extension in wanted))
+        folder = Path("" if self.inplace else self.build_lib)
+        files = {extension.name: folder / self.get_ext_filename(extension.name) for extension in wanted}
+        for file in files.values():
+            file.unlink(missing_ok=True)  # nothing older is left if it fails; a process that has it loaded keeps it
+        TEMP.mkdir(parents=True, exist_ok=True)
+        (TEMP / "build.ninja").write_text(ninja_file(wanted, files))
+        jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
+        keep_going = "0" if any(extension.optional for extension in wanted) else "1"
+        command = [NINJA, "-f", str(TEMP / "build.ninja"), "-j", jobs, "-k", keep_going]
+        subprocess.run(command, stdout=sys.stderr, env=os.environ | {"NINJA_STATUS": "nerfkit build: %f of %t, "})
+        for extension in wanted:
+            if not extension.optional and not files[extension.name].exists():
+                raise CompileError(f"{extension.name} failed")
+        record(folder / "nerfkit", {file.stem for file in files.values() if file.exists()})
 
     def get_ext_filename(self, name: str) -> str:
         return os.path.join(*name.split(".")) + ".so"
 
-    def objects_of(self, extension: Extension) -> dict[str, tuple[str, str]]:
-        """Objects, each with its source and library; what is the same in all libraries for the CPU is compiled once."""
-        objects, library = {}, extension.name.removeprefix("nerfkit.")
+
+def ninja_file(libraries: list[Extension], files: dict[str, Path]) -> str:
+    """How to make the file of each library; objects that are the same in all for the CPU are compiled once."""
+    compiled, linked = {}, []
+    # What an object depends on besides sources and flags is a comment: ninja compiles again if a command changed.
+    added = [os.environ.get(name, "") for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    versions = shlex.join([compiler_name(), TORCH.version, *added])
+    for extension in libraries:
+        objects, file = [], files[extension.name]
         for source in extension.sources:
-            own = library == "_C_cuda" or source.endswith(("cpu.cpp", "build_info.cpp"))
-            owner = library if own else "_C"
-            target = Path(self.build_temp) / f"nerfkit.{owner}" / f"{source.removeprefix('cuda/')}.o"
-            objects[str(target)] = source, owner
-        return objects
-
-    def build_extensions(self) -> None:
-        """Compile the sources of all libraries, several at a time, then link each."""
-        objects = {key: value for extension in self.extensions for key, value in self.objects_of(extension).items()}
-        commands = {target: compile_command(source, target, library) for target, (source, library) in objects.items()}
-        todo = [target for target in objects if not is_current(target, commands[target])]
-        todo.sort(key=lambda target: size_of(objects[target][0]), reverse=True)  # one that starts last is waited for
-        jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
-        say(f"{len(todo)} of {len(objects)} files to compile, {jobs} at a time")
-        self.failed: set[str] = set()
-        with ThreadPoolExecutor(jobs) as pool:
-            for target in todo:
-                Path(target).parent.mkdir(parents=True, exist_ok=True)
-            futures = {pool.submit(compile_one, target, commands[target]): target for target in todo}
-            for number, future in enumerate(as_completed(futures), 1):
-                source, library = objects[futures[future]]
-                try:
-                    took = f"{future.result():.0f} s"
-                except RuntimeError as error:
-                    say(error)
-                    self.failed.add(futures[future])
-                    took = "failed"
-                    if not any(extension.optional for extension in self.extensions):
-                        pool.shutdown(wait=False, cancel_futures=True)
-                        raise CompileError(f"nerfkit.{library} failed") from error
-                say(f"{number} of {len(todo)}, {source.removeprefix('cuda/')} ({KINDS[library]}) {took}")
-        super().build_extensions()
-
-    def build_extension(self, extension: Extension) -> None:
-        """Link a library."""
-        objects, library = list(self.objects_of(extension)), extension.name.removeprefix("nerfkit.")
-        out = Path(self.get_ext_fullpath(extension.name))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.unlink(missing_ok=True)  # nothing older is left if it fails; a process that has it loaded keeps it
-        if self.failed.intersection(objects):
-            raise CompileError(f"{extension.name} failed")
-        try:
-            run(link_command(objects, str(out), library))
-        except RuntimeError as error:
-            say(error)
-            raise CompileError(f"{extension.name} failed") from error
-        self.built.add(library)
+            own = file.stem == "_C_cuda" or source.endswith(("cpu.cpp", "build_info.cpp"))
+            owner, name = file.stem if own else "_C", source.removeprefix("cuda/")
+            target = str(TEMP / f"nerfkit.{owner}" / f"{name}.o")
+            line = shlex.join(compile_command(source, target, owner))
+            if source.endswith(".cu"):  # nvcc says a lot, such as the registers of kernels
+                line += f" 2>{target}.log || (cat {target}.log; false)"
+            # What takes long comes first, as one that starts last is waited for: kernels, by the code of their op.
+            code = sum(each.stat().st_size for each in Path(source).parent.glob("*.c*"))
+            rank = source.endswith(".cu"), source.endswith("cpu.cpp"), code
+            compiled[target] = rank, statement(target, [source], f"{line} # {versions}", f"{name} ({KINDS[owner]})")
+            objects.append(target)
+        line = shlex.join(link_command(objects, str(file), file.stem))
+        linked.append(statement(str(file), objects, line, file.name))
+    steps = [step for _, step in sorted(compiled.values(), reverse=True)]
+    return "".join([f"builddir = {TEMP}\n", RULE, *steps, *linked])
 
 
 class BuildPython(build_py):
@@ -463,15 +378,14 @@ class BuildPython(build_py):
 
     def run(self) -> None:
         super().run()
-        package = Path("nerfkit" if self.editable_mode else self.build_lib + "/nerfkit")
+        package = Path("nerfkit" if self.editable_mode else f"{self.build_lib}/nerfkit")
         if why_pure_python():
             record(package, set())
         if self.editable_mode:
             return
-        presets = {ROOT / "configs": ["*.toml"], ROOT / "cuda": ["**/*.h", "**/*.cuh"]}
-        for (folder, patterns), name in zip(presets.items(), ("configs", "include"), strict=True):
-            for file in (file for pattern in patterns for file in folder.glob(pattern)):
-                target = package / name / file.relative_to(folder)
+        for name, files in ("configs", ROOT.glob("configs/*.toml")), ("include", ROOT.glob("cuda/**/*.*h")):
+            for file in files:
+                target = package / name / Path(*file.relative_to(ROOT).parts[1:])
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, target)
 
@@ -483,7 +397,6 @@ class PlatformWheel(bdist_wheel):
         return "py3", "none", super().get_tag()[2]
 
 
-refuse_the_impossible()
-modules = [] if why_pure_python() else extensions()
+modules = extensions()
 commands = {"build_ext": BuildLibraries, "bdist_wheel": PlatformWheel} if modules else {}
 setup(ext_modules=modules, cmdclass={"build_py": BuildPython, **commands})

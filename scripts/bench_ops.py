@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import tyro
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from nerfkit.ops import native  # noqa: E402
 from scripts.op_work import WORK, tutorials  # noqa: E402
-from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for  # noqa: E402
+from scripts.timing import Timer, copy_bandwidth, copy_of, graphed, product_of, sets_for, write_records  # noqa: E402
 from scripts.work import Side, Work, size_of  # noqa: E402
 
 TOLERANCE = {torch.float16: 1e-2, torch.int64: 0.0}  # of the largest value; of float32 a Work tells it
@@ -102,19 +102,14 @@ def in_turns_with_limit(work: Work, part: str, timer: Timer) -> tuple[float, flo
     return fused, baseline, max(least, default=0.0)
 
 
-def run_once(work: Work) -> None:
-    """The fused op's parts, each a single time."""
-    for part in work.parts:
-        if part in ("forward", "backward", "both"):
-            call_of(work.sides()[0], part)()
-
-
 def time_of(kind: str, side: Side, part: str, timer: Timer) -> float:
     if kind == "wall":
         return timer.wall(call_of(side, part))
     if kind == "graph":
-        return timer([graphed(call_of(side, part))])
-    return timer([call_of(copy, part) for copy in side.copies(sets_for(size_of(*side.inputs.values()), timer.device))])
+        return timer.row([graphed(call_of(side, part))])
+    return timer.row(
+        [call_of(copy, part) for copy in side.copies(sets_for(size_of(*side.inputs.values()), timer.device))]
+    )
 
 
 def difference(fused: Callable, baseline: Callable, tolerance: float) -> float:
@@ -130,36 +125,17 @@ def difference(fused: Callable, baseline: Callable, tolerance: float) -> float:
     return worst
 
 
-def table(results: list[Result], bandwidth: float) -> str:
-    lines = [
-        f"copy: {bandwidth / 1e9:.0f} GB/s",
-        f"{'op':<17} {'case':<58} {'part':<13} {'ms':>8} {'baseline':>9} {'ratio':>6} {'limit':>7} {'share':>6} "
-        f"{'allclose':>10}",
-    ]
-    for r in results:
-        limit = f"{r.limit_ms:7.3f} {r.limit_ms / r.ms:6.0%}" if r.limit_ms else f"{'':14}"
-        error = f"yes, {r.error:.0e}" if r.error is not None else ""  # measuring stops where it is not
-        lines.append(
-            f"{r.op:<17} {r.case[:58]:<58} {r.part:<13} {r.ms:8.4f} {r.baseline_ms:9.3f} "
-            f"{r.baseline_ms / r.ms:5.1f}x {limit} {error:>10}"
-        )
-    return "\n".join(lines)
-
-
-def markdown(measured: dict) -> str:
-    """The JSON file's results as tables, one for each op."""
+def markdown(results: list[dict[str, Any]]) -> str:
+    """A table for each op."""
     lines = []
-    ops_in_order = dict.fromkeys(r["op"] for r in measured["results"])
-    for op in ops_in_order:
+    for op in dict.fromkeys(r["op"] for r in results):
         lines += [f"### `{op}`", "", "| case | part | ms | baseline | ms | ratio | limit, ms | share |"]
         lines += ["|---|---|---:|---|---:|---:|---:|---:|"]
-        for r in (r for r in measured["results"] if r["op"] == op):
+        for r in (r for r in results if r["op"] == op):
             limit = f"{r['limit_ms']:.3f} | {r['limit_ms'] / r['ms']:.0%}" if r["limit_ms"] else " | "
             part = f"{r['part']}, {r['device'].upper().replace('CUDA', 'GPU')}"
-            lines.append(
-                f"| {r['case']} | {part} | {r['ms']:.3f} | {r['baseline']} | {r['baseline_ms']:.3f} "
-                f"| {r['baseline_ms'] / r['ms']:.1f}x | {limit} |"
-            )
+            times = f"{r['ms']:.3f} | {r['baseline']} | {r['baseline_ms']:.3f} | {r['baseline_ms'] / r['ms']:.1f}x"
+            lines.append(f"| {r['case']} | {part} | {times} | {limit} |")
         lines.append("")
     return "\n".join(lines)
 
@@ -180,17 +156,18 @@ def measure_all(works: Iterator[Work], timer: Timer, bandwidth: float) -> tuple[
             results += measure(work, timer, bandwidth)
         except (AssertionError, RuntimeError) as error:
             failed.append(f"{work.op} {work.case}: {error}")
-            print(failed[-1], flush=True)
     return results, failed
 
 
 def main(options: Options) -> None:
     if options.show:
-        return print(markdown(json.loads(options.show.read_text())))
+        return print(markdown(json.loads(options.show.read_text())["results"]))
     device = options.device if options.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if options.once:
         for work in works_of(options, device):
-            run_once(work)
+            for part in work.parts:
+                if part in ("forward", "backward", "both"):
+                    call_of(work.sides()[0], part)()
         return
     # The exercises on the GPU stand beside those in C++.
     devices = ["cpu", "cuda"] if options.suite == "tutorials" and device == "cuda" else [device]
@@ -199,10 +176,10 @@ def main(options: Options) -> None:
         timer = Timer(place, options.repeats)
         bandwidth = copy_bandwidth(timer)
         measured, wrong = measure_all(works_of(options, place), timer, bandwidth)
-        print(f"on the {'GPU' if place == 'cuda' else f'CPU, {torch.get_num_threads()} threads'}")
-        print(table(measured, bandwidth))
+        print(f"{place}, {torch.get_num_threads()} threads, copy: {bandwidth / 1e9:.0f} GB/s", flush=True)
         results += [asdict(r) | {"device": place} for r in measured]
         failed += wrong
+    print(markdown(results))
     if options.out:
         machine = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
         header = {
@@ -214,8 +191,7 @@ def main(options: Options) -> None:
             "copy_gb_s": round(bandwidth / 1e9, 1),
             "backends": {name: native.loaded(name) for name in native.LIBRARIES},
         }
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(header | {"results": results}, indent=1) + "\n")
+        write_records(options.out, header, "results", results)
     if failed:
         sys.exit("\n".join(failed))
 

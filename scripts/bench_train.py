@@ -14,9 +14,10 @@ their gradients are measured, too.
 from __future__ import annotations
 
 import json
+import re
+import statistics
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,7 +42,9 @@ from nerfkit.rendering.image_renderer import ImageRenderer  # noqa: E402
 from nerfkit.training.evaluator import in_order, pixels_that_count, scores  # noqa: E402
 from nerfkit.training.trainer import Trainer  # noqa: E402
 from nerfkit.version import versions  # noqa: E402
-from scripts.train_timing import frames_per_second, step_profile, times_of_processes  # noqa: E402
+from scripts.timing import write_records  # noqa: E402
+
+NOISE = r"void |\(anonymous namespace\)::|at::native::"  # in the names of kernels
 
 
 @dataclass
@@ -59,13 +62,6 @@ class BenchOptions(config.Config):
     frames: int = 50  # rendered to measure frames per second
     profile: bool = False  # add what a GPU spends a step on
     json: Path | None = None  # file to which the results are added
-
-
-def main(arguments: list[str], processes: Processes = ALONE) -> int:
-    options = parse(arguments, __doc__, "scripts/bench_train.py")
-    cases = [Case(variant) for variant in options.variants]
-    bench(options, cases, processes)
-    return 0
 
 
 def parse(arguments: list[str], description: str | None, prog: str, kind: type = BenchOptions) -> BenchOptions:
@@ -86,19 +82,20 @@ class Case:
         return self.name or self.changes or "default"
 
 
-def bench(options: BenchOptions, cases: Sequence[Case], processes: Processes = ALONE) -> None:
+def main(arguments: list[str], processes: Processes = ALONE) -> int:
     """Train each case with each seed, and write down how it went."""
+    options = parse(arguments, __doc__, "scripts/bench_train.py")
     device = pick_device(processes.join(options.device))
     scene = scene_of(options)
     train, test = loaded(scene, "train"), loaded(scene, options.eval.split or "test")
-    for case in cases:
+    about = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": n_scored(options, test)}
+    for case in map(Case, options.variants):
         for seed in options.seeds:
-            n_views = options.views or len(test.images)
-            result = {"scene": f"{scene.name} {in_words(test.images.sizes)}", "views": min(n_views, len(test.images))}
-            result |= measure(options, case, seed, scene, train, test, device, processes)
+            result = about | measure(options, case, seed, scene, train, test, device, processes)
             print(line_of(case, result), flush=True)
             if options.json and processes.is_first:
                 add_to(options.json, result, device)
+    return 0
 
 
 class LoadedViews(NamedTuple):
@@ -113,12 +110,14 @@ def loaded(scene: Scene, split: str) -> LoadedViews:
     return LoadedViews(views, views.load())
 
 
+def n_scored(options: BenchOptions, test: LoadedViews) -> int:
+    return min(options.views or len(test.images), len(test.images))
+
+
 def add_to(file: Path, result: dict[str, Any], device: torch.device) -> None:
     """Add a result to a file of results, a line each, or begin one."""
     runs = json.loads(file.read_text())["runs"] if file.exists() else []
-    lines = ",\n".join(json.dumps(run) for run in [*runs, result])
-    head = json.dumps({"device": device_name(device), "versions": versions()}).removesuffix("}")
-    file.write_text(f'{head}, "runs": [\n{lines}\n]}}\n')
+    write_records(file, {"device": device_name(device), "versions": versions()}, "runs", [*runs, result])
 
 
 def varied(options: BenchOptions, variant: str, seed: int) -> config.Config:
@@ -140,16 +139,11 @@ def changed(options: config.Config, changes: str) -> config.Config:
         group, _, key = name.partition(".")
         if not key or not isinstance(values.get(group), dict):
             raise UserError(f"{changes!r}: write GROUP.OPTION=VALUE, with commas between")
-        values[group][key] = _value(value)
+        try:
+            values[group][key] = json.loads(value)  # a number, true or false
+        except ValueError:
+            values[group][key] = value
     return config.from_dict(values, changes or "options")
-
-
-def _value(text: str) -> Any:
-    """A number, true or false; anything else is text, with or without quotes."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
 
 
 def measure(
@@ -168,12 +162,10 @@ def measure(
         torch.cuda.reset_peak_memory_stats()
     trainer = Trainer(settings, train.views.cameras, train.images, scene=scene, device=device, processes=processes)
     settings = trainer.config
-    n_views = options.views or len(test.images)
-
     of_views: dict[str, float] = {}  # the last scores of the test views
 
     def score(views: LoadedViews = test) -> float:
-        found = mean_scores(trainer, views, n_views, device)
+        found = mean_scores(trainer, views, options.views or len(test.images), device)
         if views is test:
             of_views.update(found)
         return found["psnr"]
@@ -271,6 +263,81 @@ def line_of(case: Case, result: dict[str, Any]) -> str:
         f"{result['steps']} steps of {result['ms_per_step']:.2f} ms ({result['samples_per_step']} samples, "
         f"{result['rays_per_step']} rays), {result['fps']} frames/s, {result['peak_gb']} GB"
     )
+
+
+def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
+    """A step with the gradients added, and without [ms]; the trainer is done then.
+
+    The slowest process counts. Without the addition the models train apart, and no process waits for another.
+    """
+    step, processes = trainer.training_step, trainer.processes
+    shared, ms = step.gradients, {}
+    wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
+    for name, adding in (("added", processes), ("alone", ALONE)):
+        step.release_graph()
+        shared.processes = adding
+        times = []
+        for _ in range(5):
+            for _ in range(shared.warm_up_steps + 2):
+                step()
+            wait()
+            processes.wait()
+            began = time.perf_counter()
+            for _ in range(steps):
+                step()
+            wait()
+            times.append((time.perf_counter() - began) / steps * 1e3)
+        step.release_graph()  # NCCL cannot end while a graph holds its calls
+        ms[name] = round(processes.most(torch.tensor(statistics.median(times))).item(), 4)
+    return {
+        "processes": processes.size,
+        "text": processes.text,
+        "precision": trainer.config.parallel.precision,
+        "bytes_added": shared.bytes_added,
+        "ms": ms,
+        "share_of_addition": round(1 - ms["alone"] / ms["added"], 4),
+    }
+
+
+def step_profile(trainer: Trainer, steps: int = 64) -> dict[str, Any]:
+    """Share of the time that the GPU computes, and the kernels that take most of it [us a step]."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as trace:
+        for _ in range(steps):
+            trainer.train_step()
+        torch.cuda.synchronize()
+    kernels = sorted(
+        (e.time_range.start, e.time_range.end, e.name)
+        for e in trace.events()
+        if e.device_type == torch.autograd.DeviceType.CUDA
+    )
+    busy, until, by_name = 0.0, kernels[0][0], {}
+    for start, end, name in kernels:
+        busy += max(0.0, end - max(start, until))
+        until = max(until, end)
+        by_name[name] = by_name.get(name, 0.0) + (end - start) / steps
+    top = sorted(by_name.items(), key=lambda item: -item[1])[:20]
+    return {
+        "busy_share": round(busy / (until - kernels[0][0]), 4),
+        "kernels_per_step": round(len(kernels) / steps),
+        "us_per_step": {re.sub(NOISE, "", name)[:90]: round(us, 1) for name, us in top},
+    }
+
+
+def frames_per_second(trainer: Trainer, test: Views, n_frames: int, device: torch.device) -> float:
+    """Of whole images, which stay on the device."""
+    background = background_color(trainer.config.data.background, device)
+    image_of = ImageRenderer(trainer.model, background, stays_on_device=True)
+    cameras = test.cameras.to(device)
+
+    def render(frames: range) -> None:
+        for frame in frames:
+            image = image_of(cameras, frame % len(cameras))
+        image["rgb"][0, 0].tolist()  # waits
+
+    render(range(2))
+    began = time.perf_counter()
+    render(range(n_frames))
+    return n_frames / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

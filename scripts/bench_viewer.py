@@ -53,16 +53,10 @@ class FakeBrowser:
         import viser
         from websockets.sync.client import connect
 
-        url = address.replace("http://", "ws://")
+        url, protocols = address.replace("http://", "ws://"), [f"viser-v{viser.__version__}"]
+        limits = {"max_size": 2**26, "compression": None, "ping_interval": None}
         self.size, self.fov = size, fov
-        self.connection = connect(
-            url,
-            subprotocols=[f"viser-v{viser.__version__}"],
-            origin=address,
-            max_size=2**26,
-            compression=None,
-            ping_interval=None,
-        )
+        self.connection = connect(url, subprotocols=protocols, origin=address, **limits)
         self.pictures: queue.Queue[tuple[float, bytes]] = queue.Queue()  # when it came, JPEG
         self.messages: list[dict[str, Any]] = []  # all others
         self._thread = threading.Thread(target=self._receive, daemon=True)

@@ -82,7 +82,7 @@ def main(options: Options) -> None:
         print(f"{row['kernel'][:60]:<60} {row['us']:8.1f} {shares}  {row['stall']} {row[row['stall']]:.2f}")
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(rows, indent=1) + "\n")
+        options.out.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
 
 
 if __name__ == "__main__":

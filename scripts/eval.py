@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Score a run on held-out views: `nerfkit eval`.
-
-python scripts/eval.py runs/lego
-"""
+"""Score a run on held-out views: `nerfkit eval`."""
 
 from start import run
 

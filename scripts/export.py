@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A run's mesh, points, cameras, depth or splats for other programs: `nerfkit export`.
-
-python scripts/export.py runs/lego mesh --resolution 512
-"""
+"""A run's mesh, points, cameras, depth or splats for other programs: `nerfkit export`."""
 
 from start import run
 

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Say what is found in the folder of a scene, and what to mend, without training: `nerfkit inspect`.
-
-python scripts/inspect_scene.py path/to/scene --out inspected
-"""
+"""Say what is found in the folder of a scene, and what to mend, without training: `nerfkit inspect`."""
 
 from start import run
 

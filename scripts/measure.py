@@ -218,44 +218,19 @@ class Surface(NamedTuple):
 
     def sample(self, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Points [n, 3] evenly over the area, and their triangles [n]."""
-        generator = np.random.default_rng(seed)
-        a, b, c = (self.vertices[self.faces[:, k]] for k in range(3))
-        area = np.linalg.norm(np.cross(b - a, c - a), axis=1)
-        face = np.sort(generator.choice(len(area), n, p=area / area.sum()))
-        u, v = generator.random((2, n, 1))
-        u, v = np.where(u + v > 1, 1 - u, u), np.where(u + v > 1, 1 - v, v)
-        return a[face] + u * (b[face] - a[face]) + v * (c[face] - a[face]), face
+        import trimesh
+
+        return trimesh.sample.sample_surface(trimesh.Trimesh(*self, process=False), n, seed=seed)
 
     def distance(self, points: np.ndarray, seed: int) -> np.ndarray:
         """Distance [P] from points [P, 3], to the triangles of the nearest of many points on them."""
         from scipy.spatial import cKDTree
+        from trimesh.triangles import closest_point
 
         dense, face = self.sample(DENSE, seed)
         _, index = cKDTree(dense).query(points, NEAREST, workers=-1)
-        return np.min(
-            [to_triangles(points, *(self.vertices[self.faces[face[i], k]] for k in range(3))) for i in index.T], axis=0
-        )
-
-
-def to_triangles(p: np.ndarray, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """Distance [P] from points to triangles, row by row."""
-    ab, ac, ap = b - a, c - a, p - a
-    normal = np.cross(ab, ac)
-    square = np.einsum("ij,ij->i", normal, normal)
-    size = square.clip(1e-300)
-    v = np.einsum("ij,ij->i", np.cross(ap, ac), normal) / size
-    w = np.einsum("ij,ij->i", np.cross(ab, ap), normal) / size
-    inside = (v >= 0) & (w >= 0) & (v + w <= 1) & (square > 0)
-    above = np.abs(np.einsum("ij,ij->i", ap, normal)) / np.sqrt(size)
-    edges = np.min([to_segments(p, *ends) for ends in ((a, b), (b, c), (c, a))], axis=0)
-    return np.where(inside, above, edges)
-
-
-def to_segments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Distance [P] from points to segments, row by row."""
-    ab = b - a
-    t = np.einsum("ij,ij->i", p - a, ab) / np.einsum("ij,ij->i", ab, ab).clip(1e-300)
-    return np.linalg.norm(p - a - t.clip(0, 1)[:, None] * ab, axis=1)
+        nearest = [closest_point(self.vertices[self.faces[face[i]]], points) for i in index.T]
+        return np.linalg.norm(np.array(nearest) - points, axis=-1).min(0)
 
 
 def true_surface(data: Path) -> tuple[Surface, np.ndarray, np.ndarray]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
-from scripts.work import Inputs, Work, rand, size_of, under, with_gradient
+from scripts.work import Inputs, Work, dtypes, name_of, rand, size_of, with_gradient
 from scripts.work_of_layers import (
     depthwise_conv1d_work,
     depthwise_conv2d_work,
@@ -77,21 +77,18 @@ WORK: dict[str, Callable[[str], Iterator[Work]]] = {
 def tutorials(device: str) -> Iterator[Work]:
     """The classic extension exercises at their own sizes."""
     yield from lltm_cell_work(device)
-    for shape, k, window in (
-        ((4, 3, 7, 7), 3, {"padding": 1}),
-        ((4, 3, 7, 7), 3, {"stride": 2, "padding": 0}),
-        ((8, 64, 112, 112), 3, {"padding": 1}),
+    for shape, window in (
+        ((4, 3, 7, 7), {"padding": 1}),
+        ((4, 3, 7, 7), {"stride": 2, "padding": 0}),
+        ((8, 64, 112, 112), {"padding": 1}),
     ):
-        for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
-            x = with_gradient(
-                x=rand(*shape, dtype=dtype, device=device),
-                weight=rand(shape[1], 1, k, k, dtype=dtype, device=device),
-                bias=rand(shape[1], dtype=dtype, device=device),
-            )
+        for dtype in dtypes(device):
+            shapes = {"x": shape, "weight": (shape[1], 1, 3, 3), "bias": (shape[1],)}
+            x = with_gradient(**{key: rand(*size, dtype=dtype, device=device) for key, size in shapes.items()})
             call = lambda x, w=window: ops.depthwise_conv2d(*x.values(), **w)  # noqa: E731
-            name = f"{shape} k{k} {window} {str(dtype)[6:]}".replace("'", "")
-            yield Work("depthwise_conv2d", name, x, call, under("torch", call), "definition", wrt=tuple(x))
+            name = f"{shape} k3 {window} {name_of(dtype)}".replace("'", "")
+            yield Work("depthwise_conv2d", name, x, call, wrt=tuple(x))
     n, f = (65536, 256) if device == "cuda" else (8192, 256)
     x = with_gradient(feats=rand(n, 8, f, device=device), points=torch.rand(n, 3, device=device) * 2 - 1)
     call = lambda x: ops.trilinear(x["feats"], x["points"])  # noqa: E731
-    yield Work("trilinear", f"({n},8,{f}) float32", x, call, under("torch", call), "definition", wrt=tuple(x))
+    yield Work("trilinear", f"({n},8,{f}) float32", x, call, wrt=tuple(x))

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Render novel views of a run: `nerfkit render`.
-
-python scripts/render.py runs/lego --path spiral --outputs rgb,depth
-"""
+"""Render novel views of a run: `nerfkit render`."""
 
 from start import run
 

@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Say what a run scored and where its images are: `nerfkit summary`.
-
-python scripts/summary.py runs/lego
-"""
+"""Say what a run scored and where its images are: `nerfkit summary`."""
 
 from start import run
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -50,20 +50,6 @@ class SweepOptions(BenchOptions):
     metric: str = "psnr"  # or ssim, what is compared
 
 
-class SweepScene(NamedTuple):
-    name: str
-    folder: str
-    changes: str  # options
-
-    @classmethod
-    def parsed(cls, text: str) -> SweepScene:
-        name, _, rest = text.partition("=")
-        folder, _, changes = rest.partition(",")
-        if not folder:
-            raise UserError(f"--scenes {text!r}: write NAME=FOLDER")
-        return cls(name, folder, changes)
-
-
 def parsed_case(text: str) -> Case:
     name, colon, changes = text.rpartition(":")
     case = Case(changes if colon else text, name=name if colon else "")
@@ -78,8 +64,9 @@ def main(arguments: list[str]) -> int:
     options = bench_train.parse(arguments, __doc__, "scripts/sweep.py", SweepOptions)
     if options.json is None:
         raise UserError("--json FILE is where the results go, and where a stopped sweep goes on")
-    for text in options.scenes:
-        sweep_scene(options, SweepScene.parsed(text), [parsed_case(text) for text in options.cases])
+    cases = [parsed_case(text) for text in options.cases]
+    for scene in options.scenes:
+        sweep_scene(options, scene, cases)
     if not options.json.exists():
         raise UserError(f"{options.json} is not there; --scenes NAME=FOLDER ... begins it")
     for budget, runs in by_budget(json.loads(options.json.read_text())["runs"]).items():
@@ -97,19 +84,24 @@ def by_budget(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
-def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> None:
-    """Train every case on one scene with every seed, but for what the file has."""
+def sweep_scene(options: SweepOptions, scene: str, cases: list[Case]) -> None:
+    """Train every case on a scene, as of --scenes, with every seed, but for what the file has."""
+    name, _, rest = scene.partition("=")
+    folder, _, changes = rest.partition(",")
+    if not folder:
+        raise UserError(f"--scenes {scene!r}: write NAME=FOLDER")
     device = pick_device(options.device)
     done = json.loads(options.json.read_text())["runs"] if options.json.exists() else []
     done = {tuple(run.get(key) for key in KEY) for run in done}
-    settings = with_changes(replace(options, data=replace(options.data, path=scene.folder)), scene.changes)
+    varied = bench_train.changed(replace(options, data=replace(options.data, path=folder)), changes)
+    settings = replace(options, **{group: getattr(varied, group) for group in config.Config.__dataclass_fields__})
     found = scene_of(settings)
     budget = {"seconds": 0.0 if options.steps else options.seconds, "steps_asked": options.steps}
     wanted = [
         (
             case,
-            {"case": case.title, "scene": scene.name, "seed": seed, **budget, "device": device_name(device)}
-            | {"options": digest(resolved(bench_train.changed(settings, case.changes), found, device))},
+            {"case": case.title, "scene": name, "seed": seed, **budget, "device": device_name(device)}
+            | {"options": recipe(bench_train.changed(settings, case.changes), found, device)},
         )
         for case in cases
         for seed in options.seeds
@@ -120,28 +112,16 @@ def sweep_scene(options: SweepOptions, scene: SweepScene, cases: list[Case]) -> 
     train, test = loaded(found, "train"), loaded(found, options.eval.split or "test")
     for case, key in wanted:
         run = bench_train.measure(settings, case, key["seed"], found, train, test, device)
-        n_views = min(options.views or len(test.images), len(test.images))
-        run = {"size": in_words(test.images.sizes), "views": n_views} | run | key
+        run = {"size": in_words(test.images.sizes), "views": bench_train.n_scored(options, test)} | run | key
         print(bench_train.line_of(case, run), flush=True)
         bench_train.add_to(options.json, run, device)
 
 
-def resolved(settings: config.Config, scene: Scene, device: torch.device) -> config.Config:
-    """With what scene, device and model decide."""
+def recipe(settings: config.Config, scene: Scene, device: torch.device) -> str:
+    """What tells one recipe from another, with what scene, device and model decide, whatever its seed."""
     import_models(settings.model.module)
-    return settings.resolved(scene, device, model_class(settings))
-
-
-def digest(settings: config.Config) -> str:
-    """What tells one recipe from another, whatever its seed."""
-    values = config.to_dict(settings) | {"seed": 0}
+    values = config.to_dict(settings.resolved(scene, device, model_class(settings))) | {"seed": 0}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def with_changes(options: SweepOptions, changes: str) -> SweepOptions:
-    """The options with those of a scene."""
-    varied = bench_train.changed(options, changes)
-    return replace(options, **{name: getattr(varied, name) for name in config.Config.__dataclass_fields__})
 
 
 def table(runs: list[dict[str, Any]], metric: str = "psnr") -> str:

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +21,13 @@ LEAST_CALLS, LEAST_ROW = 32, 2.0  # of a row on a GPU, or milliseconds: its ends
 LONGEST_ROW = 0.5  # seconds of calls on the wall's clock that are timed together
 LONGEST_AHEAD = 0.1  # seconds; a call that waits for the GPU cannot be queued
 CYCLES = 2e9  # of the GPU in a second, about
+
+
+def write_records(file: Path, head: dict[str, Any], name: str, records: Sequence[dict[str, Any]]) -> None:
+    """A JSON file with a line for each record, under `name` behind what `head` says of all."""
+    lines = ",\n".join(map(json.dumps, records))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f'{json.dumps(head).removesuffix("}")}, "{name}": [\n{lines}\n]}}\n')
 
 
 def sets_for(n_bytes: int, device: str) -> int:
@@ -31,15 +41,33 @@ class Timer:
     def __init__(self, device: str, repeats: int = 20, warmup: int = 5):
         self.device, self.repeats, self.warmup = device, repeats, warmup
 
-    def __call__(self, calls: Sequence[Callable[[], object]]) -> float:
-        """Median of a row's time by its number of calls, on the device itself: launches are not counted on a GPU.
+    def row(self, calls: Sequence[Callable[[], object]]) -> float:
+        """Median of a row's time by its number of calls, on a GPU itself: launches are not counted.
 
         The calls of a row take turns with inputs, and their results are kept to its end: so each reads from memory,
         and as much is written there as it writes.
         """
         for i in range(max(self.warmup, len(calls))):
             calls[i % len(calls)]()
-        return statistics.median(self._on_gpu(calls) if self.device == "cuda" else self._on_cpu(calls))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        row, times, ahead = list(calls), [], LONGEST_AHEAD
+        for turn in range(1 + self.repeats):
+            self._wait()
+            torch.cuda._sleep(int(ahead * CYCLES))  # meanwhile the row is queued
+            began = time.perf_counter()
+            start.record()
+            kept = [call() for call in row]
+            end.record()
+            queued = (time.perf_counter() - began) / len(row)
+            self._wait()
+            del kept
+            elapsed = start.elapsed_time(end)
+            if turn:
+                times.append(elapsed / len(row))
+            else:
+                row *= turns_of(len(row), elapsed, queued)
+            ahead = min(LONGEST_AHEAD, 2 * queued * len(row))
+        return statistics.median(times)
 
     def in_turns(self, calls: Sequence[Callable[[], object]]) -> list[float]:
         """Median of each call on a CPU. They take turns, for its clock may be another from one second to the next.
@@ -79,36 +107,6 @@ class Timer:
         if self.device == "cuda":
             torch.cuda.synchronize()
 
-    def _on_cpu(self, calls: Sequence[Callable[[], object]]) -> list[float]:
-        times = []
-        for _ in range(self.repeats):
-            start = time.perf_counter()
-            kept = [call() for call in calls]
-            times.append((time.perf_counter() - start) / len(calls) * 1e3)
-            del kept
-        return times
-
-    def _on_gpu(self, calls: Sequence[Callable[[], object]]) -> list[float]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        row, times, ahead = list(calls), [], LONGEST_AHEAD
-        for turn in range(1 + self.repeats):
-            self._wait()
-            torch.cuda._sleep(int(ahead * CYCLES))  # meanwhile the row is queued
-            began = time.perf_counter()
-            start.record()
-            kept = [call() for call in row]
-            end.record()
-            queued = (time.perf_counter() - began) / len(row)
-            self._wait()
-            del kept
-            elapsed = start.elapsed_time(end)
-            if turn:
-                times.append(elapsed / len(row))
-            else:
-                row *= turns_of(len(row), elapsed, queued)
-            ahead = min(LONGEST_AHEAD, 2 * queued * len(row))
-        return times
-
 
 def turns_of(calls: int, elapsed: float, queued: float) -> int:
     """How often a row of `calls`, which took `elapsed` ms, repeats; the host, `queued` s a call, has to be ahead."""
@@ -122,11 +120,12 @@ def copy_bandwidth(timer: Timer, size: int | None = None) -> float:
     source = torch.empty(size, device=timer.device).normal_()
     target = torch.empty_like(source)
     if timer.device == "cuda":
-        return 2 * 4 * size / (timer([lambda: target.copy_(source)]) * 1e-3)
+        return 2 * 4 * size / (timer.row([lambda: target.copy_(source)]) * 1e-3)
     threads = torch.get_num_threads()  # target.copy_(source) is the work of one
     parts = list(zip(*(np.array_split(x.numpy(), threads) for x in (target, source)), strict=True))
     with ThreadPoolExecutor(threads) as pool:
-        return 2 * 4 * size / (timer([lambda: list(pool.map(lambda part: np.copyto(*part), parts))]) * 1e-3)
+        (ms,) = timer.in_turns([lambda: list(pool.map(lambda part: np.copyto(*part), parts))])
+    return 2 * 4 * size / (ms * 1e-3)
 
 
 def copy_of(n_bytes: int) -> Callable[[], object]:

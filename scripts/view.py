@@ -1,9 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Look at a run in a browser: `nerfkit view`.
-
-python scripts/view.py runs/orrery
-"""
+"""Look at a run in a browser: `nerfkit view`."""
 
 from start import run
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nerfkit import ops
+from nerfkit.ops.packed import offsets_from_counts
 
 Inputs = dict[str, Tensor]
 Call = Callable[[Inputs], Tensor]
@@ -24,8 +25,8 @@ class Work:
     case: str
     inputs: Inputs
     fused: Call
-    baseline: Call
-    baseline_name: str
+    baseline: Call | None = None  # None: the definition
+    baseline_name: str = "definition"
     forward_bytes: int = 0
     backward_bytes: int = 0
     wrt: Sequence[str] = ()  # inputs to differentiate with respect to
@@ -44,9 +45,13 @@ class Work:
 
     def sides(self) -> tuple[Side, Side]:
         """The fused op and the baseline."""
-        other = self.baseline_inputs
-        baseline = Side(self.baseline, other or self.inputs, tuple(other) or self.wrt)
-        return Side(self.fused, self.inputs, self.wrt), baseline
+        other, baseline = self.baseline_inputs, self.baseline or self._definition
+        wrt = tuple(other) or self.wrt
+        return Side(self.fused, self.inputs, self.wrt), Side(baseline, other or self.inputs, wrt)
+
+    def _definition(self, x: Inputs) -> Tensor:
+        with ops.backend("torch"):
+            return self.fused(x)
 
 
 class Side(NamedTuple):
@@ -73,12 +78,19 @@ def size_of(*tensors: Tensor) -> int:
 
 
 def with_gradient(**tensors: Tensor) -> Inputs:
-    return {name: x.requires_grad_() for name, x in tensors.items()}
+    return {name: x.detach().requires_grad_() for name, x in tensors.items()}
 
 
-def under(backend: str, call: Call) -> Call:
-    def run(x: Inputs) -> Tensor:
-        with ops.backend(backend):
-            return call(x)
+def dtypes(device: str) -> tuple[torch.dtype, ...]:
+    """Types to time: half precision on a GPU, too."""
+    return (torch.float32, torch.float16) if device == "cuda" else (torch.float32,)
 
-    return run
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def rays_of(device: str, rays: int, mean: float, least: float, most: int) -> Tensor:
+    """Row pointers [rays + 1] of rays whose numbers of samples fall off exponentially."""
+    counts = torch.distributions.Exponential(1 / mean).sample((rays,)) + least
+    return offsets_from_counts(counts.clamp(int(least), most).long().to(device))

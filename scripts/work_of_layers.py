@@ -14,26 +14,22 @@ from nerfkit import ops
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.mlp import n_parameters
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
-from scripts.work import Call, Inputs, Work, rand, size_of, under, with_gradient
+from scripts.work import Call, Inputs, Work, dtypes, name_of, rand, rays_of, size_of, with_gradient
 
 
 def trilinear_work(device: str, n: int = 65536, f: int = 256) -> Iterator[Work]:
     feats, points = rand(n, 8, f, device=device), torch.rand(n, 3, device=device) * 2 - 1
     moved = size_of(feats, points) + n * f * 4
-    call = lambda x: ops.trilinear(x["feats"], x["points"])  # noqa: E731
     for wrt, more in (("feats",), 0), (("feats", "points"), size_of(feats)):
-        x = {"feats": feats.requires_grad_(), "points": points.detach().requires_grad_("points" in wrt)}
         yield Work(
             "trilinear",
             f"({n},8,{f}) float32, to {' and '.join(wrt)}",
-            x,
-            call,
-            under("torch", call),
-            "definition",
-            moved,
-            moved + more,
-            wrt,
-            ("forward", "backward") if len(wrt) == 1 else ("backward",),
+            {"feats": feats.requires_grad_(), "points": points.detach().requires_grad_("points" in wrt)},
+            lambda x: ops.trilinear(x["feats"], x["points"]),
+            forward_bytes=moved,
+            backward_bytes=moved + more,
+            wrt=wrt,
+            parts=("forward", "backward") if len(wrt) == 1 else ("backward",),
         )
 
 
@@ -50,28 +46,24 @@ def grid_encode_work(device: str) -> Iterator[Work]:
     resolutions = [round(16 * growth**level) for level in range(16)]
     max_entries = 2**19
     rows = sum(level_entries(r, max_entries) for r in resolutions)
-    for dtype in (torch.float16, torch.float32) if device == "cuda" else (torch.float32,):
+    call = lambda x: ops.grid_encode(x["points"], x["table"], resolutions, max_entries)  # noqa: E731
+    for dtype in dtypes(device):
         table = rand(rows, 2, dtype=dtype, device=device).requires_grad_()
         for name, points in ("random", torch.rand(n, 3, device=device)), ("along rays", points_along_rays(n, device)):
-            call = lambda x: ops.grid_encode(x["points"], x["table"], resolutions, max_entries)  # noqa: E731
-            case, x = f"hash 16x2, 2^19, {str(dtype)[6:]}, {n} points {name}", {"points": points, "table": table}
-            yield Work("grid_encode", case, x, call, under("torch", call), "definition", wrt=("table",))
+            case, x = f"hash 16x2, 2^19, {name_of(dtype)}, {n} points {name}", {"points": points, "table": table}
+            yield Work("grid_encode", case, x, call, wrt=("table",))
             if dtype == torch.float16:
                 yield repeatable_work(call, x, case)
     for f in (4, 28):
         x = with_gradient(table=rand(128**3, f, device=device), points=torch.rand(n, 3, device=device))
-        y = with_gradient(
-            table=x["table"].detach().t().reshape(1, f, 128, 128, 128).contiguous(),
-            points=(x["points"].detach()[None, None, None] * 2 - 1).flip(-1),
-        )
-        call = lambda x: ops.grid_encode(x["points"], x["table"], [127], 2**24)  # noqa: E731
-        sample = lambda y: F.grid_sample(y["table"], y["points"], align_corners=True)[0, :, 0, 0].t()  # noqa: E731
+        table = x["table"].detach().t().reshape(1, f, 128, 128, 128).contiguous()
+        y = with_gradient(table=table, points=(x["points"].detach()[None, None, None] * 2 - 1).flip(-1))
         yield Work(
             "grid_encode",
             f"dense 128^3 x {f} float32, {n} points",
             x,
-            call,
-            sample,
+            lambda x: ops.grid_encode(x["points"], x["table"], [127], 2**24),
+            lambda y: F.grid_sample(y["table"], y["points"], align_corners=True)[0, :, 0, 0].t(),
             "F.grid_sample",
             wrt=("table", "points"),
             baseline_inputs=y,
@@ -102,84 +94,53 @@ CONV2D_CPU = [((1, 64, 256, 256), 3, 1), ((4, 96, 56, 56), 7, 1), ((1, 128, 128,
 
 
 def depthwise_conv2d_work(device: str) -> Iterator[Work]:
+    """Sizes in their dtypes and both layouts, padded so that stride 1 keeps height and width."""
+    layouts = {"NCHW": torch.contiguous_format, "NHWC": torch.channels_last}
     for size, k, stride in CONV2D if device == "cuda" else CONV2D_CPU:
-        yield from conv2d_of(size, k, stride, 1, device)
-
-
-def conv2d_of(size: tuple[int, int, int, int], k: int, stride: int, dilation: int, device: str) -> Iterator[Work]:
-    """One size in its dtypes and both layouts, padded so that stride 1 keeps height and width where k is odd."""
-    how = f"k{k}" + (f" stride {stride}" if stride > 1 else "") + (f" dilation {dilation}" if dilation > 1 else "")
-    window = {"stride": stride, "padding": dilation * (k - 1) // 2, "dilation": dilation}
-    call = lambda x: ops.depthwise_conv2d(*x.values(), **window)  # noqa: E731
-    for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
-        for name, layout in ("NCHW", torch.contiguous_format), ("NHWC", torch.channels_last):
-            x = with_gradient(
-                x=rand(*size, dtype=dtype, device=device).to(memory_format=layout),
-                weight=rand(size[1], 1, k, k, dtype=dtype, device=device),
-                bias=rand(size[1], dtype=dtype, device=device),
-            )
-            case = f"({','.join(map(str, size))}) {how} {str(dtype)[6:]} {name}"
-            image = size_of(x["x"])
+        window = {"stride": stride, "padding": (k - 1) // 2}
+        for dtype, layout in ((dtype, layout) for dtype in dtypes(device) for layout in layouts):
+            x = rand(*size, dtype=dtype, device=device).to(memory_format=layouts[layout])
+            weight, bias = rand(size[1], 1, k, k, dtype=dtype, device=device), rand(size[1], dtype=dtype, device=device)
+            how = f"k{k} stride {stride}" if stride > 1 else f"k{k}"
+            image = size_of(x)
             result = image // stride**2
             yield Work(
                 "depthwise_conv2d",
-                case,
-                x,
-                call,
-                under("torch", call),
-                "F.conv2d, same layout",
-                image + result,
-                2 * image + result,
-                tuple(x),
-                products=x["x"].numel() // stride**2 * k * k,
+                f"({','.join(map(str, size))}) {how} {name_of(dtype)} {layout}",
+                with_gradient(x=x, weight=weight, bias=bias),
+                lambda x, window=window: ops.depthwise_conv2d(*x.values(), **window),
+                baseline_name="F.conv2d, same layout",
+                forward_bytes=image + result,
+                backward_bytes=2 * image + result,
+                wrt=("x", "weight", "bias"),
+                products=x.numel() // stride**2 * k * k,
                 tolerance=2e-3,  # PyTorch's sums over two million pixels of noise are off by a thousandth
             )
 
 
 def depthwise_conv1d_work(device: str) -> Iterator[Work]:
     b = 65536 if device == "cuda" else 2048
-    for dtype in (torch.float32, torch.float16) if device == "cuda" else (torch.float32,):
-        x = with_gradient(
-            x=rand(b, 32, 64, dtype=dtype, device=device),
-            weight=rand(32, 3, dtype=dtype, device=device),
-            bias=rand(32, dtype=dtype, device=device),
-        )
-        moved = 2 * size_of(x["x"])
-        call = lambda x: ops.depthwise_conv1d(*x.values())  # noqa: E731
-        yield Work(
-            "depthwise_conv1d",
-            f"dense ({b},32,64) k3 {str(dtype)[6:]}",
-            x,
-            call,
-            under("torch", call),
-            "F.conv1d",
-            moved,
-            moved * 3 // 2,
-            tuple(x),
-            products=x["x"].numel() * 3,
-        )
-        counts = torch.randint(1, 128, (b // 2,), device=device)
-        offsets = offsets_from_counts(counts)
-        n = int(offsets[-1])
-        y = with_gradient(
-            x=rand(n, 32, dtype=dtype, device=device),
-            weight=rand(32, 3, dtype=dtype, device=device),
-            bias=rand(32, dtype=dtype, device=device),
-        ) | {"ray_offsets": offsets}
-        moved = 2 * size_of(y["x"])
-        call = lambda y: ops.depthwise_conv1d(y["x"], y["weight"], y["bias"], ray_offsets=y["ray_offsets"])  # noqa: E731
-        yield Work(
-            "depthwise_conv1d",
-            f"packed {b // 2} rays of 1..127, C 32, k3 {str(dtype)[6:]}",
-            y,
-            call,
-            under("torch", call),
-            "definition",
-            moved,
-            moved * 3 // 2,
-            ("x", "weight", "bias"),
-            products=y["x"].numel() * 3,
-        )
+    counts = torch.randint(1, 128, (b // 2,), device=device)
+    offsets = offsets_from_counts(counts)
+    n = int(offsets[-1])
+    for dtype in dtypes(device):
+        weight, bias = rand(32, 3, dtype=dtype, device=device), rand(32, dtype=dtype, device=device)
+        for case, shape, baseline, other in (
+            (f"dense ({b},32,64) k3", (b, 32, 64), "F.conv1d", {}),
+            (f"packed {b // 2} rays of 1..127, C 32, k3", (n, 32), "definition", {"ray_offsets": offsets}),
+        ):
+            x = rand(*shape, dtype=dtype, device=device)
+            yield Work(
+                "depthwise_conv1d",
+                f"{case} {name_of(dtype)}",
+                with_gradient(x=x, weight=weight, bias=bias) | other,
+                lambda x: ops.depthwise_conv1d(x["x"], x["weight"], x["bias"], ray_offsets=x.get("ray_offsets")),
+                baseline_name=baseline,
+                forward_bytes=2 * size_of(x),
+                backward_bytes=3 * size_of(x),
+                wrt=("x", "weight", "bias"),
+                products=x.numel() * 3,
+            )
 
 
 def lltm_cell_work(device: str, b: int = 16, i: int = 32, h: int = 128) -> Iterator[Work]:
@@ -190,10 +151,9 @@ def lltm_cell_work(device: str, b: int = 16, i: int = 32, h: int = 128) -> Itera
         weight=rand(3 * h, h + i, device=device) * 0.1,
         bias=rand(3 * h, device=device),
     )
-    x = {name: value.detach().requires_grad_() for name, value in x.items()}
-    call = lambda x: torch.cat(ops.lltm_cell(*x.values()))  # noqa: E731
     parts = ("wall forward", "wall both", "graph both") if device == "cuda" else ("wall forward", "wall both")
-    yield Work("lltm_cell", f"{b}/{i}/{h} float32", x, call, under("torch", call), "eager", wrt=tuple(x), parts=parts)
+    call = lambda x: torch.cat(ops.lltm_cell(*x.values()))  # noqa: E731
+    yield Work("lltm_cell", f"{b}/{i}/{h} float32", x, call, baseline_name="eager", wrt=tuple(x), parts=parts)
 
 
 def lltm_inputs(offsets: Tensor, i: int, h: int, dtype: torch.dtype, device: str) -> Inputs:
@@ -204,7 +164,7 @@ def lltm_inputs(offsets: Tensor, i: int, h: int, dtype: torch.dtype, device: str
         "bias": torch.zeros(3 * h, device=device),
     }
     zero = torch.zeros(r, h, device=device, dtype=dtype)
-    x = {name: value.to(dtype).requires_grad_() for name, value in x.items()}
+    x = with_gradient(**{name: value.to(dtype) for name, value in x.items()})
     return x | {"ray_offsets": offsets, "h0": zero, "c0": zero.clone()}
 
 
@@ -213,15 +173,22 @@ def run_lltm(x: Inputs) -> Tensor:
 
 
 def lltm_beside_definition(name: str, x: Inputs) -> Work:
-    wrt, parts, moved = ("input", "weight", "bias"), ("forward", "both"), bytes_of_lltm(x)
-    products = x["input"].shape[0] * x["weight"].numel()
-    baseline = under("torch", run_lltm)
-    return Work("lltm", name, x, run_lltm, baseline, "definition", moved, 2 * moved, wrt, parts, products=products)
+    return Work(
+        "lltm",
+        name,
+        x,
+        run_lltm,
+        forward_bytes=bytes_of_lltm(x),
+        backward_bytes=2 * bytes_of_lltm(x),
+        wrt=("input", "weight", "bias"),
+        parts=("forward", "both"),
+        products=x["input"].shape[0] * x["weight"].numel(),
+    )
 
 
 def lltm_work(device: str) -> Iterator[Work]:
     if device == "cuda":
-        for dtype in (torch.float16, torch.float32):
+        for dtype in dtypes(device):
             yield lltm_beside_lstm(8192, 128, 32, 64, dtype)
     else:
         x = lltm_inputs(dense_offsets(256, 64, device), 32, 64, torch.float32, device)
@@ -241,7 +208,7 @@ def lltm_beside_lstm(rays: int, steps: int, i: int, h: int, dtype: torch.dtype) 
     sequence = x["input"].detach().view(rays, steps, i).requires_grad_()
     return Work(
         "lltm",
-        f"{rays} rays x {steps}, {i} -> {h}, {str(dtype)[6:]}",
+        f"{rays} rays x {steps}, {i} -> {h}, {name_of(dtype)}",
         x,
         run_lltm,
         lambda x, m=lstm: m(x["input"])[0],
@@ -256,12 +223,11 @@ def lltm_beside_lstm(rays: int, steps: int, i: int, h: int, dtype: torch.dtype) 
 
 
 def lltm_along_rays(device: str, rays: int, longest: int, i: int, h: int) -> Work:
-    """Rays of lengths that fall off exponentially."""
     dtype = torch.float16 if device == "cuda" else torch.float32
-    counts = (torch.distributions.Exponential(1 / 6.0).sample((rays,)) + 1).clamp(1, longest).long().to(device)
-    offsets = offsets_from_counts(counts)
+    offsets = rays_of(device, rays, 6.0, 1, longest)
+    counts = offsets.diff()
     x = lltm_inputs(offsets, i, h, dtype, device)
-    name = f"{rays} rays of 1..{counts.max()} (mean {counts.float().mean():.1f}), {i} -> {h}, {str(dtype)[6:]}"
+    name = f"{rays} rays of 1..{counts.max()} (mean {counts.float().mean():.1f}), {i} -> {h}, {name_of(dtype)}"
     return lltm_beside_definition(name, x)
 
 
@@ -269,13 +235,17 @@ def mlp_work(device: str) -> Iterator[Work]:
     n = 2**18 if device == "cuda" else 2**14
     dtype = torch.float16 if device == "cuda" else torch.float32
     for widths, inputs in ((32, 64, 16), (32,)), ((96, 64, 64, 3), (16, 16, 32, 32)):
-        x = {f"input{k}": rand(n, width, dtype=dtype, device=device) for k, width in enumerate(inputs)}
-        x["parameters"] = rand(n_parameters(widths), dtype=dtype, device=device) * 0.1
-        x = {name: value.detach().requires_grad_() for name, value in x.items()}
-        rows = tuple(f"input{k}" for k in range(len(inputs)))
-        call = lambda x, w=widths, rows=rows: ops.mlp(x["parameters"], w, *(x[row] for row in rows))  # noqa: E731
-        read = size_of(*(x[row] for row in rows))
-        moved = read + n * widths[-1] * dtype.itemsize
-        name = f"{n} rows, {'-'.join(map(str, widths))} {str(dtype)[6:]}"
-        sizes, products = (moved, moved + read), n * sum(a * b for a, b in pairwise(widths))
-        yield Work("mlp", name, x, call, under("torch", call), "F.linear", *sizes, tuple(x), products=products)
+        rows = {f"input{k}": rand(n, width, dtype=dtype, device=device) for k, width in enumerate(inputs)}
+        parameters = rand(n_parameters(widths), dtype=dtype, device=device) * 0.1
+        moved = size_of(*rows.values()) + n * widths[-1] * dtype.itemsize
+        yield Work(
+            "mlp",
+            f"{n} rows, {'-'.join(map(str, widths))} {name_of(dtype)}",
+            with_gradient(parameters=parameters, **rows),
+            lambda x, widths=widths: ops.mlp(x["parameters"], widths, *list(x.values())[1:]),
+            baseline_name="F.linear",
+            forward_bytes=moved,
+            backward_bytes=moved + size_of(*rows.values()),
+            wrt=("parameters", *rows),
+            products=n * sum(a * b for a, b in pairwise(widths)),
+        )

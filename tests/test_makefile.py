@@ -29,6 +29,7 @@ def test_only_the_torch_of_a_base_interpreter_is_used(tmp_path, base: str):
     python = tmp_path / "python3"
     python.write_text(FAKE.format(real=sys.executable, base=base))
     python.chmod(0o755)
+    (tmp_path / "torch.py").write_text('__version__ = "2.13.0"\n')
     venv = tmp_path / "venv"
     done = subprocess.run(
         ["make", f"PYTHON={python}", f"VENV={venv}", f"{venv}/ready"], capture_output=True, text=True, timeout=120

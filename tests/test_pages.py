@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages promise: code runs, links lead somewhere, commands exist with their options."""
+"""What pages promise: code runs, links lead somewhere, commands exist with their options, the site builds."""
 
 import dataclasses
+import importlib
 import re
 import shlex
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -24,6 +27,30 @@ def test_the_modules_page_runs():
     for code in re.findall(r"```python\n(.*?)```", Path("docs/nn.md").read_text(), re.S):
         exec(code, names)
     assert names["features"].shape == (1000, 16)
+
+
+def test_the_readme_runs():
+    text = Path("README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    names: dict = {}
+    exec(code.replace("steps, config.ops.backend = 20", "steps, config.ops.backend = 2"), names)
+    assert names["rendering"].color.shape == (2500, 3) and set(names["trainer"].backends().values()) == {"torch"}
+    targets = set(re.findall(r"^([\w-]+):", Path("Makefile").read_text(), re.M))
+    assert {"demo", "test"} <= set(re.findall(r"^    make ([\w-]+)", text, re.M)) <= targets
+
+
+@pytest.mark.slow
+def test_the_site_builds(tmp_path: Path):
+    pytest.importorskip("material", reason="needs the extra 'docs'")
+    pytest.importorskip("mkdocstrings_handlers.python", reason="needs the extra 'docs'")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", "docs/mkdocs/mkdocs.yml", "-d", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for package in ("nerfkit", "nerfkit.ops", "nerfkit.nn"):
+        page = (tmp_path / "api" / package.rpartition(".")[2] / "index.html").read_text()
+        names = set(importlib.import_module(package).__all__) - {"__version__", "nn", "ops"}
+        assert not [name for name in names if f"{package}.{name}" not in page], package
+        assert ".. math::" not in page
 
 
 def without_blocks(page: Path) -> str:

@@ -61,17 +61,6 @@ def test_copies_are_equal_and_lie_elsewhere():
         assert not side.inputs["y"].requires_grad
 
 
-def test_every_call_of_a_row_is_made_equally_often():
-    made = [0, 0, 0]
-
-    def call(i: int):
-        made[i] += 1
-
-    calls = [lambda i=i: call(i) for i in range(3)]
-    assert Timer("cpu", repeats=4, warmup=0)(calls) >= 0
-    assert made == [5, 5, 5]
-
-
 def test_a_copy_by_threads_that_do_not_divide_it():
     threads = torch.get_num_threads()
     try:

@@ -53,50 +53,52 @@ def toolkit(tmp_path: Path, monkeypatch) -> str:
     return str(tmp_path / "cuda")
 
 
-@pytest.mark.parametrize("name", ["NERFKIT_NATIVE", "NERFKIT_CUDA"])
-def test_an_unknown_switch_is_an_error(name: str, read_setup):
-    with raises_naming(SystemExit, name, "auto", "0", "1", "'yes'"):
-        read_setup(**{name: "yes"})
+@pytest.fixture
+def no_nvcc(monkeypatch) -> None:
+    """A machine without nvcc."""
+    monkeypatch.setattr("shutil.which", lambda name, which=shutil.which, **_: None if name == "nvcc" else which(name))
+    monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
 
 
-def test_an_empty_variable_is_as_if_unset(read_setup, capsys):
-    assert read_setup(CXX="", NERFKIT_NATIVE="", NERFKIT_CUDA="0")["CXX"] == ["g++"]
+@pytest.mark.parametrize(
+    "variables, words",
+    [
+        ({"NERFKIT_NATIVE": "yes"}, ("NERFKIT_NATIVE", "auto", "0", "1", "'yes'")),
+        ({"NERFKIT_CUDA": "yes"}, ("NERFKIT_CUDA", "auto", "0", "1", "'yes'")),
+        ({"NERFKIT_TORCH_DIR": "/nowhere", "NERFKIT_NATIVE": "0"}, ("NERFKIT_TORCH_DIR=/nowhere", "2.10", "include")),
+        ({"NERFKIT_TORCH_DIR": "/tmp"}, ("NERFKIT_TORCH_DIR=/tmp", "2.10", "include")),
+        ({"NERFKIT_NATIVE": "1", "CXX": "no-such-compiler"}, ("no-such-compiler",)),
+        ({"NERFKIT_NATIVE": "0", "NERFKIT_CUDA": "1"}, ("NERFKIT_NATIVE=0",)),
+        *(
+            ({"NERFKIT_CUDA": "1", "TORCH_CUDA_ARCH_LIST": f"8.0 {wrong}"}, ("TORCH_CUDA_ARCH_LIST", "9.0a", wrong))
+            for wrong in ("Hopper", "90", "sm_90", "9.0+ptx")
+        ),
+    ],
+)
+def test_what_cannot_be_is_an_error(variables: dict[str, str], words: tuple, toolkit: str, read_setup):
+    with raises_naming(SystemExit, *words):
+        read_setup(CUDA_HOME=toolkit, **variables)
+
+
+def test_a_missing_toolkit_is_an_error_that_names_where_it_was_sought(tmp_path: Path, read_setup, no_nvcc):
+    with raises_naming(SystemExit, "NERFKIT_CUDA=1", f"CUDA_HOME={tmp_path}", "bin/nvcc"):
+        read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
+
+
+def test_variables_are_followed(read_setup):
+    assert read_setup(CXX="", NERFKIT_NATIVE="", NERFKIT_CUDA="0")["CXX"] == ["g++"], "empty is as if unset"
     assert read_setup(CXX="clang++ -v", NERFKIT_CUDA="0")["CXX"] == ["clang++", "-v"]
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_without_torch_is_an_error(exists: bool, tmp_path: Path, read_setup):
-    folder = tmp_path / "torch"
-    if exists:
-        folder.mkdir()
-    with raises_naming(SystemExit, f"NERFKIT_TORCH_DIR={folder}", "2.10", "include"):
-        read_setup(NERFKIT_TORCH_DIR=str(folder), NERFKIT_NATIVE="0")
-
-
-def test_the_torch_that_is_asked_for_is_taken(read_setup):
     folder = Path(torch.__file__).parent
     assert read_setup(NERFKIT_TORCH_DIR=str(folder), NERFKIT_CUDA="0")["TORCH"].folder == folder
 
 
-@pytest.mark.parametrize("wrong", ["Hopper", "90", "sm_90", "9.0+ptx"])
-def test_an_unknown_architecture_is_an_error(wrong: str, toolkit: str, read_setup):
-    with raises_naming(SystemExit, "TORCH_CUDA_ARCH_LIST", "8.0", "9.0a", "12.0+PTX", wrong):
-        read_setup(CUDA_HOME=toolkit, NERFKIT_CUDA="1", TORCH_CUDA_ARCH_LIST=f"8.0 {wrong}")
-
-
-def test_architectures_are_those_asked_for(toolkit: str, read_setup):
+def test_architectures_are_those_asked_for_or_of_the_gpus_or_known_to_nvcc(toolkit: str, tmp_path: Path, read_setup):
     names = read_setup(CUDA_HOME=toolkit, TORCH_CUDA_ARCH_LIST="8.0;9.0a,12.0+PTX")
     assert names["architectures"]() == ["12.0+PTX", "8.0", "9.0a"]
-    assert "-gencode=arch=compute_120,code=compute_120" in names["gencode"]()
-
-
-def test_the_default_architectures_are_known_to_nvcc(toolkit: str, read_setup):
+    assert "-gencode=arch=compute_120,code=compute_120" in names["gpu_flags"]()
     assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["7.5", "8.0+PTX"]
     program(Path(toolkit) / "bin" / "nvcc", "")
     assert read_setup(CUDA_HOME=toolkit)["architectures"]() == "7.5 8.0 8.6 8.9 9.0 10.0 12.0+PTX".split()
-
-
-def test_the_architectures_of_the_gpus_come_first(toolkit: str, tmp_path: Path, read_setup):
     program(tmp_path / "path" / "nvidia-smi", r"9.0\n9.0\n")
     assert read_setup(CUDA_HOME=toolkit)["architectures"]() == ["9.0"]
 
@@ -108,32 +110,19 @@ def test_only_a_build_runs_programs(toolkit: str, read_setup, monkeypatch):
     assert "nerfkit._C_cuda" in [module.name for module in names["modules"]]
 
 
-def test_a_cuda_home_without_nvcc_is_named(tmp_path: Path, read_setup, monkeypatch):
-    names = read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="0")
-    assert_names(names["about_nvcc"](), f"CUDA_HOME={tmp_path}", "bin/nvcc")
-    monkeypatch.setattr("shutil.which", lambda name: None if name == "nvcc" else name)
-    monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
-    with raises_naming(SystemExit, "NERFKIT_CUDA=1", f"CUDA_HOME={tmp_path}", "bin/nvcc"):
-        read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
-
-
 @pytest.mark.parametrize(
     "variables, reason",
     [
         ({"NERFKIT_CUDA": "0"}, ("NERFKIT_CUDA=0",)),
-        ({}, ("nvcc",)),
-        ({"CUDA_HOME": "/nowhere"}, ("nvcc", "CUDA_HOME=/nowhere")),
+        ({"CUDA_HOME": "/nowhere"}, ("no nvcc", "CUDA_HOME=/nowhere")),
     ],
 )
-def test_why_there_are_no_cuda_ops(variables: dict[str, str], reason: tuple, read_setup, monkeypatch):
-    monkeypatch.setattr("shutil.which", lambda name, which=shutil.which: None if name == "nvcc" else which(name))
-    monkeypatch.setattr(Path, "exists", lambda path, exists=Path.exists: path.name != "nvcc" and exists(path))
+def test_a_summary_says_what_was_built_and_why_not_more(variables, reason, toolkit: str, read_setup, no_nvcc):
     names = read_setup(**variables)
     if why := names["why_pure_python"]():
         pytest.skip(f"nothing is built here: {why}")
     built = {module.name.removeprefix("nerfkit.") for module in names["modules"]}
-    said = names["summary"](built)
-    assert_names(said, platform.machine(), "baseline", "no CUDA", *reason)
+    assert_names(names["summary"](built), platform.machine(), "baseline", "no CUDA", *reason)
     assert_names(names["summary"](set()), "no baseline", *reason)
 
 
@@ -143,6 +132,11 @@ def test_cuda_ops_are_said_with_their_architectures(toolkit: str, read_setup):
     assert_names(names["summary"]({"_C"}), "no CUDA")
 
 
-def test_pure_python_is_said_with_its_reason(read_setup):
-    assert_names(read_setup(NERFKIT_NATIVE="0")["summary"](set()), "NERFKIT_NATIVE=0")
-    assert_names(read_setup(CXX="no-such-compiler", NERFKIT_CUDA="0")["summary"](set()), "no-such-compiler")
+@pytest.mark.parametrize("missing", ["NERFKIT_NATIVE=0", "no-such-compiler", "ninja"])
+def test_pure_python_is_said_with_its_reason(missing: str, read_setup, monkeypatch):
+    which = shutil.which
+    monkeypatch.setattr("shutil.which", lambda name, path=None: None if name == missing else which(name, path=path))
+    variables = {"NERFKIT_NATIVE=0": {"NERFKIT_NATIVE": "0"}, "no-such-compiler": {"CXX": "no-such-compiler"}}
+    names = read_setup(NERFKIT_CUDA="0", **variables.get(missing, {}))
+    assert names["modules"] == []
+    assert_names(names["summary"](set()), "pure Python", missing)
