@@ -8,7 +8,7 @@ from nerfkit.config import Config, DataConfig, SamplingConfig
 from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.model.occupancy import OccupancyGrid
-from nerfkit.model.samplers import build_sampler
+from nerfkit.model.sampling import build_sampler
 
 CUBE = torch.tensor([[-1.0] * 3, [1.0] * 3])
 BOXES = {"contracted": CUBE, "box": 10 * CUBE}
@@ -17,14 +17,22 @@ BOXES = {"contracted": CUBE, "box": 10 * CUBE}
 def sampler_of(kind: str = "contracted", **options) -> OccupancyGrid:
     values = {"step": 0.05, "cone": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
     data = DataConfig(box=tuple(BOXES[kind].flatten().tolist()))
-    return build_sampler(Config(data=data, sampling=SamplingConfig(kind=kind, **values)).resolved())
+    return built(Config(data=data), kind, values)
 
 
 def cube_sampler(**options) -> OccupancyGrid:
     """In a box from -1 to 1."""
-    sampling = SamplingConfig(kind="box", **({"step": 0.1, "occupancy_resolution": 8} | options))
-    config = Config(size="large", data=DataConfig(box=(-1.0, -1, -1, 1, 1, 1)), sampling=sampling)
-    return build_sampler(config.resolved())
+    values = {"step": 0.1, "occupancy_resolution": 8} | options
+    return built(Config(size="large", data=DataConfig(box=(-1.0, -1, -1, 1, 1, 1))), "box", values)
+
+
+def built(config: Config, kind: str, values: dict) -> OccupancyGrid:
+    """A sampler of such options; what is none of them is an attribute."""
+    own = {name: values.pop(name) for name in ("update_every", "warmup_steps") if name in values}
+    config.sampling = SamplingConfig(kind=kind, **values)
+    sampler = build_sampler(config.resolved())
+    vars(sampler).update(own)
+    return sampler
 
 
 def ray(origin: tuple[float, ...], direction: tuple[float, ...]) -> Rays:

@@ -59,7 +59,6 @@ def test_shipped_files_are_small_differences(name: str):
         ("[trainer]\nfinal_learning_rate = 0.0\n", ("trainer.final_learning_rate", "1e-12", "100", "0.0")),
         ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
-        ("[model]\nkernel = 4\n", ("model.kernel", "odd", "4")),
         ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
         ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
         ("[trainer\n", ("options.toml", "TOML")),

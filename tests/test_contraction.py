@@ -10,7 +10,7 @@ from nerfkit import ops
 from nerfkit.config import ModelConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.limits import MAX_LADDER
-from nerfkit.model.grid import FeatureGrid
+from nerfkit.model.stages import FeatureGrid
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
 

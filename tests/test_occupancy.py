@@ -38,7 +38,7 @@ def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
 
 def test_what_is_gone_is_forgotten_step_by_step():
     """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
-    sampler = cube_sampler(occupancy_threshold=0.5, occupancy_every=1, occupancy_warmup=100)
+    sampler = cube_sampler(occupancy_threshold=0.5, update_every=1, warmup_steps=100)
     sampler.update(in_one_corner, 0)
     occupied = []
     for step in range(1, 10):
@@ -48,7 +48,7 @@ def test_what_is_gone_is_forgotten_step_by_step():
 
 
 def test_updates_come_every_few_steps_and_at_first_of_all_cells():
-    sampler = cube_sampler(occupancy_every=4, occupancy_warmup=5)
+    sampler = cube_sampler(update_every=4, warmup_steps=5)
     counts = []
     for step in range(10):
         looked: list[int] = []
@@ -115,7 +115,7 @@ def test_seen_cells_are_saved_with_the_model(kind: str):
 
 @pytest.mark.parametrize("kind", ["box", "contracted"])
 def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does(kind: str):
-    sampler = sampler_of(kind, occupancy_warmup=0, occupancy_every=1)
+    sampler = sampler_of(kind, warmup_steps=0, update_every=1)
     sampler.train()
     reached, behind = (3.0, 0.0, 0.0), (0.0, 0.0, 8.0)
 
@@ -150,7 +150,7 @@ def test_rows_of_a_capacity_that_nobody_uses_reach_nothing(kind: str):
 
 @pytest.mark.parametrize("kind", ["box", "contracted"])
 def test_images_that_take_turns_empty_no_blocks(kind: str):
-    sampler = sampler_of(kind, occupancy_warmup=0, occupancy_every=1)
+    sampler = sampler_of(kind, warmup_steps=0, update_every=1)
     sampler.observe(forward_cameras(), all_at_once=False)
     for step in range(REACHED_UPDATES + 1):
         sampler.update(lambda points: torch.full(points.shape[:1], 1e4), step)

@@ -87,15 +87,15 @@ def test_intervals_follow_from_the_sides_that_cameras_see(tmp_path: Path):
 
     def intervals(*arguments: str) -> tuple[float, ...]:
         sampling = options_of(*arguments)[0].sampling
-        return sampling.step, sampling.cone, sampling.occupancy_threshold, sampling.candidates_per_sample
+        return sampling.step, sampling.cone, sampling.occupancy_threshold
 
     folder, row = place(tmp_path / "place"), tmp_path / "row"
-    assert intervals(folder) == (0.0025, 1 / 256, 0.001, 8)
-    assert intervals(folder, *BOX, *UNBOUNDED) == (0.01, 1 / 256, 0.001, 8)
-    assert intervals(folder, "--sampling.step", "0.005") == (0.005, 1 / 256, 0.001, 8), "given"
+    assert intervals(folder) == (0.0025, 1 / 256, 0.001)
+    assert intervals(folder, *BOX, *UNBOUNDED) == (0.01, 1 / 256, 0.001)
+    assert intervals(folder, "--sampling.step", "0.005") == (0.005, 1 / 256, 0.001), "given"
     write_capture(row, grid(), points=np.array([0, 6, 0.5]) + np.random.default_rng(0).normal(size=(300, 3)))
     assert options_of(row)[1].frame.kind == "forward"
-    assert intervals(row) == (0.005, 1 / 128, 0.003, 6)
+    assert intervals(row) == (0.005, 1 / 128, 0.003)
 
 
 def test_the_lltm_is_for_boxes_unless_it_is_asked_for(tmp_path: Path):

@@ -115,7 +115,7 @@ def test_no_samples_behind_what_is_opaque():
 
 def test_thin_samples_are_rendered_in_the_warm_up_alone():
     """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
-    sampler, rays = plain_sampler(occupancy_threshold=0.01, occupancy_every=4, occupancy_warmup=8)
+    sampler, rays = plain_sampler(occupancy_threshold=0.01, update_every=4, warmup_steps=8)
 
     def density_fn(positions: Tensor) -> Tensor:
         return torch.where((positions[:, 0] * 5).floor() % 2 == 0, 1.0, 0.05)

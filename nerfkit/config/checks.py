@@ -72,8 +72,6 @@ def _check_box(box: tuple[float, ...] | None) -> None:
 
 
 def _check_model(model: Any) -> None:
-    if model.kernel % 2 == 0:
-        raise ConfigError(f"model.kernel must be odd, got {model.kernel}")
     if model.max_resolution is not None and model.max_resolution < model.base_resolution:
         raise ConfigError(
             f"model.max_resolution ({model.max_resolution}) must be at least "

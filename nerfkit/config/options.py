@@ -93,12 +93,9 @@ class ModelConfig:
     base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells a side of the finest level
     hidden: auto("model.hidden", int, 1, 4096) = None  # width of the decoder's hidden layers
-    embedding: integer(1, 1024) = 16  # outputs of the density network: first the density; the color network sees all
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
-    kernel: integer(1, 255) = 3  # taps of that convolution (odd)
     aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
     state: integer(1, 1024) = 16  # size of the LLTM's state
-    density_bias: number(-20, 20) = -1.0  # logarithm of the density where the network's output is 0, as at first
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
@@ -112,11 +109,7 @@ class SamplingConfig:
     near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
     far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
     occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
-    occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
-    occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
     occupancy_threshold: auto("sampling.occupancy_threshold", float, 0, 1) = None  # least opacity that is rendered
-    # Of a CUDA graph: capacity for marched samples per rendered one.
-    candidates_per_sample: auto("sampling.candidates_per_sample", float, 1, 16) = None
     min_transmittance: number(0, 0.99) = 1e-3  # a ray ends where its transmittance falls to this
 
 

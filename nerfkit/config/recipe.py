@@ -115,7 +115,6 @@ BASE: Recipe = {
     "sampling.cone": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
     "sampling.occupancy_resolution": ((96, SMALL), (256, UNBOUNDED), (128, OTHERWISE)),
     "sampling.occupancy_threshold": ((0.01, SMALL), (0.001, ALL_SIDES), (0.003, OTHERWISE)),
-    "sampling.candidates_per_sample": ((8.0, ALL_SIDES), (6.0, OTHERWISE)),
     "model.levels": ((6, SMALL), (16, OTHERWISE)),
     "model.features": ((4, SMALL), (2, OTHERWISE)),
     "model.log2_table": ((18, SMALL), (20, OTHERWISE)),

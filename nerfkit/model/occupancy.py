@@ -31,7 +31,8 @@ DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 class OccupancyGrid(nn.Module, ABC):
     """The cells, and their updates; what of space they cover, a sampler that derives from it says."""
 
-    drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
+    update_every, warmup_steps = 16, 256  # training steps between two updates; in which an update visits every cell
+    drawn_anywhere, drawn_occupied = 4, 8  # later it visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__()
@@ -61,15 +62,15 @@ class OccupancyGrid(nn.Module, ABC):
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
-        """Update the occupancy grid from the density field, every `occupancy_every` training steps.
+        """Update the occupancy grid from the density field, every `update_every` training steps.
 
         In the warm-up all cells are evaluated, later some of them and some occupied ones, at a random point of each; a
         cell's opacity is the maximum of the new value and the old one, decayed by 10 %. Nothing synchronizes with the
         GPU.
         """
-        if step % self.config.occupancy_every:
+        if step % self.update_every:
             return
-        is_warmed_up = step >= self.config.occupancy_warmup
+        is_warmed_up = step >= self.warmup_steps
         if self.empties and is_warmed_up:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
         cells = self._some_cells() if is_warmed_up else self._all_cells()
