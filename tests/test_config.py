@@ -85,7 +85,7 @@ def test_bad_file(tmp_path, text: str, named: tuple):
         ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
         ("[model.options]\nwidth = inf\n", ("model.options.width", "inf")),
         ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
-        ('"a\\nb" = 1\n', ("a?b",)),
+        ('"a\\nb" = 1\n', (r"a\nb",)),
         ("seed = 2020-01-01\n", ("seed", "int")),
     ],
 )
