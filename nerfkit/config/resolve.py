@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_type_hints
 
-from nerfkit.config.recipe import BASE, CUBE, FIELD, OTHERWISE, SMALL, Facts, Found, Recipe
+from nerfkit.config.recipe import BASE, CUBE, FIELD, SMALL, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
 from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS, ladder_distances
 from nerfkit.option_types import AUTO, LARGEST, Range
@@ -51,9 +51,9 @@ def decide(
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
             raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
-        computed = f"{value.text} " if isinstance(value, Found) else ""
-        why = "" if condition is OTHERWISE else f"{computed}{condition.text}".strip()
-        value = value.of(facts) if isinstance(value, Found) else value
+        why = condition.text
+        if isinstance(value, Found):
+            value, why = value.of(facts), f"{value.text} {why}".strip()
         setattr(target, name, value)
         by = decisions["size"].by if condition is SMALL else condition.by
         decisions[option] = Decision(value, by, why or f"default of the model {new.model.kind}")
@@ -140,13 +140,14 @@ def _check_near_and_far(config: Any, decisions: Mapping[str, Decision], scene: A
     near, far = config.sampling.near, config.sampling.far
     if near < far:
         return
-    texts = []
-    for name, value in (("near", near), ("far", far)):
-        is_asked = decisions[f"sampling.{name}"].by in ("user", "preset")
-        texts.append(f"sampling.{name} ({value:g}{'' if is_asked else ', as the scene has it'})")
+    asked = {name: decisions[f"sampling.{name}"].by in ("user", "preset") for name in ("near", "far")}
+    whose = {name: "" if is_asked else ", as the scene has it" for name, is_asked in asked.items()}
     frame = getattr(scene, "frame", None)
     unit = f", of which one is {1 / frame.scale:.4g} in the files" if frame is not None else ""
-    raise ConfigError(f"{texts[0]} must be below {texts[1]}, in the model's units{unit}; lower near, or raise far")
+    raise ConfigError(
+        f"sampling.near ({near:g}{whose['near']}) must be below sampling.far ({far:g}{whose['far']}), in the model's "
+        f"units{unit}; lower near, or raise far"
+    )
 
 
 def _check_split(asked: Any, new: Any, scene: Any) -> None:

@@ -15,7 +15,7 @@ from nerfkit.config import BASE, Config, Recipe, ResolvedConfig
 from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
-from nerfkit.model.sampling import RaySampler
+from nerfkit.model.sampling import OccupancySampler
 from nerfkit.ops import Resolved, backend, choices, resolve
 from nerfkit.parallel import Processes
 
@@ -130,21 +130,18 @@ class Model(nn.Module):
         silent = [type(m) for m in self.modules() if not hasattr(m, "ops") or (m is self and m.ops is None)]
         return tuple(dict.fromkeys(kind.__name__ for kind in silent if not kind.__module__.startswith("torch.nn.")))
 
-    def _sampler(self) -> RaySampler | None:
+    def _sampler(self) -> OccupancySampler | None:
         return getattr(self, "sampler", None)
 
     def _read_options(self, config: Config) -> Any:
-        given = config.model.options
-        if self.Options is None:
-            if given:
-                raise ConfigError(f"model.options: the model {config.model.kind!r} has none, got {', '.join(given)}")
-            return None
-        unknown = set(given) - set(self.Options.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(self.Options.__dataclass_fields__)
-            raise ConfigError(f"model.options: unknown {', '.join(sorted(unknown))}; {config.model.kind} knows {known}")
+        given, known = config.model.options, getattr(self.Options, "__dataclass_fields__", ())
+        if unknown := set(given) - set(known):
+            raise ConfigError(
+                f"model.options: unknown {', '.join(sorted(unknown))}; the model {config.model.kind!r} knows "
+                f"{', '.join(known) or 'none'}"
+            )
         try:
-            return msgspec.convert(given, self.Options, strict=False)
+            return None if self.Options is None else msgspec.convert(given, self.Options, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"model.options: {error}") from None
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nerfkit.config import Config, SamplingConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
-from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
-from nerfkit.parallel import Processes
 
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
@@ -43,33 +42,6 @@ class Samples(NamedTuple):
     ray_index: Tensor  # [N] int64
     ray_offsets: Tensor  # [R+1] int64; with a capacity [R+1+M], see `packed.pad_offsets`
     ray_complete: Tensor  # [R] bool, rays within the capacity
-
-
-class RaySampler(Protocol):
-    """The interface of samplers, which are torch modules: their buffers are saved with the model."""
-
-    ops: tuple[str, ...]  # of nerfkit, that it calls
-    max_samples_per_ray: float  # upper bound: the longest ray, with all cells occupied
-
-    def __call__(
-        self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
-    ) -> Samples:
-        """Samples of `rays`, whose positions are differentiable in the rays; see `BoxSampler.forward`."""
-
-    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
-        """The cameras that are trained; called once. `all_at_once`: each step may draw from any of them."""
-
-    def agree(self, processes: Processes) -> None:
-        """Make equal what the own rays of several processes have changed; called before `update`."""
-
-    def update(self, density_fn: DensityFn, step: int) -> None:
-        """Update from the density field; called before each training step."""
-
-    def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] can have samples, bool."""
-
-    def stats(self) -> dict[str, float]:
-        """Values to log, by name."""
 
 
 class OccupancySampler(OccupancyGrid):
@@ -233,13 +205,13 @@ class ContractedSampler(OccupancySampler):
         return (contract(positions, self.box) + 2) / 4
 
 
-SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], RaySampler]] = {
+SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], OccupancySampler]] = {
     "box": BoxSampler,
     "contracted": ContractedSampler,
 }
 
 
-def build_sampler(config: Config) -> RaySampler:
+def build_sampler(config: Config) -> OccupancySampler:
     """The sampler `config.sampling.kind` in data.box; raises ConfigError if there is none of that name."""
     if config.sampling.kind not in SAMPLERS:
         raise ConfigError(f"sampling.kind: no sampler {config.sampling.kind!r}; there are {', '.join(SAMPLERS)}")
