@@ -12,7 +12,7 @@ import torchmetrics.functional.image.lpips
 from torch import nn
 
 from nerfkit.errors import UserError
-from nerfkit.lpips import CONVOLUTIONS, MIN_SIDE, Lpips
+from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips
 from tests.naming import raises_naming
 from tests.trainers import make_trainer
 
@@ -45,7 +45,7 @@ def test_equal_images_have_no_distance_and_more_noise_a_larger_one(weights):
     distances = [lpips(truth + share * (noisy - truth), truth) for share in (0.1, 0.3, 1.0, 3.0)]
     assert distances == sorted(distances) and distances[0] > 0
     assert lpips(noisy, truth) == pytest.approx(lpips(truth, noisy), rel=1e-5)
-    assert lpips(truth[: MIN_SIDE - 1], truth[: MIN_SIDE - 1]) is None
+    assert lpips(truth[: LPIPS_MIN_SIDE - 1], truth[: LPIPS_MIN_SIDE - 1]) is None
 
 
 def test_values_are_those_of_the_equation(weights):

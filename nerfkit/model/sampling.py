@@ -56,7 +56,6 @@ class OccupancySampler(OccupancyGrid):
     """
 
     ops = ("march", "count_visible", "compact_samples")
-    max_rays_rendered = 2**20  # at a time
     candidates_per_sample = 6.0  # of a capacity: marched intervals for each that is rendered
 
     @abstractmethod
@@ -169,10 +168,7 @@ class ContractedSampler(OccupancySampler):
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__(config, box)
-        try:
-            ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
-        except ValueError as error:
-            raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
+        ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
         self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
         if config.cone < 1 / 128:  # of finer intervals more are behind a surface
             self.candidates_per_sample = 8.0
