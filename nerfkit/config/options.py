@@ -12,45 +12,38 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.config.recipe import rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
-from nerfkit.option_types import AUTO, BOOLEANS, Auto, Flag, Options, Range, Words, integer, number
+from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 Steps = integer(0, 10**9)
 Box = tuple[float, float, float, float, float, float]
 
 
+SHAPES = {bool: "true|false", int: "INT", float: "FLOAT", str: "STR", Box: "X Y Z X Y Z"}  # in the help
+
+
 def auto(option: str, kind: Any, low: float | None = None, high: float | None = None) -> Any:
     """The type of an option that is a `kind` from `low` to `high`, or None, which is written auto."""
     is_real = kind in (float, Box)
     limits = None if low is None else Range(float(low), float(high)) if is_real else Range(low, high)
-    choices = get_args(kind) if kind is not Box else ()
-    parse = {bool: BOOLEANS.__getitem__, int: int, float: float}.get(kind, str)
+    shape = SHAPES.get(kind) or ",".join(get_args(kind))  # of a Literal
 
     def read(words: list[str]) -> Any:
-        if words == [AUTO]:
-            return None
-        if kind is Box:
-            if len(words) != 6:
-                raise ValueError(f"expected six numbers, got {len(words)}")
-            return tuple(map(float, words))
-        if choices and words[0] not in choices:
-            raise ValueError(f"expected {AUTO} or one of {', '.join(choices)}, got {words[0]!r}")
         try:
-            return parse(words[0])
-        except (KeyError, ValueError):
-            raise ValueError(f"expected {AUTO} or {shape.lower()}, got {words[0]!r}") from None
+            return None if words == [AUTO] else msgspec.convert(words if kind is Box else words[0], kind, strict=False)
+        except msgspec.ValidationError:
+            raise ValueError(f"expected {AUTO} or {shape}, got {' '.join(words)!r}") from None
 
-    shape = {bool: "true or false", int: "INT", float: "FLOAT", str: "STR"}.get(kind, ",".join(choices))
-    metavar = "{auto|X Y Z X Y Z}" if kind is Box else f"{{auto,{shape}}}" if choices else f"{{auto|{shape}}}"
     spec = PrimitiveConstructorSpec(
         nargs="*" if kind is Box else 1,
-        metavar=metavar.replace("true or false", "true|false"),
+        metavar=f"{{{AUTO}{'|' if kind in SHAPES else ','}{shape}}}",
         instance_from_str=read,
         is_instance=lambda value: True,
         str_from_instance=lambda value: [AUTO] if value is None else value_text(value).split(" "),
