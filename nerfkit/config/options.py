@@ -138,7 +138,6 @@ class EvalConfig:
     split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
     every: Steps = 0  # nerfkit train: steps between scores of some views, in metrics.jsonl and loss.png; 0: none
-    every_views: integer(0, 10**6) = 8  # how many views that is, evenly spread over the split; 0: all
     comparisons: integer(-1, 10**6) = 8  # views, evenly spread, saved as images of truth, render and error; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
 
