@@ -51,26 +51,16 @@ def volumes(test):
 
 
 @volumes
-def test_weights_are_shares_of_one_and_add_up_to_the_opacity(pair, counts, seed, log):
-    values = volume(counts, seed, log)
-    out = rendered(values, pair)
-    assert ((out["weights"] >= 0) & (out["weights"] <= 1)).all()
-    assert ((out["opacity"] >= 0) & (out["opacity"] <= 1 + 1e-12)).all()
-    ray_index = ray_indices(values["ray_offsets"], sum(counts))
-    sums = torch.zeros_like(out["opacity"]).index_add(0, ray_index, out["weights"])
-    torch.testing.assert_close(out["opacity"], sums, **EXACT)
-
-
-@volumes
-def test_transmittance_only_falls(pair, counts, seed, log):
+def test_transmittance_only_falls_and_the_rest_is_the_opacity(pair, counts, seed, log):
     """What passes a sample is what passed the one before, less its weight; a density brings an opacity of its own."""
     values = volume(counts, seed, log)
-    weights, starts = rendered(values, pair)["weights"], values["ray_offsets"].tolist()
+    out, starts = rendered(values, pair), values["ray_offsets"].tolist()
     thickness = values["density"] * (values["t_ends"] - values["t_starts"])
-    for start, end in zip(starts, starts[1:], strict=False):
-        before = 1 - torch.cat([weights.new_zeros(1), weights[start:end].cumsum(0)])  # transmittance, n + 1
-        assert (before.diff() <= 0).all() and (before > -1e-12).all()
-        torch.testing.assert_close(before[1:], torch.exp(-thickness[start:end].cumsum(0)), rtol=0, atol=1e-12)
+    for ray, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        passed = 1 - torch.cat([thickness.new_zeros(1), out["weights"][start:end].cumsum(0)])  # transmittance, n + 1
+        assert (passed.diff() <= 0).all() and (passed > -1e-12).all()
+        torch.testing.assert_close(passed[1:], torch.exp(-thickness[start:end].cumsum(0)), rtol=0, atol=1e-12)
+        torch.testing.assert_close(out["opacity"][ray], 1 - passed[-1], **EXACT)
 
 
 @volumes
