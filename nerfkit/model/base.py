@@ -25,8 +25,9 @@ MAX_RAYS_RENDERED = 2**20  # at a time, by default
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
-    Only `forward` is required. With a sampler as `self.sampler`, the other methods but `density` use it. Its methods
-    run on the backends that `config.ops` names, in whatever thread; where that says auto, on those chosen around them.
+    Only `forward` is required. With a sampler as `self.sampler`, such as that of `nerfkit.build_sampler`, the other
+    methods but `density` use it. Its methods run on the backends that `config.ops` names, in whatever thread; where
+    that says auto, on those chosen around them.
     """
 
     recipe: ClassVar[Recipe] = BASE  # what options are that are left as auto: see `nerfkit.config.recipe`
