@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from nerfkit.model.registry import build_model as build_model
     from nerfkit.model.registry import register_model as register_model
     from nerfkit.model.renderer import Renderer as Renderer
-    from nerfkit.model.samplers import build_sampler as build_sampler
     from nerfkit.model.sampling import BoxSampler as BoxSampler
     from nerfkit.model.sampling import Samples as Samples
+    from nerfkit.model.sampling import build_sampler as build_sampler
     from nerfkit.rendering.image_renderer import ImageRenderer as ImageRenderer
     from nerfkit.training.run.load import Run as Run
     from nerfkit.training.run.load import load_run as load_run
@@ -61,7 +61,7 @@ _HOME = {
     "build_model": "nerfkit.model.registry",
     "register_model": "nerfkit.model.registry",
     "Renderer": "nerfkit.model.renderer",
-    "build_sampler": "nerfkit.model.samplers",
+    "build_sampler": "nerfkit.model.sampling",
     "BoxSampler": "nerfkit.model.sampling",
     "Samples": "nerfkit.model.sampling",
     "ImageRenderer": "nerfkit.rendering.image_renderer",

@@ -8,7 +8,6 @@ torch. Nothing here runs at import of nerfkit.
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 from nerfkit.errors import UserError
@@ -36,7 +35,8 @@ def build_folder(name: str) -> Path:
 
 def headers() -> Path:
     """Folder of the headers for ops of one's own, such as common/bind.h: a checkout's, or the installed ones."""
-    return SOURCES if _in_checkout() else INSTALLED_HEADERS
+    is_checkout = (SOURCES / "schema.cpp").exists()  # an installed package may lie beside a cuda/ of someone else
+    return SOURCES if is_checkout else INSTALLED_HEADERS
 
 
 def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool = False) -> Path:
@@ -60,7 +60,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
             f"{lock} exists: another process is building {name}, or one was killed while it did. "
             "If none is building, delete that file and try again."
         )
-    if not shutil.which("ninja") and not _has_ninja():
+    if not cpp_extension.is_ninja_available():
         raise BuildError("ninja is not installed; type: pip install ninja")
     folder.mkdir(parents=True, exist_ok=True)
     flags = ["-DUSE_CUDA"] if cuda else [f"-march={MARCH}"] if MARCH else []
@@ -79,13 +79,3 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
     except (RuntimeError, OSError) as error:
         raise BuildError(f"{name} did not build: {error}") from error
     return folder / f"{name}.so"
-
-
-def _in_checkout() -> bool:
-    return (SOURCES / "schema.cpp").exists()  # an installed package may lie beside a cuda/ of someone else
-
-
-def _has_ninja() -> bool:
-    from torch.utils import cpp_extension
-
-    return cpp_extension.is_ninja_available()

@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from nerfkit.errors import UserError
+from nerfkit.reading import shown
 
 SSIM_DEFINITION = "gaussian window 11x11, sigma 1.5, K1 0.01, K2 0.03, data range 1, mean over RGB (torchmetrics)"
 CORRECTED_DEFINITION = (
@@ -15,6 +21,12 @@ UNCLIPPED = (0.5 / 255, 254.5 / 255)  # 8-bit values of a picture that were not 
 MAX_GPU_PIXELS = 2**21  # of an image whose SSIM a GPU computes, in about 600 bytes a pixel
 MIN_SIDE = 6  # pixels, needed by SSIM's window, mirrored at the edges
 MAX_PSNR = 100.0  # dB, of identical images: keeps a mean over views finite
+LPIPS_DEFINITION = "VGG-16, version 0.1, images scaled to [-1, 1] (torchmetrics' linear weights)"
+# `features.N` of torchvision's VGG-16
+CONVOLUTIONS = (0, 2, 5, 7, 10, 12, 14, 17, 19, 21, 24, 26, 28)
+POOLED_BEFORE, COMPARED_AFTER = (5, 10, 17, 24), (2, 7, 14, 21, 28)  # of those
+SHIFT, SCALE = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)  # of the colors that VGG saw, in [-1, 1]
+LPIPS_MIN_SIDE = 16  # pixels: four poolings leave one
 
 
 def psnr(render: Tensor, truth: Tensor) -> float:
@@ -64,3 +76,72 @@ def color_corrected(
     products = torch.einsum("pi,pc->ci", a, missing * weight)  # [3, 4]
     change = (torch.linalg.pinv(squares, rtol=1e-9, hermitian=True) @ products[..., None])[..., 0]  # [3, 4]
     return (render + (own.double() @ change.mT).to(render.dtype)).clamp(0, 1)
+
+
+class Lpips:
+    r"""LPIPS: how different two images look, by features of a network that was trained to name what images show.
+
+    .. math:: \sum_l mean_{hw} \sum_c w_{lc} (f_l(x) / |f_l(x)| - f_l(y) / |f_l(y)|)^2
+
+    f_l are the features of VGG-16 after its convolutions 2, 4, 7, 10 and 13, at each pixel divided by their length, w
+    the weights that were fitted to what people say (Zhang et al. 2018, version 0.1, as torchmetrics ships them). VGG's
+    own weights are a file that a user has: nothing is downloaded.
+
+    Args:
+        file: torchvision's weights of VGG-16, such as vgg16-397923af.pth.
+        device: where the comparison runs.
+
+    Raises UserError if the file holds no such weights.
+    """
+
+    def __init__(self, file: str | Path, device: torch.device | str = "cpu"):
+        from torchmetrics.functional.image import lpips
+
+        self.layers = {}
+        state = _state_of(Path(file).expanduser())
+        for n in CONVOLUTIONS:
+            weight, bias = (state.get(f"features.{n}.{name}") for name in ("weight", "bias"))
+            if not isinstance(weight, Tensor) or not isinstance(bias, Tensor) or weight.shape[2:] != (3, 3):
+                raise UserError(f"eval.lpips: {shown(file)} has no weights of VGG-16: features.{n}.weight is missing")
+            self.layers[n] = weight.float().to(device), bias.float().to(device)
+        linear = torch.load(
+            Path(lpips.__file__).parent / "lpips_models" / "vgg.pth", map_location="cpu", weights_only=True
+        )
+        self.linear = [linear[f"lin{k}.model.1.weight"].to(device) for k in range(len(COMPARED_AFTER))]
+        self.device = torch.device(device)
+
+    @torch.no_grad()
+    def __call__(self, render: Tensor, truth: Tensor) -> float | None:
+        """Distance of two images [H, W, 3] in [0, 1], 0 if they are equal; None if a side is under LPIPS_MIN_SIDE."""
+        if min(truth.shape[:2]) < LPIPS_MIN_SIDE:
+            return None
+        features = self._features(torch.stack([render, truth]).to(self.device).movedim(-1, 1) * 2 - 1)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for weight, feature in zip(self.linear, features, strict=True):  # [1, C, 1, 1], [2, C, h, w]
+            unit = feature / (feature.square().sum(1, keepdim=True) + 1e-8).sqrt()
+            total += (weight * (unit[:1] - unit[1:]).square()).sum(1).mean()
+        return total.item()
+
+    def _features(self, images: Tensor) -> list[Tensor]:
+        """Features [2, C, h, w] of two images [2, 3, H, W] in [-1, 1], after each layer that is compared."""
+        shift, scale = (images.new_tensor(values)[:, None, None] for values in (SHIFT, SCALE))
+        x, found = (images - shift) / scale, []
+        for n, (weight, bias) in self.layers.items():
+            if n in POOLED_BEFORE:
+                x = F.max_pool2d(x, 2)
+            x = F.conv2d(x, weight, bias, padding=1).relu()
+            if n in COMPARED_AFTER:
+                found.append(x)
+        return found
+
+
+def _state_of(file: Path) -> dict[str, Tensor]:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)  # runs no code of the file
+    except FileNotFoundError:
+        raise UserError(
+            f"eval.lpips: {shown(file)} is not there; it is to be torchvision's weights of VGG-16"
+        ) from None
+    except Exception as error:  # whatever a file that holds no tensors leads to
+        raise UserError(f"eval.lpips: {shown(file)} cannot be read: {shown(str(error))[:200]}") from None
+    return state if isinstance(state, dict) else {}

@@ -11,6 +11,7 @@ import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.errors import ConfigError
+from nerfkit.reading import shown
 
 AUTO = "auto"  # how None is written: scene, device or model decide
 LARGEST = 1e300  # of numbers in model.options, which have no range of their own
@@ -114,13 +115,8 @@ Options = Annotated[dict[str, str | int | float | bool], _table("[KEY VALUE [KEY
 Words = Annotated[dict[str, str], _table("[OP BACKEND [OP BACKEND ...]]", _to_words)]
 
 
-def one_line(text: str) -> str:
-    """`text` as part of an error of one line."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:200])
-
-
 def short(value: Any) -> str:
     """`value` as part of an error; of a huge integer, which may have no digits, the size alone."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"about {'-' if value < 0 else ''}2^{value.bit_length() - 1}"
-    return one_line(str(value))
+    return shown(str(value))

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import stat
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,13 +78,18 @@ def native_name(name: str) -> str:
     return os.fsdecode(name.encode("utf-8", "surrogateescape"))
 
 
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """The end of a message on an unknown `name`: the one of the `known` names that is spelt alike; or nothing."""
+    near = difflib.get_close_matches(name[:100], known, n=1)
+    return f"; did you mean {shown(f'{prefix}{near[0]}')}?" if near else ""
+
+
 def why_missing(path: Path) -> str:
     """That a path does not exist, and which name beside it might be meant."""
     try:
-        near = difflib.get_close_matches(path.name, os.listdir(path.parent), n=1)
+        return "does not exist" + did_you_mean(path.name, os.listdir(path.parent), f"{path.parent}{os.sep}")
     except OSError:
-        near = []
-    return "does not exist" + (f"; did you mean {shown(path.parent / near[0])}?" if near else "")
+        return "does not exist"
 
 
 def typed(*words: object) -> str:

@@ -15,7 +15,7 @@ from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import composite_samples
 from nerfkit.model.registry import build_model, register_model
-from nerfkit.model.samplers import build_sampler
+from nerfkit.model.sampling import build_sampler
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.folder import RunFolder, RunScene
 from tests.rigs import look_at

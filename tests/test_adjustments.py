@@ -15,6 +15,7 @@ from nerfkit.data.images.batch import Batch
 from nerfkit.errors import RunError, TrainingError, UserError
 from nerfkit.metrics import color_corrected, psnr
 from nerfkit.model.compositing import Rendering
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.registry import build_model
 from nerfkit.model.sampling import Samples
 from nerfkit.rendering.image_renderer import ImageRenderer
@@ -205,10 +206,10 @@ def test_in_a_step_of_fixed_sizes_they_have_the_same_gradients(config):
             torch.testing.assert_close(trainers[1].parameters[name].grad, value.grad, rtol=1e-3, atol=1e-6)
 
 
-def test_several_processes_train_them_together(config, tmp_path):
+def test_several_processes_train_them_together(config, tmp_path, monkeypatch):
     config.parallel.steps_scale = 1.0
     config.trainer.steps = 6
-    config.sampling.occupancy_every = 6  # where models are compared
+    monkeypatch.setattr(OccupancyGrid, "update_every", 6)  # where models are compared
 
     def train(processes):
         trainer = make_trainer(config, processes=processes)

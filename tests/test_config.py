@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-import dataclasses
 import math
 import os
 import re
+from operator import attrgetter
+from pathlib import Path
 
 import pytest
 
 from nerfkit import config
 from nerfkit.commands import options as cli
 from nerfkit.errors import ConfigError
-from tests.naming import assert_names, raises_naming
+from tests.naming import raises_naming
 from tests.processes import call
 
 
@@ -20,18 +21,14 @@ def write(folder, text: str) -> str:
 
 
 def test_command_line_beats_file_beats_default(tmp_path):
-    file = write(tmp_path, "[trainer]\nsteps = 7\nsamples = 99\n")
-    options = cli.train_options(["--config", file, "--trainer.steps", "8", "--data.path", "x"])
-    assert (options.trainer.steps, options.trainer.samples, options.trainer.warmup) == (8, 99, 100)
-
-
-def test_a_later_file_beats_an_earlier_one(tmp_path):
-    first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n")
+    """And a later file an earlier one."""
+    first = write(tmp_path, "seed = 1\n[model]\nlevels = 3\n[trainer]\nsteps = 7\nsamples = 99\n")
     second = tmp_path / "second.toml"
-    second.write_text("[model]\nencoder = false\n")
-    for arguments in (["--config", first, str(second)], ["--config", first, "--config", str(second)]):
-        options = cli.train_options(arguments)
+    second.write_text("[model]\nencoder = false\n[trainer]\nsamples = 98\n")
+    for files in (["--config", first, str(second)], ["--config", first, "--config", str(second)]):
+        options = cli.train_options([*files, "--trainer.steps", "8", "--data.path", "x"])
         assert (options.seed, options.model.levels, options.model.encoder) == (1, 3, False)
+        assert (options.trainer.steps, options.trainer.samples, options.trainer.log_every) == (8, 98, 50)
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -43,10 +40,10 @@ def test_what_is_written_is_read_back(tmp_path):
     assert options.ops.choices() == {"lltm": "torch"}
 
 
-@pytest.mark.parametrize("name", ["cpu", "lego", "orrery", "orrery_cpu", "field", "quick", "best"])
-def test_shipped_files_are_small_differences(name: str):
-    loaded = config.load([f"configs/{name}.toml"])
-    assert loaded != config.Config()
+@pytest.mark.parametrize("file", sorted(Path("configs").glob("*.toml")), ids=lambda file: file.stem)
+def test_shipped_files_are_small_differences(file: Path):
+    assert config.load([str(file)]) != config.Config()
+    assert config.load([file.stem]) == config.load([str(file)]), "by its name, too"
 
 
 @pytest.mark.parametrize(
@@ -59,20 +56,9 @@ def test_shipped_files_are_small_differences(name: str):
         ("[trainer]\nfinal_learning_rate = 0.0\n", ("trainer.final_learning_rate", "1e-12", "100", "0.0")),
         ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
-        ("[model]\nkernel = 4\n", ("model.kernel", "odd", "4")),
         ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
         ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
         ("[trainer\n", ("options.toml", "TOML")),
-    ],
-)
-def test_bad_file(tmp_path, text: str, named: tuple):
-    with raises_naming(ConfigError, *named):
-        config.load([write(tmp_path, text)])
-
-
-@pytest.mark.parametrize(
-    "text, named",
-    [
         ("[model]\nlevels = 65\n", ("options.toml", "model.levels", "1", "64", "65")),
         ("[sampling]\nnear = nan\n", ("sampling.near", "0", "1e+10", "nan")),
         ("[data]\nbox = [-1, -1, -inf, 1, 1, 1]\n", ("data.box", "-1e+06", "1e+06", "-inf")),
@@ -86,7 +72,7 @@ def test_bad_file(tmp_path, text: str, named: tuple):
         ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
         ("[model.options]\nwidth = inf\n", ("model.options.width", "inf")),
         ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
-        ('"a\\nb" = 1\n', ("a?b",)),
+        ('"a\\nb" = 1\n', (r"a\nb",)),
         ("seed = 2020-01-01\n", ("seed", "int")),
     ],
 )
@@ -104,18 +90,11 @@ def test_values_that_work_together_may_come_from_several_places(tmp_path):
         cli.train_options(["--config", large, "--size", "large"]).resolved()
 
 
-def options_of(table: type, prefix: str = "") -> dict[str, object]:
-    """Every option and its default."""
-    found: dict[str, object] = {}
-    for f in dataclasses.fields(table):
-        if dataclasses.is_dataclass(f.default_factory):
-            found |= options_of(f.default_factory, f"{prefix}{f.name}.")
-        else:
-            found[prefix + f.name] = f.default
-    return found
-
-
-OPTIONS = options_of(config.Config)
+OPTIONS = [*config.flat(config.to_dict(config.Config())), "model.options", "ops.overrides"]
+OF_EACH_TYPE = (
+    "out", "size", "seed", "data.downscale", "data.masks", "data.box", "model.options", "model.encoder", "model.levels",
+    "model.aggregator", "sampling.step", "eval.split", "ops.backend", "ops.overrides",
+)  # fmt: skip
 NASTY = [math.nan, math.inf, -math.inf, 0, -1, 1e30, 10**30, 2**31, 2**63, 10**4000, "", "x", "true", True, {}]
 
 
@@ -132,11 +111,11 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
             assert config.from_dict(config.to_dict(read), "again") == read
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", OF_EACH_TYPE)
 @pytest.mark.slow
 def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
     n_words = 6 if name == "data.box" else 1
-    for value in ("nan", "-inf", "0", "-1", str(10**30), "", "x"):
+    for value in ("nan", "-inf", str(10**30), ""):
         try:
             cli.train_options([f"--{name}", *[value] * n_words])
         except ConfigError as error:
@@ -152,22 +131,21 @@ def test_text_that_no_file_of_options_holds(path: str):
             cli.train_options(arguments)
 
 
-def test_ranges_and_defaults_are_in_the_help(capsys):
+def test_the_help_has_every_option_with_its_range_and_default(capsys):
     with pytest.raises(SystemExit):
         cli.train_options(["--help"])
     text = re.sub(r"[\s│]+", " ", capsys.readouterr().out)
     assert re.search(r"--model.levels .auto.INT. [^-]*auto: 6 with size small, else 16; 1 to 64", text)
     assert "--trainer.capture {true,false}" in text and "--overwrite [{true,false}]" in text
-    assert "no_" not in text
+    assert all(f"--{name} " in text for name in OPTIONS) and "no_" not in text
 
 
-@pytest.mark.parametrize("word, value", [("false", False), ("False", False), ("true", True), ("True", True)])
+@pytest.mark.parametrize("word, value", [("false", False), ("True", True)])
 def test_every_boolean_takes_true_and_false(word: str, value: bool):
-    names = [name for name, default in OPTIONS.items() if isinstance(default, bool)]
+    names = [name for name in OPTIONS if isinstance(attrgetter(name)(config.Config()), bool)]
     assert len(names) == 5
-    for arguments in ([x for name in names for x in (f"--{name}", word)], [f"--{name}={word}" for name in names]):
-        options = cli.train_options(arguments)
-        assert {getattr(getattr(options, group), key) for group, key in (n.split(".") for n in names)} == {value}
+    options = cli.train_options([text for name in names for text in (f"--{name}", word)])
+    assert {attrgetter(name)(options) for name in names} == {value}
 
 
 def test_switch():
@@ -198,7 +176,7 @@ def test_preset_by_name(tmp_path, monkeypatch):
     assert config.preset_path("lego").name == "lego.toml"
     (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
     assert config.load(["orrery"]).seed == 3
-    for name in ("nowhere", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
+    for name in ("nowhere.toml", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
         with raises_naming(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
             config.load([name])
     with raises_naming(ConfigError, "did you mean quick?"):
@@ -209,12 +187,10 @@ def test_preset_by_name(tmp_path, monkeypatch):
     "content, named",
     [
         ("name = 'Käfer'".encode("latin-1"), "UTF-8"),
-        ("seed = 3".encode("utf-16"), "UTF-8"),
         ("seed = 3".encode("utf-16-le"), "TOML"),
         (b"seed = " + b"[" * 30_000, "nested"),
         (b".".join([b"a"] * 50_000) + b" = 1", "32768"),
         (b"seed = " + b"1" * 5000, "TOML"),
-        (b"#" * 17_000_000, "32768"),
     ],
 )
 def test_no_file_of_options(tmp_path, content: bytes, named: str):
@@ -230,11 +206,6 @@ def test_neither_pipe_nor_device_nor_folder_is_read(tmp_path):
     for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
         with raises_naming(ConfigError, path):
             config.load([path])
-
-
-def test_byte_order_mark(tmp_path):
-    (tmp_path / "options.toml").write_bytes(b"\xef\xbb\xbfseed = 3\r\n")
-    assert config.load([tmp_path / "options.toml"]).seed == 3
 
 
 def test_resume_ignores_nothing(tmp_path):
@@ -253,20 +224,10 @@ def test_resume_ignores_nothing(tmp_path):
         cli.train_options(["--resume", str(run), "--overwrite"])
 
 
-def test_missing_file():
-    with raises_naming(ConfigError, "'nowhere.toml'", "field", "lego", "orrery", "orrery_cpu"):
-        config.load(["nowhere.toml"])
-
-
-def test_bad_command_line_suggests(capsys):
-    with pytest.raises(SystemExit):
-        cli.train_options(["--trainer.setps", "5"])
-    assert "--trainer.steps" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "command, arguments, named",
     [
+        ("train", "--trainer.setps 5", "--trainer.steps"),
         ("train", "--trainer.device cpu", "did you mean --device?"),
         ("render", "run --outputs rgb depth --fps 3", "--outputs rgb,depth"),
         ("render", "run --size 640x360", "--size 640 360"),
@@ -275,21 +236,8 @@ def test_bad_command_line_suggests(capsys):
     ],
 )
 def test_arguments_that_are_refused_get_a_hint(command: str, arguments: str, named: str):
-    """As the last line."""
-    output = call(f"scripts/{command}.py", *arguments.split(), status=2)
-    assert named in output.strip().splitlines()[-1]
+    assert named in call(f"scripts/{command}.py", *arguments.split(), status=2)
     assert cli.hints("render", ["run", "--size", "640", "360", "--outputs", "rgb,depth"]) == []
-
-
-def test_every_option_has_help(capsys):
-    with pytest.raises(SystemExit):
-        cli.train_options(["--help"])
-    text = capsys.readouterr().out
-    for group in dataclasses.fields(config.Config):
-        if dataclasses.is_dataclass(group.default_factory):
-            for option in dataclasses.fields(group.default_factory):
-                assert f"--{group.name}.{option.name}" in text
-    assert_names(text, "20000")
 
 
 def test_options_that_could_not_be_read_again_are_refused():

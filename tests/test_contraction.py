@@ -10,7 +10,7 @@ from nerfkit import ops
 from nerfkit.config import ModelConfig
 from nerfkit.contraction import contract, exponential_ladder, uncontract
 from nerfkit.limits import MAX_LADDER
-from nerfkit.model.grid import FeatureGrid
+from nerfkit.model.stages import FeatureGrid
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
 
@@ -73,9 +73,8 @@ EXTREMES = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("values", EXTREMES)
-def test_finite_at_the_centre_at_edges_and_at_infinity(values: list, dtype: torch.dtype):
-    positions = torch.tensor([values], dtype=dtype, requires_grad=True)
+def test_finite_at_the_centre_at_edges_and_at_infinity(dtype: torch.dtype):
+    positions = torch.tensor(EXTREMES, dtype=dtype, requires_grad=True)
     contracted = contract(positions, UNIT.to(dtype))
     assert (contracted.abs() <= 2).all()
     (gradient,) = torch.autograd.grad(contracted.sum(), positions)
@@ -83,12 +82,13 @@ def test_finite_at_the_centre_at_edges_and_at_infinity(values: list, dtype: torc
     there = contracted.detach().requires_grad_()
     back = uncontract(there, UNIT.to(dtype))
     assert back.isfinite().all()
+    assert dtype != torch.float64 or (magnitudes(back)[7:9] > 1e15).all(), "infinity is far but finite"
     assert torch.autograd.grad(back.sum(), there)[0].isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("side", [1e-8, 1.0, 1e8])
-@pytest.mark.parametrize("reach", [0.0, 1.0, 1 + 1e-6, 2.0, 1e30, math.inf])
+@pytest.mark.parametrize("side", [1e-8, 1e8])
+@pytest.mark.parametrize("reach", [0.0, 1.0, 1 + 1e-6, 2.0, math.inf])
 def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float, dtype: torch.dtype):
     """The 26 of them, near and far: symmetric, in the cube, and moving at a finite speed, 0 at infinity."""
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0], dtype=dtype)] * 3)
@@ -104,37 +104,24 @@ def test_faces_edges_and_corners_of_a_box_of_any_size(reach: float, side: float,
 
 
 @pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
-@pytest.mark.parametrize("values", EXTREMES)
-def test_features_and_their_gradients_are_finite_everywhere(values: list, backend: str, device: str):
-    torch.manual_seed(0)
+def test_features_and_their_gradients_are_finite_everywhere(backend: str, device: str):
     box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     config = ModelConfig(levels=4, features=2, log2_table=10, max_resolution=8192)
     grid = FeatureGrid(config, box, contracted=True).to(device)
-    positions = torch.tensor([values, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
+    positions = torch.tensor([*EXTREMES, [0.1, 0.2, 0.3]], device=device, requires_grad=True)
     with ops.backend(backend):
         features = grid(positions)
         gradients = torch.autograd.grad(features.square().sum() + features.sum(), [positions, *grid.parameters()])
     assert features.isfinite().all() and all(gradient.isfinite().all() for gradient in gradients)
-    assert gradients[0][1].abs().max() > 0, "that of a point in the box, which no NaN beside it reaches"
+    assert gradients[0][-1].abs().max() > 0, "that of a point in the box"
 
 
-def test_half_precision_is_refused_by_name():
-    with raises_naming(TypeError, "contract", "float32", "float64", "float16"):
-        contract(torch.zeros(2, 3).half(), UNIT.half())
-
-
-@pytest.mark.parametrize("scale", [0.3, 0.999, 1.001, 2.0, 30.0])
+@pytest.mark.parametrize("scale", [0.999, 1.001, 30.0])
 def test_gradients(scale: float):
-    torch.manual_seed(0)
     positions = (torch.rand(7, 3).double() - 0.5) * 2 * scale
     assert torch.autograd.gradcheck(lambda x: contract(x, UNIT), positions.requires_grad_())
     contracted = contract(positions.detach(), UNIT).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: uncontract(x, UNIT), contracted, atol=1e-3)
-
-
-def test_infinity_is_far_but_finite():
-    faces = torch.tensor([[2.0, 0, 0], [2, -2, 1]], dtype=torch.float64)
-    assert (magnitudes(uncontract(faces, UNIT)) > 1e15).all()
 
 
 @settings(max_examples=60)
@@ -154,12 +141,7 @@ def test_a_ladder_covers_near_to_far(near, length, step, cone, jitter):
 
 
 def test_no_cone_gives_equal_steps():
-    torch.testing.assert_close(
-        exponential_ladder(1.0, 2.0, 0.25, 0.0), torch.tensor([1, 1.25, 1.5, 1.75, 2, 2.25]).double()
-    )
-
-
-def test_the_longest_ladder():
+    assert exponential_ladder(1.0, 2.0, 0.25, 0.0).tolist() == [1, 1.25, 1.5, 1.75, 2, 2.25]
     assert len(exponential_ladder(0.0, MAX_LADDER - 2.0, 1.0, 0.0)) == MAX_LADDER
 
 
@@ -186,3 +168,5 @@ def test_bad_positions():
         contract(torch.zeros(2, 2), UNIT.float())
     with raises_naming(TypeError, "uncontract", "float64", "float32"):
         uncontract(torch.zeros(2, 3), UNIT)
+    with raises_naming(TypeError, "contract", "float32", "float64", "float16"):
+        contract(torch.zeros(2, 3).half(), UNIT.half())

@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The programs of examples/ run as they say, on a small capture."""
+"""The programs of examples/ run as they say, on a small capture; a run goes on, and is drawn, without its scene."""
 
-import subprocess
+import runpy
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import nerfkit
+from nerfkit import ops
+from nerfkit.config import dump
+from nerfkit.model import registry
+from tests.naming import raises_naming
 from tests.odd_captures import write_capture
+from tests.processes import ROOT, call
 from tests.rigs import ring
+from tests.trainers import make_trainer
 
-EXAMPLES = Path("examples").resolve()
+EXAMPLES = ROOT / "examples"
 SMALL = "--device cpu --trainer.steps 3 --trainer.samples 256 --sampling.occupancy_resolution 8".split()
-
-
-def run(*words: object) -> str:
-    done = subprocess.run([sys.executable, *map(str, words)], capture_output=True, text=True, cwd=EXAMPLES)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +28,37 @@ def capture(tmp_path_factory) -> Path:
     return write_capture(tmp_path_factory.mktemp("examples") / "scene", ring(20)).resolve()
 
 
+@pytest.fixture
+def as_new(monkeypatch):
+    """Forgets what has been imported from examples/, as a new process has."""
+    models = dict(registry.MODELS)
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def forget() -> None:
+        monkeypatch.setattr(registry, "MODELS", dict(models))
+        for name in [name for name in sys.modules if name.startswith(("own_", "image_based"))]:
+            monkeypatch.delitem(sys.modules, name)
+
+    forget()
+    return forget
+
+
+def program(name: str, monkeypatch, capsys, *words: object) -> str:
+    """What `python examples/NAME WORDS` prints."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
 @pytest.mark.slow
-def test_own_loss(capture):
-    assert "loss.l1" in (out := run("own_loss.py", capture, 2)) and "loss.distortion" in out and "psnr" in out
+def test_own_loss(capture, monkeypatch, capsys):
+    out = program("own_loss.py", monkeypatch, capsys, capture, 2)
+    assert "loss.l1" in out and "loss.distortion" in out and "psnr" in out
+
+
+@pytest.mark.slow
+def test_grid_only(monkeypatch, capsys):
+    assert float(program("grid_only.py", monkeypatch, capsys).split()[2]) < 0.02
 
 
 @pytest.mark.slow
@@ -41,25 +71,23 @@ def test_own_loss(capture):
     ],
     ids=["loss", "encoder", "model"],
 )
-def test_by_command(capture, words, tmp_path):
+def test_by_command(capture, words, tmp_path, as_new):
     """And the run goes on with its own code only if that is named again."""
-    out = tmp_path / "run"
-    run("-m", "nerfkit", "train", capture, *SMALL, *words, "--out", out)
-    module = ("--module", words[3]) if len(words) == 4 else ()
-    run("-m", "nerfkit", "eval", out, "--device", "cpu", *module)
-    again = ["-m", "nerfkit", "train", "--resume", out, "--trainer.steps", "5"]
-    refused = subprocess.run([sys.executable, *map(str, again)], capture_output=True, text=True, cwd=EXAMPLES)
-    assert refused.returncode == 1 and words[1] in refused.stderr
-    assert "5" in run(*again, *words[len(words) - 2 :])
+    out, scores = tmp_path / "run", tmp_path / "run" / "metrics.json"
+    call("train.py", capture, *SMALL, "--eval.after_training", "false", *words, "--out", out, folder=EXAMPLES)
+    as_new()
+    call("eval.py", out, "--device", "cpu", *(("--module", words[3]) if len(words) == 4 else ()), folder=EXAMPLES)
+    assert scores.exists()
+    as_new()
+    again = ("train.py", "--resume", out, "--trainer.steps", "5")
+    assert words[1] in call(*again, status=1, folder=EXAMPLES)
+    as_new()
+    call(*again, *words[-2:], folder=EXAMPLES)
+    module = words[3] if len(words) == 4 else None
+    assert nerfkit.load_run(out, "cpu", module).state["step"] == 5
 
 
-@pytest.mark.slow
-def test_grid_only():
-    assert float(run("grid_only.py").split()[2]) < 0.02
-
-
-def test_an_own_stage_takes_the_recipe_of_the_scene(capture, monkeypatch):
-    monkeypatch.syspath_prepend(str(EXAMPLES))
+def test_an_own_stage_takes_the_recipe_of_the_scene(capture, as_new):
     from own_encoder import OwnEncoder
 
     scene = nerfkit.load_scene(str(capture))
@@ -68,3 +96,63 @@ def test_an_own_stage_takes_the_recipe_of_the_scene(capture, monkeypatch):
     model = OwnEncoder(own)
     assert "depthwise_conv1d" not in model.used_ops and {"lltm", "grid_encode"} < set(model.used_ops)
     assert model.silent_modules == ()
+
+
+@pytest.fixture
+def image_based(small_config, as_new):
+    """Options of examples/image_based."""
+    registry.import_models("image_based")
+    small_config.model.kind, small_config.trainer.steps = "image_based", 24
+    small_config.model.options = {"sources": 6, "side": 24, "nearest": 3, "channels": 4, "state": 8}
+    return small_config
+
+
+def test_image_based_trains_and_renders_by_the_commands(image_based, toy_scene, tmp_path, monkeypatch):
+    called, both = [], {"depthwise_conv2d", "lltm_cell"}
+    for op in both:
+        function = getattr(ops, op)
+        monkeypatch.setattr(ops, op, lambda *x, op=op, function=function: called.append(op) or function(*x))
+    dump(image_based, tmp_path / "options.toml")
+    scene, run = shutil.copytree(toy_scene, tmp_path / "scene"), tmp_path / "run"
+    own = ("--model.kind", "image_based", "--model.module", "image_based")
+    call("train.py", scene, "--config", tmp_path / "options.toml", "--out", run, *own, folder=EXAMPLES)
+    assert set(called) == both
+    called.clear()
+    shutil.rmtree(scene)  # the run is complete by itself
+    call("render.py", run, "--frames", "1", "--size", "26", "22", "--module", "image_based", folder=EXAMPLES)
+    assert set(called) == both
+    model = nerfkit.load_run(run, "cpu", "image_based").model
+    assert model.residual.weight.abs().max() > 0 and model.image_encoder.around.weight.isfinite().all()
+
+
+def test_image_based_starts_as_the_field_and_a_ray_never_sees_its_own_image(image_based):
+    trainer = make_trainer(image_based)
+    model, rays = trainer.model.eval(), trainer.cameras.image_rays(4)
+    assert torch.equal(nerfkit.Renderer.forward(model, rays, torch.ones(3)).color, model(rays, torch.ones(3)).color)
+    torch.nn.init.normal_(model.residual.weight)
+    assert 4 in model.sources.view
+    before = [model(of, torch.ones(3)).color for of in (rays, rays._replace(view=None))]
+    model.sources.images[model.sources.view == 4] ^= 255
+    after = [model(of, torch.ones(3)).color for of in (rays, rays._replace(view=None))]
+    assert torch.equal(before[0], after[0]) and (before[1] - after[1]).abs().max() > 0.01
+
+
+def test_image_based_looks_a_point_up_where_it_appears(image_based):
+    """Along the rays of a view, its own source has them all, each at its pixel."""
+    image_based.model.options |= {"sources": 12, "nearest": 1, "side": 44}
+    trainer = make_trainer(image_based)
+    sources, images = trainer.model.sources, trainer.views.source.pool
+    for view in (0, 7):
+        rays = trainer.cameras.image_rays(view)._replace(view=None)
+        chosen, pixels, _, valid = sources.nearest(rays, rays.origins + 2.5 * rays.directions, 1)
+        assert (chosen == view).all() and valid.all()
+        seen = sources.sample(sources.rgba().permute(0, 2, 3, 1), chosen, pixels)[:, 0, 3].view(22, 26)
+        assert (seen - images.image(view)[..., 3] / 255).abs().mean() < 0.05
+
+
+def test_image_based_says_what_is_missing(image_based):
+    views = make_trainer(image_based).cameras
+    with raises_naming(nerfkit.UserError, "image_based", "observe_images"):
+        registry.build_model(image_based)(views.image_rays(0), torch.ones(3))
+    with raises_naming(nerfkit.UserError, "image_based", "2"):
+        nerfkit.Trainer(image_based, views[[0]], torch.zeros(1, 22, 26, 3, dtype=torch.uint8))

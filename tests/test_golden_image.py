@@ -16,6 +16,7 @@ from nerfkit import ops
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.model.renderer import Renderer
+from nerfkit.model.stages import Decoder
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.paths import look_at
 
@@ -33,9 +34,11 @@ def field() -> Renderer:
     config.data.box = (-0.8, -0.7, -0.6, 0.8, 0.7, 0.6)
     config.model.levels, config.model.features, config.model.log2_table = 3, 2, 9
     config.model.base_resolution, config.model.max_resolution = 4, 12
-    config.model.hidden, config.model.embedding, config.model.state = 16, 8, 8
+    config.model.hidden, config.model.state = 16, 8
     config.sampling.step, config.sampling.near, config.sampling.occupancy_resolution = 0.07, 1.9, 8
-    model = Renderer(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "n_embedding", 8)
+        model = Renderer(config)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

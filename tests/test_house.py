@@ -12,7 +12,7 @@ FLOORS = (
     "ground", "ops", "contraction", "nn", "config", "data", "crop", "model", "rendering", "training", "export", "jit",
     "viewer", "commands",
 )  # fmt: skip
-GROUND = ("errors", "version", "reading", "files", "option_types", "limits", "device", "metrics", "lpips", "parallel")
+GROUND = ("errors", "version", "reading", "files", "option_types", "limits", "device", "metrics", "parallel")
 OUTSIDE = ("__init__", "__main__")  # the front door
 
 
@@ -74,11 +74,3 @@ def test_rooms_of_a_room_do_not_import_each_other(room: str):
         if inside[module] != inside[other]
     }
     assert not {(a, b) for a, b in arrows if (b, a) in arrows}
-
-
-def test_data_knows_no_model_and_rendering_no_run_folder():
-    for module, imported in GRAPH.items():
-        if room_of(module) == "data":
-            assert not {room_of(other) for other in imported} & {"model", "training", "rendering"}, module
-        if room_of(module) == "rendering":
-            assert "training" not in {room_of(other) for other in imported}, module

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LPIPS, with random weights in the file's place: its values are torchmetrics' where torchvision is there."""
+"""LPIPS, with random weights in the file's place."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torchmetrics.functional.image.lpips
 from torch import nn
 
 from nerfkit.errors import UserError
-from nerfkit.lpips import CONVOLUTIONS, MIN_SIDE, Lpips
+from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips
 from tests.naming import raises_naming
 from tests.trainers import make_trainer
 
@@ -45,24 +45,20 @@ def test_equal_images_have_no_distance_and_more_noise_a_larger_one(weights):
     distances = [lpips(truth + share * (noisy - truth), truth) for share in (0.1, 0.3, 1.0, 3.0)]
     assert distances == sorted(distances) and distances[0] > 0
     assert lpips(noisy, truth) == pytest.approx(lpips(truth, noisy), rel=1e-5)
-    assert lpips(truth[: MIN_SIDE - 1], truth[: MIN_SIDE - 1]) is None
+    assert lpips(truth[: LPIPS_MIN_SIDE - 1], truth[: LPIPS_MIN_SIDE - 1]) is None
 
 
 def test_values_are_those_of_the_equation(weights):
     """VGG-16 as its authors draw it, pixel by pixel over lengths and weights."""
-    state, layers, compared = torch.load(weights, weights_only=True), [], []
-    plan = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512]
-    n_in = 3
-    for width in plan:
-        if width == "pool":
-            compared.append(len(layers) - 1)
-            layers.append(nn.MaxPool2d(2))
-        else:
-            layers += [nn.Conv2d(n_in, width, 3, padding=1), nn.ReLU()]
-            n_in = width
-    features = nn.Sequential(*layers)
+    blocks, layers = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512)), []
+    widths, compared = iter(zip(CHANNELS[:-1], CHANNELS[1:], strict=True)), []
+    for block in blocks:
+        layers += [layer for _ in block for layer in (nn.Conv2d(*next(widths), 3, padding=1), nn.ReLU())]
+        compared.append(len(layers) - 1)
+        layers.append(nn.MaxPool2d(2))
+    state = torch.load(weights, weights_only=True)
+    features = nn.Sequential(*layers[:-1])
     features.load_state_dict({name.removeprefix("features."): value for name, value in state.items()})
-    compared.append(len(layers) - 1)
     linear = Path(torchmetrics.functional.image.lpips.__file__).parent / "lpips_models" / "vgg.pth"
     fitted = torch.load(linear, map_location="cpu", weights_only=True)
     mean, deviation = torch.tensor([-0.030, -0.088, -0.188]), torch.tensor([0.458, 0.448, 0.450])
@@ -77,21 +73,6 @@ def test_values_are_those_of_the_equation(weights):
                 weight = fitted[f"lin{compared.index(index)}.model.1.weight"]
                 wanted += (weight * difference.nan_to_num() ** 2).sum(1).mean().item()
     assert Lpips(weights)(noisy, truth) == pytest.approx(wanted, rel=1e-4)
-
-
-def test_values_are_those_of_torchmetrics(weights):
-    try:
-        import torchvision  # noqa: F401
-    except (ImportError, RuntimeError) as error:
-        pytest.skip(f"torchmetrics' own needs torchvision: {error}")
-    from torchmetrics.functional.image.lpips import _LPIPS
-
-    theirs, state = _LPIPS(net="vgg", pnet_rand=True), torch.load(weights, weights_only=True)
-    own = {name: state[f"features.{name.split('.', 1)[1]}"] for name in theirs.net.state_dict()}
-    theirs.net.load_state_dict(own)
-    truth, noisy = (image.movedim(-1, 0)[None].clamp(0, 1) for image in images())
-    wanted = theirs(noisy, truth, normalize=True).item()
-    assert Lpips(weights)(*(image[0].movedim(0, -1) for image in (noisy, truth))) == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_file_without_such_weights_is_refused(weights, tmp_path):

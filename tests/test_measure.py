@@ -12,7 +12,7 @@ import torch
 from nerfkit.commands import train
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import RunError, SceneError
-from nerfkit.model.decoder import Decoder
+from nerfkit.model.stages import Decoder
 from scripts import measure
 from tests.naming import raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, write_capture

@@ -12,6 +12,7 @@ import torch
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.errors import TrainingError
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
@@ -76,8 +77,8 @@ def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
 
 
 @pytest.fixture
-def config(small_config):
-    small_config.sampling.occupancy_every = 2
+def config(small_config, monkeypatch):
+    monkeypatch.setattr(OccupancyGrid, "update_every", 2)
     small_config.parallel.steps_scale = 1.0  # the same learning rates
     return small_config
 
@@ -212,7 +213,8 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
     """Each process notes the blocks that its own rays reach; the models are equal for all that, and a run goes on as
     if it had not stopped, wherever it does."""
     monkeypatch.setattr(together, "COMPARED_EVERY", 1)
-    config.trainer.deterministic, config.sampling.kind, config.sampling.occupancy_warmup = True, "contracted", 0
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 0)
+    config.trainer.deterministic, config.sampling.kind = True, "contracted"
     run = tmp_path / "run"
 
     def whole(processes):

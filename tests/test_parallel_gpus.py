@@ -22,7 +22,7 @@ def config(small_config, tmp_path):
     small_config.device, small_config.trainer.deterministic = "cuda", True
     small_config.model.levels, small_config.model.log2_table = 8, 16  # a table whose gradient is added by itself
     small_config.parallel.steps_scale, small_config.trainer.steps = 1.0, 1000
-    small_config.sampling.occupancy_every, small_config.trainer.warmup = 4, 10
+    small_config.trainer.warmup = 10
     return small_config
 
 

@@ -11,6 +11,7 @@ from nerfkit.config import Config
 from nerfkit.data.images.pixels import blend
 from nerfkit.data.load import load_scene
 from nerfkit.metrics import psnr
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer
@@ -38,7 +39,7 @@ def options(variant: str, seed: int) -> Config:
     config.model.encoder, config.model.aggregator = VARIANTS[variant]
     config.model.log2_table, config.model.base_resolution, config.model.max_resolution = 14, 16, 96
     config.model.hidden = 16
-    config.sampling.step, config.sampling.occupancy_resolution, config.sampling.occupancy_warmup = 0.04, 24, 64
+    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
     config.trainer.steps, config.trainer.max_seconds = 400, 0
     config.trainer.samples, config.trainer.max_rays = 4096, 4096
     config.trainer.warmup, config.trainer.background_warmup = 20, 50
@@ -52,6 +53,11 @@ def scene():
     config = options("field", 0)
     views = load_scene(config.data.path, downscale=config.data.downscale).views
     return {split: (views[split].cameras, views[split].load()) for split in ("train", "test")}
+
+
+@pytest.fixture(autouse=True)
+def short_warmup(monkeypatch):
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 64)
 
 
 def score(scene, variant: str, seed: int) -> float:

@@ -14,6 +14,7 @@ from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.metrics import psnr
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
 from tests.shipped_scene import ROOT, needs_images_of
@@ -39,7 +40,7 @@ def small_options(seed: int) -> Config:
     config = config_module.load(["room_cpu"])
     config.seed, config.device, config.data.downscale = seed, "cpu", 2
     config.model.log2_table, config.model.hidden = 16, 16
-    config.sampling.occupancy_resolution, config.sampling.occupancy_warmup = 64, 64
+    config.sampling.occupancy_resolution = 64
     config.sampling.step = config.sampling.cone = 0.06  # few intervals, so that a step has many rays
     config.trainer.steps, config.trainer.max_seconds = 1200, 0
     config.trainer.samples, config.trainer.max_rays = 4096, 4096
@@ -79,7 +80,8 @@ def trained(config: Config) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_the_room_is_learned():
+def test_the_room_is_learned(monkeypatch):
+    monkeypatch.setattr(OccupancyGrid, "warmup_steps", 64)
     score, error = trained(small_options(seed=0))
     assert score > FLOOR and error < MOST_OFF, (score, error)
 

@@ -1,121 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Where samples are put along a ray, and which cells are occupied, in a box and in unbounded space."""
+
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras.cameras import Rays
+from nerfkit.config import Config, DataConfig, SamplingConfig
+from nerfkit.crop import Crop
+from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.model import sampling
-from nerfkit.model.sampling import FIRST_PASS_SAMPLES, BoxSampler
-from tests.samplers import cube_sampler
+from nerfkit.model.cropping import CroppedSampler
+from nerfkit.model.occupancy import BLOCK, REACHED_UPDATES
+from nerfkit.model.sampling import FIRST_PASS_SAMPLES, OccupancySampler, build_sampler
+from nerfkit.parallel import Processes
 
-N_RAYS = 200
-
-
-def sampler_and_rays(device: str) -> tuple[BoxSampler, Rays]:
-    """Rays through a cube, a third of it occupied: some have many more samples than a first round."""
-    sampler = cube_sampler(step=0.01, occupancy_resolution=16)
-    sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
-    sampler.occupancy[:2] = False
-    directions = torch.nn.functional.normalize(torch.randn(N_RAYS, 3), dim=-1)
-    origins = -2 * directions + 0.7 * torch.randn(N_RAYS, 3)
-    return sampler.to(device), Rays(origins.to(device), directions.to(device))
+SIDES = {"contracted": 1.0, "box": 10.0}  # half of data.box
+in_both_spaces = pytest.mark.parametrize("kind", list(SIDES))
 
 
-@pytest.mark.parametrize("density", [0.0, 2.0, 30.0, 1e4])
-def test_rounds_find_the_same_samples(monkeypatch, device: str, density: float):
-    sampler, rays = sampler_and_rays(device)
-    looked: list[int] = []
-
-    def density_fn(positions: Tensor) -> Tensor:
-        looked.append(len(positions))
-        return density * positions.square().sum(-1)
-
-    found = {}
-    for worth in (10**9, 0):
-        monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", worth)
-        found[worth] = sampler(rays, density_fn)
-    at_once, *rounds = looked
-    counts = found[0].ray_offsets.diff()
-    assert counts.max() > FIRST_PASS_SAMPLES or density > 1000
-    for a, b in zip(found[0], found[10**9], strict=True):
-        assert torch.equal(a, b)
-    assert len(rounds) == 2 and rounds[0] > 0
-    assert sum(rounds) == at_once if density <= 2 else sum(rounds) < at_once
+def built(kind: str, side: float, values: dict) -> OccupancySampler:
+    """A sampler with such options; what is none of them is an attribute."""
+    attributes = {name: values.pop(name) for name in ("update_every", "warmup_steps") if name in values}
+    data = DataConfig(box=(-side, -side, -side, side, side, side))
+    sampler = build_sampler(Config("", size="large", data=data, sampling=SamplingConfig(kind, **values)).resolved())
+    vars(sampler).update(attributes)
+    return sampler
 
 
-def test_density_is_evaluated_in_parts_that_fit(monkeypatch, device: str):
-    sampler, rays = sampler_and_rays(device)
-    monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
-    found, looked = [], []
-
-    def density_fn(positions: Tensor) -> Tensor:
-        looked.append(len(positions))
-        return positions.square().sum(-1)
-
-    for most in (10**9, 10):
-        looked.clear()
-        monkeypatch.setattr(sampling, "MAX_ROWS", most)
-        found.append(sampler(rays, density_fn))
-    assert max(looked) == 10 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+def sampler_of(kind: str = "contracted", **options) -> OccupancySampler:
+    """Of a place around the origin."""
+    values = {"step": 0.05, "cone": 0.05, "near": 0.1, "far": 100.0, "occupancy_resolution": 16} | options
+    return built(kind, SIDES[kind], values)
 
 
-def test_rounds_without_samples(monkeypatch, device: str):
-    monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
-    sampler, rays = sampler_and_rays(device)
-    assert len(sampler(rays, lambda positions: positions[:, 0].bfloat16().abs()).positions) > 0  # any type of density
-    sampler.occupancy.zero_()
-    samples = sampler(rays, lambda positions: positions[:, 0])
-    assert len(samples.positions) == 0 and samples.ray_offsets.tolist() == [0] * (N_RAYS + 1)
+def cube_sampler(**options) -> OccupancySampler:
+    """In a box from -1 to 1."""
+    return built("box", 1.0, {"step": 0.1, "occupancy_resolution": 8} | options)
 
 
-def plain_sampler(**options) -> tuple[BoxSampler, Rays]:
-    """One ray along x through a cube from -1 to 1, from 3 before its middle; all cells are occupied."""
-    rays = Rays(torch.tensor([[-3.0, 0.05, 0.05]]), torch.tensor([[1.0, 0.0, 0.0]]))
-    return cube_sampler(**options), rays
+def ray(origin: tuple[float, ...], direction: tuple[float, ...]) -> Rays:
+    return Rays(torch.tensor([origin]), torch.nn.functional.normalize(torch.tensor([direction]), dim=-1))
+
+
+ALONG_X = ray((-3.0, 0.05, 0.05), (1.0, 0.0, 0.0))  # from 3 before the middle of the cube
 
 
 def thin(positions: Tensor) -> Tensor:
-    return torch.full(positions.shape[:1], 1e-3)
+    return torch.full(positions.shape[:1], 1e-4)
+
+
+def wall(positions: Tensor) -> Tensor:
+    return torch.full(positions.shape[:1], 1e4)
+
+
+def forward_cameras(n: int = 2, lens: Lens | None = None) -> Cameras:
+    """Cameras near the origin, side by side, which look down -z with 90 degrees."""
+    pose = torch.eye(4)[None, :3].repeat(n, 1, 1)
+    pose[:, 0, 3] = torch.linspace(-0.1, 0.1, n)
+    return Cameras.of_lenses(pose, [lens or Lens("PINHOLE", (8.0, 8.0, 8.0, 8.0), 16, 16)] * n)
+
+
+def cell_of(sampler: OccupancySampler, point: tuple[float, ...]) -> tuple[int, ...]:
+    side = sampler.config.occupancy_resolution
+    unit = sampler.unit_of(torch.tensor([point]))[0]  # [3]
+    return tuple((unit * side).long().clamp(max=side - 1).tolist())
+
+
+# Along a ray
 
 
 def test_samples_fill_the_box_and_lie_in_the_middle_of_their_intervals():
-    sampler, rays = plain_sampler()
-    samples = sampler(rays, thin)
+    samples = cube_sampler()(ALONG_X, thin)
     torch.testing.assert_close(samples.t_starts, 2 + 0.1 * torch.arange(20))
     torch.testing.assert_close(samples.t_ends - samples.t_starts, torch.full((20,), 0.1))
     torch.testing.assert_close(samples.positions[:, 0], -0.95 + 0.1 * torch.arange(20))
 
 
 def test_no_samples_nearer_than_near_and_farther_than_far():
-    sampler, rays = plain_sampler(near=2.5, far=3.2)
-    samples = sampler(rays, thin)
-    assert (
-        samples.t_starts[0] == pytest.approx(2.5)
-        and samples.t_ends[-1] == pytest.approx(3.2)
-        and len(samples.t_ends) == 7
-    )
-    sampler, rays = plain_sampler(far=1.9)
-    assert not sampler.sees(rays).any() and len(sampler(rays, thin).t_ends) == 0
+    samples = cube_sampler(near=2.5, far=3.2)(ALONG_X, thin)
+    found = samples.t_starts[0].item(), samples.t_ends[-1].item(), len(samples.t_ends)
+    assert found == pytest.approx((2.5, 3.2, 7))
+    sampler = cube_sampler(far=1.9)
+    assert not sampler.sees(ALONG_X).any() and len(sampler(ALONG_X, thin).t_ends) == 0
 
 
-@pytest.mark.parametrize("jitter", [0.0, 0.3, 0.9])
-def test_jitter_shifts_the_samples_by_steps(jitter: float):
-    sampler, rays = plain_sampler()
-    samples = sampler(rays, thin, torch.tensor([jitter]))
-    assert samples.t_starts[0] == pytest.approx(2 + 0.1 * jitter)
+def test_jitter_shifts_the_samples_by_steps():
+    samples = cube_sampler()(ALONG_X, thin, torch.tensor([0.3]))
+    assert samples.t_starts[0] == pytest.approx(2 + 0.1 * 0.3)
 
 
 def test_no_samples_behind_what_is_opaque():
     """Half the light passes a sample: 1, 1/2, 1/4, 1/8 are above a tenth."""
     for min_transmittance, n_samples in ((0.1, 4), (0.0, 20)):
-        sampler, rays = plain_sampler(min_transmittance=min_transmittance)
-        half = torch.log(torch.tensor(2.0)) / 0.1
-        assert len(sampler(rays, lambda positions: half.expand(len(positions))).positions) == n_samples  # noqa: B023
+        sampler = cube_sampler(min_transmittance=min_transmittance)
+        assert len(sampler(ALONG_X, lambda points: torch.full_like(points[:, 0], math.log(2) / 0.1))[0]) == n_samples
 
 
 def test_thin_samples_are_rendered_in_the_warm_up_alone():
     """Every other pair of samples has an opacity of 0.005, in cells that are occupied."""
-    sampler, rays = plain_sampler(occupancy_threshold=0.01, occupancy_every=4, occupancy_warmup=8)
+    sampler = cube_sampler(occupancy_threshold=0.01, update_every=4, warmup_steps=8)
 
     def density_fn(positions: Tensor) -> Tensor:
         return torch.where((positions[:, 0] * 5).floor() % 2 == 0, 1.0, 0.05)
@@ -124,5 +110,248 @@ def test_thin_samples_are_rendered_in_the_warm_up_alone():
     for step in range(10):
         sampler.update(density_fn, step)
         sampler.occupancy.fill_(True)
-        rendered.append(len(sampler(rays, density_fn).positions))
+        rendered.append(len(sampler(ALONG_X, density_fn).positions))
     assert rendered == [20] * 8 + [10] * 2
+
+
+@pytest.mark.parametrize("jitter", [None, 0.3, 1.0])
+def test_intervals_reach_from_near_to_far_without_a_gap_and_grow_with_the_distance(jitter):
+    sampler = sampler_of()
+    given = None if jitter is None else torch.tensor([jitter])
+    samples = sampler(ray((0.2, 0.1, 0.3), (1.0, 0.4, -0.2)), thin, given)
+    starts, ends = samples.t_starts, samples.t_ends
+    torch.testing.assert_close(starts[1:], ends[:-1])
+    assert 0.1 <= starts[0] <= 0.16 and ends[-1] >= 100
+    lengths, middle = ends - starts, (starts + ends) / 2
+    assert (lengths >= 0.05 * 0.999).all()
+    torch.testing.assert_close(lengths[middle > 2], 0.05 * middle[middle > 2], rtol=0.05, atol=0)
+    assert len(starts) == sampler.max_samples_per_ray
+
+
+def test_a_sample_is_where_its_cell_is_occupied_however_far():
+    sampler, target = sampler_of(), (30.0, 12.0, -9.0)
+    sampler.occupancy.zero_()
+    sampler.occupancy[cell_of(sampler, target)] = True
+    samples = sampler(ray((0.0, 0, 0), target), thin)
+    assert samples.t_starts.min() < torch.tensor(target).norm() < samples.t_ends.max()
+    assert len(sampler(ray((0.0, 0, 0), (-30.0, 12, -9)), thin).positions) == 0
+
+
+def test_rays_of_an_image_fit_into_memory():
+    """All cells of an untrained field are occupied, and each ray passes many of them; a crop changes nothing."""
+    sampler = sampler_of(step=1e-3, cone=1e-3)
+    cropped = CroppedSampler(sampler, Crop((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)))
+    assert sampler.max_rays_rendered * len(sampler.ladder) <= 2**25
+    assert cropped.max_rays_rendered == sampler.max_rays_rendered
+    sampler.occupancy.zero_()
+    assert sampler.max_rays_rendered == 2**18
+
+
+@pytest.mark.parametrize("min_transmittance", [1e-4, 0.0])
+@pytest.mark.parametrize("capacity", [None, 40, 4000])
+def test_samples_of_hardly_any_opacity_are_not_rendered(capacity, min_transmittance):
+    """Those that are, are the visible ones above the threshold, near to far, of each ray that fits."""
+    sampler = sampler_of(min_transmittance=min_transmittance)
+    sampler.threshold.fill_(0.05)
+    rays = Rays(torch.zeros(3, 3), torch.nn.functional.normalize(torch.tensor([[1.0, 0, 0], [0, 1, 1], [1, 1, 0]])))
+
+    def density_fn(points: Tensor) -> Tensor:
+        return torch.where((10 * points.norm(dim=-1)).sin() > 0, 4.0, 1e-3)
+
+    samples = sampler(rays, density_fn, None, capacity)
+    starts = sampler.ladder[:-2]
+    lengths = sampler.ladder[1:-1] - starts
+    for r in range(3):
+        middles = rays.directions[r] * (starts + lengths / 2)[:, None]
+        thickness = density_fn(middles) * lengths
+        visible = thickness.cumsum(0) - thickness < -math.log(min_transmittance or math.exp(-700))  # 0 hides nothing
+        expected = starts[visible & (-torch.expm1(-thickness) >= 0.05)]
+        found = samples.t_starts[samples.ray_offsets[r] : samples.ray_offsets[r + 1]]
+        if samples.ray_complete[r]:
+            torch.testing.assert_close(found, expected)
+        else:
+            assert len(found) == 0 and capacity == 40
+    assert capacity is None or len(samples.t_starts) == capacity
+
+
+N_RAYS = 200
+
+
+@pytest.fixture
+def sampler_and_rays(device: str) -> tuple[OccupancySampler, Rays]:
+    """Rays through a cube, a third of it occupied: some have many more samples than a first pass."""
+    sampler = cube_sampler(step=0.01, occupancy_resolution=16)
+    sampler.occupancy.copy_(torch.rand(16, 16, 16) < 0.33)
+    sampler.occupancy[:2] = False
+    directions = torch.nn.functional.normalize(torch.randn(N_RAYS, 3), dim=-1)
+    origins = -2 * directions + 0.7 * torch.randn(N_RAYS, 3)
+    return sampler.to(device), Rays(origins.to(device), directions.to(device))
+
+
+@pytest.mark.parametrize("density", [0.0, 2.0, 1e4])
+def test_two_passes_find_the_same_samples(monkeypatch, sampler_and_rays, density: float):
+    """Also where the density is evaluated in parts that fit into memory."""
+    sampler, rays = sampler_and_rays
+    looked, found = [], []
+
+    def density_fn(positions: Tensor) -> Tensor:
+        looked.append(len(positions))
+        return density * positions.square().sum(-1)
+
+    for threshold, rows in ((10**9, 10**9), (0, 10**9), (0, 10)):
+        monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", threshold)
+        monkeypatch.setattr(sampling, "MAX_ROWS", rows)
+        found.append(sampler(rays, density_fn))
+    at_once, first, second, *parts = looked
+    assert found[0].ray_offsets.diff().max() > FIRST_PASS_SAMPLES or density > 1000
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    assert first > 0 and (first + second == at_once if density <= 2 else first + second < at_once)
+    assert max(parts) == 10
+
+
+def test_two_passes_without_samples(monkeypatch, sampler_and_rays):
+    monkeypatch.setattr(sampling, "TWO_PASS_THRESHOLD", 0)
+    sampler, rays = sampler_and_rays
+    assert len(sampler(rays, lambda positions: positions[:, 0].bfloat16().abs()).positions) > 0  # any type of density
+    sampler.occupancy.zero_()
+    samples = sampler(rays, lambda positions: positions[:, 0])
+    assert len(samples.positions) == 0 and samples.ray_offsets.tolist() == [0] * (N_RAYS + 1)
+
+
+# Which cells are occupied
+
+
+def in_one_corner(positions: Tensor) -> Tensor:
+    """Dense where all coordinates are above one half; elsewhere an opacity per interval of 0.005."""
+    return torch.where((positions > 0.5).all(-1), 30.0, 0.05)
+
+
+def test_cells_are_occupied_above_the_threshold():
+    sampler = cube_sampler(occupancy_threshold=0.01)
+    sampler.update(in_one_corner, 0)
+    wanted = torch.zeros(8, 8, 8, dtype=torch.bool)
+    wanted[6:, 6:, 6:] = True
+    assert torch.equal(sampler.occupancy, wanted) and sampler.stats()["occupied"] == round(8 / 512, 4)
+    sampler = cube_sampler(occupancy_threshold=0.001)
+    sampler.update(in_one_corner, 0)
+    assert sampler.occupancy.all()
+
+
+def test_a_field_that_is_empty_all_over_keeps_its_densest_cells():
+    """Below the threshold the mean takes its place: what is to be learned must have samples."""
+    sampler = cube_sampler(occupancy_threshold=0.5)
+    sampler.update(lambda positions: 0.01 * (positions[:, 0] + 1), 0)
+    assert sampler.occupancy[7].all() and not sampler.occupancy[0].any()
+
+
+def test_what_is_gone_is_forgotten_step_by_step():
+    """A cell's opacity falls by a tenth an update: from 0.95 it is below one half after seven."""
+    sampler = cube_sampler(occupancy_threshold=0.5, update_every=1, warmup_steps=100)
+    sampler.update(in_one_corner, 0)
+    occupied = []
+    for step in range(1, 10):
+        sampler.update(lambda positions: torch.full(positions.shape[:1], 7.1), step)  # an opacity of 0.508
+        occupied.append(int(sampler.opacity.max() > 0.51))
+    assert occupied == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_updates_come_every_few_steps_and_at_first_of_all_cells():
+    sampler = cube_sampler(update_every=4, warmup_steps=5)
+    counts = []
+    for step in range(10):
+        looked: list[int] = []
+        sampler.update(lambda positions: (looked.append(len(positions)), thin(positions))[1], step)  # noqa: B023
+        counts.append(sum(looked))
+    assert counts == [512, 0, 0, 0, 512, 0, 0, 0, 128 + 64, 0]
+
+
+@in_both_spaces
+def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
+    """Nor in a model that is read from a file."""
+    sampler, other = sampler_of(kind), sampler_of(kind)
+    sampler.observe(forward_cameras())
+    ahead, behind, beside = (0.0, 0.0, -5.0), (0.0, 0.0, 5.0), (9.0, 0.0, -1.0)
+    for _ in range(3):
+        sampler.update(wall, 0)
+        assert sampler.occupancy[cell_of(sampler, ahead)]
+        assert not sampler.occupancy[cell_of(sampler, behind)] and not sampler.occupancy[cell_of(sampler, beside)]
+    assert 0.1 < sampler.stats()["seen"] < 0.5
+    other.load_state_dict(sampler.state_dict())
+    assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
+
+
+def test_what_is_nearer_than_near_is_not_seen():
+    sampler = sampler_of(near=1.5, occupancy_resolution=32)
+    sampler.observe(forward_cameras())
+    assert not sampler.occupancy[cell_of(sampler, (0.0, 0, -0.6))]
+    assert sampler.occupancy[cell_of(sampler, (0.0, 0, -3.0))]
+
+
+@pytest.mark.parametrize("model", ["FISHEYE", "OPENCV_FISHEYE"])
+def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera(model):
+    """Of 240 degrees: 110 degrees off the axis, not 130, and nothing of the half space behind it with 170 degrees."""
+    terms = () if model == "FISHEYE" else (0.0, 0.0, 0.0, 0.0)
+    seen = {}
+    for degrees in (240, 170):
+        focal = 16 / math.radians(degrees / 2)
+        lens = Lens(model, (focal, focal, 16.0, 16.0, *terms), 32, 32)
+        sampler = sampler_of(occupancy_resolution=64)
+        sampler.observe(forward_cameras(lens=lens))
+        for angle in (60, 110, 130, 180):
+            away = math.radians(angle)
+            point = (0.0, 6 * math.sin(away), -6 * math.cos(away))
+            seen[degrees, angle] = bool(sampler.seen[cell_of(sampler, point)])
+    assert {key for key, is_seen in seen.items() if is_seen} == {(240, 60), (240, 110), (170, 60)}
+
+
+@in_both_spaces
+def test_blocks_that_no_training_ray_reaches_are_empty_until_one_does(kind: str):
+    sampler = sampler_of(kind, warmup_steps=0, update_every=1)
+    reached, behind = (3.0, 0.0, 0.0), (0.0, 0.0, 8.0)
+    for step in range(REACHED_UPDATES + 1):
+        sampler.opacity.fill_(1.0)
+        sampler.update(wall, step)
+        sampler(ray((2.5, 0, 0), (1.0, 0, 0)), wall)
+        with torch.no_grad():
+            sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 5000 * thin(points))  # as of a view that is scored
+    assert sampler.occupancy[cell_of(sampler, reached)] and not sampler.occupancy[cell_of(sampler, behind)]
+    assert sampler.stats()["reached"] < 0.1
+    sampler.occupancy.fill_(True)
+    sampler(ray((0.0, 0, 0), (0.0, 0, 1)), lambda points: 5000 * thin(points))
+    sampler.update(wall, REACHED_UPDATES + 1)
+    assert sampler.occupancy[cell_of(sampler, behind)]
+
+
+@in_both_spaces
+def test_rows_of_a_capacity_that_nobody_uses_reach_nothing(kind: str):
+    """They lie at the origin, which then would never be emptied."""
+    sampler = sampler_of(kind)
+    sampler.unreached.fill_(7)
+    sampler(ray((2.5, 0, 0), (1.0, 0, 0)), wall, capacity=64)
+    cells = [cell_of(sampler, point) for point in ((3.0, 0.0, 0.0), (0.0, 0.0, 0.0))]
+    assert [sampler.unreached[tuple(i // BLOCK for i in cell)] for cell in cells] == [0, 7]
+
+
+def test_images_that_take_turns_empty_no_blocks():
+    sampler = sampler_of(warmup_steps=0, update_every=1)
+    sampler.observe(forward_cameras(), all_at_once=False)
+    for step in range(REACHED_UPDATES + 1):
+        sampler.update(wall, step)
+    assert sampler.occupancy[cell_of(sampler, (0.0, 0.0, -5.0))]
+
+
+def test_what_a_ray_of_one_process_reaches_is_reached_for_all():
+    class Two(Processes):
+        size = 2
+
+        def most(self, values: Tensor) -> Tensor:
+            return torch.maximum(values, 255 - other)
+
+    sampler = sampler_of()
+    sampler.unreached.fill_(7)
+    other = sampler.unreached.clone()
+    other[3, 2, 1] = 0
+    sampler.unreached[0, 0, 0] = 2
+    sampler.agree(Two())
+    assert sampler.unreached[3, 2, 1] == 0 and sampler.unreached[0, 0, 0] == 2 and sampler.unreached[1, 1, 1] == 7

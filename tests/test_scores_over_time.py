@@ -15,7 +15,7 @@ from nerfkit.errors import ConfigError, RunError, UserError
 from nerfkit.training.evaluator import evaluate, evenly_chosen
 from nerfkit.training.run.files import LOG, read_lines, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
-from nerfkit.training.watching import plot
+from nerfkit.training.watching import plot, scores
 from nerfkit.training.watching.scores import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
@@ -32,11 +32,12 @@ def test_views_are_evenly_spread():
 
 
 @pytest.fixture
-def config(small_config, tmp_path):
-    """Of a scene with five test views."""
+def config(small_config, tmp_path, monkeypatch):
+    """Of a scene with five test views, of which three are scored."""
+    monkeypatch.setattr(scores, "VIEWS", 3)
     small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
     small_config.trainer.steps, small_config.trainer.log_every = 30, 4
-    small_config.eval.every, small_config.eval.every_views = 10, 3
+    small_config.eval.every = 10
     return small_config
 
 
@@ -83,10 +84,10 @@ def test_processes_share_the_views(config, tmp_path):
 
     def train_shared(processes):
         trainer = scored(config, tmp_path / "shared", processes)
-        config.eval.every_views = 1
+        scores.VIEWS = 1
         scene = load_scene(config.data.path)
         few = ScoresOverTime(config, scene.split("test"), trainer.device, processes).score(trainer)
-        config.eval.every_views = 3
+        scores.VIEWS = 3
         alone = ScoresOverTime(config, scene.split("test"), trainer.device).score(trainer)
         return few, alone, read_scores(tmp_path / "shared")
 

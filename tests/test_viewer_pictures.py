@@ -17,6 +17,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
+from nerfkit.model.stages import Decoder
 from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.frames import FrameRenderer, Photos, depth_range
 from nerfkit.viewer.geometry import nearest_view
@@ -32,9 +33,9 @@ SIZE = (32, 24)
 
 
 @pytest.fixture
-def shown(small_config) -> ViewerScene:
+def shown(small_config, monkeypatch) -> ViewerScene:
     """The toy scene with a field of fog, and nothing of the scene's folder yet."""
-    small_config.model.density_bias = 4.0
+    monkeypatch.setattr(Decoder, "density_bias", 4.0)
     scene = load_scene(small_config.data.path)
     return ViewerScene(
         scene.name, small_config, Renderer(small_config), torch.ones(3), scene.split("train").cameras, scene.up,

@@ -12,11 +12,13 @@ import torch
 
 from nerfkit import commands
 from nerfkit import config as config_module
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.parallel import Processes
 from nerfkit.training.trainer import Trainer
 from tests.trainers import make_trainer
 
 STEPS = 40  # of which graphs are recorded after the first
+OccupancyGrid.update_every = 4
 
 
 def result_of(trainer: Trainer, steps: int, recorded: bool = True) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.device import check_memory, pick_device
 from nerfkit.errors import RunError, SceneError
-from nerfkit.lpips import Lpips
+from nerfkit.metrics import Lpips
 from nerfkit.model.registry import import_models, model_bytes, model_class
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE, Processes

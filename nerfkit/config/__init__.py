@@ -4,7 +4,16 @@
 A TOML file changes some of them (`configs/*.toml` are such differences), the command line overrides the file.
 """
 
-from nerfkit.config.checks import check as check
+from nerfkit.config.files import dump as dump
+from nerfkit.config.files import dumps as dumps
+from nerfkit.config.files import fixed_differences as fixed_differences
+from nerfkit.config.files import flat as flat
+from nerfkit.config.files import from_dict as from_dict
+from nerfkit.config.files import load as load
+from nerfkit.config.files import merged as merged
+from nerfkit.config.files import preset_path as preset_path
+from nerfkit.config.files import preset_values as preset_values
+from nerfkit.config.files import to_dict as to_dict
 from nerfkit.config.options import Box as Box
 from nerfkit.config.options import Config as Config
 from nerfkit.config.options import DataConfig as DataConfig
@@ -23,14 +32,4 @@ from nerfkit.config.recipe import Condition as Condition
 from nerfkit.config.recipe import Found as Found
 from nerfkit.config.recipe import Recipe as Recipe
 from nerfkit.config.resolve import Decision as Decision
-from nerfkit.config.toml_files import changes_of as changes_of
-from nerfkit.config.toml_files import dump as dump
-from nerfkit.config.toml_files import load as load
-from nerfkit.config.toml_files import merged as merged
-from nerfkit.config.toml_files import preset_path as preset_path
-from nerfkit.config.toml_files import preset_values as preset_values
-from nerfkit.config.values import dumps as dumps
-from nerfkit.config.values import fixed_differences as fixed_differences
-from nerfkit.config.values import flat as flat
-from nerfkit.config.values import from_dict as from_dict
-from nerfkit.config.values import to_dict as to_dict
+from nerfkit.config.resolve import check as check

@@ -12,45 +12,38 @@ from copy import deepcopy
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_args
 
+import msgspec
 import tyro
 from tyro.constructors import PrimitiveConstructorSpec
 
 from nerfkit.config.recipe import rule, value_text
 from nerfkit.config.resolve import Decision, decide
 from nerfkit.limits import MAX_LEVELS, MAX_RESOLUTION, OPS
-from nerfkit.option_types import AUTO, BOOLEANS, Auto, Flag, Options, Range, Words, integer, number
+from nerfkit.option_types import AUTO, Auto, Flag, Options, Range, Words, integer, number
 
 Backend = Literal["auto", "torch", "cpp", "cuda"]
 Steps = integer(0, 10**9)
 Box = tuple[float, float, float, float, float, float]
 
 
+SHAPES = {bool: "true|false", int: "INT", float: "FLOAT", str: "STR", Box: "X Y Z X Y Z"}  # in the help
+
+
 def auto(option: str, kind: Any, low: float | None = None, high: float | None = None) -> Any:
     """The type of an option that is a `kind` from `low` to `high`, or None, which is written auto."""
     is_real = kind in (float, Box)
     limits = None if low is None else Range(float(low), float(high)) if is_real else Range(low, high)
-    choices = get_args(kind) if kind is not Box else ()
-    parse = {bool: BOOLEANS.__getitem__, int: int, float: float}.get(kind, str)
+    shape = SHAPES.get(kind) or ",".join(get_args(kind))  # of a Literal
 
     def read(words: list[str]) -> Any:
-        if words == [AUTO]:
-            return None
-        if kind is Box:
-            if len(words) != 6:
-                raise ValueError(f"expected six numbers, got {len(words)}")
-            return tuple(map(float, words))
-        if choices and words[0] not in choices:
-            raise ValueError(f"expected {AUTO} or one of {', '.join(choices)}, got {words[0]!r}")
         try:
-            return parse(words[0])
-        except (KeyError, ValueError):
-            raise ValueError(f"expected {AUTO} or {shape.lower()}, got {words[0]!r}") from None
+            return None if words == [AUTO] else msgspec.convert(words if kind is Box else words[0], kind, strict=False)
+        except msgspec.ValidationError:
+            raise ValueError(f"expected {AUTO} or {shape}, got {' '.join(words)!r}") from None
 
-    shape = {bool: "true or false", int: "INT", float: "FLOAT", str: "STR"}.get(kind, ",".join(choices))
-    metavar = "{auto|X Y Z X Y Z}" if kind is Box else f"{{auto,{shape}}}" if choices else f"{{auto|{shape}}}"
     spec = PrimitiveConstructorSpec(
         nargs="*" if kind is Box else 1,
-        metavar=metavar.replace("true or false", "true|false"),
+        metavar=f"{{{AUTO}{'|' if kind in SHAPES else ','}{shape}}}",
         instance_from_str=read,
         is_instance=lambda value: True,
         str_from_instance=lambda value: [AUTO] if value is None else value_text(value).split(" "),
@@ -93,12 +86,9 @@ class ModelConfig:
     base_resolution: integer(1, MAX_RESOLUTION - 1) = 16  # cells a side of the coarsest level
     max_resolution: auto("model.max_resolution", int, 1, MAX_RESOLUTION - 1) = None  # cells a side of the finest level
     hidden: auto("model.hidden", int, 1, 4096) = None  # width of the decoder's hidden layers
-    embedding: integer(1, 1024) = 16  # outputs of the density network: first the density; the color network sees all
     encoder: Flag = True  # depthwise convolution along the ray, a residual on color
-    kernel: integer(1, 255) = 3  # taps of that convolution (odd)
     aggregator: auto("model.aggregator", bool) = None  # LLTM along the ray, a residual on color
     state: integer(1, 1024) = 16  # size of the LLTM's state
-    density_bias: number(-20, 20) = -1.0  # logarithm of the density where the network's output is 0, as at first
     precision: Literal["float16", "float32"] = "float16"  # of features and networks on a GPU; on a CPU float32
 
 
@@ -112,11 +102,7 @@ class SamplingConfig:
     near: auto("sampling.near", float, 0, 1e10) = None  # no samples nearer than this [scene units]
     far: auto("sampling.far", float, 0, 1e30) = None  # no samples farther than this [scene units]
     occupancy_resolution: auto("sampling.occupancy_resolution", int, 1, 1024) = None  # cells a side of the grid
-    occupancy_every: integer(1, 10**9) = 16  # training steps between two updates of the occupancy grid
-    occupancy_warmup: Steps = 256  # training steps in which an update visits every cell
     occupancy_threshold: auto("sampling.occupancy_threshold", float, 0, 1) = None  # least opacity that is rendered
-    # Of a CUDA graph: capacity for marched samples per rendered one.
-    candidates_per_sample: auto("sampling.candidates_per_sample", float, 1, 16) = None
     min_transmittance: number(0, 0.99) = 1e-3  # a ray ends where its transmittance falls to this
 
 
@@ -152,7 +138,6 @@ class EvalConfig:
     split: auto("eval.split", str) = None  # views to evaluate on
     after_training: Flag = True  # evaluate when training is done
     every: Steps = 0  # nerfkit train: steps between scores of some views, in metrics.jsonl and loss.png; 0: none
-    every_views: integer(0, 10**6) = 8  # how many views that is, evenly spread over the split; 0: all
     comparisons: integer(-1, 10**6) = 8  # views, evenly spread, saved as images of truth, render and error; -1: all
     lpips: str = ""  # file of torchvision's weights of VGG-16, by which LPIPS compares; without it LPIPS is null
 

@@ -65,7 +65,7 @@ class Found(NamedTuple):
     of: Callable[[Facts], Any]
 
 
-OTHERWISE = Condition("else", "model", lambda facts: True)
+OTHERWISE = Condition("", "model", lambda facts: True)
 ON_A_CPU = Condition("on a CPU", "device", lambda facts: not facts.on_gpu)
 ON_A_GPU = Condition("on a GPU", "device", lambda facts: facts.on_gpu)
 SMALL = Condition("with size small", "device", lambda facts: facts.config.size == "small")
@@ -115,7 +115,6 @@ BASE: Recipe = {
     "sampling.cone": ((1 / 64, SMALL), (1 / 256, ALL_SIDES), (1 / 128, OTHERWISE)),
     "sampling.occupancy_resolution": ((96, SMALL), (256, UNBOUNDED), (128, OTHERWISE)),
     "sampling.occupancy_threshold": ((0.01, SMALL), (0.001, ALL_SIDES), (0.003, OTHERWISE)),
-    "sampling.candidates_per_sample": ((8.0, ALL_SIDES), (6.0, OTHERWISE)),
     "model.levels": ((6, SMALL), (16, OTHERWISE)),
     "model.features": ((4, SMALL), (2, OTHERWISE)),
     "model.log2_table": ((18, SMALL), (20, OTHERWISE)),
@@ -154,25 +153,18 @@ def rule(option: str) -> str:
     """How an option is decided that is left as auto, for the help.
 
     >>> rule("trainer.learning_rate")
-    '0.02 for the field, else 0.01'
+    '0.02 (a model of another kind: 0.01)'
     >>> rule("model.levels")
     '6 with size small, else 16'
     """
-    field, base = _rule(FIELD[option]), _rule(BASE[option])
-    if field == base:
-        return field
-    if len(FIELD[option]) == len(BASE[option]) == 1:
-        return f"{field} for the field, else {base}"
-    return f"{field} (a model of another kind: {base})"
+    of_field, of_others = (_rule(recipe[option]) for recipe in (FIELD, BASE))
+    return of_field if of_field == of_others else f"{of_field} (a model of another kind: {of_others})"
 
 
 def _rule(cases: tuple[tuple[Any, Condition], ...]) -> str:
-    texts = []
-    for value, condition in cases:
-        text = value_text(value)
-        is_else = condition is OTHERWISE and len(cases) > 1
-        texts.append(f"else {text}" if is_else else f"{text} {condition.text}".strip() if condition.text else text)
-    return ", ".join(text.removesuffix(" else") for text in texts)
+    texts = [(value_text(value), condition) for value, condition in cases]
+    joined = ", ".join(f"else {x}" if condition is OTHERWISE else f"{x} {condition.text}" for x, condition in texts)
+    return joined.removeprefix("else ")
 
 
 def value_text(value: Any) -> str:

@@ -1,15 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the options that were asked for to those that run: `Config.resolved`."""
+"""From the options that were asked for to those that run, and what no option may be.
+
+A value out of range, or one that contradicts another, is an error that names the option and its range.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
-from nerfkit.config.checks import check
-from nerfkit.config.recipe import BASE, CUBE, FIELD, OTHERWISE, SMALL, Facts, Found, Recipe
+from nerfkit.config.recipe import BASE, CUBE, FIELD, SMALL, Facts, Found, Recipe
 from nerfkit.errors import ConfigError
-from nerfkit.option_types import AUTO
+from nerfkit.limits import BACKENDS, CHOICES, MAX_INTERVALS, OPS, ladder_distances
+from nerfkit.option_types import AUTO, LARGEST, Range
+from nerfkit.reading import did_you_mean, shown
+
+MAX_ROWS = 2**31  # of all grid levels: row indices have 32 bits
+MAX_TEXT = 4096  # characters of an option; the longest path
 
 
 class Decision(NamedTuple):
@@ -42,9 +51,9 @@ def decide(
         value, condition = next(((x, condition) for x, condition in cases if condition.holds(facts)), (None, None))
         if condition is None:
             raise ConfigError(f"the recipe of the model {new.model.kind} says nothing of {option} here")
-        computed = f"{value.text} " if isinstance(value, Found) else ""
-        why = "" if condition is OTHERWISE else f"{computed}{condition.text}".strip()
-        value = value.of(facts) if isinstance(value, Found) else value
+        why = condition.text
+        if isinstance(value, Found):
+            value, why = value.of(facts), f"{value.text} {why}".strip()
         setattr(target, name, value)
         by = decisions["size"].by if condition is SMALL else condition.by
         decisions[option] = Decision(value, by, why or f"default of the model {new.model.kind}")
@@ -68,9 +77,7 @@ def _forget(new: Any, before: Mapping[str, Decision]) -> None:
             setattr(target, name, None)
 
 
-def _asked(
-    option: str, value: Any, before: Mapping[str, Decision], presets: Mapping[str, tuple[Any, str]]
-) -> Decision:
+def _asked(option: str, value: Any, before: Mapping[str, Decision], presets: Mapping[str, tuple[Any, str]]) -> Decision:
     """Who set an option that is not auto."""
     if option in before and before[option].value == value:  # it was auto when these options were resolved
         return before[option]
@@ -112,12 +119,12 @@ def _take_from_scene(asked: Any, new: Any, scene: Any) -> None:
                 )
         for name in ("path", "sfm", "format", "downscale", "max_views", "masks"):
             setattr(new.data, name, getattr(scene.source, name))
-        _check_box(new.data.box, scene)
+        _check_unit_of_box(new.data.box, scene)
     if new.data.format == "auto":
         new.data.format = scene.format_again
 
 
-def _check_box(box: Any, scene: Any) -> None:
+def _check_unit_of_box(box: Any, scene: Any) -> None:
     """Raise ConfigError for a box in the coordinates of the files where the scene is in a frame that was found."""
     if box is None or box == scene.source.box or scene.frame is None or scene.frame.scale == 1:
         return
@@ -133,13 +140,14 @@ def _check_near_and_far(config: Any, decisions: Mapping[str, Decision], scene: A
     near, far = config.sampling.near, config.sampling.far
     if near < far:
         return
-    texts = []
-    for name, value in (("near", near), ("far", far)):
-        is_asked = decisions[f"sampling.{name}"].by in ("user", "preset")
-        texts.append(f"sampling.{name} ({value:g}{'' if is_asked else ', as the scene has it'})")
+    asked = {name: decisions[f"sampling.{name}"].by in ("user", "preset") for name in ("near", "far")}
+    whose = {name: "" if is_asked else ", as the scene has it" for name, is_asked in asked.items()}
     frame = getattr(scene, "frame", None)
     unit = f", of which one is {1 / frame.scale:.4g} in the files" if frame is not None else ""
-    raise ConfigError(f"{texts[0]} must be below {texts[1]}, in the model's units{unit}; lower near, or raise far")
+    raise ConfigError(
+        f"sampling.near ({near:g}{whose['near']}) must be below sampling.far ({far:g}{whose['far']}), in the model's "
+        f"units{unit}; lower near, or raise far"
+    )
 
 
 def _check_split(asked: Any, new: Any, scene: Any) -> None:
@@ -152,3 +160,109 @@ def _check_split(asked: Any, new: Any, scene: Any) -> None:
             f"eval.split: the scene has no {split} views, only {', '.join(scene.views)}; choose one of these with "
             "--eval.split"
         )
+
+
+def check(config: Any) -> None:
+    """Raise ConfigError for a value out of its range, and for values that contradict each other; auto is neither."""
+    check_values(config, "")
+    _check_box(config.data.box)
+    _check_model(config.model)
+    _check_sampling(config)
+    _check_decay(config.trainer)
+    _check_ops(config.ops)
+
+
+def check_values(options: Any, prefix: str) -> None:
+    hints = get_type_hints(type(options), include_extras=True)
+    hints.pop("decisions", None)  # of a configuration that is resolved
+    for name in vars(options).keys() - hints.keys() - {"decisions"}:  # set in Python, where a dataclass takes any name
+        raise ConfigError(f"unknown option {prefix}{name}{did_you_mean(name, hints, prefix)}")
+    for name, kind in hints.items():
+        value, full_name = getattr(options, name), f"{prefix}{name}"
+        if dataclasses.is_dataclass(value):
+            check_values(value, f"{full_name}.")
+        elif isinstance(value, dict):
+            for key, own in value.items():
+                _check_text(f"a name in {full_name}", key)
+                _check_value(f"{full_name}.{shown(key)}", own, (Range(-LARGEST, LARGEST),))
+        else:
+            _check_value(full_name, value, getattr(kind, "__metadata__", ()))
+
+
+def _check_value(name: str, value: Any, metadata: tuple) -> None:
+    if isinstance(value, str):
+        _check_text(name, value)
+    elif value is not None:
+        for limits in metadata:
+            if isinstance(limits, Range):
+                limits.check(name, value)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Require text that a TOML file can hold and, as most of it is a path, the system accepts as one."""
+    is_unicode = text.encode(errors="replace").decode() == text
+    if len(text) > MAX_TEXT or "\0" in text or not is_unicode:
+        raise ConfigError(
+            f"{name} must be text in UTF-8 of at most {MAX_TEXT} characters without NUL, got '{shown(text, 60)}'"
+        )
+
+
+def _check_box(box: tuple[float, ...] | None) -> None:
+    low, high = (box[:3], box[3:]) if box is not None else ((), ())
+    for a, b in zip(low, high, strict=True):
+        if b - a < 1e-6 * max(1.0, abs(a), abs(b)):  # float32 would not tell them apart
+            raise ConfigError(f"data.box: the lowest corner {low} must be below the highest {high} along x, y and z")
+
+
+def _check_model(model: Any) -> None:
+    if model.max_resolution is not None and model.max_resolution < model.base_resolution:
+        raise ConfigError(
+            f"model.max_resolution ({model.max_resolution}) must be at least "
+            f"model.base_resolution ({model.base_resolution})"
+        )
+    if None not in (model.levels, model.log2_table) and model.levels * 2**model.log2_table > MAX_ROWS:
+        raise ConfigError(
+            f"model.log2_table ({model.log2_table}) is too large for {model.levels} levels: together they may have "
+            f"2^{MAX_ROWS.bit_length() - 1} rows; lower it, or model.levels"
+        )
+
+
+def _check_sampling(config: Any) -> None:
+    near, far, step = config.sampling.near, config.sampling.far, config.sampling.step
+    if None not in (near, far) and near >= far:
+        raise ConfigError(f"sampling.near ({near}) must be below sampling.far ({far})")
+    if None in (near, far, step, config.sampling.kind, config.sampling.cone, config.data.box):
+        return  # the scene decides yet
+    if config.sampling.kind == "contracted":
+        try:
+            ladder_distances(near, far, step, config.sampling.cone)
+        except ValueError as error:
+            raise ConfigError(f"sampling.near, far, step, cone: {error}") from None
+        return
+    longest = min(math.dist(config.data.box[:3], config.data.box[3:]), far - near)
+    if step > longest:
+        raise ConfigError(f"sampling.step ({step:g}) is longer than the longest ray in data.box, {longest:g}; lower it")
+    if longest / step > MAX_INTERVALS:
+        raise ConfigError(
+            f"sampling.step ({step:g}) cuts the longest ray in data.box, {longest:g}, into more than {MAX_INTERVALS} "
+            "intervals; raise it, or make the box smaller"
+        )
+
+
+def _check_decay(trainer: Any) -> None:
+    rate, decay = max(trainer.learning_rate or 0, trainer.final_learning_rate or 0), trainer.table_decay or 0
+    if rate * decay >= 1:
+        raise ConfigError(
+            f"trainer.table_decay ({decay:g}) times the learning rate, up to {rate:g}, must be below 1, "
+            "or a step would turn the features round; lower one of them"
+        )
+
+
+def _check_ops(ops: Any) -> None:
+    for op, backend in ops.overrides.items():
+        if op not in OPS:
+            raise ConfigError(f"ops.overrides: no op '{shown(op)}', only {', '.join(OPS)}{did_you_mean(op, OPS)}")
+        if backend not in CHOICES:
+            raise ConfigError(
+                f"ops.overrides: unknown backend '{shown(backend)}' for {op}; choose auto, {', '.join(BACKENDS)}"
+            )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.model.base import Model
-from nerfkit.model.contracted import ContractedSampler
+from nerfkit.model.sampling import ContractedSampler
 
 BLOCK = 16  # cells a side: fewer are far from a surface than in larger ones
 CORNERS_ALONG = np.arange(BLOCK + 1)

@@ -15,7 +15,7 @@ from nerfkit.config import BASE, Config, Recipe, ResolvedConfig
 from nerfkit.data.cameras.cameras import Cameras, Rays
 from nerfkit.errors import ConfigError
 from nerfkit.model.compositing import Rendering
-from nerfkit.model.sampling import RaySampler
+from nerfkit.model.sampling import OccupancySampler
 from nerfkit.ops import Resolved, backend, choices, resolve
 from nerfkit.parallel import Processes
 
@@ -25,8 +25,9 @@ MAX_RAYS_RENDERED = 2**20  # at a time, by default
 class Model(nn.Module):
     """Rays in, colors out. A model of your own derives from this and is registered by `nerfkit.register_model`.
 
-    Only `forward` is required. With a sampler as `self.sampler`, the other methods but `density` use it. Its methods
-    run on the backends that `config.ops` names, in whatever thread; where that says auto, on those chosen around them.
+    Only `forward` is required. With a sampler as `self.sampler`, such as that of `nerfkit.build_sampler`, the other
+    methods but `density` use it. Its methods run on the backends that `config.ops` names, in whatever thread; where
+    that says auto, on those chosen around them.
     """
 
     recipe: ClassVar[Recipe] = BASE  # what options are that are left as auto: see `nerfkit.config.recipe`
@@ -130,21 +131,18 @@ class Model(nn.Module):
         silent = [type(m) for m in self.modules() if not hasattr(m, "ops") or (m is self and m.ops is None)]
         return tuple(dict.fromkeys(kind.__name__ for kind in silent if not kind.__module__.startswith("torch.nn.")))
 
-    def _sampler(self) -> RaySampler | None:
+    def _sampler(self) -> OccupancySampler | None:
         return getattr(self, "sampler", None)
 
     def _read_options(self, config: Config) -> Any:
-        given = config.model.options
-        if self.Options is None:
-            if given:
-                raise ConfigError(f"model.options: the model {config.model.kind!r} has none, got {', '.join(given)}")
-            return None
-        unknown = set(given) - set(self.Options.__dataclass_fields__)
-        if unknown:
-            known = ", ".join(self.Options.__dataclass_fields__)
-            raise ConfigError(f"model.options: unknown {', '.join(sorted(unknown))}; {config.model.kind} knows {known}")
+        given, known = config.model.options, getattr(self.Options, "__dataclass_fields__", ())
+        if unknown := set(given) - set(known):
+            raise ConfigError(
+                f"model.options: unknown {', '.join(sorted(unknown))}; the model {config.model.kind!r} knows "
+                f"{', '.join(known) or 'none'}"
+            )
         try:
-            return msgspec.convert(given, self.Options, strict=False)
+            return None if self.Options is None else msgspec.convert(given, self.Options, strict=False)
         except msgspec.ValidationError as error:
             raise ConfigError(f"model.options: {error}") from None
 

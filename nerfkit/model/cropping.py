@@ -13,7 +13,7 @@ from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Rays
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
-from nerfkit.model.sampling import DensityFn, RaySampler, Samples
+from nerfkit.model.sampling import DensityFn, OccupancySampler, Samples
 from nerfkit.ops.packed import offsets_from_counts, sum_rays
 
 
@@ -39,15 +39,15 @@ def cropped(model: Model, crop: Crop | None) -> Iterator[None]:
 class CroppedSampler(nn.Module):
     """The samples of another sampler that lie in a crop; none but them, on each ray."""
 
-    def __init__(self, sampler: RaySampler, crop: Crop):
+    def __init__(self, sampler: OccupancySampler, crop: Crop):
         super().__init__()
         self.sampler, self.crop = sampler, crop
         self.ops = sampler.ops
 
     @property
-    def max_samples_per_ray(self) -> float:
-        """That of the whole sampler."""
-        return self.sampler.max_samples_per_ray
+    def max_rays_rendered(self) -> int:
+        """As many as without the crop: it is marched outside, too."""
+        return self.sampler.max_rays_rendered
 
     def forward(
         self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None

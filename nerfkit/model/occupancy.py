@@ -31,7 +31,8 @@ DensityFn = Callable[[Tensor], Tensor]  # world positions [N, 3] -> density [N]
 class OccupancyGrid(nn.Module, ABC):
     """The cells, and their updates; what of space they cover, a sampler that derives from it says."""
 
-    drawn_anywhere, drawn_occupied = 4, 8  # an update visits one of so many cells, and as many occupied ones as that
+    update_every, warmup_steps = 16, 256  # training steps between two updates; in which an update visits every cell
+    drawn_anywhere, drawn_occupied = 4, 8  # later it visits one of so many cells, and as many occupied ones as that
 
     def __init__(self, config: SamplingConfig, box: Tensor):
         super().__init__()
@@ -61,26 +62,29 @@ class OccupancyGrid(nn.Module, ABC):
 
     @torch.no_grad()
     def update(self, density_fn: DensityFn, step: int) -> None:
-        """Update the occupancy grid from the density field, every `occupancy_every` training steps.
+        """Update the occupancy grid from the density field, every `update_every` training steps.
 
         In the warm-up all cells are evaluated, later some of them and some occupied ones, at a random point of each; a
         cell's opacity is the maximum of the new value and the old one, decayed by 10 %. Nothing synchronizes with the
         GPU.
         """
-        if step % self.config.occupancy_every:
+        if step % self.update_every:
             return
-        is_warmed_up = step >= self.config.occupancy_warmup
+        is_warmed_up = step >= self.warmup_steps
         if self.empties and is_warmed_up:
             torch.where(self.unreached < 255, self.unreached + 1, self.unreached, out=self.unreached)
-        cells = self._some_cells() if is_warmed_up else self._all_cells()
         opacity = self.opacity.flatten()
+        cells = self._some_cells() if is_warmed_up else torch.arange(len(opacity), device=opacity.device)
         opacity *= OCCUPANCY_DECAY
         for chunk in cells.split(2**18):
             points = self._random_points(chunk)
             evaluated = -torch.expm1(-density_fn(points) * self.config.step)
             opacity.scatter_reduce_(0, chunk, evaluated, "amax")
-        threshold = self._mean_opacity().clamp(max=self.config.occupancy_threshold)
-        self._set_occupancy(threshold)
+        mean = (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)  # of cells that may be occupied
+        threshold = mean.clamp(max=self.config.occupancy_threshold)
+        torch.gt(self.opacity, threshold, out=self.occupancy)
+        self.occupancy &= self.seen
+        self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
         if is_warmed_up:  # before, what is thin has to learn whether it is empty
             self.threshold.copy_(threshold)
 
@@ -105,15 +109,6 @@ class OccupancyGrid(nn.Module, ABC):
         index = (block[:, 0] * side + block[:, 1]) * side + block[:, 2]
         self.unreached.view(-1).index_fill_(0, torch.where(is_used, index, index[:1]), 0)
 
-    def _mean_opacity(self) -> Tensor:
-        """Of cells that may be occupied."""
-        return (self.opacity * self.seen).sum() / self.seen.sum().clamp(min=1)
-
-    def _set_occupancy(self, threshold: Tensor) -> None:
-        torch.gt(self.opacity, threshold, out=self.occupancy)
-        self.occupancy &= self.seen
-        self.occupancy &= self._near_blocks(self.unreached < REACHED_UPDATES)
-
     def _near_blocks(self, blocks: Tensor) -> Tensor:
         """Cells [N, N, N] bool in or beside one of the `blocks` [B, B, B] bool."""
         side = self.config.occupancy_resolution
@@ -137,12 +132,9 @@ class OccupancyGrid(nn.Module, ABC):
             pixel, depth = cameras.project(points.to(cameras.positions.dtype), view)  # [P, 2], [P]
             inside = (pixel >= 0).all(-1) & (pixel[:, 0] <= width) & (pixel[:, 1] <= height)
             distance = torch.linalg.vector_norm(points - cameras.positions[view], dim=-1)
-            in_front = depth > 0 if not _is_wide(cameras, view) else torch.ones_like(inside)
-            seen |= inside & in_front & (distance >= self.config.near)
+            is_wide = bool(cameras.lenses) and cameras.lenses[view].is_fisheye  # may see what is behind its camera
+            seen |= inside & ((depth > 0) | is_wide) & (distance >= self.config.near)
         return seen
-
-    def _all_cells(self) -> Tensor:
-        return torch.arange(self.opacity.numel(), device=self.opacity.device)
 
     def _some_cells(self) -> Tensor:
         """Random cells, and some drawn from the occupied ones."""
@@ -157,16 +149,7 @@ class OccupancyGrid(nn.Module, ABC):
 
     def _random_points(self, cells: Tensor) -> Tensor:
         """A random world position [M, 3] in each of the `cells` [M]."""
-        corner = self._corners(cells)
-        shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))
-        return self.points_in((corner + shift) / self.config.occupancy_resolution)
-
-    def _corners(self, cells: Tensor) -> Tensor:
-        """Lowest corner [M, 3] int64 of `cells` [M], in cells."""
         side = self.config.occupancy_resolution
-        return torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)
-
-
-def _is_wide(cameras: Cameras, view: int) -> bool:
-    """Whether a lens may see what is behind its camera."""
-    return bool(cameras.lenses) and cameras.lenses[view].is_fisheye
+        corner = torch.stack([cells // side**2, cells // side % side, cells % side], dim=-1)  # [M, 3] int64, in cells
+        shift = torch.rand(corner.shape, device=cells.device, generator=generator_on(cells.device))
+        return self.points_in((corner + shift) / side)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -16,6 +15,7 @@ from nerfkit.config import Config
 from nerfkit.errors import ConfigError
 from nerfkit.model.base import Model
 from nerfkit.model.renderer import Renderer
+from nerfkit.reading import did_you_mean
 
 MODELS: dict[str, type[Model]] = {"field": Renderer}
 
@@ -56,13 +56,11 @@ def model_class(config: Config) -> type[Model]:
     """The class of `config.model.kind`; raises ConfigError if none of that name is registered."""
     kind = config.model.kind
     if kind not in MODELS:
-        near = difflib.get_close_matches(kind, MODELS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         module = config.model.module or "mypackage.mymodel"
         raise ConfigError(
-            f"model.kind: no model {kind!r} is known, only {', '.join(MODELS)}; {hint}"
+            f"model.kind: no model {kind!r} is known, only {', '.join(MODELS)}; "
             f"the module of a custom model is imported by --model.module {module} (train) or "
-            f"--module {module} (render, eval), if you trust it"
+            f"--module {module} (render, eval), if you trust it{did_you_mean(kind, MODELS)}"
         )
     return MODELS[kind]
 

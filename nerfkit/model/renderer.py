@@ -18,13 +18,10 @@ from torch import Tensor
 
 from nerfkit.config import FIELD, Config
 from nerfkit.data.cameras.cameras import Rays
-from nerfkit.model.aggregator import RayAggregator
 from nerfkit.model.base import Model
 from nerfkit.model.compositing import Rendering, composite_samples
-from nerfkit.model.decoder import Decoder
-from nerfkit.model.encoder import RayEncoder
-from nerfkit.model.grid import FeatureGrid
-from nerfkit.model.samplers import box_of, build_sampler
+from nerfkit.model.sampling import box_of, build_sampler
+from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
 from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
 
 
@@ -57,7 +54,7 @@ class Renderer(Model):
 
     def build_encoder(self, config: Config, channels: int) -> torch.nn.Module | None:
         """Features [N, channels], ray_offsets [R+1] -> [N, channels], or [N, n_outputs] of the module; or none."""
-        return RayEncoder(channels, config.model.kernel) if config.model.encoder else None
+        return RayEncoder(channels) if config.model.encoder else None
 
     def build_aggregator(self, config: Config, channels: int) -> torch.nn.Module | None:
         """Encoded [N, channels], ray_offsets [R+1] -> state [N, n_state of the module]; or none."""

@@ -1,40 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rays + occupancy grid -> packed samples, in a box; see `nerfkit.model.contracted` for unbounded space."""
+"""Rays + occupancy grid -> packed samples, in a box or in unbounded space; `sampling.kind` chooses one."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.config import Config, SamplingConfig
+from nerfkit.contraction import contract, exponential_ladder, uncontract
+from nerfkit.data.cameras.cameras import Rays
+from nerfkit.errors import ConfigError
 from nerfkit.model.occupancy import DensityFn, OccupancyGrid
 from nerfkit.ops import compact_samples, count_visible, march
 from nerfkit.ops.march import box_span
 from nerfkit.ops.packed import offsets_from_counts, pad_offsets, truncate_offsets
-from nerfkit.parallel import Processes
 
 FIRST_PASS_SAMPLES = 24  # of a ray; most rays terminate within them
 TWO_PASS_THRESHOLD = 2**18  # samples; for fewer, a second pass costs more than it saves
 MAX_ROWS = 2**23  # whose density is evaluated at a time, in two passes
+MAX_CANDIDATES = 2**25  # intervals in occupied cells, about, that the rays of an image have at a time
 
 
-class Marched(NamedTuple):
-    """M samples of R rays in occupied cells, visible or not."""
+class Intervals(NamedTuple):
+    """M intervals of R rays; rows behind the last ray's are of nobody."""
 
-    rays: Rays
     t_starts: Tensor  # [M]
     t_ends: Tensor  # [M]
-    ray_offsets: Tensor  # [R+1] int64
-
-
-class Chosen(NamedTuple):
-    """Those of the marched samples that are rendered."""
-
-    t_starts: Tensor  # [K]; with a capacity, the rows behind the last ray's are of nobody
-    t_ends: Tensor  # [K]
     ray_offsets: Tensor  # [R+1] int64
 
 
@@ -49,38 +44,19 @@ class Samples(NamedTuple):
     ray_complete: Tensor  # [R] bool, rays within the capacity
 
 
-class RaySampler(Protocol):
-    """The interface of samplers, which are torch modules: their buffers are saved with the model."""
-
-    ops: tuple[str, ...]  # of nerfkit, that it calls
-    max_samples_per_ray: float  # upper bound: the longest ray, with all cells occupied
-
-    def __call__(
-        self, rays: Rays, density_fn: DensityFn, jitter: Tensor | None = None, capacity: int | None = None
-    ) -> Samples:
-        """Samples of `rays`, whose positions are differentiable in the rays; see `BoxSampler.forward`."""
-
-    def observe(self, cameras: Cameras, all_at_once: bool = True) -> None:
-        """The cameras that are trained; called once. `all_at_once`: each step may draw from any of them."""
-
-    def agree(self, processes: Processes) -> None:
-        """Make equal what the own rays of several processes have changed; called before `update`."""
-
-    def update(self, density_fn: DensityFn, step: int) -> None:
-        """Update from the density field; called before each training step."""
-
-    def sees(self, rays: Rays) -> Tensor:
-        """Which rays [R] can have samples, bool."""
-
-    def stats(self) -> dict[str, float]:
-        """Values to log, by name."""
-
-
 class OccupancySampler(OccupancyGrid):
-    """Marches rays through an occupancy grid; in which intervals, a sampler that derives from it says."""
+    """Marches rays through an occupancy grid; in which intervals, a sampler that derives from it says.
+
+    The rows of a ray, from one step to the next; with a capacity all arrays have a fixed number of rows:
+
+        marched  a b c d e f g h   in occupied cells
+        visible  a b c d e         until the ray's transmittance falls to `min_transmittance`
+        kept     a   c d           of an opacity that counts
+        samples  a c d             of the rays that fit into the capacity, with positions; padding rays take the rest
+    """
 
     ops = ("march", "count_visible", "compact_samples")
-    max_rays_rendered = 2**20  # at a time
+    candidates_per_sample = 6.0  # of a capacity: marched intervals for each that is rendered
 
     @abstractmethod
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,108 +73,61 @@ class OccupancySampler(OccupancyGrid):
         rows belong to padding rays, whose samples have zero length. Positions are differentiable in the rays'
         origins and directions; distances along the ray are constants.
         """
-        march_capacity = None if capacity is None else int(capacity * self.config.candidates_per_sample)
+        waits = capacity is None  # for the GPU to tell how many rows there are
         with torch.no_grad():
-            t_starts, t_ends, source_offsets = self.march(rays, jitter, march_capacity)
-            n_rows = t_starts.shape[0]
-            ray_complete = torch.ones_like(source_offsets[1:], dtype=torch.bool)  # [R]
-            if capacity is not None:
-                source_offsets, ray_complete = truncate_offsets(source_offsets, n_rows)
-            marched = Marched(rays, t_starts, t_ends, source_offsets)
-            in_two_passes = capacity is None and n_rows >= TWO_PASS_THRESHOLD
-            density = (self._density_in_two_passes if in_two_passes else self._density)(marched, density_fn)  # [M]
-            counts = self._count_visible(marched, density)
-            t_starts, t_ends, source_offsets = self.chosen(marched, density, counts, capacity is None)
-            ray_offsets = source_offsets
-            n_rows = len(t_starts) if capacity is None else capacity
-            if capacity is not None:
-                ray_offsets, fits = truncate_offsets(ray_offsets, n_rows)
-                ray_complete = ray_complete & fits
-            compacted = compact_samples(
-                rays.origins, rays.directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
-            )
-            if capacity is not None:
+            march_capacity = None if waits else int(capacity * self.candidates_per_sample)
+            t_starts, t_ends, ray_offsets = self.march(rays, jitter, march_capacity)
+            ray_offsets, are_marched = truncate_offsets(ray_offsets, len(t_starts))
+            marched = Intervals(t_starts, t_ends, ray_offsets)
+            kept = self._kept(rays, marched, self._density(rays, marched, density_fn, waits), waits)
+            n_rows = len(kept.t_starts) if waits else capacity
+            ray_offsets, are_kept = truncate_offsets(kept.ray_offsets, n_rows)
+            positions, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *kept, ray_offsets, n_rows)
+            if not waits:
                 ray_offsets = pad_offsets(ray_offsets, capacity)
-        positions, t_starts, t_ends, ray_index = compacted
         if self.training and torch.is_grad_enabled():  # not where a view is scored, or its pose is looked for
             self._note_reached(positions, t_ends > t_starts)
         if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
             positions = _with_gradients(positions, rays, t_starts, t_ends, ray_index)
-        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, ray_complete)
+        return Samples(positions, t_starts, t_ends, ray_index, ray_offsets, are_marched & are_kept)
 
-    def chosen(self, marched: Marched, density: Tensor, counts: Tensor, waits: bool) -> Chosen:
-        """Of the marched samples, with their `density` [M] and how many of each ray are visible [R], those to render:
-        visible ones but for those of hardly any opacity, a good part of all. `waits`: this may wait for the GPU."""
+    def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
+        """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
+        of all. NaN counts, for the loss has to show it."""
+        ray_offsets = offsets_from_counts(self._count_visible(marched, density))
+        n_rows = int(ray_offsets[-1]) if waits else len(marched.t_starts)
+        _, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *marched, ray_offsets, n_rows)  # visible
+        row = torch.arange(n_rows, device=ray_index.device)
+        source = row + (marched.ray_offsets - ray_offsets)[ray_index]  # row of the marched interval
+        density = density[source.clamp(max=len(density) - 1)]
+        is_kept = ~(-torch.expm1(-density * (t_ends - t_starts)) < self.threshold) & (row < ray_offsets[-1])
+        up_to = offsets_from_counts(is_kept)  # [n_rows+1] kept before each row
         if waits:
-            return self._chosen_of_visible(marched, density, counts)
-        rays, t_starts, t_ends, ray_offsets = marched
-        n_rows = len(t_starts)
-        *_, ray_index = compact_samples(*rays[:2], t_starts, t_ends, ray_offsets, ray_offsets, n_rows)  # [M]
-        rows = torch.arange(n_rows, device=ray_index.device)
-        visible = rows < (ray_offsets[:-1] + counts)[ray_index]  # [M]
-        kept = visible & self._counts(density, t_starts, t_ends)
-        up_to = offsets_from_counts(kept)  # [M+1] kept before each row
-        target = torch.where(kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
+            return Intervals(t_starts[is_kept], t_ends[is_kept], up_to[ray_offsets])
+        target = torch.where(is_kept, up_to[:-1], n_rows)  # the row behind all others takes what is not kept
         t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
-        return Chosen(t_starts, t_ends, up_to[ray_offsets])
+        return Intervals(t_starts, t_ends, up_to[ray_offsets])
 
-    def _chosen_of_visible(self, marched: Marched, density: Tensor, counts: Tensor) -> Chosen:
-        """The same, by way of the visible samples alone, a small part of all that were marched."""
-        rays, t_starts, t_ends, source_offsets = marched
-        ray_offsets = offsets_from_counts(counts)
-        n_rows = int(ray_offsets[-1])
-        _, t_starts, t_ends, ray_index = compact_samples(
-            *rays[:2], t_starts, t_ends, source_offsets, ray_offsets, n_rows
-        )
-        shift = source_offsets[:-1] - ray_offsets[:-1]  # [R]
-        density = density[torch.arange(n_rows, device=shift.device) + shift[ray_index]]
-        kept = self._counts(density, t_starts, t_ends)
-        return Chosen(t_starts[kept], t_ends[kept], offsets_from_counts(kept)[ray_offsets])
+    def _count_visible(self, marched: Intervals, density: Tensor) -> Tensor:
+        """Visible intervals [R] of each ray, from the density [M] of all."""
+        return count_visible(density, *marched, self.config.min_transmittance)
 
-    def _counts(self, density: Tensor, t_starts: Tensor, t_ends: Tensor) -> Tensor:
-        """Which intervals [M] have an opacity that counts, bool; NaN does, for the loss has to show it."""
-        return ~(-torch.expm1(-density * (t_ends - t_starts)) < self.threshold)
+    def _density(self, rays: Rays, marched: Intervals, density_fn: DensityFn, waits: bool) -> Tensor:
+        """Density [M] of the marched intervals, of all of them; or, where they are many, in two passes: of the first of
+        each ray, then of the others where those leave the ray visible, else 0.
 
-    def _count_visible(self, marched: Marched, density: Tensor) -> Tensor:
-        """Visible samples [R] of each ray, from the density [M] of all."""
-        _, t_starts, t_ends, ray_offsets = marched
-        return count_visible(density, t_starts, t_ends, ray_offsets, self.config.min_transmittance)
-
-    def _density(self, marched: Marched, density_fn: DensityFn) -> Tensor:
-        rays, t_starts, t_ends, ray_offsets = marched
-        n_rows = t_starts.shape[0]
-        return density_fn(
-            compact_samples(rays.origins, rays.directions, t_starts, t_ends, ray_offsets, ray_offsets, n_rows)[0]
-        )
-
-    def _density_in_two_passes(self, marched: Marched, density_fn: DensityFn) -> Tensor:
-        """Density [M] of the first samples of each ray, then of the others where those leave the ray visible; else 0.
-
-        The visible samples are the same as in one pass, if `density_fn` does not depend on the batch.
+        What is visible is the same, if `density_fn` does not depend on the batch.
         """
-        _, t_starts, _, ray_offsets = marched
-        density = torch.zeros_like(t_starts)
-        counts = ray_offsets.diff()  # [R]
+        n_rows, counts = len(marched.t_starts), marched.ray_offsets.diff()  # [R]
+        if not waits or n_rows < TWO_PASS_THRESHOLD:
+            return density_fn(compact_samples(*rays[:2], *marched, marched.ray_offsets, n_rows)[0])
+        density = torch.zeros_like(marched.t_starts)
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
-        self._evaluate_density(marched, density_fn, 0, first, density)
+        _evaluate_density(rays, marched, density_fn, 0, first, density)
         passes = self._count_visible(marched, density) > first  # [R]
-        self._evaluate_density(marched, density_fn, FIRST_PASS_SAMPLES, torch.where(passes, counts - first, 0), density)
+        others = torch.where(passes, counts - first, 0)
+        _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density)
         return density
-
-    @staticmethod
-    def _evaluate_density(marched: Marched, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor) -> None:
-        """Write the density of `counts` [R] samples of each ray, from its sample number `skip` on."""
-        rays, t_starts, t_ends, ray_offsets = marched
-        offsets = offsets_from_counts(counts)
-        n_rows = int(offsets[-1])
-        source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
-        positions, *_, ray_index = compact_samples(
-            rays.origins, rays.directions, t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
-        )
-        shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
-        target = torch.arange(n_rows, device=shift.device) + shift[ray_index]
-        for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
-            density[rows] = density_fn(points).to(density.dtype)
 
 
 class BoxSampler(OccupancySampler):
@@ -226,6 +155,85 @@ class BoxSampler(OccupancySampler):
 
     def unit_of(self, positions: Tensor) -> Tensor:
         return (positions - self.box[0]) / (self.box[1] - self.box[0])
+
+
+class ContractedSampler(OccupancySampler):
+    """Unbounded space, in steps of max(step, cone * distance) from near to far.
+
+    The cube `box` is sampled as it is; all that lies outside of it, however far, is contracted into a shell as thick as
+    half the cube (`nerfkit.contraction`), and the grid's cells cover both.
+    """
+
+    drawn_anywhere, drawn_occupied = 16, 16  # a grid of unbounded space has many cells, most of them far away
+
+    def __init__(self, config: SamplingConfig, box: Tensor):
+        super().__init__(config, box)
+        ladder = exponential_ladder(config.near, config.far, config.step, config.cone)
+        self.register_buffer("ladder", ladder.to(torch.float32), persistent=False)  # [L] ends of intervals
+        if config.cone < 1 / 128:  # of finer intervals more are behind a surface
+            self.candidates_per_sample = 8.0
+
+    @property
+    def max_samples_per_ray(self) -> float:
+        """Intervals from near to far, all of whose cells are occupied."""
+        return float(len(self.ladder) - 2)
+
+    @property
+    def max_rays_rendered(self) -> int:
+        """Rays of an image at a time: many in a trained scene, few in an untrained one, all of whose cells count."""
+        passed = self.occupancy.float().mean().item() * len(self.ladder)  # occupied cells on a ray, about
+        return int(min(max(MAX_CANDIDATES / max(passed, 1), 2**10), 2**18))
+
+    def sees(self, rays: Rays) -> Tensor:
+        """All rays [R]: there is no outside."""
+        return torch.ones_like(rays.origins[:, 0], dtype=torch.bool)
+
+    def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
+        return march(
+            rays.origins, rays.directions, self.occupancy, self.box, None,
+            jitter=jitter, capacity=capacity, ladder=self.ladder,
+        )  # fmt: skip
+
+    def points_in(self, unit: Tensor) -> Tensor:
+        return uncontract(4 * unit - 2, self.box)
+
+    def unit_of(self, positions: Tensor) -> Tensor:
+        return (contract(positions, self.box) + 2) / 4
+
+
+SAMPLERS: dict[str, Callable[[SamplingConfig, Tensor], OccupancySampler]] = {
+    "box": BoxSampler,
+    "contracted": ContractedSampler,
+}
+
+
+def build_sampler(config: Config) -> OccupancySampler:
+    """The sampler `config.sampling.kind` in data.box; raises ConfigError if there is none of that name."""
+    if config.sampling.kind not in SAMPLERS:
+        raise ConfigError(f"sampling.kind: no sampler {config.sampling.kind!r}; there are {', '.join(SAMPLERS)}")
+    return SAMPLERS[config.sampling.kind](config.sampling, box_of(config))
+
+
+def box_of(config: Config) -> Tensor:
+    """data.box [2, 3], lowest and highest corner, float32."""
+    return torch.tensor(config.data.box, dtype=torch.float32).view(2, 3)
+
+
+def _evaluate_density(
+    rays: Rays, marched: Intervals, density_fn: DensityFn, skip: int, counts: Tensor, density: Tensor
+) -> None:
+    """Write the density of `counts` [R] intervals of each ray, from its interval number `skip` on."""
+    t_starts, t_ends, ray_offsets = marched
+    offsets = offsets_from_counts(counts)
+    n_rows = int(offsets[-1])
+    source_offsets = ray_offsets.clamp(max=max(len(t_starts) - skip, 0))
+    positions, *_, ray_index = compact_samples(
+        *rays[:2], t_starts[skip:], t_ends[skip:], source_offsets, offsets, n_rows
+    )
+    shift = ray_offsets[:-1] + skip - offsets[:-1]  # [R]
+    target = torch.arange(n_rows, device=shift.device) + shift[ray_index]
+    for rows, points in zip(target.split(MAX_ROWS), positions.split(MAX_ROWS), strict=True):
+        density[rows] = density_fn(points).to(density.dtype)
 
 
 def _with_gradients(positions: Tensor, rays: Rays, t_starts: Tensor, t_ends: Tensor, ray_index: Tensor) -> Tensor:

@@ -20,12 +20,13 @@ from nerfkit.data.scene import Views, in_words
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import OwnFolder
-from nerfkit.lpips import LPIPS_DEFINITION, Lpips
 from nerfkit.metrics import (
     CORRECTED_DEFINITION,
+    LPIPS_DEFINITION,
     MAX_PSNR,
     MIN_SIDE,
     SSIM_DEFINITION,
+    Lpips,
     color_corrected,
     psnr,
     ssim,

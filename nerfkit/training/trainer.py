@@ -27,6 +27,7 @@ from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
 from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
+from nerfkit.model.occupancy import OccupancyGrid
 from nerfkit.model.registry import MODELS, import_models, model_class
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
@@ -313,7 +314,7 @@ class Trainer:
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic), self._own():
-            if self.processes.size > 1 and self.step % self.config.sampling.occupancy_every == 0:
+            if self.processes.size > 1 and self.step % OccupancyGrid.update_every == 0:
                 self.model.agree(self.processes)
                 self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
             self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange

@@ -10,7 +10,7 @@ from typing import Any
 
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
-from nerfkit.config.toml_files import DECISIONS, read_decisions
+from nerfkit.config.files import DECISIONS, read_decisions
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown, why_missing
 

@@ -18,9 +18,11 @@ from nerfkit.training.run.files import LOG, TEST_PSNR
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 
+VIEWS = 8  # that are scored at a time: training waits for them
+
 
 class ScoresOverTime:
-    """Scores eval.every_views views every eval.every steps; `attach` it to a trainer before training.
+    """Scores some views, evenly spread, every eval.every steps; `attach` it to a trainer before training.
 
     That is no training time, and takes no random numbers. Several processes share the views out, and each holds the
     images of its own; all have to attach one. PSNR is that of `evaluate`.
@@ -29,7 +31,7 @@ class ScoresOverTime:
     def __init__(self, config: Config, views: Views, device: torch.device, processes: Processes = ALONE):
         self.every, self.processes = config.eval.every, processes
         self.background = background_color(config.data.background, device)  # [3]
-        chosen = evenly_chosen(len(views.cameras), config.eval.every_views or len(views.cameras))
+        chosen = evenly_chosen(len(views.cameras), VIEWS)
         own = [chosen[i] for i in processes.share(len(chosen))]
         self.n_views = len(chosen)
         self.views = views[own]
