@@ -219,7 +219,9 @@ def _comparison_folder(folder: RunFolder, split: str, other_scene: str, files: l
     """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
     try:
         found = _score_folder(folder, split, other_scene)
-        found.drop({name for name in found.names() if name.endswith(".png")} - set(files))  # of an earlier checkpoint
+        earlier = {name for name in found.names() if name.endswith(".png")} - set(files)  # of another checkpoint
+        if earlier:  # the first process has removed them: the others do not disturb it
+            found.clear(keep=found.names() - earlier)
         for file in files:  # which several processes are about to write
             found.note(file)
         return found

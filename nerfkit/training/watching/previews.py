@@ -110,7 +110,7 @@ class Previews:
         self.folder.remove_leftovers()
         later = {_file_name(picture) for picture in self.steps() if picture > step}
         if later:
-            self.folder.clear(keep=tuple(self.folder.names() - later))
+            self.folder.clear(keep=self.folder.names() - later)
 
     def steps(self) -> list[int]:
         """Steps of the pictures that there are."""

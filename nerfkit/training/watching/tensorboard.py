@@ -44,7 +44,7 @@ class TensorBoard:
         except OSError as error:
             raise RunError(f"cannot write {self.folder.path}: {error.strerror or error}") from None
         for file in set(self._files()) - before:
-            self.folder.adopt(file.name)
+            self.folder.note(file.name, is_there=True)
         self._failed = False
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
