@@ -2,7 +2,7 @@
 """The processes of one run, a GPU each, started by `torchrun`; a process by itself exchanges nothing.
 
 Numbers and short messages go over the CPU: gloo, and the store that torchrun keeps. Gradients go over NCCL, or over
-gloo where the device is a CPU. How they are summed is in `nerfkit.training.step.gradients`.
+gloo where the device is a CPU. How they are summed is in `nerfkit.training.step.distributed`.
 """
 
 from __future__ import annotations

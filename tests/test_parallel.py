@@ -16,7 +16,7 @@ from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
 from nerfkit.parallel import ALONE
 from nerfkit.training.run.files import read_log
-from nerfkit.training.step import gradients, together
+from nerfkit.training.step import distributed
 from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
 from tests.torchrun import command, forked, in_processes, torchrun
@@ -53,16 +53,16 @@ def trained(config, processes=ALONE, steps: int = STEPS, model=build_model) -> T
 def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
     """As n processes would, each batch after the other; the definition of what they do."""
     trainer = make_trainer(config, model)
-    step, device = trainer.training_step, trainer.device
+    step = trainer.training_step
     n_rays = [int(step.n_rays)] * n
     for number in range(STEPS):
         trainer.optimizer.param_groups[0]["lr"].fill_(trainer.learning_rate())
         trainer.views.background.draw_at_random(number < config.trainer.background_warmup)
-        seed_step(config.seed, number, "update", device, trainer.generator)
+        seed_step(config.seed, number, "update", trainer.generator)
         trainer.model.update(number)
         total, weights = 0.0, 0.0
         for rank in range(n):
-            seed_step(config.seed, number, f"rays of {rank}", device, trainer.generator)
+            seed_step(config.seed, number, f"rays of {rank}", trainer.generator)
             step.n_rays.fill_(n_rays[rank])
             terms, _, complete, n_samples, weight = step._forward()
             total, weights = total + sum(terms.values()) * weight.sum(), weights + weight.sum()
@@ -103,7 +103,7 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
 
 def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
     """Sums in float16 of a scaled loss, with networks in float32."""
-    monkeypatch.setattr(gradients, "LARGE", 1)
+    monkeypatch.setattr(distributed, "LARGE", 1)
 
     def train(processes):
         trainer = trained(config, processes)
@@ -119,11 +119,12 @@ def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("half", [False, True])
-def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
+def test_gradients_are_divided_by_the_weights_of_all(small_config, half: bool, monkeypatch):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
-    monkeypatch.setattr(gradients, "LARGE", 3)
-    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
-    sent = []
+    monkeypatch.setattr(distributed, "LARGE", 3)
+    small_config.parallel.precision = "float16" if half else "float32"
+    model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
+    (x, y), sent = model, []
 
     class Two:
         """With another process, whose weight is 2.5 and whose loss is (2 * x).sum(), 6."""
@@ -137,16 +138,16 @@ def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
             if len(sent) % 3 == 0:
                 values[-1] += 6 * share
 
-    shared = gradients.SharedGradients([x, y], Two(), half=half)
+    shared = distributed.Distributed(Two(), small_config, model, torch.nn.Module(), torch.Generator())
     for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
         x.grad = y.grad = None
         own = loss()
         shared.weighted(own, torch.full((1,), weight)).backward()
-        counted = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
+        counts, means = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
         assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
         assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
-        assert counted.counts.tolist() == [4, 9]
-        assert counted.means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
+        assert counts.tolist() == [4, 9]
+        assert means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
     precision = torch.float16 if half else torch.float32
     assert sent == [(torch.float64, ()), (precision, (3,)), (torch.float32, (5,))] * 2
 
@@ -154,11 +155,11 @@ def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
 def test_models_that_differ_are_an_error(config, tmp_path):
     def train(processes):
         trainer = trained(config, processes, steps=1)
-        trainer.together.compare(trainer.model, 1, now=True)
+        trainer.together.compare(1)
         if processes.rank == 1:
             trainer.model.decoder.density_net.packed.data[0] += 1e-6
         with pytest.raises(TrainingError, match=r"step 1 .*decoder\.density_net\.packed"):
-            trainer.together.compare(trainer.model, 1, now=True)
+            trainer.together.compare(1)
         first = make_trainer(config, processes=processes)
         if processes.rank == 1:
             first.model.sampler.occupancy[0] = False
@@ -211,7 +212,7 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
 def test_unbounded_space(config, tmp_path, monkeypatch):
     """Each process notes the blocks that its own rays reach; the models are equal for all that, and a run goes on as
     if it had not stopped, wherever it does."""
-    monkeypatch.setattr(together, "COMPARED_EVERY", 1)
+    monkeypatch.setattr(distributed, "COMPARED_EVERY", 1)
     config.trainer.deterministic, config.sampling.kind, config.sampling.occupancy_warmup = True, "contracted", 0
     run = tmp_path / "run"
 

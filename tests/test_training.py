@@ -10,11 +10,11 @@ from nerfkit import Cameras, load_run, ops
 from nerfkit import config as config_module
 from nerfkit.errors import ConfigError, RunError, SceneError, TrainingError
 from nerfkit.model.registry import build_model
+from nerfkit.training.building import check_seen
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.files import NAN_REPORT
-from nerfkit.training.step.checks import check_seen
-from nerfkit.training.step.schedule import DECAY_EVERY, decay_tables, learning_rate
+from nerfkit.training.step.optim import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
 from tests.trainers import loss_of_a_step, make_trainer, state_of
 
