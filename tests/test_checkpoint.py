@@ -2,6 +2,7 @@
 """Checkpoints and run folders."""
 
 import copy
+import json
 import resource
 import signal
 import subprocess
@@ -12,6 +13,9 @@ import pytest
 import torch
 
 from nerfkit import config as config_module
+from nerfkit import load_run
+from nerfkit.commands import eval, export, render, summary, train, view
+from nerfkit.commands.options import parse
 from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
@@ -20,6 +24,7 @@ from nerfkit.training.run import checkpoint
 from nerfkit.training.run.files import CONFIG, DECISIONS, LOG, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, read_scene
 from tests.naming import assert_names, raises_naming, warns_naming
+from tests.trainers import make_trainer
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 
@@ -207,6 +212,27 @@ def test_a_broken_scene_file_is_one_line(small_config, tmp_path, content: str):
     (tmp_path / SCENE).write_text(content)
     with raises_naming(RunError, "scene.json"):
         read_scene(tmp_path)
+
+
+@pytest.mark.parametrize("found", [None, 0, 2, "x"])
+def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, tmp_path, found):
+    RunFolder(tmp_path).start(small_config, scene)
+    described = json.loads((tmp_path / SCENE).read_text())
+    assert described.pop("format") == 1
+    (tmp_path / SCENE).write_text(json.dumps(described if found is None else {"format": found} | described))
+    doors = {
+        "resume": lambda: train.main(parse("train", ["--resume", str(tmp_path)])),
+        "restore": lambda: make_trainer(small_config).restore(tmp_path),
+        "render": lambda: render.main(parse("render", [str(tmp_path)])),
+        "eval": lambda: eval.main(parse("eval", [str(tmp_path)])),
+        "view": lambda: view.main(parse("view", [str(tmp_path)])),
+        "export": lambda: export.main(parse("export", ["mesh", str(tmp_path)])),
+        "summary": lambda: summary.main(parse("summary", [str(tmp_path)])),
+        "load_run": lambda: load_run(tmp_path),
+    }
+    for name, door in doors.items():
+        with raises_naming(RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"):
+            pytest.fail(f"{name}: {door()}")
 
 
 def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@
 config.toml               every option, none of them auto
 decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
-scene.json                cameras of every split, up axis
+scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
 metrics.json              scores on the test views, with their protocol
 previews/                 pictures of one view on the way, a strip and videos of them (see watching.previews)
@@ -24,8 +24,6 @@ from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
 from nerfkit.data.cameras.cameras import Cameras
@@ -35,21 +33,22 @@ from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular, shown, typed
+from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
     CONFIG,
     DECISIONS,
     LOG,
     PATHS,
+    RUN_FORMAT,
     SCENE,
     check_is_run,
     decisions_of,
     has_checkpoint,
     read_config,
     read_lines,
+    read_scene_as,
 )  # fmt: skip
 
-MAX_SCENE = 2**30  # bytes
 SHOWN_DIFFERENCES = 3
 
 
@@ -194,7 +193,7 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     return {
         CONFIG: config_module.dumps(config),
         DECISIONS: json.dumps(written, indent=1),
-        SCENE: json.dumps(asdict(scene)),
+        SCENE: json.dumps({"format": RUN_FORMAT, **asdict(scene)}),
     }
 
 
@@ -240,11 +239,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
-    content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
-    try:
-        scene = msgspec.json.decode(content, type=RunScene)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
+    scene = read_scene_as(RunScene, folder)
     for split in scene.splits:
         scene.cameras(split, folder / SCENE)  # raises SceneError
     return scene
