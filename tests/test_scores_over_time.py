@@ -16,7 +16,7 @@ from nerfkit.training.evaluator import evaluate, evenly_chosen
 from nerfkit.training.run.files import LOG, read_lines, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.watching import plot
-from nerfkit.training.watching.scores import ScoresOverTime
+from nerfkit.training.watching.progress import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.torchrun import in_processes

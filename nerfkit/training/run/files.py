@@ -22,6 +22,7 @@ NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safeten
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
+OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
 STRIP, GIF, VIDEO = "strip.png", "progress.gif", "progress.mp4"  # in PREVIEWS
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
 MAX_LOG, MAX_SCENE = 2**32, 2**30  # bytes
@@ -112,15 +113,16 @@ def _is_number(value: Any) -> bool:
 
 
 def score_name(split: str, other_scene: str = "") -> str:
-    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
-    scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
-    return f"{scene}{split}" if other_scene or split != "test" else "eval"
+    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for OWN_SCORES."""
+    if other_scene:
+        return f"{OWN_SCORES}/on_{other_scene}/{split}"
+    return OWN_SCORES if split == "test" else f"{OWN_SCORES}/{split}"
 
 
 def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
     """File of a split's scores."""
-    own_scores = split == "test" and not other_scene
-    return folder / METRICS if own_scores else folder / score_name(split, other_scene) / METRICS
+    name = score_name(split, other_scene)
+    return folder / METRICS if name == OWN_SCORES else folder / name / METRICS
 
 
 def in_one_line(metrics: dict[str, Any]) -> str:

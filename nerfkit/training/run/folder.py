@@ -97,9 +97,9 @@ def describe(scene: Scene) -> RunScene:
 class RunFolder(OwnFolder):
     """The folder of one run, new or existing."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, overwrite: bool = False):
         super().__init__(Path(path), "run")
-        self.overwrite = False
+        self.overwrite = overwrite
 
     @classmethod
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
@@ -107,8 +107,7 @@ class RunFolder(OwnFolder):
 
         Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
-        folder = cls(path)
-        folder.overwrite = overwrite
+        folder = cls(path, overwrite)
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
@@ -182,9 +181,8 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
 
     Values that are those of `before`, which a run that goes on states, were decided then.
     """
-    path, lpips = (
-        str(Path(name).expanduser().resolve()) if name else "" for name in (config.data.path, config.eval.lpips)
-    )
+    named = config.data.path, config.eval.lpips
+    path, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
     config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
     decisions = dict(getattr(config, "decisions", {}))

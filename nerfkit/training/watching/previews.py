@@ -97,7 +97,6 @@ class Previews:
         self._attempt(lambda: self._open(folder, trainer.step))
 
     def after_step(self, trainer: Trainer) -> None:
-        """Called after each training step."""
         if self._is_due(trainer):
             self._attempt(lambda: self._draw(trainer, self._most_seconds(trainer)))
 
@@ -123,7 +122,7 @@ class Previews:
         return self.every > 0 and trainer.step % self.every == 0
 
     def _draw(self, trainer: Trainer, most: float = math.inf) -> None:
-        """Draw and keep a picture; a coarse one where it would take more than `most` seconds otherwise."""
+        """A coarse picture where a whole one would take more than `most` seconds."""
         trainer.settle()
         began = time.perf_counter()
         image_of = ImageRenderer(trainer.model, self.background)
@@ -173,7 +172,6 @@ class Previews:
             print(error)
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Do something, unless that has failed before."""
         if self._given_up:
             return
         try:

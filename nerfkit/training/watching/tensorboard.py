@@ -55,7 +55,6 @@ class TensorBoard:
             self._add("image", "truth", previews.truth, trainer.step, dataformats="HWC")
 
     def add_line(self, line: dict[str, float]) -> None:
-        """A line of the log."""
         for name, value in line.items():
             if name not in ("step", TEST_PSNR):
                 self._add("scalar", f"train/{name}", value, line["step"])
@@ -73,7 +72,6 @@ class TensorBoard:
                 self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
 
     def close(self) -> None:
-        """Write what is left."""
         self._attempt(self.writer.close)
 
     def _files(self) -> list[Path]:
