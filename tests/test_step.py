@@ -19,23 +19,29 @@ from tests.toy_scene import write_scene
 from tests.trainers import make_trainer
 
 
-@pytest.mark.parametrize("background", ["white", "random"])
-def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path, background: str):
-    """The same rays, samples and gradients, with room to spare; the rows that no ray needs change nothing."""
+@pytest.mark.parametrize("background, learned", [("white", False), ("random", True)])
+def test_a_step_of_fixed_sizes_equals_one_of_exact_sizes(small_config, tmp_path, background: str, learned: bool):
+    """The same rays, samples and gradients, also of light and poses, with room to spare; the rows that no ray needs
+    change nothing."""
     small_config.data.background = background
+    if learned:
+        small_config.data.appearance, small_config.data.poses = "affine", "refine"
     small_config.trainer.max_rays = 300
     trainers = [make_trainer(small_config) for name in ("exact", "fixed")]
     for trainer in trainers:
         trainer.training_step.n_rays.fill_(300)
         trainer.training_step.static_shapes = trainer is trainers[1]
         torch.manual_seed(5)
+        for p in trainer.adjustments.parameters():
+            p.data = 0.01 * torch.randn_like(p)
         trainer.model.sampler.occupancy.copy_(torch.rand(trainer.model.sampler.occupancy.shape) < 0.3)
         trainer.training_step._run()
     exact, fixed = (trainer.training_step for trainer in trainers)
     torch.testing.assert_close(fixed.last_loss, exact.last_loss)
     assert fixed.pop_stats()[1:4] == pytest.approx(exact.pop_stats()[1:4])
-    for a, b in zip(*(trainer.model.named_parameters() for trainer in trainers), strict=True):
-        torch.testing.assert_close(a[1].grad, b[1].grad, rtol=1e-4, atol=1e-5, msg=a[0])
+    for name, p in trainers[0].parameters.items():
+        assert p.grad.any() or not name.startswith("views.")
+        torch.testing.assert_close(trainers[1].parameters[name].grad, p.grad, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.parametrize("leaves_out_half", [False, True])
