@@ -25,7 +25,7 @@ from nerfkit.training.step.losses import squared_error
 from tests import balls
 from tests.naming import raises_naming
 from tests.torchrun import in_processes
-from tests.trainers import make_trainer
+from tests.trainers import make_trainer, trained
 from tests.weak_captures import LENS, capture
 
 BOTH = DataConfig(appearance="affine", poses="refine")
@@ -173,9 +173,7 @@ def test_several_processes_train_them_together(config, tmp_path):
     config.sampling.occupancy_every = 6  # where models are compared
 
     def train(processes):
-        trainer = make_trainer(config, processes=processes)
-        for _ in range(6):
-            trainer.timed_step()
+        trainer = trained(config, 6, processes=processes)
         bits = {name: x.detach().clone() for name, x in trainer.parameters.items()}
         if processes.rank == 1:
             trainer.adjustments.poses.data[0, 0] += 1e-6

@@ -18,7 +18,7 @@ from tests.odd_captures import write_capture
 from tests.ops.harness import NativeCalls
 from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_llff
 from tests.rigs import ring
-from tests.trainers import make_trainer
+from tests.trainers import make_trainer, trained
 
 STEPS = 20
 BOX = (-4.0, -4, -4, 4, 4, 4)
@@ -97,8 +97,7 @@ def test_the_backend_that_is_asked_for_runs(small_config, tmp_path, monkeypatch)
     """In training, and of a loaded run, whatever is chosen around them."""
     found = ran(monkeypatch)
     small_config.ops.backend = "torch"
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    trainer = trained(small_config, 1)
     assert found == {"torch"} and set(trainer.backends().values()) == {"torch"}
     trainer.save(tmp_path / "run")
     run = nerfkit.load_run(tmp_path / "run", "cpu")

@@ -12,15 +12,13 @@ import torch
 from nerfkit import config as config_module
 from nerfkit import load_run
 from nerfkit.errors import TrainingError
-from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
-from nerfkit.parallel import ALONE
 from nerfkit.training.run.files import read_log
 from nerfkit.training.step import distributed
 from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
 from tests.torchrun import command, forked, in_processes, torchrun
-from tests.trainers import make_trainer
+from tests.trainers import make_trainer, trained
 
 pytestmark = pytest.mark.slow
 
@@ -41,13 +39,6 @@ def double(config):
 
 def bits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: x.clone() for name, x in trainer.model.state_dict().items()}
-
-
-def trained(config, processes=ALONE, steps: int = STEPS, model=build_model) -> Trainer:
-    trainer = make_trainer(config, model, processes=processes)
-    for _ in range(steps):
-        trainer.timed_step()
-    return trainer
 
 
 def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
@@ -87,7 +78,7 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     config.trainer.optimizer = "lazy_adam" if lazy else "adam"
 
     def train(processes):
-        trainer = trained(config, processes, model=double)
+        trainer = trained(config, STEPS, double, processes=processes)
         return bits_of(trainer), int(trainer.training_step.n_rays), trainer.pop_stats()
 
     shares = in_processes(n, tmp_path, train)
@@ -106,7 +97,7 @@ def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
     monkeypatch.setattr(distributed, "LARGE", 1)
 
     def train(processes):
-        trainer = trained(config, processes)
+        trainer = trained(config, STEPS, processes=processes)
         assert trainer.training_step.scaler.is_enabled() == (config.parallel.precision == "float16")
         return bits_of(trainer)
 
@@ -154,7 +145,7 @@ def test_gradients_are_divided_by_the_weights_of_all(small_config, half: bool, m
 
 def test_models_that_differ_are_an_error(config, tmp_path):
     def train(processes):
-        trainer = trained(config, processes, steps=1)
+        trainer = trained(config, 1, processes=processes)
         trainer.together.compare(1)
         if processes.rank == 1:
             trainer.model.decoder.density_net.packed.data[0] += 1e-6
@@ -174,10 +165,10 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
     config.trainer.steps, run = 24, tmp_path / "run"
 
     def whole(processes):
-        return bits_of(trained(config, processes, steps=6))
+        return bits_of(trained(config, 6, processes=processes))
 
     def first(processes):
-        trained(config, processes, steps=4).save(run)
+        trained(config, 4, processes=processes).save(run)
 
     def second(processes):
         trainer = make_trainer(config, processes=processes)
@@ -217,7 +208,7 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
     run = tmp_path / "run"
 
     def whole(processes):
-        trainer = trained(config, processes, steps=7)
+        trainer = trained(config, 7, processes=processes)
         noted = trainer.model.sampler.unreached.tolist()
         assert processes.gathered(noted) != [noted] * 2, "a test of what they have alike needs a difference"
         trainer.save(run)
@@ -232,7 +223,7 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
         return bits_of(trainer)
 
     def at_once(processes):
-        trainer = trained(config, processes, steps=14)
+        trainer = trained(config, 14, processes=processes)
         trainer.model.agree(processes)
         return bits_of(trainer)
 

@@ -16,7 +16,7 @@ from nerfkit.training.step.losses import squared_error
 from nerfkit.training.trainer import Trainer
 from tests.naming import raises_naming
 from tests.toy_scene import write_scene
-from tests.trainers import make_trainer
+from tests.trainers import make_trainer, trained
 
 
 @pytest.mark.parametrize("background, learned", [("white", False), ("random", True)])
@@ -101,8 +101,7 @@ def test_images_without_alpha_keep_their_background(small_config, tmp_path):
     """What is behind them is in them: over anything else they would be learned as a solid box, unless that is asked."""
     small_config.data.path = str(write_scene(tmp_path / "scene", size=(9, 7), extension="jpg"))
     small_config.data.background = "black"
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    trainer = trained(small_config, 1)
     assert not trainer.views.draw(50).background.any()
     small_config.data.background = "random"
     assert 0.2 < make_trainer(small_config).views.draw(500).background.std() < 0.4
@@ -192,9 +191,7 @@ def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
 
 @pytest.mark.cuda
 def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
-    trainer = make_trainer(gpu_config)
-    for _ in range(10):
-        trainer.train_step()
+    trainer = trained(gpu_config, 10)
     trainer.save(tmp_path / "run")
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
@@ -207,9 +204,7 @@ def test_nan_in_a_recorded_step_is_found_at_the_next_log(gpu_config, tmp_path):
 
 @pytest.mark.cuda
 def test_a_single_loss_that_is_not_finite_is_passed_over(gpu_config, tmp_path):
-    trainer = make_trainer(gpu_config)
-    for _ in range(10):
-        trainer.train_step()
+    trainer = trained(gpu_config, 10)
     bias = trainer.model.decoder.color_net.layers()[-1][1]
     with torch.no_grad():
         kept = bias.clone()

@@ -17,7 +17,7 @@ from nerfkit.training.run import files as run_files
 from nerfkit.training.run.files import NAN_REPORT
 from nerfkit.training.step.optim import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
-from tests.trainers import loss_of_a_step, make_trainer, state_of
+from tests.trainers import loss_of_a_step, make_trainer, state_of, trained
 
 pytestmark = pytest.mark.slow
 
@@ -38,8 +38,7 @@ def test_resuming_with_other_options(small_config, tmp_path):
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
-    first = make_trainer(small_config)
-    first.train_step()
+    first = trained(small_config, 1)
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
     small_config.out, small_config.eval.comparisons, small_config.ops.overrides = "elsewhere", 1, {"lltm": "torch"}
@@ -75,8 +74,7 @@ def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bo
 
 def test_nan_stops_and_reports(small_config, tmp_path):
     small_config.data.poses = "refine"
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    trainer = trained(small_config, 1)
     trainer.save(tmp_path / "run")
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
@@ -171,9 +169,7 @@ def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_co
 def test_the_number_of_rays_follows_that_of_samples(small_config):
     """A step has about as many samples as asked for, once the field is known."""
     small_config.trainer.samples = 3000
-    trainer = make_trainer(small_config)
-    for _ in range(20):
-        trainer.train_step()
+    trainer = trained(small_config, 20)
     trainer.training_step.pop_stats()
     for _ in range(10):
         trainer.train_step()
@@ -193,8 +189,7 @@ def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
 def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
     """Without gradients Adam goes on by its old moments, the lazy one stands still."""
     small_config.trainer.optimizer = optimizer
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    trainer = trained(small_config, 1)
     table = trainer.model.grid.table
     before = table.detach().clone()
     table.grad = torch.zeros_like(table)

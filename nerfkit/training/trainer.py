@@ -148,6 +148,13 @@ class Trainer:
         with ops.backend(overrides=self.model.backends), drawing_from(self.generator):
             yield
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """What is done inside counts as training."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
+
     @property
     def parameters(self) -> dict[str, Tensor]:
         """All that is trained, by name, in the optimiser's order: of the model, then of the training views."""
@@ -180,9 +187,8 @@ class Trainer:
                 for call in self.on_step:
                     call(self)
                 yield self.step
-            began = time.perf_counter()
-            self._check_finite()  # synchronizes with the last steps
-            self.seconds += time.perf_counter() - began
+            with self._timed():
+                self.check_finite(of_loss_alone=True)  # synchronizes with the last steps
         finally:
             self.training_step.release_graph()
 
@@ -235,9 +241,8 @@ class Trainer:
 
     def timed_step(self) -> None:
         """One optimiser step, whose time counts as training."""
-        began = time.perf_counter()
-        self.train_step()
-        self.seconds += time.perf_counter() - began
+        with self._timed():
+            self.train_step()
         if self.step % (AGREED_EVERY if self.training_step.static_shapes else 1) == 0:
             self.agree()
 
@@ -248,9 +253,8 @@ class Trainer:
     def settle(self) -> None:
         """Wait until the device has done all steps, as part of the training time; what follows then takes none."""
         if self.device.type == "cuda":
-            began = time.perf_counter()
-            torch.cuda.synchronize(self.device)
-            self.seconds += time.perf_counter() - began
+            with self._timed():
+                torch.cuda.synchronize(self.device)
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
@@ -267,7 +271,7 @@ class Trainer:
             self.together.before_rays(self.step)
             self.training_step()
         if not self.training_step.static_shapes:
-            self._check_finite()
+            self.check_finite(of_loss_alone=True)
         self.step += 1
 
     def learning_rate(self) -> float:
@@ -276,10 +280,9 @@ class Trainer:
 
     def pop_stats(self) -> dict[str, float]:
         """Means over the steps since the last call: loss and its terms, PSNR, samples per ray, rays per second."""
-        began = time.perf_counter()
-        stats = self.training_step.pop_stats()  # synchronizes with the GPU
-        self.seconds += time.perf_counter() - began
-        self._check_finite()
+        with self._timed():
+            stats = self.training_step.pop_stats()  # synchronizes with the GPU
+        self.check_finite(of_loss_alone=True)
         seconds, self._popped_at = self.seconds - self._popped_at, self.seconds
         steps = max(stats.steps, 1)
         psnr = -10 * math.log10(max(stats.pixel_error / steps, 1e-12))
@@ -369,16 +372,16 @@ class Trainer:
             self.folder = RunFolder(folder)
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
             new = RunFolder.for_new_run(folder)
-            new.start(self.config, describe(self.scene) if self.scene else self._own_scene(Path(folder).resolve().name))
+            if self.scene is not None:
+                scene = describe(self.scene)
+            else:  # the training cameras are all that is known of it
+                names = [f"{view:04d}" for view in range(len(self.cameras))]
+                splits = {"train": to_json(self.cameras.to("cpu"), names)}
+                scene = RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits)
+            new.start(self.config, scene)
             new.unlock()
             self.folder = new
         return self.folder
-
-    def _own_scene(self, name: str) -> RunScene:
-        """The trainer's own description of its scene: the training cameras."""
-        cameras = self.cameras.to("cpu")
-        splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
-        return RunScene(name, (0.0, 0.0, 1.0), splits)
 
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
         line = self.pop_stats()
@@ -392,13 +395,10 @@ class Trainer:
         for call in self.on_log:
             call(line)
 
-    def check_finite(self) -> None:
+    def check_finite(self, of_loss_alone: bool = False) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""
-        if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
+        if not of_loss_alone and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
             raise self._not_finite("a parameter is not finite", {})
-        self._check_finite()
-
-    def _check_finite(self) -> None:
         if self.training_step.failed:
             raise self._not_finite(f"the loss is {self.training_step.last_loss.item()}", self.training_step.last_batch)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
@@ -203,25 +203,22 @@ def run_frame(folder: Path) -> Frame | None:
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
     """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
-    found = []
-    for split in splits or old.splits:
-        before, after = old.splits.get(split), new.splits.get(split)
-        if before is None or after is None:
-            found.append(f"it has {'no' if after is None else 'new'} {split} views")
-            continue
-        sizes = [(values.get("w"), values.get("h")) for values in (before, after)]
-        if sizes[0] != sizes[1]:
-            found.append("{} images are {}x{} instead of {}x{}".format(split, *sizes[1], *sizes[0]))
-            continue
-        frames = before["frames"], after["frames"]
-        if len(frames[0]) != len(frames[1]):
-            found.append(f"it has {len(frames[1])} {split} views instead of {len(frames[0])}")
-            continue
-        for index, (was, is_now) in enumerate(zip(*frames, strict=True)):
-            keys = [key for key in was if not _same(was[key], is_now.get(key))]
+    return [text for split in splits or old.splits for text in _differences(old, new, split)]
+
+
+def _differences(old: RunScene, new: RunScene, split: str) -> Iterator[str]:
+    before, after = old.splits.get(split), new.splits.get(split)
+    if before is None or after is None:
+        yield f"it has {'no' if after is None else 'new'} {split} views"
+    elif (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
+        yield "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
+    elif len(after["frames"]) != len(before["frames"]):
+        yield f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
+    else:
+        for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
+            keys = [key for key in given if not _same(given[key], is_now.get(key))]
             if keys:
-                found.append(f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ")
-    return found
+                yield f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -109,7 +109,11 @@ class LazyAdam(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if any(p.grad.is_sparse for p in params):
                 raise TypeError("LazyAdam: gradients must be dense; torch.optim.SparseAdam takes sparse ones")
-            states = [self._state_of(p) for p in params]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["step"] = torch.zeros((), device=p.device)
+                    self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            states = [self.state[p] for p in params]
             steps = [state["step"] for state in states]
             if steps:
                 torch._foreach_add_(steps, 1)
@@ -120,13 +124,6 @@ class LazyAdam(torch.optim.Optimizer):
                 step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
                 lazy_adam(p, p.grad, mean, square, step, rate, *group["betas"], group["eps"], grad_scale, found_inf)
         return loss
-
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        state = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), device=param.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-        return state
 
 
 def _prepare(group: dict[str, Any]) -> None:
