@@ -10,7 +10,6 @@ import torch
 import nerfkit
 from nerfkit.commands import train
 from nerfkit.commands.options import train_options
-from nerfkit.data.load import scene_of
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
 from nerfkit.training.run import checkpoint
@@ -171,12 +170,6 @@ def test_the_torch_generators_are_left_alone(small_config):
     before = torch.get_rng_state()
     make_trainer(small_config).train_step()
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_scene_of_is_the_scene_of_load_scene(toy_scene):
-    options = train_options(["--data.path", str(toy_scene)])
-    a, b = scene_of(options), nerfkit.load_scene(str(toy_scene))
-    assert torch.equal(a.split("train").cameras.camera_to_world, b.split("train").cameras.camera_to_world)
 
 
 def test_options_that_contradict_the_scene_are_refused(tmp_path: Path):

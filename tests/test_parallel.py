@@ -11,12 +11,14 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit import load_run
+from nerfkit.commands import train
 from nerfkit.errors import TrainingError
 from nerfkit.model.renderer import Renderer
 from nerfkit.training.run.files import read_log
 from nerfkit.training.step import distributed
 from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
+from tests.processes import run_main
 from tests.torchrun import command, forked, in_processes, torchrun
 from tests.trainers import make_trainer, trained
 
@@ -90,23 +92,6 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
         )
         assert all(torch.equal(share[0][name], shares[0][0][name]) for share in shares)
     assert shares[0][2]["loss"] == shares[1][2]["loss"]
-
-
-def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
-    """Sums in float16 of a scaled loss, with networks in float32."""
-    monkeypatch.setattr(distributed, "LARGE", 1)
-
-    def train(processes):
-        trainer = trained(config, STEPS, processes=processes)
-        assert trainer.training_step.scaler.is_enabled() == (config.parallel.precision == "float16")
-        return bits_of(trainer)
-
-    whole = in_processes(2, tmp_path, train)[0]
-    config.parallel.precision = "float16"
-    one, two = in_processes(2, tmp_path, train)
-    name = "decoder.density_net.packed"
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert 0 < (one[name] - whole[name]).abs().max() < 0.02 * whole[name].abs().max()
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -306,60 +291,43 @@ def test_what_all_find_wrong_is_said_once(options, tmp_path):
     assert ended == [1, 1] and "nowhere" in ended.printed[0] and ended.printed[1] == ""
 
 
-def in_a_step(monkeypatch, step: int, rank: int, call) -> None:
-    """Call something in the process `rank` before a step."""
-    train_step = Trainer.train_step
+def fail() -> None:
+    raise ValueError("of this process alone")
 
-    def with_call(trainer):
-        if trainer.step == step and trainer.processes.rank == rank:
-            call()
+
+@pytest.mark.parametrize(
+    "rank, what, statuses, said, step",
+    [
+        (1, signal.SIGTERM, [143, 143], ("stopped at step 3", ""), 3),
+        (0, signal.SIGINT, [130, 130], ("stopped at step 3", ""), 3),
+        (1, signal.SIGKILL, [1, -9], ("process 0 of 2: another process", ""), 1),
+        (1, fail, [1, 1], ("process 0 of 2: another process", "process 1 of 2"), 1),
+    ],
+)
+def test_what_ends_one_in_mid_run_ends_all(options, tmp_path, monkeypatch, rank: int, what, statuses, said, step: int):
+    train_step, began = Trainer.train_step, time.monotonic()
+
+    def with_end(trainer):
+        if trainer.step == 2 and trainer.processes.rank == rank:
+            fail() if what is fail else os.kill(os.getpid(), what)
         train_step(trainer)
 
-    monkeypatch.setattr(Trainer, "train_step", with_call)
-
-
-@pytest.mark.parametrize("number, rank", [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
-def test_a_signal_to_one_stops_all_at_one_step(options, tmp_path, monkeypatch, number, rank: int):
-    in_a_step(monkeypatch, 2, rank, lambda: os.kill(os.getpid(), number))
+    monkeypatch.setattr(Trainer, "train_step", with_end)
     ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [128 + number] * 2, ended.printed
-    assert "stopped at step 3" in ended.printed[0] and ended.printed[1] == ""
-    assert load_run(tmp_path / "run", "cpu").state["step"] == 3
-
-
-def test_a_process_that_dies_ends_the_others(options, tmp_path, monkeypatch):
-    in_a_step(monkeypatch, 2, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    began = time.monotonic()
-    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [1, -signal.SIGKILL] and time.monotonic() - began < 30
-    assert "process 0 of 2" in ended.printed[0] and "Traceback" not in ended.printed[0]
-    assert load_run(tmp_path / "run", "cpu").state["step"] == 1
-
-
-def test_an_error_of_one_is_told_with_its_number(options, tmp_path, monkeypatch):
-    def fail():
-        raise ValueError("of this process alone")
-
-    in_a_step(monkeypatch, 2, 1, fail)
-    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [1, 1]
-    assert "process 1 of 2" in ended.printed[1] and "of this process alone" in ended.printed[1]
-    assert "process 0 of 2: another process" in ended.printed[0]
+    assert ended == statuses and time.monotonic() - began < 30, ended.printed
+    assert "Traceback" not in ended.printed[0]
+    for text, printed in zip(said, ended.printed, strict=True):
+        assert text in printed and (text or not printed)
+    assert load_run(tmp_path / "run", "cpu").state["step"] == step
 
 
 def test_one_process_of_torchrun_is_as_without(options, tmp_path):
-    for out, run in (("torchrun", forked), ("plain", lambda n, folder, call: [call(0)])):
-        arguments = ("train", "--config", options, "--out", tmp_path / out, "--eval.after_training", "false")
-        if out == "plain":
-            with pytest.raises(SystemExit) as ended:
-                run(1, tmp_path, command(*arguments))
-            assert ended.value.code == 0
-        else:
-            assert run(1, tmp_path, command(*arguments)) == [0]
-    states = [load_run(tmp_path / out, "cpu") for out in ("torchrun", "plain")]
-    for name, x in states[0].model.state_dict().items():
-        assert torch.equal(x, states[1].model.state_dict()[name]), name
-    assert "parallel" not in states[0].state
+    arguments = ("--config", options, "--eval.after_training", "false", "--out")
+    assert forked(1, tmp_path, command("train", *arguments, tmp_path / "torchrun")) == [0]
+    assert run_main(train, *arguments, tmp_path / "plain") == 0
+    one, plain = (load_run(tmp_path / out, "cpu") for out in ("torchrun", "plain"))
+    assert all(torch.equal(x, plain.model.state_dict()[name]) for name, x in one.model.state_dict().items())
+    assert "parallel" not in one.state
 
 
 @pytest.mark.long

@@ -159,33 +159,17 @@ def test_a_recorded_step_is_the_step_itself(gpu_config, name: str):
 
 
 @pytest.mark.cuda
-def test_pictures_on_the_way_change_no_bit_of_a_recorded_step(gpu_config, tmp_path):
-    """They are rendered between two replays."""
-    trainers = [make_trainer(gpu_config) for _ in ("seen", "not")]
-    cameras = load_scene(gpu_config.data.path).split("test").cameras.to("cuda")
-    for trainer in trainers:
-        torch.manual_seed(3)
-        for _ in range(40):
-            trainer.train_step()
-            if trainer is trainers[0]:
-                trainer.settle()
-                with in_eval_mode(trainer.model):
-                    ImageRenderer(trainer.model, torch.ones(3, device="cuda"))(cameras, 0)
-    assert trainers[0].training_step.graph is not None and differing(*trainers) == []
-
-
-@pytest.mark.cuda
-def test_40_recorded_steps_equal_20_and_20(gpu_config, tmp_path):
-    whole, first = (make_trainer(gpu_config) for name in ("whole", "parts"))
-    for trainer, steps in ((whole, 40), (first, 20)):
-        torch.manual_seed(3)
-        for _ in range(steps):
-            trainer.train_step()
+def test_40_recorded_steps_equal_20_and_20_with_pictures_between_replays(gpu_config, tmp_path):
+    whole, first = trained(gpu_config, 40), trained(gpu_config, 20)
     first.save(tmp_path / "parts")
     second = make_trainer(gpu_config)
     second.restore(tmp_path / "parts")
+    cameras = load_scene(gpu_config.data.path).split("test").cameras.to("cuda")
     for _ in range(20):
         second.train_step()
+        second.settle()
+        with in_eval_mode(second.model):
+            ImageRenderer(second.model, torch.ones(3, device="cuda"))(cameras, 0)
     assert second.training_step.graph is not None and differing(whole, second) == []
 
 
