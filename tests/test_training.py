@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -273,6 +275,10 @@ def test_checkpoints_on_the_way_and_time_that_goes_on(small_config, tmp_path):
     assert other.seconds == 123
 
 
+def draw() -> tuple[float, ...]:
+    return torch.rand(()).item(), random.random(), np.random.rand()
+
+
 @pytest.mark.parametrize("background, optimizer, learned", [("white", "adam", ""), ("random", "lazy_adam", "both")])
 def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optimizer: str, learned: str):
     """Bit for bit: model, light and poses of the views, optimiser, occupancy, number of rays and random states; the
@@ -285,9 +291,11 @@ def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optim
     for step in range(40):
         if step == 20:
             whole.save(tmp_path / "parts")
+            drawn = draw()
         whole.train_step()
     second = make_trainer(small_config)
     second.restore(tmp_path / "parts")
+    assert draw() == drawn, "what code of one's own may draw from goes back, too"
     for _ in range(20):
         second.train_step()
     wanted, got = (state_of(trainer) | trainer.parameters for trainer in (whole, second))

@@ -10,7 +10,7 @@ large ones where they lie, small ones and the counts of a step in one buffer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -115,7 +115,7 @@ class Distributed(OneProcess):
 
     def compare(self, step: int) -> None:
         """Raise TrainingError if the bits of what is trained differ. Called where the model's own `agree` has been."""
-        state: Mapping[str, Tensor] = self.model.state_dict() | self.adjustments.state_dict(prefix="views.")
+        state = self.model.state_dict() | self.adjustments.state_dict(prefix="views.")
         sums = torch.stack([_sum_of_bits(x) for x in state.values()]).cpu()
         most, least = self.processes.most(sums), -self.processes.most(-sums)
         differ = [name for name, one, other in zip(state, most, least, strict=True) if one != other]
