@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -16,13 +17,7 @@ from pathlib import Path
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown
 
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes in one folder are not noticed
-    fcntl = None
-
 MARKER = ".nerfkit"  # in each folder of nerfkit: its kind, then the names of nerfkit's files, one per line
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 MAX_MARKER = 2**26  # bytes
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
@@ -58,7 +53,7 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a UTF-8 text file, also after an incomplete line; follows no link, raises RunError."""
     try:
-        with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab+") as file:
+        with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab+") as file:
             is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
             file.write(("\n" * is_torn + f"{line}\n").encode())
     except (OSError, UnicodeError) as error:
@@ -179,7 +174,7 @@ class OwnFolder:
 
     def lock(self) -> None:
         """Lock the folder for this process; raises RunError if another one holds the lock."""
-        if fcntl is None or self._lock is not None:
+        if self._lock is not None:
             return
         try:
             self._lock = os.open(self.path, os.O_RDONLY)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +14,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews
 
+EVENTS = "events.out.tfevents.*"
 INSTALL = 'pip install "nerfkit[tensorboard]"'
 
 
@@ -38,12 +38,12 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder, step: int):
         self.folder = folder.child(TENSORBOARD, TENSORBOARD)
-        before = set(self._files())
+        before = set(self.folder.path.glob(EVENTS))
         try:
             self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
         except OSError as error:
             raise RunError(f"cannot write {self.folder.path}: {error.strerror or error}") from None
-        for file in set(self._files()) - before:
+        for file in set(self.folder.path.glob(EVENTS)) - before:
             self.folder.note(file.name, is_there=True)
         self._failed = False
 
@@ -73,9 +73,6 @@ class TensorBoard:
 
     def close(self) -> None:
         self._attempt(self.writer.close)
-
-    def _files(self) -> list[Path]:
-        return list(self.folder.path.glob("events.out.tfevents.*"))
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:
         self._attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))
