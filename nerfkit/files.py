@@ -3,25 +3,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
 import shutil
 import tempfile
-import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 from nerfkit.errors import RunError
-from nerfkit.reading import shown
-
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes in one folder are not noticed
-    fcntl = None
+from nerfkit.reading import read_regular, shown
 
 MARKER = ".nerfkit"  # in each folder of nerfkit: its kind, then the names of nerfkit's files, one per line
-NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)  # of a file system that has none
 MAX_MARKER = 2**26  # bytes
 TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{12}\.tmp")  # names of files that are being written
@@ -33,31 +29,35 @@ def atomic_write(path: Path, content: str | bytes, keep: Path | None = None) -> 
     The old file stays as `keep`, if that is given. Text is UTF-8. No link is followed, no folder created. Raises
     RunError; `path` is then unchanged.
     """
-    temporary, kept_temporary = _unique_name(path), _unique_name(keep or path)
+    temporary, kept = _unique_name(path), _unique_name(keep or path)
     try:
         with open(temporary, "xb") as file:  # x: not through an existing link
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if keep is not None and path.exists():
-            _link_or_copy(path, kept_temporary)
-            os.replace(kept_temporary, keep)
+            try:
+                os.link(path, kept)
+            except OSError:  # a file system without hard links
+                shutil.copyfile(path, kept)
+            os.replace(kept, keep)
         os.replace(temporary, path)
     except (OSError, UnicodeError) as error:
-        raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
+        raise _not_written(path, error) from None
     finally:
-        _remove_temporary(temporary)
-        _remove_temporary(kept_temporary)
+        for left in (temporary, kept):
+            with contextlib.suppress(OSError):  # the error that came before is the one to raise
+                left.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: str) -> None:
     """Append a line to a UTF-8 text file, also after an incomplete line; follows no link, raises RunError."""
     try:
-        with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | NO_FOLLOW, 0o666), "ab+") as file:
+        with open(os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666), "ab+") as file:
             is_torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
             file.write(("\n" * is_torn + f"{line}\n").encode())
     except (OSError, UnicodeError) as error:
-        raise RunError(f"cannot write {shown(path)}: {getattr(error, 'strerror', None) or error}") from None
+        raise _not_written(path, error) from None
 
 
 class OwnFolder:
@@ -74,12 +74,9 @@ class OwnFolder:
 
     def check_free(self) -> bool:
         """Whether nerfkit owns the folder already; raises RunError if it holds other files or is not usable."""
-        try:
-            kind, names = self._read_marker()
-        except FileNotFoundError:
-            kind, names = "", []
+        kind, names = self._read_marker()
         if kind == self.kind:
-            self._listed = set(names)
+            self._listed = names
             return True
         if kind:
             raise RunError(f"{self.path} holds a {kind} of nerfkit's, not a {self.kind}; choose another folder")
@@ -90,20 +87,19 @@ class OwnFolder:
                     "choose another folder, or empty this one"
                 )
         except FileNotFoundError:
-            return False  # it can be created
-        except OSError as error:
-            raise RunError(f"cannot use the folder {shown(self.path)}: {error.strerror}; choose another") from None
+            pass  # it can be created
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+            raise RunError(f"cannot use the folder {shown(self.path)}: {_reason(error)}; choose another") from None
         return False
 
     def claim(self) -> None:
         """Create the folder, or use an empty one, and mark it; raises RunError if it holds other files."""
-        if self.check_free():
-            return
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise self._not_made(error) from None
-        self.mark()
+        if not self.check_free():
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise self._not_made(error) from None
+            self._mark()
 
     def check_writable(self) -> None:
         """Raise RunError if the folder cannot be created or written to; nothing is left behind."""
@@ -113,27 +109,19 @@ class OwnFolder:
         except OSError as error:
             raise self._not_made(error) from None
 
-    def _not_made(self, error: OSError) -> RunError:
-        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
+    def note(self, name: str, is_there: bool = False) -> None:
+        """List `name` as nerfkit's, before it is written, or where it `is_there` because a library has just made it.
 
-    def mark(self) -> None:
-        """Write the marker, whatever else is in the folder."""
-        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
-
-    def note(self, name: str) -> None:
-        """List `name` as nerfkit's; raises RunError if the folder is gone, or another file has that name."""
-        if not (self.path / MARKER).exists() or not self._is_where_it_was():
+        Raises RunError if the folder is gone, or another file has that name.
+        """
+        is_gone = not (self.path / MARKER).exists()
+        if is_gone or (self._lock is not None and not os.path.samestat(os.fstat(self._lock), os.stat(self.path))):
             raise RunError(
                 f"the folder {shown(self.path)} is gone, or its file {MARKER} is: nothing can be saved there"
             )
         if name not in self._listed:
-            if not name.endswith("/") and os.path.lexists(self.path / name):
+            if not (is_there or name.endswith("/")) and os.path.lexists(self.path / name):
                 raise RunError(f"{shown(self.path / name)} exists, and nerfkit did not write it; move it away")
-            self.adopt(name)
-
-    def adopt(self, name: str) -> None:
-        """List as nerfkit's a file that a library has just made here for it, under a name of the library's choice."""
-        if name not in self._listed:
             append_line(self.path / MARKER, name)
             self._listed.add(name)
 
@@ -165,43 +153,28 @@ class OwnFolder:
         """Whether the file `name` exists and is nerfkit's."""
         return name in self._listed and (self.path / name).exists()
 
-    def clear(self, keep: tuple[str, ...] = ()) -> None:
+    def clear(self, keep: Iterable[str] = ()) -> None:
         """Delete nerfkit's files here, except for the marker and the names `keep`."""
         self.remove_leftovers()
         for name in sorted(self._listed - set(keep), reverse=True):
             if name.endswith("/"):
-                self._clear_child(name.rstrip("/"))
+                self._clear_child(name)
             elif "/" not in name:  # in this folder, whatever the marker says
                 self._delete(name)
         self._listed &= set(keep)
-        self.mark()
-
-    def drop(self, names: set[str]) -> None:
-        """Delete files of nerfkit's, and forget them."""
-        for name in sorted(names & self._listed):
-            self._delete(name)
-        self._listed -= names
-        self.mark()
-
-    def _delete(self, name: str) -> None:
-        """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
-        try:
-            (self.path / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise RunError(
-                f"cannot delete {shown(self.path / name)}: {error.strerror}; nothing new is written"
-            ) from None
+        self._mark()
 
     def remove_leftovers(self, but: tuple[str, ...] = ()) -> None:
         """Delete temporary files of killed processes, except for those of the names `but`."""
         for path in self.path.iterdir():
             temporary = TEMPORARY.fullmatch(path.name)
             if temporary and temporary[1] in self._listed and temporary[1] not in but:
-                _remove_temporary(path)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def lock(self) -> None:
         """Lock the folder for this process; raises RunError if another one holds the lock."""
-        if fcntl is None or self._lock is not None:
+        if self._lock is not None:
             return
         try:
             self._lock = os.open(self.path, os.O_RDONLY)
@@ -215,10 +188,6 @@ class OwnFolder:
                 self.unlock()
                 raise RunError(f"cannot lock {shown(self.path)}: {error.strerror}; choose another folder") from None
 
-    def _is_where_it_was(self) -> bool:
-        """Whether the locked folder is still the one at its path: it may have been moved."""
-        return self._lock is None or os.path.samestat(os.fstat(self._lock), os.stat(self.path))
-
     def unlock(self) -> None:
         """Undo `lock`."""
         if self._lock is not None:
@@ -228,44 +197,51 @@ class OwnFolder:
     def __del__(self) -> None:
         self.unlock()
 
-    def _clear_child(self, name: str) -> None:
-        parts = [self.path.joinpath(*Path(name).parts[: n + 1]) for n in range(len(Path(name).parts))]
-        if ".." in Path(name).parts or Path(name).is_absolute() or any(p.is_symlink() for p in parts):
-            return  # outside of this folder: a marker may come from elsewhere
-        folder = OwnFolder(parts[-1], "")
+    def _mark(self) -> None:
+        atomic_write(self.path / MARKER, "\n".join([f"nerfkit {self.kind}", *sorted(self._listed)]) + "\n")
+
+    def _delete(self, name: str) -> None:
+        """Delete a file of nerfkit's; raises RunError if that fails, as it would look like a new one."""
         try:
-            folder.kind, names = folder._read_marker()
-        except (OSError, RunError):
+            (self.path / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise RunError(
+                f"cannot delete {shown(self.path / name)}: {error.strerror}; nothing new is written"
+            ) from None
+
+    def _clear_child(self, name: str) -> None:
+        """Clear a folder in this one, and delete it unless a user's files are in it."""
+        path = self.path / name
+        if path.resolve() != self.path.resolve() / name:
+            return  # through a link, to somewhere else: a marker may come from anywhere
+        folder = OwnFolder(path, "")
+        try:
+            folder.kind, folder._listed = folder._read_marker()
+        except RunError:
             return
-        if folder.kind == "run":
-            return  # another one, put there by a user
-        folder._listed = set(names)
+        if folder.kind in ("", "run"):
+            return  # of a user, who may have put another run there
         folder.clear()
         folder._delete(MARKER)
-        for part in reversed(parts):
-            try:
-                part.rmdir()  # unless a user's files are in it
-            except OSError:
-                break
+        with contextlib.suppress(OSError):  # a folder that is not empty
+            while path != self.path:
+                path.rmdir()
+                path = path.parent
 
-    def _read_marker(self) -> tuple[str, list[str]]:
-        """Kind and names; raises FileNotFoundError if there is no marker, RunError if it is not nerfkit's."""
+    def _read_marker(self) -> tuple[str, set[str]]:
+        """Kind and names, "" and none without a marker; raises RunError for a file that is none."""
         file = self.path / MARKER
-        try:
-            if file.is_symlink() or not file.is_file() or file.stat().st_size > MAX_MARKER:
-                if not os.path.lexists(file):
-                    raise FileNotFoundError
-                raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
-            first, *names = file.read_bytes().decode(errors="replace").split("\n")
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
-            raise RunError(f"cannot use the folder {shown(self.path)}: {getattr(error, 'strerror', error)}") from None
-        names = [name for name in names if _is_name(name)]
+        if not os.path.lexists(file):
+            return "", set()
+        content = b"" if file.is_symlink() else read_regular(file, MAX_MARKER, "the marker", RunError)
+        first, *names = content.decode(errors="replace").split("\n")
         word, _, kind = first.partition(" ")
         if word != "nerfkit" or not kind:
             raise RunError(f"{file} is not the file that nerfkit writes; choose another folder")
-        return kind, names
+        return kind, set(filter(_is_name, names))
+
+    def _not_made(self, error: OSError) -> RunError:
+        return RunError(f"cannot create the folder {shown(self.path)}: {error.strerror}; choose another")
 
 
 def _is_name(name: str) -> bool:
@@ -278,17 +254,9 @@ def _unique_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(6)}.tmp")
 
 
-def _link_or_copy(path: Path, to: Path) -> None:
-    try:
-        os.link(path, to)
-    except OSError:  # a file system without hard links
-        shutil.copyfile(path, to)
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
 
 
-def _remove_temporary(path: Path) -> None:
-    """Remove a temporary file; one that cannot be is told, for the error that came before it is the one to raise."""
-    try:
-        if os.path.lexists(path):  # not where the folder is unusable
-            path.unlink(missing_ok=True)
-    except OSError as error:
-        warnings.warn(f"cannot remove the temporary file {shown(path)}: {error.strerror}", stacklevel=2)
+def _not_written(path: Path, error: Exception) -> RunError:
+    return RunError(f"cannot write {shown(path)}: {_reason(error)}")

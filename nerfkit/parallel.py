@@ -2,7 +2,7 @@
 """The processes of one run, a GPU each, started by `torchrun`; a process by itself exchanges nothing.
 
 Numbers and short messages go over the CPU: gloo, and the store that torchrun keeps. Gradients go over NCCL, or over
-gloo where the device is a CPU. How they are summed is in `nerfkit.training.step.gradients`.
+gloo where the device is a CPU. How they are summed is in `nerfkit.training.step.distributed`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,7 @@ from torch import Tensor
 
 from nerfkit.errors import RunError
 
-LONGEST_STEP = timedelta(
-    minutes=5
-)  # that others are waited for while training; a process that ended is noticed at once
+LONGEST_STEP = timedelta(minutes=5)  # others are waited for while training; one that ended is noticed at once
 LONGEST_WAIT = timedelta(hours=2)  # elsewhere: images are read, shares of views are rendered
 SAME_ERROR = 1.0  # seconds in which an error that all processes find is told by the first
 GRACE = 25.0  # seconds from a signal to the end, even if a GPU waits for a lost process; torchrun kills after 30
@@ -83,7 +81,7 @@ ALONE = Processes()
 
 
 class Several(Processes):
-    """One of the processes that torchrun started."""
+    """One of the processes that torchrun started; its methods are those of `Processes`."""
 
     def __init__(self) -> None:
         import torch.distributed as dist
@@ -120,11 +118,9 @@ class Several(Processes):
         return str(own) if own is not None else device
 
     def wait(self) -> None:
-        """Wait for all."""
         self.gathered(None)
 
     def gathered(self, value: Any) -> list[Any]:
-        """A JSON value of each process, by rank."""
         self.exchanges += 1
         self.store.set(f"{self.exchanges}/{self.rank}", json.dumps(value))
         keys = [f"{self.exchanges}/{rank}" for rank in range(self.size)]
@@ -136,17 +132,14 @@ class Several(Processes):
         return [json.loads(self._call(lambda key=key: self.store.get(key))) for key in keys]
 
     def most(self, values: Tensor) -> Tensor:
-        """Elementwise maximum over the processes, on the device of `values`."""
         values = values.clone()
         self._call(lambda: self.dist.all_reduce(values, self.dist.ReduceOp.MAX))
         return values
 
     def add(self, values: Tensor) -> None:
-        """Sum over the processes, in place; part of a CUDA graph where that is being recorded."""
         self._call(lambda: self.dist.all_reduce(values))
 
     def end(self, status: int) -> int:
-        """Leave with an exit status; the others are waited for if it is 0."""
         if status:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(status)  # a GPU may wait for a lost process for ever: nothing is torn down

@@ -271,7 +271,7 @@ def times_of_processes(trainer: Trainer, steps: int = 200) -> dict[str, Any]:
     The slowest process counts. Without the addition the models train apart, and no process waits for another.
     """
     step, processes = trainer.training_step, trainer.processes
-    shared, ms = step.gradients, {}
+    shared, ms = step.together, {}
     wait = torch.cuda.synchronize if trainer.device.type == "cuda" else lambda: None
     for name, adding in (("added", processes), ("alone", ALONE)):
         step.release_graph()

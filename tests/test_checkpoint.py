@@ -2,24 +2,29 @@
 """Checkpoints and run folders."""
 
 import copy
+import json
+import os
 import resource
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 
 from nerfkit import config as config_module
+from nerfkit import load_run
+from nerfkit.commands import eval, export, render, summary, train, view
+from nerfkit.commands.options import parse
 from nerfkit.data.load import load_scene
 from nerfkit.device import pick_device
 from nerfkit.errors import RunError
 from nerfkit.files import MARKER, OwnFolder
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import CONFIG, DECISIONS, LOG, SCENE, read_config
+from nerfkit.training.run.files import CONFIG, DECISIONS, SCENE, read_config
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, read_scene
+from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming, warns_naming
+from tests.torchrun import command, forked
+from tests.trainers import make_trainer
 
 STATE = {"step": 0, "seconds": 0.0, "n_rays": 64, "random": {}}
 
@@ -64,26 +69,21 @@ def test_every_flipped_bit_is_noticed(folder):
         assert state["step"] == 1 and bool((tensors["x"] == 1).all()), place
 
 
-@pytest.mark.parametrize("broken", [b"", b"no checkpoint", None])
-def test_a_broken_checkpoint_never_becomes_the_previous(folder, broken: bytes | None):
+@pytest.mark.parametrize("broken", ["no checkpoint", "cut", "a flipped bit, found by another process"])
+def test_a_broken_checkpoint_never_becomes_the_previous(folder, broken: str):
     save_steps(folder, 1, 2)
     file = folder.path / checkpoint.NEWEST
-    file.write_bytes(file.read_bytes()[:-100] if broken is None else broken)
+    content = file.read_bytes()
+    if broken == "no checkpoint":
+        file.write_bytes(b"no checkpoint")
+    elif broken == "cut":
+        file.write_bytes(content[:-100])
+    else:
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        folder = OwnFolder(folder.path, "run")
+        folder.claim()
     save_steps(folder, 3)
     assert checkpoint.load(folder.path)[1]["step"] == 3
-    file.unlink()
-    assert checkpoint.load(folder.path)[1]["step"] == 1
-
-
-def test_a_checkpoint_damaged_between_two_processes_never_becomes_the_previous(folder):
-    save_steps(folder, 1, 2)
-    file = folder.path / checkpoint.NEWEST
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    later = OwnFolder(folder.path, "run")
-    later.claim()
-    save_steps(later, 3)
     file.unlink()
     assert checkpoint.load(folder.path)[1]["step"] == 1
 
@@ -131,6 +131,9 @@ def test_runs_are_not_overwritten_unless_asked(small_config, scene, tmp_path):
     run = RunFolder.for_new_run(tmp_path / "run")
     assert not (tmp_path / "run").exists(), "nothing is made before the first step"
     run.start(small_config, scene)
+    run.unlock()  # as of one that was killed before its first checkpoint
+    run = RunFolder.for_new_run(tmp_path / "run")
+    run.start(small_config, scene)
     save_steps(run, 1)
     run.unlock()
     (tmp_path / "run" / "notes.txt").write_text("mine")
@@ -155,13 +158,6 @@ def test_a_run_that_came_in_meanwhile_is_not_replaced(small_config, scene, tmp_p
     with raises_naming(RunError, tmp_path / "run"):
         slow.start(small_config, scene)
     assert checkpoint.load(tmp_path / "run")[1]["step"] == 7
-
-
-def test_a_run_killed_before_its_first_checkpoint_is_begun_anew(small_config, scene, tmp_path):
-    run = RunFolder.for_new_run(tmp_path)
-    run.start(small_config, scene)
-    run.unlock()
-    RunFolder.for_new_run(tmp_path).start(small_config, scene)
 
 
 def test_a_folder_without_the_marker_is_left_alone(small_config, scene, tmp_path):
@@ -209,6 +205,27 @@ def test_a_broken_scene_file_is_one_line(small_config, tmp_path, content: str):
         read_scene(tmp_path)
 
 
+@pytest.mark.parametrize("found", [None, 0, 2, "x"])
+def test_a_run_of_another_format_is_refused_by_every_door(small_config, scene, tmp_path, found):
+    RunFolder(tmp_path).start(small_config, scene)
+    described = json.loads((tmp_path / SCENE).read_text())
+    assert described.pop("format") == 1
+    (tmp_path / SCENE).write_text(json.dumps(described if found is None else {"format": found} | described))
+    doors = {
+        "resume": lambda: train.main(parse("train", ["--resume", str(tmp_path)])),
+        "restore": lambda: make_trainer(small_config).restore(tmp_path),
+        "render": lambda: render.main(parse("render", [str(tmp_path)])),
+        "eval": lambda: eval.main(parse("eval", [str(tmp_path)])),
+        "view": lambda: view.main(parse("view", [str(tmp_path)])),
+        "export": lambda: export.main(parse("export", ["mesh", str(tmp_path)])),
+        "summary": lambda: summary.main(parse("summary", [str(tmp_path)])),
+        "load_run": lambda: load_run(tmp_path),
+    }
+    for name, door in doors.items():
+        with raises_naming(RunError, tmp_path, "no run format" if found is None else f"run format {found}", "format 1"):
+            pytest.fail(f"{name}: {door()}")
+
+
 def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_scene, tmp_path, monkeypatch):
     monkeypatch.chdir(toy_scene.parent)
     small_config.data.path = toy_scene.name
@@ -218,52 +235,34 @@ def test_the_scene_is_found_from_any_working_folder(small_config, scene, toy_sce
     assert load_scene(read_config(tmp_path / "run").data.path).name == toy_scene.name
 
 
-@pytest.mark.parametrize("name", ["tpux", "mps", "meta"])
-def test_unknown_device(name: str):
-    with raises_naming(RunError, f"'{name}'", "auto", "cpu"):
-        pick_device(name)
-
-
-def test_a_gpu_that_is_not_there(monkeypatch):
+@pytest.mark.parametrize(
+    "name, named",
+    [("tpux", ("'tpux'", "auto", "cpu")), ("meta", ("'meta'", "cuda")), ("cuda:7", ("cuda:7", "cuda:0", "cuda:1"))],
+)
+def test_a_device_that_is_not_there_is_named(monkeypatch, name: str, named: tuple[str, ...]):
     if not torch.cuda.is_available():
         with raises_naming(RunError, "GPU", "nerfkit doctor"):
             pick_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cuda:1").index == 1
-    with raises_naming(RunError, "cuda:7", "cuda:0", "cuda:1"):
-        pick_device("cuda:7")
+    with raises_naming(RunError, *named):
+        pick_device(name)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.slow
-def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, number: signal.Signals):
-    """scripts/train.py as its own process: a signal in mid-run, then --resume to the end."""
+def test_a_signal_saves_and_says_how_to_resume(small_config, tmp_path, monkeypatch, number: signal.Signals):
+    """In mid-run, then --resume to the end."""
     small_config.trainer.steps, small_config.eval.after_training = 3000, False
     config_module.dump(small_config, tmp_path / "options.toml")
-    folder = tmp_path / "run"
-    command = [sys.executable, "scripts/train.py"]
-    process = subprocess.Popen(
-        [*command, "--config", str(tmp_path / "options.toml"), "--out", str(folder)], stdout=subprocess.PIPE, text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # which nohup has ignored
-    )  # fmt: skip
-    try:
-        while not (folder / LOG).exists():
-            assert process.poll() is None, "ended before its first step"
-            time.sleep(0.05)
-        process.send_signal(number)
-        output, _ = process.communicate(timeout=300)
-    finally:
-        process.kill()
-    assert process.returncode == 128 + number
-    assert_names(output, f"python scripts/train.py --resume {folder}")
-    step = checkpoint.load(folder)[1]["step"]
-    assert 0 < step < 3000
-    done = subprocess.run(
-        [*command, "--resume", str(folder), "--trainer.steps", str(step + 5)],
-        capture_output=True,
-        text=True,
-        timeout=300,
+    run, train_step = tmp_path / "run", Trainer.train_step
+    monkeypatch.setattr(
+        Trainer, "train_step", lambda self: (train_step(self), self.step == 4 and os.kill(os.getpid(), number))
     )
-    assert done.returncode == 0, done.stderr
-    assert checkpoint.load(folder)[1]["step"] == step + 5
+    ended = forked(1, tmp_path, command("train", "--config", tmp_path / "options.toml", "--out", run))
+    assert ended == [128 + number]
+    assert_names(ended.printed[0], f"--resume {run}")
+    assert checkpoint.load(run)[1]["step"] == 4
+    assert forked(1, tmp_path, command("train", "--resume", run, "--trainer.steps", 9)) == [0]
+    assert checkpoint.load(run)[1]["step"] == 9

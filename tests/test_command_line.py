@@ -42,6 +42,7 @@ def scored(tmp_path) -> Path:
     config = config_module.Config()
     config.sampling.kind = "contracted"
     config_module.dump(config.resolved(device="cpu"), tmp_path / "config.toml")
+    (tmp_path / "scene.json").write_text('{"format": 1}')
     scores = {"psnr": 23.456, "ssim": 0.78912, "lpips": None, "n_views": 17, "steps": 4321, "train_seconds": 98.6}
     protocol = {"split": "test", "size": "15x13"}
     (tmp_path / "metrics.json").write_text(json.dumps(scores | {"protocol": protocol}))
@@ -90,6 +91,7 @@ def test_a_run_goes_on_without_a_scene(tmp_path):
     config = config_module.Config()
     config.data.path = "scenes/mine"
     config_module.dump(config, tmp_path / "config.toml")
+    (tmp_path / "scene.json").write_text('{"format": 1}')
     assert train_options(["--resume", str(tmp_path)]).data.path == "scenes/mine"
     assert train_options(["scenes/moved", "--resume", str(tmp_path)]).data.path == "scenes/moved"
 

@@ -213,6 +213,7 @@ def test_resume_ignores_nothing(tmp_path):
     old = config.Config(out="elsewhere", model=config.ModelConfig(module="from.far.away", levels=3))
     run.mkdir()
     config.dump(old, run / "config.toml")
+    (run / "scene.json").write_text('{"format": 1}')
     options = cli.train_options(["--resume", str(run), "--out", f"{run}/"])
     assert (options.out, options.model.levels, options.model.module) == (f"{run}/", 3, "")
     assert cli.train_options(["--resume", str(run), "--model.module", "mine"]).model.module == "mine"

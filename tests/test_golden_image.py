@@ -5,7 +5,6 @@ A change of them that is meant: `python -m tests.test_golden_image` writes tests
 differs before, and say so in the changelog: the same checkpoint renders otherwise from then on.
 """
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -76,16 +75,6 @@ def test_images_are_the_golden_ones(backend: str):
     for name, image in got.items():
         tolerance = TOLERANCE.get(name.rpartition("_")[0], 1e-4)
         np.testing.assert_allclose(image, golden[name], rtol=0, atol=tolerance, err_msg=name)
-
-
-def test_the_golden_images_show_something():
-    """Some of all there can be: nothing, half opaque, opaque, and depths that vary."""
-    golden = np.load(FILE)
-    for view in VIEWS:
-        opacity, depth = golden[f"opacity_{view}"], golden[f"depth_ray_{view}"]
-        assert opacity.shape == (HEIGHT, WIDTH) and golden[f"rgb_{view}"].std() > 0.05
-        assert (opacity == 0).any() and ((opacity > 0.2) & (opacity < 0.8)).any() and (opacity > 0.95).any()
-        assert 1 < depth[opacity > 0].min() < math.sqrt(10) and depth[opacity > 0].std() > 0.05
 
 
 if __name__ == "__main__":

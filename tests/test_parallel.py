@@ -11,17 +11,17 @@ import torch
 
 from nerfkit import config as config_module
 from nerfkit import load_run
+from nerfkit.commands import train
 from nerfkit.errors import TrainingError
 from nerfkit.model.occupancy import OccupancyGrid
-from nerfkit.model.registry import build_model
 from nerfkit.model.renderer import Renderer
-from nerfkit.parallel import ALONE
 from nerfkit.training.run.files import read_log
-from nerfkit.training.step import gradients, together
+from nerfkit.training.step import distributed
 from nerfkit.training.step.randomness import seed_step
 from nerfkit.training.trainer import Trainer
+from tests.processes import run_main
 from tests.torchrun import command, forked, in_processes, torchrun
-from tests.trainers import make_trainer
+from tests.trainers import make_trainer, trained
 
 pytestmark = pytest.mark.slow
 
@@ -44,26 +44,19 @@ def bits_of(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: x.clone() for name, x in trainer.model.state_dict().items()}
 
 
-def trained(config, processes=ALONE, steps: int = STEPS, model=build_model) -> Trainer:
-    trainer = make_trainer(config, model, processes=processes)
-    for _ in range(steps):
-        trainer.timed_step()
-    return trainer
-
-
 def trained_by_one(config, n: int, model) -> tuple[Trainer, list[int]]:
     """As n processes would, each batch after the other; the definition of what they do."""
     trainer = make_trainer(config, model)
-    step, device = trainer.training_step, trainer.device
+    step = trainer.training_step
     n_rays = [int(step.n_rays)] * n
     for number in range(STEPS):
         trainer.optimizer.param_groups[0]["lr"].fill_(trainer.learning_rate())
         trainer.views.background.draw_at_random(number < config.trainer.background_warmup)
-        seed_step(config.seed, number, "update", device, trainer.generator)
+        seed_step(config.seed, number, "update", trainer.generator)
         trainer.model.update(number)
         total, weights = 0.0, 0.0
         for rank in range(n):
-            seed_step(config.seed, number, f"rays of {rank}", device, trainer.generator)
+            seed_step(config.seed, number, f"rays of {rank}", trainer.generator)
             step.n_rays.fill_(n_rays[rank])
             terms, _, complete, n_samples, weight = step._forward()
             total, weights = total + sum(terms.values()) * weight.sum(), weights + weight.sum()
@@ -88,7 +81,7 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     config.trainer.optimizer = "lazy_adam" if lazy else "adam"
 
     def train(processes):
-        trainer = trained(config, processes, model=double)
+        trainer = trained(config, STEPS, double, processes=processes)
         return bits_of(trainer), int(trainer.training_step.n_rays), trainer.pop_stats()
 
     shares = in_processes(n, tmp_path, train)
@@ -102,29 +95,13 @@ def test_they_train_as_one_with_all_their_batches(config, tmp_path, n: int, lazy
     assert shares[0][2]["loss"] == shares[1][2]["loss"]
 
 
-def test_halves_train_nearly_the_same(config, tmp_path, monkeypatch):
-    """Sums in float16 of a scaled loss, with networks in float32."""
-    monkeypatch.setattr(gradients, "LARGE", 1)
-
-    def train(processes):
-        trainer = trained(config, processes)
-        assert trainer.training_step.scaler.is_enabled() == (config.parallel.precision == "float16")
-        return bits_of(trainer)
-
-    whole = in_processes(2, tmp_path, train)[0]
-    config.parallel.precision = "float16"
-    one, two = in_processes(2, tmp_path, train)
-    name = "decoder.density_net.packed"
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert 0 < (one[name] - whole[name]).abs().max() < 0.02 * whole[name].abs().max()
-
-
 @pytest.mark.parametrize("half", [False, True])
-def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
+def test_gradients_are_divided_by_the_weights_of_all(small_config, half: bool, monkeypatch):
     """A batch of no weight does not count, and a parameter without a gradient counts as one of zero."""
-    monkeypatch.setattr(gradients, "LARGE", 3)
-    x, y = torch.ones(3, requires_grad=True), torch.ones(2, requires_grad=True)
-    sent = []
+    monkeypatch.setattr(distributed, "LARGE", 3)
+    small_config.parallel.precision = "float16" if half else "float32"
+    model = torch.nn.ParameterList([torch.ones(3), torch.ones(2)])
+    (x, y), sent = model, []
 
     class Two:
         """With another process, whose weight is 2.5 and whose loss is (2 * x).sum(), 6."""
@@ -138,28 +115,28 @@ def test_gradients_are_divided_by_the_weights_of_all(half: bool, monkeypatch):
             if len(sent) % 3 == 0:
                 values[-1] += 6 * share
 
-    shared = gradients.SharedGradients([x, y], Two(), half=half)
+    shared = distributed.Distributed(Two(), small_config, model, torch.nn.Module(), torch.Generator())
     for weight, loss, wanted in ((7.0, lambda: (2 * x).sum() + y.sum(), 7 / 9.5), (0.0, lambda: (2 * x).sum(), 0.0)):
         x.grad = y.grad = None
         own = loss()
         shared.weighted(own, torch.full((1,), weight)).backward()
-        counted = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
+        counts, means = shared.added(torch.tensor([4.0, 9.0]).double(), own.detach().double()[None])
         assert x.grad.tolist() == pytest.approx([2.0] * 3, rel=1e-3)
         assert y.grad.tolist() == pytest.approx([wanted] * 2, rel=1e-3)
-        assert counted.counts.tolist() == [4, 9]
-        assert counted.means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
+        assert counts.tolist() == [4, 9]
+        assert means.item() == pytest.approx((weight * own.item() + 2.5 * 6) / (weight + 2.5))
     precision = torch.float16 if half else torch.float32
     assert sent == [(torch.float64, ()), (precision, (3,)), (torch.float32, (5,))] * 2
 
 
 def test_models_that_differ_are_an_error(config, tmp_path):
     def train(processes):
-        trainer = trained(config, processes, steps=1)
-        trainer.together.compare(trainer.model, 1, now=True)
+        trainer = trained(config, 1, processes=processes)
+        trainer.together.compare(1)
         if processes.rank == 1:
             trainer.model.decoder.density_net.packed.data[0] += 1e-6
         with pytest.raises(TrainingError, match=r"step 1 .*decoder\.density_net\.packed"):
-            trainer.together.compare(trainer.model, 1, now=True)
+            trainer.together.compare(1)
         first = make_trainer(config, processes=processes)
         if processes.rank == 1:
             first.model.sampler.occupancy[0] = False
@@ -174,10 +151,10 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
     config.trainer.steps, run = 24, tmp_path / "run"
 
     def whole(processes):
-        return bits_of(trained(config, processes, steps=6))
+        return bits_of(trained(config, 6, processes=processes))
 
     def first(processes):
-        trained(config, processes, steps=4).save(run)
+        trained(config, 4, processes=processes).save(run)
 
     def second(processes):
         trainer = make_trainer(config, processes=processes)
@@ -212,13 +189,13 @@ def test_going_on_with_any_number_of_processes(config, tmp_path):
 def test_unbounded_space(config, tmp_path, monkeypatch):
     """Each process notes the blocks that its own rays reach; the models are equal for all that, and a run goes on as
     if it had not stopped, wherever it does."""
-    monkeypatch.setattr(together, "COMPARED_EVERY", 1)
+    monkeypatch.setattr(distributed, "COMPARED_EVERY", 1)
     monkeypatch.setattr(OccupancyGrid, "warmup_steps", 0)
     config.trainer.deterministic, config.sampling.kind = True, "contracted"
     run = tmp_path / "run"
 
     def whole(processes):
-        trainer = trained(config, processes, steps=7)
+        trainer = trained(config, 7, processes=processes)
         noted = trainer.model.sampler.unreached.tolist()
         assert processes.gathered(noted) != [noted] * 2, "a test of what they have alike needs a difference"
         trainer.save(run)
@@ -233,7 +210,7 @@ def test_unbounded_space(config, tmp_path, monkeypatch):
         return bits_of(trainer)
 
     def at_once(processes):
-        trainer = trained(config, processes, steps=14)
+        trainer = trained(config, 14, processes=processes)
         trainer.model.agree(processes)
         return bits_of(trainer)
 
@@ -316,60 +293,43 @@ def test_what_all_find_wrong_is_said_once(options, tmp_path):
     assert ended == [1, 1] and "nowhere" in ended.printed[0] and ended.printed[1] == ""
 
 
-def in_a_step(monkeypatch, step: int, rank: int, call) -> None:
-    """Call something in the process `rank` before a step."""
-    train_step = Trainer.train_step
+def fail() -> None:
+    raise ValueError("of this process alone")
 
-    def with_call(trainer):
-        if trainer.step == step and trainer.processes.rank == rank:
-            call()
+
+@pytest.mark.parametrize(
+    "rank, what, statuses, said, step",
+    [
+        (1, signal.SIGTERM, [143, 143], ("stopped at step 3", ""), 3),
+        (0, signal.SIGINT, [130, 130], ("stopped at step 3", ""), 3),
+        (1, signal.SIGKILL, [1, -9], ("process 0 of 2: another process", ""), 1),
+        (1, fail, [1, 1], ("process 0 of 2: another process", "process 1 of 2"), 1),
+    ],
+)
+def test_what_ends_one_in_mid_run_ends_all(options, tmp_path, monkeypatch, rank: int, what, statuses, said, step: int):
+    train_step, began = Trainer.train_step, time.monotonic()
+
+    def with_end(trainer):
+        if trainer.step == 2 and trainer.processes.rank == rank:
+            fail() if what is fail else os.kill(os.getpid(), what)
         train_step(trainer)
 
-    monkeypatch.setattr(Trainer, "train_step", with_call)
-
-
-@pytest.mark.parametrize("number, rank", [(signal.SIGTERM, 1), (signal.SIGINT, 0)])
-def test_a_signal_to_one_stops_all_at_one_step(options, tmp_path, monkeypatch, number, rank: int):
-    in_a_step(monkeypatch, 2, rank, lambda: os.kill(os.getpid(), number))
+    monkeypatch.setattr(Trainer, "train_step", with_end)
     ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [128 + number] * 2, ended.printed
-    assert "stopped at step 3" in ended.printed[0] and ended.printed[1] == ""
-    assert load_run(tmp_path / "run", "cpu").state["step"] == 3
-
-
-def test_a_process_that_dies_ends_the_others(options, tmp_path, monkeypatch):
-    in_a_step(monkeypatch, 2, 1, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    began = time.monotonic()
-    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [1, -signal.SIGKILL] and time.monotonic() - began < 30
-    assert "process 0 of 2" in ended.printed[0] and "Traceback" not in ended.printed[0]
-    assert load_run(tmp_path / "run", "cpu").state["step"] == 1
-
-
-def test_an_error_of_one_is_told_with_its_number(options, tmp_path, monkeypatch):
-    def fail():
-        raise ValueError("of this process alone")
-
-    in_a_step(monkeypatch, 2, 1, fail)
-    ended = forked(2, tmp_path, command("train", "--config", options, "--out", tmp_path / "run"))
-    assert ended == [1, 1]
-    assert "process 1 of 2" in ended.printed[1] and "of this process alone" in ended.printed[1]
-    assert "process 0 of 2: another process" in ended.printed[0]
+    assert ended == statuses and time.monotonic() - began < 30, ended.printed
+    assert "Traceback" not in ended.printed[0]
+    for text, printed in zip(said, ended.printed, strict=True):
+        assert text in printed and (text or not printed)
+    assert load_run(tmp_path / "run", "cpu").state["step"] == step
 
 
 def test_one_process_of_torchrun_is_as_without(options, tmp_path):
-    for out, run in (("torchrun", forked), ("plain", lambda n, folder, call: [call(0)])):
-        arguments = ("train", "--config", options, "--out", tmp_path / out, "--eval.after_training", "false")
-        if out == "plain":
-            with pytest.raises(SystemExit) as ended:
-                run(1, tmp_path, command(*arguments))
-            assert ended.value.code == 0
-        else:
-            assert run(1, tmp_path, command(*arguments)) == [0]
-    states = [load_run(tmp_path / out, "cpu") for out in ("torchrun", "plain")]
-    for name, x in states[0].model.state_dict().items():
-        assert torch.equal(x, states[1].model.state_dict()[name]), name
-    assert "parallel" not in states[0].state
+    arguments = ("--config", options, "--eval.after_training", "false", "--out")
+    assert forked(1, tmp_path, command("train", *arguments, tmp_path / "torchrun")) == [0]
+    assert run_main(train, *arguments, tmp_path / "plain") == 0
+    one, plain = (load_run(tmp_path / out, "cpu") for out in ("torchrun", "plain"))
+    assert all(torch.equal(x, plain.model.state_dict()[name]) for name, x in one.model.state_dict().items())
+    assert "parallel" not in one.state
 
 
 @pytest.mark.long

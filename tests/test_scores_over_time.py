@@ -15,8 +15,8 @@ from nerfkit.errors import ConfigError, RunError, UserError
 from nerfkit.training.evaluator import evaluate, evenly_chosen
 from nerfkit.training.run.files import LOG, read_lines, read_log, read_scores
 from nerfkit.training.run.folder import RunFolder, describe
-from nerfkit.training.watching import plot, scores
-from nerfkit.training.watching.scores import ScoresOverTime
+from nerfkit.training.watching import plot, progress
+from nerfkit.training.watching.progress import ScoresOverTime
 from tests.naming import assert_names, raises_naming
 from tests.processes import run_main
 from tests.torchrun import in_processes
@@ -34,7 +34,7 @@ def test_views_are_evenly_spread():
 @pytest.fixture
 def config(small_config, tmp_path, monkeypatch):
     """Of a scene with five test views, of which three are scored."""
-    monkeypatch.setattr(scores, "VIEWS", 3)
+    monkeypatch.setattr(progress, "SCORED_VIEWS", 3)
     small_config.data.path = str(write_scene(tmp_path / "scene", counts={"train": 8, "test": 5}))
     small_config.trainer.steps, small_config.trainer.log_every = 30, 4
     small_config.eval.every = 10
@@ -56,7 +56,9 @@ def scored(config, folder, processes=None, on: bool = True):
 
 
 def test_they_are_the_scores_of_evaluation_and_change_nothing(config, tmp_path):
+    state = torch.get_rng_state()
     trainer, plain = scored(config, tmp_path / "run"), scored(config, tmp_path / "plain", on=False)
+    assert torch.equal(torch.get_rng_state(), state)
     for name, value in state_of(plain).items():
         if name != "random":
             assert torch.equal(value, state_of(trainer)[name]), name
@@ -70,24 +72,16 @@ def test_they_are_the_scores_of_evaluation_and_change_nothing(config, tmp_path):
     assert lines[2]["test_psnr"] == pytest.approx(metrics["psnr"], abs=1e-4)
 
 
-def test_a_training_draws_the_same_random_numbers(config, tmp_path):
-    numbers = []
-    for on in (True, False):
-        scored(config, tmp_path / str(on), on=on)
-        numbers.append(torch.get_rng_state())
-    assert torch.equal(*numbers)
-
-
 def test_processes_share_the_views(config, tmp_path):
     """Scores are those of one process, written once, also where there are fewer views than processes."""
     config.parallel.steps_scale, config.trainer.steps, config.eval.every = 1.0, 4, 4
 
     def train_shared(processes):
         trainer = scored(config, tmp_path / "shared", processes)
-        scores.VIEWS = 1
+        progress.SCORED_VIEWS = 1
         scene = load_scene(config.data.path)
         few = ScoresOverTime(config, scene.split("test"), trainer.device, processes).score(trainer)
-        scores.VIEWS = 3
+        progress.SCORED_VIEWS = 3
         alone = ScoresOverTime(config, scene.split("test"), trainer.device).score(trainer)
         return few, alone, read_scores(tmp_path / "shared")
 
@@ -123,29 +117,19 @@ def test_a_view_without_pixels_is_refused_before_training(config, monkeypatch):
 
 
 def test_the_plot_shows_them_beside_the_training(tmp_path, monkeypatch):
-    folder, figures = RunFolder(tmp_path / "run"), []
-    folder.claim()
-    monkeypatch.setattr(plot, "Figure", lambda **options: figures.append(figure(**options)) or figures[-1])
-    for step in (1, 2):
-        folder.append(LOG, json.dumps({"step": step, "seconds": step / 2, "loss": 0.1, "psnr": 10.0 + step}))
-    plot.plot_training(folder)
-    folder.append(LOG, json.dumps({"step": 2, "seconds": 1.0, "test_psnr": 8.5}))
-    plot.plot_training(folder)
-    alone = RunFolder(tmp_path / "alone")  # of a run that is shorter than a line of its log
-    alone.claim()
-    alone.append(LOG, json.dumps({"step": 1, "seconds": 1.0, "test_psnr": 8.5}))
-    plot.plot_training(alone)
-    assert (tmp_path / "alone" / "loss.png").exists() and len(figures.pop().axes[1].lines) == 2
-    before, after = (shown.axes[1].lines for shown in figures)
-    assert len(before) == 1 and len(after) == 2
-    assert after[1].get_xydata().tolist() == [[1.0, 8.5]] and after[0].get_ydata().tolist() == [11.0, 12.0]
-    assert [text.get_text() for text in figures[1].axes[1].get_legend().get_texts()] == [
-        "training rays",
-        "held-out views",
-    ]
-
-
-figure = plot.Figure
+    figures, made = [], plot.Figure
+    monkeypatch.setattr(plot, "Figure", lambda **options: figures.append(made(**options)) or figures[-1])
+    log = [{"step": step, "seconds": step / 2, "loss": 0.1, "psnr": 10.0 + step} for step in (1, 2)]
+    score = {"step": 2, "seconds": 1.0, "test_psnr": 8.5}
+    for name, lines in {"plain": log, "both": [*log, score], "alone": [score]}.items():
+        folder = RunFolder(tmp_path / name)
+        folder.claim()
+        for line in lines:
+            folder.append(LOG, json.dumps(line))
+        plot.plot_training(folder)
+        assert (tmp_path / name / "loss.png").exists()
+    plain, both, _ = ([line.get_xydata().tolist() for line in figure.axes[1].lines] for figure in figures)
+    assert plain == [[[0.5, 11.0], [1.0, 12.0]]] and both == [*plain, [[1.0, 8.5]]]
 
 
 @pytest.fixture
@@ -165,11 +149,7 @@ def test_the_command_writes_them_all(options, tmp_path, capsys):
     assert not (run / "tensorboard").exists() and (run / "loss.png").exists()
     more = ["--trainer.steps", "34", "--trainer.preview_every", "2", "--eval.every", "0"]
     assert run_main(train, "--resume", str(run), *more) == 0
-    assert sorted(file.name for file in (run / "previews").glob("0*.png"))[-3:] == [
-        "000030.png",
-        "000032.png",
-        "000034.png",
-    ]
+    assert sorted(int(file.stem) for file in (run / "previews").glob("0*.png"))[-3:] == [30, 32, 34]
     assert run_main(train, *options, "--overwrite", "--trainer.preview_every", "0", "--eval.every", "0") == 0
     assert not (run / "previews").exists() and read_scores(run) == []
     with raises_naming(ConfigError, "eval.split", "val", "train", "test"):

@@ -1,45 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import math
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from nerfkit import Cameras, load_run, ops
 from nerfkit import config as config_module
+from nerfkit.config import to_dict
 from nerfkit.errors import ConfigError, RunError, SceneError, TrainingError
 from nerfkit.model.registry import build_model
+from nerfkit.training.building import check_seen
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run import files as run_files
 from nerfkit.training.run.files import NAN_REPORT
-from nerfkit.training.step.checks import check_seen
-from nerfkit.training.step.schedule import DECAY_EVERY, decay_tables, learning_rate
+from nerfkit.training.step.optim import DECAY_EVERY, decay_tables, learning_rate
 from tests.naming import raises_naming
-from tests.trainers import loss_of_a_step, make_trainer, state_of
+from tests.trainers import loss_of_a_step, make_trainer, state_of, trained
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize(
-    "group, key, value, named",
-    [
+def test_resuming_with_other_options(small_config, tmp_path):
+    make_trainer(small_config).save(tmp_path)
+    before = to_dict(small_config)
+    for group, key, value, named in (
         ("data", "box", (-1.0, -1.0, -1.0, 1.0, 1.0, 1.0), ("data.box", "(-0.8", "(-1.0")),
         ("model", "hidden", 32, ("model.hidden", "16", "32", "--out")),
         ("sampling", "step", 0.05, ("sampling.step", "0.04", "0.05")),
-        ("", "seed", 7, ("seed", "0", "7")),
-    ],
-)
-def test_resuming_with_other_options(small_config, tmp_path, group: str, key: str, value, named: tuple):
-    make_trainer(small_config).save(tmp_path)
-    setattr(getattr(small_config, group) if group else small_config, key, value)
-    with raises_naming(RunError, *named):
-        make_trainer(small_config).restore(tmp_path)
+    ):
+        other = config_module.from_dict(before | {group: before[group] | {key: value}}, "copy")
+        with raises_naming(RunError, *named):
+            make_trainer(other).restore(tmp_path)
+    with raises_naming(RunError, "seed", "0", "7"):
+        make_trainer(config_module.from_dict(before | {"seed": 7}, "copy")).restore(tmp_path)
 
 
 def test_resuming_with_another_length_rate_and_place(small_config, tmp_path):
-    first = make_trainer(small_config)
-    first.train_step()
+    first = trained(small_config, 1)
     first.save(tmp_path)
     small_config.trainer.steps, small_config.trainer.learning_rate, small_config.trainer.log_every = 99, 0.01, 5
     small_config.out, small_config.eval.comparisons, small_config.ops.overrides = "elsewhere", 1, {"lltm": "torch"}
@@ -74,8 +75,8 @@ def test_ray_context_starts_as_a_plain_field(small_config, tmp_path, encoder: bo
 
 
 def test_nan_stops_and_reports(small_config, tmp_path):
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    small_config.data.poses = "refine"
+    trainer = trained(small_config, 1)
     trainer.save(tmp_path / "run")
     with torch.no_grad():
         trainer.model.decoder.color_net.layers()[-1][1].fill_(float("nan"))
@@ -86,6 +87,10 @@ def test_nan_stops_and_reports(small_config, tmp_path):
     assert report["not_finite"]["color"] > 0 and report["not_finite"]["origins"] == 0
     with raises_naming(TrainingError, "parameter", "step 1"):
         trainer.save(tmp_path / "run")
+    trainer.adjustments.poses.data[0, 0] = math.nan
+    with raises_naming(TrainingError, "parameter", "step 1"):
+        trainer.save(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / NAN_REPORT).read_text())["not_finite"]["views.poses"] == 1
     tensors, state = checkpoint.load(tmp_path / "run")
     assert state["step"] == 1 and tensors["model.decoder.color_net.packed"].isfinite().all()
     small_config.trainer.steps = 3
@@ -166,9 +171,7 @@ def test_a_stop_saves_what_is_done_and_a_resumed_run_logs_no_step_twice(small_co
 def test_the_number_of_rays_follows_that_of_samples(small_config):
     """A step has about as many samples as asked for, once the field is known."""
     small_config.trainer.samples = 3000
-    trainer = make_trainer(small_config)
-    for _ in range(20):
-        trainer.train_step()
+    trainer = trained(small_config, 20)
     trainer.training_step.pop_stats()
     for _ in range(10):
         trainer.train_step()
@@ -188,26 +191,12 @@ def test_the_optimiser_takes_the_rate_of_the_schedule(small_config):
 def test_the_optimiser_is_the_one_asked_for(small_config, optimizer: str, stands_still: bool):
     """Without gradients Adam goes on by its old moments, the lazy one stands still."""
     small_config.trainer.optimizer = optimizer
-    trainer = make_trainer(small_config)
-    trainer.train_step()
+    trainer = trained(small_config, 1)
     table = trainer.model.grid.table
     before = table.detach().clone()
     table.grad = torch.zeros_like(table)
     trainer.optimizer.step()
     assert torch.equal(table, before) == stands_still
-
-
-def test_the_rate_rises_in_the_warm_up(small_config):
-    small_config.trainer.schedule = "linear"
-    trainer = make_trainer(small_config)
-    rates = []
-    for _ in range(12):
-        rates.append(trainer.learning_rate())
-        trainer.train_step()
-    first, last = small_config.trainer.learning_rate, small_config.trainer.final_learning_rate
-    fallen = [first + (last - first) * step / 60 for step in range(12)]
-    assert rates[0] == pytest.approx(first / 10) and rates[4] == pytest.approx(fallen[4] / 2)
-    assert rates[11] == pytest.approx(fallen[11])
 
 
 @pytest.mark.parametrize(
@@ -224,6 +213,9 @@ def test_how_the_rate_falls(small_config, schedule: str, rates: tuple[float, ...
     settings.learning_rate, settings.final_learning_rate, settings.warmup, settings.schedule = 0.1, 0.001, 1, schedule
     found = [learning_rate(settings, 100, progress) for progress in (0.0, 0.25, 0.5, 1.0)]
     assert found == pytest.approx(rates) and learning_rate(settings, 100, 1.7) == pytest.approx(0.001)
+    settings.warmup = 10  # in which it rises
+    risen = [learning_rate(settings, step, 0.0) / 0.1 for step in (0, 4, 9, 10)]
+    assert risen == pytest.approx([0.1, 0.5, 1, 1])
 
 
 def test_a_table_decays_by_the_rate(small_config):
@@ -283,38 +275,39 @@ def test_checkpoints_on_the_way_and_time_that_goes_on(small_config, tmp_path):
     assert other.seconds == 123
 
 
-@pytest.mark.parametrize("background, optimizer", [("white", "adam"), ("random", "lazy_adam")])
-def test_100_steps_equal_50_and_50(small_config, tmp_path, background: str, optimizer: str):
-    """Bit for bit: model, optimiser, occupancy, number of rays and random states; the background's warm-up goes on."""
-    small_config.trainer.background_warmup = 70
-    small_config.data.background, small_config.trainer.optimizer = background, optimizer
-    small_config.trainer.steps = 1000
-    small_config.trainer.log_every = 1000
-    whole, first = (make_trainer(small_config) for name in ("whole", "parts"))
-    torch.manual_seed(3)
-    for _ in range(100):
-        whole.train_step()
-    wanted = {k: v.clone() for k, v in state_of(whole).items()}
+def draw() -> tuple[float, ...]:
+    return torch.rand(()).item(), random.random(), np.random.rand()
 
-    torch.manual_seed(3)
-    for _ in range(50):
-        first.train_step()
-    first.save(tmp_path / "parts")
+
+@pytest.mark.parametrize("background, optimizer, learned", [("white", "adam", ""), ("random", "lazy_adam", "both")])
+def test_40_steps_equal_20_and_20(small_config, tmp_path, background: str, optimizer: str, learned: str):
+    """Bit for bit: model, light and poses of the views, optimiser, occupancy, number of rays and random states; the
+    background's warm-up goes on."""
+    small_config.trainer.background_warmup, small_config.trainer.steps = 30, 100
+    small_config.data.background, small_config.trainer.optimizer = background, optimizer
+    if learned:
+        small_config.data.appearance, small_config.data.poses = "affine", "refine"
+    whole = make_trainer(small_config)
+    for step in range(40):
+        if step == 20:
+            whole.save(tmp_path / "parts")
+            drawn = draw()
+        whole.train_step()
     second = make_trainer(small_config)
-    torch.rand(17)
     second.restore(tmp_path / "parts")
-    for _ in range(50):
+    assert draw() == drawn, "what code of one's own may draw from goes back, too"
+    for _ in range(20):
         second.train_step()
-    got = state_of(second)
-    assert second.step == 100 and second.training_step.n_rays == whole.training_step.n_rays
+    wanted, got = (state_of(trainer) | trainer.parameters for trainer in (whole, second))
+    assert second.step == 40 and second.training_step.n_rays == whole.training_step.n_rays
     assert [name for name in wanted if not torch.equal(wanted[name], got[name])] == []
-    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[b]
+    assert not learned or (got["views.poses"].any() and got["views.appearance"].any())
+    for name, a in whole.parameters.items():
+        moments_a, moments_b = whole.optimizer.state[a], second.optimizer.state[second.parameters[name]]
         assert all(torch.equal(moments_a[key], moments_b[key]) for key in moments_a)
 
 
-@pytest.mark.parametrize("order", [("torch", "cpp", "torch"), ("cpp", "torch", "cpp")], ids="-".join)
-def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tuple[str, ...]):
+def test_switching_the_backend_in_the_middle(small_config, tmp_path):
     """20 steps with one, 20 with the other, then resumed with the first; a switch changes no step that follows it."""
     if not all("cpp" in ops.available(op) for op in ops.resolved("cpu")):
         pytest.skip("needs the CPU's fused ops")
@@ -322,7 +315,7 @@ def test_switching_the_backend_in_the_middle(small_config, tmp_path, order: tupl
     trainer = make_trainer(small_config)
     trainer.save(tmp_path)
     names = sorted(trainer.model.state_dict())
-    losses = []
+    losses, order = [], ("torch", "cpp", "torch")
     for part, backend in enumerate(order):
         if part:
             random_state = torch.get_rng_state()

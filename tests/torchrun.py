@@ -43,12 +43,16 @@ class Ended(list):
 
 def forked(n: int, folder: Path, call: Callable[[int], Any], seconds: float = 60) -> Ended:
     """Call `call(rank)` in n processes; those that have not ended in time are killed."""
-    store, children = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False), []
+    (ports, told), children = os.pipe(), []
     for rank in range(n):
         child = os.fork()
         if not child:
-            _be(rank, n, store.port, folder, call)
+            _be(rank, n, ports, folder, call)
         children.append(child)
+    # After the forks: a lock that the store's thread held during one would be held for ever in the child.
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    os.write(told, f"{store.port:5}".encode() * n)
+    os.close(ports), os.close(told)
     end, statuses = time.monotonic() + seconds, {}
     while len(statuses) < n:
         for rank, child in enumerate(children):
@@ -62,10 +66,11 @@ def forked(n: int, folder: Path, call: Callable[[int], Any], seconds: float = 60
     return Ended([statuses[rank] for rank in range(n)], [(folder / f"printed{r}").read_text() for r in range(n)])
 
 
-def _be(rank: int, n: int, port: int, folder: Path, call: Callable[[int], Any]) -> None:
-    """The life of a forked process."""
+def _be(rank: int, n: int, ports: int, folder: Path, call: Callable[[int], Any]) -> None:
+    """The life of a forked process, which waits for the port of the store."""
     status = 99
     try:
+        port = int(os.read(ports, 5))
         os.environ |= {
             "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": "True",

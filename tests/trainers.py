@@ -17,6 +17,14 @@ def make_trainer(config, model=None, **options) -> Trainer:
     return Trainer(config, views.cameras, images, model=model, **options)
 
 
+def trained(config, steps: int, model=None, **options) -> Trainer:
+    """One that has done so many steps."""
+    trainer = make_trainer(config, model, **options)
+    for _ in range(steps):
+        trainer.timed_step()
+    return trainer
+
+
 def loss_of_a_step(trainer: Trainer) -> float:
     trainer.train_step()
     return trainer.training_step.last_loss.item()

@@ -30,7 +30,7 @@ def result_of(trainer: Trainer, steps: int, recorded: bool = True) -> dict[str, 
     loss = trainer.pop_stats()["loss"]
     assert (trainer.training_step.graph is not None) == recorded
     trainer.training_step.release_graph()
-    trainer.together.compare(trainer.model, trainer.step, now=True)
+    trainer.together.compare(trainer.step)
     return {name: x.cpu() for name, x in trainer.model.state_dict().items()} | {"loss": torch.tensor(loss)}
 
 

@@ -376,7 +376,7 @@ def in_parallel(trainer: Trainer) -> list[str]:
         return []
     return [
         f"parallel  {processes.text}; each draws {trainer.config.trainer.samples} samples a step, "
-        f"and a step counts as {trainer.steps_at_once:g} of trainer.steps {steps}"
+        f"and a step counts as {trainer.together.steps_at_once:g} of trainer.steps {steps}"
     ]
 
 

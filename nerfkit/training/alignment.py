@@ -44,8 +44,8 @@ def aligned(
     """
     device, unit = cameras.focal.device, radius_of(config.data.box)
     width, _ = cameras.size(view)
-    colors, chosen = truth.flatten(0, 1), torch.ones(truth.shape[:2], dtype=torch.bool) if counts is None else counts
-    pixels = chosen.flatten().nonzero()[:, 0]  # [P] that count, row by row
+    colors = truth.flatten(0, 1)
+    pixels = torch.arange(len(colors)) if counts is None else counts.flatten().nonzero()[:, 0]  # [P] row by row
     generator = torch.Generator().manual_seed(view)
     move = torch.zeros(6, device=device, requires_grad=True)  # axis-angle, translation in radii
     light = torch.zeros(3, 4, device=device, requires_grad=config.data.appearance == "affine")

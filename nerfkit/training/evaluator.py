@@ -36,10 +36,12 @@ from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import comparison_image, file_stem, png_bytes
 from nerfkit.training.alignment import ALIGNED_DEFINITION, aligned
-from nerfkit.training.run.files import METRICS, OTHER_SCORES, score_name
+from nerfkit.training.run.files import METRICS, OTHER_SCORES, OWN_SCORES, score_name
 from nerfkit.training.run.files import in_one_line as in_one_line
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.version import versions
+
+SCORES = ("psnr", "ssim", "lpips", *OTHER_SCORES)
 
 
 def evaluate(
@@ -72,8 +74,8 @@ def evaluate(
     compared = {
         view: f"{file_stem(views.names[view], view)}.png" for view in evenly_chosen(len(cameras), n_comparisons)
     }
-    files = list(compared.values())
-    comparisons = processes.in_turn(lambda: _comparison_folder(folder, split, other_scene, files))
+    name = score_name(split, other_scene)
+    comparisons = processes.in_turn(lambda: _comparison_folder(folder, name, set(compared.values())))
     rows, n_ignored, n_pixels = [], 0, sum(width * height for width, height in views.cameras.sizes())
     bar = tqdm(
         processes.share(len(cameras)), desc=f"evaluating {split}", unit="view", dynamic_ncols=True,
@@ -101,10 +103,9 @@ def evaluate(
         "protocol": protocol(model, config, views, background, device, n_ignored),
         "views": rows,
     }
-    if not processes.is_first:
-        return metrics
-    owner = folder if split == "test" and not other_scene else _score_folder(folder, split, other_scene)
-    owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
+    if processes.is_first:
+        owner = folder if name == OWN_SCORES else comparisons
+        owner.write(METRICS, json.dumps(metrics, indent=1) + "\n")
     return metrics
 
 
@@ -115,14 +116,13 @@ def evenly_chosen(n: int, most: int) -> list[int]:
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Scores of a split from those of its views."""
-    return {
-        "psnr": sum(row["psnr"] for row in rows) / len(rows),
-        "ssim": sum(row["ssim"] for row in rows) / len(rows),
-        "lpips": _mean([row["lpips"] for row in rows]),
-        **{name: _mean([row[name] for row in rows]) for name in OTHER_SCORES if name in rows[0]},
-        "n_views": len(rows),
-    }
+    """Scores of a split from those of its views; None where views have none."""
+    found = {}
+    for name in SCORES:
+        if name in rows[0]:
+            values = [row[name] for row in rows]
+            found[name] = None if None in values else sum(values) / len(values)
+    return found | {"n_views": len(rows)}
 
 
 def beside_truth(
@@ -189,11 +189,6 @@ def other_scores(
     return found
 
 
-def both_fitted(config: Config) -> bool:
-    """Whether training views have both a light and a pose of their own."""
-    return config.data.poses == "refine" and config.data.appearance == "affine"
-
-
 def psnr_of(render: Tensor, truth: Tensor, counts: Tensor | None) -> float:
     """PSNR of an image [H, W, 3] over the pixels that count, [H, W] bool, or all."""
     return psnr(render, truth) if counts is None else psnr(render[counts], truth[counts])
@@ -209,35 +204,28 @@ def check_scorable(views: Views) -> None:
         )
 
 
-def _score_folder(folder: RunFolder, split: str, other_scene: str) -> OwnFolder:
-    name = score_name(split, other_scene)
-    if name != "eval":
-        folder.child("eval", "scores")  # its parent folder
-    return folder.child(name, "scores")
-
-
-def _comparison_folder(folder: RunFolder, split: str, other_scene: str, files: list[str]) -> OwnFolder | None:
-    """Where comparison images go; None, with a line, if somebody else's files are there: scores matter more."""
+def _comparison_folder(folder: RunFolder, name: str, files: set[str]) -> OwnFolder | None:
+    """Where comparison images go, and scores but for OWN_SCORES; None, with a line, if somebody else's files are there
+    and scores go elsewhere: they matter more."""
     try:
-        found = _score_folder(folder, split, other_scene)
-        found.drop({name for name in found.names() if name.endswith(".png")} - set(files))  # of an earlier checkpoint
-        for file in files:  # which several processes are about to write
+        if name != OWN_SCORES:
+            folder.child(OWN_SCORES, "scores")  # its parent folder
+        found = folder.child(name, "scores")
+        earlier = {file for file in found.names() if file.endswith(".png")} - files  # of another checkpoint
+        if earlier:  # the first process has removed them: the others do not disturb it
+            found.clear(keep=found.names() - earlier)
+        for file in sorted(files):  # which several processes are about to write
             found.note(file)
         return found
     except RunError as error:
-        if split != "test" or other_scene:
-            raise  # the scores would go there, too
+        if name != OWN_SCORES:
+            raise
         print(f"no comparison images are written: {error}")
         return None
 
 
-def _mean(values: list[float | None]) -> float | None:
-    """Mean of the values that there are; None if one is missing."""
-    return None if None in values else sum(values) / len(values)
-
-
 def _check_score(row: dict[str, Any], split: str) -> None:
-    for name in ("psnr", "ssim", "lpips", *OTHER_SCORES):
+    for name in SCORES:
         if row.get(name) is not None and not math.isfinite(row[name]):
             raise RunError(
                 f"{split} view {row['view']}: {name} is {row[name]}, as the model's colors are not finite. "
@@ -257,6 +245,7 @@ def protocol(
     model: Model, config: Config, views: Views, background: Tensor, device: torch.device, n_ignored: int = 0
 ) -> dict[str, Any]:
     """Everything that changes a score without changing the field."""
+    has_light, has_pose = config.data.appearance == "affine", config.data.poses == "refine"
     return {
         "split": config.eval.split,
         "background": background.tolist(),
@@ -269,9 +258,9 @@ def protocol(
         "color_space": "sRGB values as stored",
         "quantisation": "truth 8 bit, render float32 clamped to [0, 1]",
         "psnr": f"-10 log10(MSE) per view, at most {MAX_PSNR:g}, mean over views",
-        **({"psnr_cc": CORRECTED_DEFINITION} if config.data.appearance == "affine" else {}),
-        **({"psnr_aligned": ALIGNED_DEFINITION} if config.data.poses == "refine" else {}),
-        **({"psnr_aligned_cc": "psnr_cc of the view that psnr_aligned is of"} if both_fitted(config) else {}),
+        **({"psnr_cc": CORRECTED_DEFINITION} if has_light else {}),
+        **({"psnr_aligned": ALIGNED_DEFINITION} if has_pose else {}),
+        **({"psnr_aligned_cc": "psnr_cc of the view that psnr_aligned is of"} if has_light and has_pose else {}),
         "ssim": SSIM_DEFINITION,
         "lpips": LPIPS_DEFINITION if config.eval.lpips else None,
         "versions": versions(),

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit import ops
-from nerfkit.config import Config, ResolvedConfig, flat, from_dict, to_dict
+from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.images.pixel_source import WindowOfPixels
@@ -27,22 +26,20 @@ from nerfkit.data.scene import Scene
 from nerfkit.device import deterministic, drawing_from, pick_device
 from nerfkit.errors import ConfigError, RunError, TrainingError
 from nerfkit.model.base import Model
-from nerfkit.model.occupancy import OccupancyGrid
-from nerfkit.model.registry import MODELS, import_models, model_class
+from nerfkit.model.registry import MODELS
 from nerfkit.ops import Resolved
 from nerfkit.parallel import ALONE, Processes
+from nerfkit.reading import typed
+from nerfkit.training.building import built, check_seen, class_of
 from nerfkit.training.run import checkpoint
-from nerfkit.training.run.files import LOG
+from nerfkit.training.run.files import LOG, NAN_REPORT
 from nerfkit.training.run.folder import RunFolder, RunScene, describe, drop_later_lines
-from nerfkit.training.run.load import load_adjustments, load_model
-from nerfkit.training.run.nan_report import not_finite
+from nerfkit.training.run.load import fill
 from nerfkit.training.step.adjustments import ViewAdjustments
-from nerfkit.training.step.checks import check_seen
-from nerfkit.training.step.losses import LossFn, TrainingLoss, loss_function, name_of
-from nerfkit.training.step.optim import adam, load_moments
-from nerfkit.training.step.randomness import random_states, restore_random_states, seeded
-from nerfkit.training.step.schedule import decay_tables, learning_rate
-from nerfkit.training.step.together import AGREED_EVERY, Together
+from nerfkit.training.step.distributed import AGREED_EVERY, Distributed, OneProcess
+from nerfkit.training.step.losses import LossFn, TrainingLoss, data_term, name_of
+from nerfkit.training.step.optim import adam, decay_tables, learning_rate, load_moments
+from nerfkit.training.step.randomness import random_states, restore_random_states
 from nerfkit.training.step.training_step import TrainingStep
 from nerfkit.version import versions
 
@@ -64,8 +61,8 @@ class Trainer:
         processes: of which this is one; each calls the same methods at the same steps, the first writes.
 
     Model and training draw from config.seed and leave torch's own generators as they are; so two trainers may train at
-    once, in two threads. What code of one's own draws by torch.rand comes from torch's generator: seed that. Raises ConfigError for options that contradict each other, BackendError for one that cannot
-    run.
+    once, in two threads. What code of one's own draws by torch.rand comes from torch's generator: seed that. Raises
+    ConfigError for options that contradict each other, BackendError for one that cannot run.
 
     >>> import nerfkit
     >>> config = nerfkit.Config()
@@ -90,11 +87,11 @@ class Trainer:
         device: torch.device | str | None = None,
         processes: Processes = ALONE,
     ):
-        typed = from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
-        config = config if isinstance(config, ResolvedConfig) else typed
+        checked = from_dict(to_dict(config), "config")  # raises ConfigError for a value of the wrong type
+        config = config if isinstance(config, ResolvedConfig) else checked
         self.device = pick_device(str(device or config.device))
-        kind = self._kind(config, model)
-        loss_fn = self._loss(config, loss_fn)
+        kind = class_of(config, model)
+        loss_fn = data_term(config.trainer.loss, loss_fn)
         with ops.backend(overrides=config.ops.choices()):
             ops.resolved(self.device)  # raises BackendError before images are read
         if (cameras is None) != (images is None) or (scene is cameras is None and not config.data.path):
@@ -113,7 +110,7 @@ class Trainer:
             views = scene.split("train")
             cameras, images = views.cameras, views.load()
         self.generator = torch.Generator(self.device).manual_seed(config.seed)
-        self.model = self._built(kind if model is None else model).to(self.device)
+        self.model = built(config, kind if model is None else model, self.generator)
         if config.trainer.table_decay and not self.model.tables():
             raise ConfigError("trainer.table_decay: this model names no tables (`Model.tables`); set it to 0")
         self.cameras = cameras.to(self.device)
@@ -123,27 +120,21 @@ class Trainer:
         rate = torch.tensor(config.trainer.learning_rate, device=self.device)
         groups = [{"params": list(self.model.parameters())}, *self.adjustments.groups(self.device)]
         self.optimizer = adam(groups, rate, config.trainer.optimizer == "lazy_adam")
-        self.processes, self.together = processes, Together(processes, config.seed, self.device, self.generator)
-        self.steps_at_once = 1 if processes.size == 1 else 1 / (config.parallel.steps_scale or 1 / processes.size)
+        self.processes, self.together = processes, OneProcess()
+        if processes.size > 1:
+            self.together = Distributed(processes, config, self.model, self.adjustments, self.generator)
         self.step = 0
+        self.seconds = 0.0  # training time, of earlier parts of the run too
         self._resumed_at = 0, 0.0  # step, and place in the schedule
         self.views = TrainingViews(self.cameras, images, config.data.background, self.device, self.last_step)
         with self._own():
             self.model.observe(self.cameras, not isinstance(self.views.source, WindowOfPixels))
-        if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
-            self.model.observe_images(self.cameras, self.views.source.pool)
-        with self._own():
+            if hasattr(self.model, "observe_images"):  # of a model that renders from them, too
+                self.model.observe_images(self.cameras, self.views.source.pool)
+            loss = TrainingLoss(config, loss_fn)
             self.training_step = TrainingStep(
-                config.trainer,
-                self.model,
-                self.views,
-                self.optimizer,
-                TrainingLoss(config, loss_fn),
-                processes,
-                config.parallel,
-                self.adjustments,
+                config.trainer, self.model, self.views, self.adjustments, self.optimizer, loss, self.together
             )
-        self.seconds = 0.0  # training time, of earlier parts of the run too
         self.folder: RunFolder | None = None  # last saved to or restored from
         self.on_step: list[Callable[[Trainer], None]] = []  # called after each step; not part of the training time
         self.on_log: list[Callable[[dict[str, float]], None]] = []  # called with each line that `train` logs
@@ -151,50 +142,18 @@ class Trainer:
         self._saved_step: int | None = None
         self._should_stop: Callable[[], bool] = lambda: False
 
-    @staticmethod
-    def _kind(config: Config, model: Model | type[Model] | None) -> type[Model]:
-        """The class of what is trained."""
-        if model is not None:
-            return model if isinstance(model, type) else type(model)
-        if config.model.kind not in MODELS:
-            import_models(config.model.module)
-        return model_class(config)
-
-    @staticmethod
-    def _loss(config: Config, loss_fn: LossFn | None) -> LossFn | None:
-        """The data term of one's own, given or named; raises ConfigError for two."""
-        if loss_fn is None:
-            return loss_function(config.trainer.loss) if config.trainer.loss else None
-        if config.trainer.loss not in ("", name_of(loss_fn)):
-            raise ConfigError(f"trainer.loss is {config.trainer.loss}, loss_fn {name_of(loss_fn)}; give one of them")
-        return loss_fn
-
-    def _built(self, model: Model | type[Model]) -> Model:
-        """The model, drawn from the seed; raises ConfigError for one that was built from other options."""
-        if isinstance(model, type):
-            with seeded(self.config.seed, self.device):
-                built = model(self.config)
-                if self.device.type == "cpu":
-                    self.generator.set_state(torch.get_rng_state())  # goes on behind the model's own numbers
-            return built
-        model.backends = self.config.ops.choices()
-        own, wanted = (flat(to_dict(options)) for options in (model.config, self.config))
-        shaping = ("model.", "sampling.", "data.box")
-        own.pop("model.kind")
-        differing = [name for name in own if name.startswith(shaping) and own[name] != wanted.get(name)]
-        if differing:
-            name = differing[0]
-            raise ConfigError(
-                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, "
-                "or build it from config.resolved(scene, device, model_class)"
-            )
-        return model
-
     @contextmanager
     def _own(self) -> Iterator[None]:
         """Inside, ops run on the backends that config.ops names, and random numbers come from config.seed."""
         with ops.backend(overrides=self.model.backends), drawing_from(self.generator):
             yield
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """What is done inside counts as training."""
+        began = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - began
 
     @property
     def parameters(self) -> dict[str, Tensor]:
@@ -206,18 +165,18 @@ class Trainer:
     def scheduled(self) -> float:
         """Steps of the schedule that are done, of trainer.steps; a step of several processes counts as several."""
         step, scheduled = self._resumed_at
-        return scheduled + (self.step - step) * self.steps_at_once
+        return scheduled + (self.step - step) * self.together.steps_at_once
 
     @property
     def last_step(self) -> int:
         """The step at which the schedule ends, unless its time ends before."""
-        return self.step + max(0, math.ceil((self.config.trainer.steps - self.scheduled) / self.steps_at_once))
+        return self.step + max(0, math.ceil((self.config.trainer.steps - self.scheduled) / self.together.steps_at_once))
 
     @property
     def progress(self) -> float:
         """Share of the schedule that is done, 0 to 1."""
         limit = self.config.trainer.max_seconds
-        seconds = self.seconds if self.processes.size == 1 else self.together.seconds
+        seconds = self.together.clock(self.seconds)
         return max(self.scheduled / self.config.trainer.steps, seconds / limit if limit else 0.0)
 
     def steps(self) -> Iterator[int]:
@@ -228,9 +187,8 @@ class Trainer:
                 for call in self.on_step:
                     call(self)
                 yield self.step
-            began = time.perf_counter()
-            self._check_finite()  # synchronizes with the last steps
-            self.seconds += time.perf_counter() - began
+            with self._timed():
+                self.check_finite(of_loss_alone=True)  # synchronizes with the last steps
         finally:
             self.training_step.release_graph()
 
@@ -263,7 +221,7 @@ class Trainer:
         """The same in a folder that is locked, but for the last checkpoint."""
         settings = self.config.trainer
         self.agree()
-        stopped = self._stops()
+        stopped = self.together.stops(self._should_stop)
         bar = tqdm(
             total=self.last_step, initial=self.step, desc="training", unit="step", dynamic_ncols=True,
             disable=not (progress_bar and self.processes.is_first),
@@ -275,7 +233,7 @@ class Trainer:
                     self._log(bar, folder)
                 if folder is not None and settings.save_every and step % settings.save_every == 0:
                     self.save(folder)
-                stopped = self._stops()
+                stopped = self.together.stops(self._should_stop)
                 if stopped:
                     break
             bar.total = self.step if self.progress >= 1 else bar.total
@@ -283,26 +241,20 @@ class Trainer:
 
     def timed_step(self) -> None:
         """One optimiser step, whose time counts as training."""
-        began = time.perf_counter()
-        self.train_step()
-        self.seconds += time.perf_counter() - began
+        with self._timed():
+            self.train_step()
         if self.step % (AGREED_EVERY if self.training_step.static_shapes else 1) == 0:
             self.agree()
 
     def agree(self) -> None:
         """Of several processes: the time is that of the first, and all stop if one is to. `timed_step` calls it."""
-        if self.processes.size > 1:
-            self.seconds = self.together.agree(self.seconds, self._should_stop())
-
-    def _stops(self) -> bool:
-        return self._should_stop() if self.processes.size == 1 else self.together.stop
+        self.seconds = self.together.agree(self.seconds, self._should_stop)
 
     def settle(self) -> None:
         """Wait until the device has done all steps, as part of the training time; what follows then takes none."""
         if self.device.type == "cuda":
-            began = time.perf_counter()
-            torch.cuda.synchronize(self.device)
-            self.seconds += time.perf_counter() - began
+            with self._timed():
+                torch.cuda.synchronize(self.device)
 
     def train_step(self) -> None:
         """One optimiser step. A loss that is not finite stops it at once, or at the next log if it is a CUDA graph."""
@@ -314,15 +266,12 @@ class Trainer:
         self.views.source.move_to(self.step)
         self.views.background.draw_at_random(self.step < self.config.trainer.background_warmup)
         with deterministic(self.config.trainer.deterministic), self._own():
-            if self.processes.size > 1 and self.step % OccupancyGrid.update_every == 0:
-                self.model.agree(self.processes)
-                self.together.compare(self.model, self.step, besides=self.adjustments.state_dict(prefix="views."))
-            self.together.seed_common(self.step)  # occupancy grids are equal, without an exchange
+            self.together.before_update(self.step)
             self.model.update(self.step)
-            self.together.seed_own(self.step)
+            self.together.before_rays(self.step)
             self.training_step()
         if not self.training_step.static_shapes:
-            self._check_finite()
+            self.check_finite(of_loss_alone=True)
         self.step += 1
 
     def learning_rate(self) -> float:
@@ -331,10 +280,9 @@ class Trainer:
 
     def pop_stats(self) -> dict[str, float]:
         """Means over the steps since the last call: loss and its terms, PSNR, samples per ray, rays per second."""
-        began = time.perf_counter()
-        stats = self.training_step.pop_stats()  # synchronizes with the GPU
-        self.seconds += time.perf_counter() - began
-        self._check_finite()
+        with self._timed():
+            stats = self.training_step.pop_stats()  # synchronizes with the GPU
+        self.check_finite(of_loss_alone=True)
         seconds, self._popped_at = self.seconds - self._popped_at, self.seconds
         steps = max(stats.steps, 1)
         psnr = -10 * math.log10(max(stats.pixel_error / steps, 1e-12))
@@ -356,7 +304,10 @@ class Trainer:
         self.check_finite()
         folder = self._folder(folder)
         self.model.agree(self.processes)
-        parallel = self._parallel_state()
+        parallel = {}  # what a run of several processes needs besides, and later parts of it
+        if self.processes.size > 1 or self.scheduled != self.step:
+            n_rays = self.processes.gathered(int(self.training_step.n_rays))
+            parallel = {"parallel": {"scheduled": self.scheduled, "n_rays": n_rays}}
         self._saved_step = self.step
         if not self.processes.is_first:
             return
@@ -376,13 +327,6 @@ class Trainer:
         random_tensors["random.trainer"] = self.generator.get_state()
         checkpoint.save(folder, tensors | random_tensors, state)
 
-    def _parallel_state(self) -> dict[str, Any]:
-        """What a run of several processes needs besides, and later parts of it: nothing that one by itself has."""
-        if self.scheduled == self.step and self.processes.size == 1:
-            return {}
-        n_rays = self.processes.gathered(int(self.training_step.n_rays))
-        return {"parallel": {"scheduled": self.scheduled, "n_rays": n_rays}}
-
     def backends(self) -> dict[str, str]:
         """What each op of model and optimiser runs on now."""
         return {op: resolved.backend for op, resolved in self.resolved().items()}
@@ -401,8 +345,8 @@ class Trainer:
         folder = folder if isinstance(folder, RunFolder) else RunFolder.existing(folder)
         folder.check_resumable(self.config, None if self.scene is None else describe(self.scene))
         tensors, state = checkpoint.load(folder.path)
-        load_model(self.model, tensors, folder.path)
-        load_adjustments(self.adjustments, tensors, folder.path)
+        fill(self.model, "model", tensors, folder.path)
+        fill(self.adjustments, "views", tensors, folder.path)
         try:
             load_moments(self.optimizer, list(self.parameters.values()), checkpoint.part(tensors, "optimizer"))
             shared = state.get("parallel", {})
@@ -428,16 +372,16 @@ class Trainer:
             self.folder = RunFolder(folder)
         elif self.folder is None or self.folder.path.resolve() != Path(folder).resolve():
             new = RunFolder.for_new_run(folder)
-            new.start(self.config, describe(self.scene) if self.scene else self._own_scene(Path(folder).resolve().name))
+            if self.scene is not None:
+                scene = describe(self.scene)
+            else:  # the training cameras are all that is known of it
+                names = [f"{view:04d}" for view in range(len(self.cameras))]
+                splits = {"train": to_json(self.cameras.to("cpu"), names)}
+                scene = RunScene(Path(folder).resolve().name, (0.0, 0.0, 1.0), splits)
+            new.start(self.config, scene)
             new.unlock()
             self.folder = new
         return self.folder
-
-    def _own_scene(self, name: str) -> RunScene:
-        """The trainer's own description of its scene: the training cameras."""
-        cameras = self.cameras.to("cpu")
-        splits = {"train": to_json(cameras, [f"{view:04d}" for view in range(len(cameras))])}
-        return RunScene(name, (0.0, 0.0, 1.0), splits)
 
     def _log(self, bar: tqdm, folder: RunFolder | None) -> None:
         line = self.pop_stats()
@@ -451,18 +395,31 @@ class Trainer:
         for call in self.on_log:
             call(line)
 
-    def check_finite(self) -> None:
+    def check_finite(self, of_loss_alone: bool = False) -> None:
         """Raise TrainingError if the loss or a parameter is not finite."""
-        if not all(bool(p.isfinite().all()) for p in self.parameters.values()):
+        if not of_loss_alone and not all(bool(p.isfinite().all()) for p in self.parameters.values()):
             raise self._not_finite("a parameter is not finite", {})
-        self._check_finite()
-
-    def _check_finite(self) -> None:
         if self.training_step.failed:
             raise self._not_finite(f"the loss is {self.training_step.last_loss.item()}", self.training_step.last_batch)
 
     def _not_finite(self, what: str, batch: dict[str, Tensor]) -> TrainingError:
-        n_rays = int(self.training_step.n_rays)
-        found = {"step": self.step, "what": what, "learning_rate": self.learning_rate(), "n_rays": n_rays}
-        rate = self.config.trainer.learning_rate
-        return not_finite(found, rate, batch, self.parameters, self.folder, self.processes.is_first)
+        """What stops the training; a run with a checkpoint keeps that, and gets a report of the last batch and of the
+        parameters."""
+        stopped = f"{what} at step {self.step}; stopped."
+        lower = f"--trainer.learning_rate {self.config.trainer.learning_rate / 3:.2g}"
+        if self.folder is None or not checkpoint.exists(self.folder.path):
+            return TrainingError(f"{stopped} Try a lower rate: {lower}")
+        if self.processes.is_first:
+            report = {
+                "step": self.step,
+                "what": what,
+                "learning_rate": self.learning_rate(),
+                "n_rays": int(self.training_step.n_rays),
+                "not_finite": {name: int((~x.isfinite()).sum()) for name, x in (batch | self.parameters).items()},
+                "largest": {name: x.detach().abs().max().item() for name, x in self.parameters.items()},
+            }
+            self.folder.write(NAN_REPORT, json.dumps(report, indent=1))
+        return TrainingError(
+            f"{stopped} The last good checkpoint is kept in {self.folder.path}, what was being trained is in "
+            f"{NAN_REPORT}. Go on from the checkpoint with a lower rate: {typed('--resume', self.folder.path)} {lower}"
+        )

@@ -27,7 +27,6 @@ from nerfkit.training.run.files import NEWEST, PREVIOUS, STATE
 from nerfkit.training.run.files import has_checkpoint as exists
 
 FORMAT_VERSION = 3
-READABLE = (2, 3)  # 2 has no checksum
 BROKEN = (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError)  # of a truncated or foreign file
 
 
@@ -110,10 +109,9 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     end = 8 + int.from_bytes(data[:8], "little")
     metadata = json.loads(data[8:end])["__metadata__"]
     state = json.loads(metadata["state"])
-    has_checksum = state["format"] != 2 or "checksum" in metadata
-    if has_checksum and metadata["checksum"] != checksum(tensors, metadata["state"]):
+    if metadata["checksum"] != checksum(tensors, metadata["state"]):
         raise ValueError("its checksum is not that of its content")
-    if state["format"] not in READABLE:
+    if state["format"] != FORMAT_VERSION:
         raise RunError(
             f"{path} has checkpoint format {state['format']}, this nerfkit reads {FORMAT_VERSION}; "
             "use the version of nerfkit that wrote it"

@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
 
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
@@ -14,14 +16,16 @@ from nerfkit.config.files import DECISIONS, read_decisions
 from nerfkit.errors import RunError
 from nerfkit.reading import read_regular, shown, why_missing
 
+RUN_FORMAT = 1  # of all files of a run, in its scene.json: another one where this nerfkit cannot read what they hold
 CONFIG, SCENE, LOG, METRICS = "config.toml", "scene.json", "metrics.jsonl", "metrics.json"
 NEWEST, PREVIOUS, STATE = "checkpoint.safetensors", "checkpoint.previous.safetensors", "checkpoint.json"
 PATHS = "paths"  # camera paths that were made by hand, in the frame of the scene's files
 LOSS_PLOT, NAN_REPORT = "loss.png", "nan_report.json"
 PREVIEWS, TENSORBOARD = "previews", "tensorboard"  # folders
+OWN_SCORES = "eval"  # of the test views, whose scores lie in the run folder itself
 STRIP, GIF, VIDEO = "strip.png", "progress.gif", "progress.mp4"  # in PREVIEWS
 TEST_PSNR = "test_psnr"  # of a line of the log that scores held-out views
-MAX_LOG = 2**32  # bytes
+MAX_LOG, MAX_SCENE = 2**32, 2**30  # bytes
 MOST_PIXELS = 0.9  # share of them, below which a score says that it is of a part
 OTHER_SCORES = {  # where training views had a light or pose of their own: what is fitted to each view before its PSNR
     "psnr_cc": "with its light fitted",
@@ -30,12 +34,37 @@ OTHER_SCORES = {  # where training views had a light or pose of their own: what 
 }
 
 
+T = TypeVar("T")
+
+
+class _Head(msgspec.Struct):
+    """What scene.json says first."""
+
+    format: Any = None
+
+
 def check_is_run(folder: Path) -> None:
-    """Raise RunError for a folder that holds no run."""
+    """Raise RunError for a folder that holds no run, or one of another format than `RUN_FORMAT`."""
     if not exists(folder):
         raise RunError(f"{shown(folder)} {why_missing(folder)}")
-    if not exists(folder / CONFIG):
-        raise RunError(f"{shown(folder)} is not a run folder: {CONFIG} is missing")
+    for name in (CONFIG, SCENE):
+        if not exists(folder / name):
+            raise RunError(f"{shown(folder)} is not a run folder: {name} is missing")
+    found = read_scene_as(_Head, folder).format
+    if found != RUN_FORMAT:
+        raise RunError(
+            f"{shown(folder)} has {'no run format' if found is None else f'run format {shown(str(found))}'}; this "
+            f"nerfkit reads format {RUN_FORMAT}: train again, or use the nerfkit that made it"
+        )
+
+
+def read_scene_as(kind: type[T], folder: Path) -> T:
+    """What a run's scene.json holds; raises RunError if that is missing or broken."""
+    content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
 
 
 def read_config(folder: Path) -> Config:
@@ -84,15 +113,16 @@ def _is_number(value: Any) -> bool:
 
 
 def score_name(split: str, other_scene: str = "") -> str:
-    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for the test views'."""
-    scene = f"eval/on_{other_scene}/" if other_scene else "eval/"
-    return f"{scene}{split}" if other_scene or split != "test" else "eval"
+    """Folder of a split's comparison images, in the run folder; its scores lie beside them, but for OWN_SCORES."""
+    if other_scene:
+        return f"{OWN_SCORES}/on_{other_scene}/{split}"
+    return OWN_SCORES if split == "test" else f"{OWN_SCORES}/{split}"
 
 
 def scores_file(folder: Path, split: str, other_scene: str = "") -> Path:
     """File of a split's scores."""
-    own_scores = split == "test" and not other_scene
-    return folder / METRICS if own_scores else folder / score_name(split, other_scene) / METRICS
+    name = score_name(split, other_scene)
+    return folder / METRICS if name == OWN_SCORES else folder / name / METRICS
 
 
 def in_one_line(metrics: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@
 config.toml               every option, none of them auto
 decisions.json            of the options that may be auto: value, who decided (user, preset, scene, device, model), why
 checkpoint.safetensors    model, views, optimiser, occupancy and random states (see nerfkit.training.run.checkpoint)
-scene.json                cameras of every split, up axis
+scene.json                number of the run's format, cameras of every split, up axis
 metrics.jsonl             one line per logged step, and per score of held-out views on the way
 metrics.json              scores on the test views, with their protocol
 previews/                 pictures of one view on the way, a strip and videos of them (see watching.previews)
@@ -18,13 +18,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from os.path import exists  # which is False, too, for what cannot be a path
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from nerfkit import config as config_module
 from nerfkit.config import Config, Decision
@@ -35,21 +33,22 @@ from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import MARKER, OwnFolder
-from nerfkit.reading import read_regular, shown, typed
+from nerfkit.reading import shown, typed
 from nerfkit.training.run.files import (
     CONFIG,
     DECISIONS,
     LOG,
     PATHS,
+    RUN_FORMAT,
     SCENE,
     check_is_run,
     decisions_of,
     has_checkpoint,
     read_config,
     read_lines,
+    read_scene_as,
 )  # fmt: skip
 
-MAX_SCENE = 2**30  # bytes
 SHOWN_DIFFERENCES = 3
 
 
@@ -98,9 +97,9 @@ def describe(scene: Scene) -> RunScene:
 class RunFolder(OwnFolder):
     """The folder of one run, new or existing."""
 
-    def __init__(self, path: str | Path):
+    def __init__(self, path: str | Path, overwrite: bool = False):
         super().__init__(Path(path), "run")
-        self.overwrite = False
+        self.overwrite = overwrite
 
     @classmethod
     def for_new_run(cls, path: str | Path, overwrite: bool = False) -> RunFolder:
@@ -108,8 +107,7 @@ class RunFolder(OwnFolder):
 
         Raises RunError if it holds a run already, which only `overwrite` replaces, a user's files, or cannot be made.
         """
-        folder = cls(path)
-        folder.overwrite = overwrite
+        folder = cls(path, overwrite)
         if folder.check_free():
             folder.lock()
             folder._check_no_run()
@@ -183,9 +181,8 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
 
     Values that are those of `before`, which a run that goes on states, were decided then.
     """
-    path, lpips = (
-        str(Path(name).expanduser().resolve()) if name else "" for name in (config.data.path, config.eval.lpips)
-    )
+    named = config.data.path, config.eval.lpips
+    path, lpips = (str(Path(name).expanduser().resolve()) if name else "" for name in named)
     config = replace(config, data=replace(config.data, path=path), eval=replace(config.eval, lpips=lpips))
     config_module.check(config)
     decisions = dict(getattr(config, "decisions", {}))
@@ -194,7 +191,7 @@ def _description(config: Config, scene: RunScene, before: Mapping[str, Decision]
     return {
         CONFIG: config_module.dumps(config),
         DECISIONS: json.dumps(written, indent=1),
-        SCENE: json.dumps(asdict(scene)),
+        SCENE: json.dumps({"format": RUN_FORMAT, **asdict(scene)}),
     }
 
 
@@ -206,25 +203,22 @@ def run_frame(folder: Path) -> Frame | None:
 
 def scene_differences(old: RunScene, new: RunScene, splits: tuple[str, ...] = ()) -> list[str]:
     """Descriptions of differences in cameras, image names and sizes between `old` and `new`; of `splits`, or all."""
-    found = []
-    for split in splits or old.splits:
-        before, after = old.splits.get(split), new.splits.get(split)
-        if before is None or after is None:
-            found.append(f"it has {'no' if after is None else 'new'} {split} views")
-            continue
-        sizes = [(values.get("w"), values.get("h")) for values in (before, after)]
-        if sizes[0] != sizes[1]:
-            found.append("{} images are {}x{} instead of {}x{}".format(split, *sizes[1], *sizes[0]))
-            continue
-        frames = before["frames"], after["frames"]
-        if len(frames[0]) != len(frames[1]):
-            found.append(f"it has {len(frames[1])} {split} views instead of {len(frames[0])}")
-            continue
-        for index, (was, is_now) in enumerate(zip(*frames, strict=True)):
-            keys = [key for key in was if not _same(was[key], is_now.get(key))]
+    return [text for split in splits or old.splits for text in _differences(old, new, split)]
+
+
+def _differences(old: RunScene, new: RunScene, split: str) -> Iterator[str]:
+    before, after = old.splits.get(split), new.splits.get(split)
+    if before is None or after is None:
+        yield f"it has {'no' if after is None else 'new'} {split} views"
+    elif (size := (after.get("w"), after.get("h"))) != (was := (before.get("w"), before.get("h"))):
+        yield "{} images are {}x{} instead of {}x{}".format(split, *size, *was)
+    elif len(after["frames"]) != len(before["frames"]):
+        yield f"it has {len(after['frames'])} {split} views instead of {len(before['frames'])}"
+    else:
+        for index, (given, is_now) in enumerate(zip(before["frames"], after["frames"], strict=True)):
+            keys = [key for key in given if not _same(given[key], is_now.get(key))]
             if keys:
-                found.append(f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ")
-    return found
+                yield f"{split} view {index} ({is_now.get('file_path')}): {', '.join(keys)} differ"
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -240,11 +234,7 @@ def _same(a: Any, b: Any) -> bool:
 
 def read_scene(folder: Path) -> RunScene:
     """The run's description of its scene; raises RunError if that is missing or broken."""
-    content = read_regular(folder / SCENE, MAX_SCENE, "the run's scene", RunError)
-    try:
-        scene = msgspec.json.decode(content, type=RunScene)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise RunError(f"{folder / SCENE} is not what nerfkit writes ({error}); was it edited?") from None
+    scene = read_scene_as(RunScene, folder)
     for split in scene.splits:
         scene.cameras(split, folder / SCENE)  # raises SceneError
     return scene

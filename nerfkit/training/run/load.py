@@ -93,28 +93,20 @@ def load_run(folder: str | Path, device: str = "auto", module: str = "", ops: Op
     model = build_model(config)
     model = model.to(chosen).eval()
     model.resolved(chosen)  # raises BackendError for one that cannot run here
-    load_model(model, tensors, folder)
+    fill(model, "model", tensors, folder)
     refined = None
     if config.data.poses == "refine":
         given = scene.cameras("train", folder / SCENE)
-        refined = load_adjustments(ViewAdjustments(config.data, len(given)), tensors, folder).cameras(given)
+        adjustments = ViewAdjustments(config.data, len(given))
+        fill(adjustments, "views", tensors, folder)
+        refined = adjustments.cameras(given)
     return Run(folder, config, model, scene, state, chosen, refined)
 
 
-def load_model(model: Model, tensors: dict[str, Tensor], folder: Path) -> None:
-    """Fill `model` from a checkpoint's tensors; raises RunError if they do not fit."""
-    _fill(model, checkpoint.part(tensors, "model"), folder)
-
-
-def load_adjustments(adjustments: ViewAdjustments, tensors: dict[str, Tensor], folder: Path) -> ViewAdjustments:
-    """Fill `adjustments` from a checkpoint's tensors, and return it; raises RunError if they do not fit."""
-    _fill(adjustments, checkpoint.part(tensors, "views"), folder)
-    return adjustments
-
-
-def _fill(module: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
+def fill(module: nn.Module, part: str, tensors: dict[str, Tensor], folder: Path) -> None:
+    """Fill `module` from that part of a checkpoint's tensors; raises RunError if they do not fit."""
     try:
-        module.load_state_dict(state)
+        module.load_state_dict(checkpoint.part(tensors, part))
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise RunError(

@@ -38,25 +38,26 @@ class LossError(UserError, TypeError):
 
 
 class TrainingLoss:
-    """The data term, the squared error or one of your own, and the regularisers that the options ask for."""
+    """The data term, the squared error or one of your own, and the distortion loss if the options ask for it."""
 
     def __init__(self, config: Config, data_term: LossFn | None = None):
         self.data_term = data_term or squared_error
-        self.regularisers = [Distortion(config)] if config.trainer.distortion else []
-        self.ops = ("distortion",) * len(self.regularisers)
+        self.distortion = Distortion(config) if config.trainer.distortion else None
+        self.ops = ("distortion",) if self.distortion else ()
 
     def __call__(self, rendering: Rendering, batch: Batch) -> dict[str, Tensor]:
         terms = self.data_term(rendering, batch)
-        if not isinstance(terms, dict) or not terms or not all(map(_is_scalar, terms.values())):
+        are_scalars = isinstance(terms, dict) and all(isinstance(x, Tensor) and x.dim() == 0 for x in terms.values())
+        if not are_scalars or not terms:
             raise LossError(
                 f"a loss_fn, or trainer.loss, must return a dict of scalar tensors by name, such as {{'l1': "
                 f"nerfkit.weighted_mean(error, batch.weight)}}; got {_shapes(terms)}"
             )
-        for regulariser in self.regularisers:
-            if regulariser.name in terms:
-                raise LossError(f"a loss must not name a term {regulariser.name!r}: trainer.{regulariser.name} does")
-            terms = terms | {regulariser.name: regulariser(rendering, batch)}
-        return terms
+        if self.distortion is None:
+            return terms
+        if "distortion" in terms:
+            raise LossError("a loss must not name a term 'distortion': trainer.distortion does")
+        return terms | {"distortion": self.distortion(rendering, batch)}
 
     def pixel_error(self, terms: dict[str, Tensor], rendering: Rendering, batch: Batch) -> Tensor:
         """The squared error of the pixels [], whatever the data term: of it is the PSNR that is logged."""
@@ -64,6 +65,15 @@ class TrainingLoss:
             return terms["mse"]
         with torch.no_grad():
             return squared_error(rendering, batch)["mse"]
+
+
+def data_term(name: str, loss_fn: LossFn | None) -> LossFn | None:
+    """The data term of one's own, given or named by trainer.loss; raises ConfigError for two."""
+    if loss_fn is None:
+        return loss_function(name) if name else None
+    if name not in ("", name_of(loss_fn)):
+        raise ConfigError(f"trainer.loss is {name}, loss_fn {name_of(loss_fn)}; give one of them")
+    return loss_fn
 
 
 def loss_function(name: str) -> LossFn:
@@ -92,18 +102,12 @@ def _shapes(terms: Any) -> str:
     return f"a tensor of shape {list(terms.shape)}" if isinstance(terms, Tensor) else type(terms).__name__
 
 
-def _is_scalar(term: Any) -> bool:
-    return isinstance(term, Tensor) and term.dim() == 0
-
-
 class Distortion:
     """The distortion loss, with a weight that rises over the first part of the schedule.
 
     At full weight from the start, all samples of a ray may draw together right in front of its camera, before anything
     is known of where the scene is, and stay there.
     """
-
-    name = "distortion"
 
     def __init__(self, config: Config):
         self.full_weight, self.spacing = config.trainer.distortion, spacing(config)

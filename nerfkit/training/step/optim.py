@@ -1,17 +1,51 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimisers of a radiance field, most of whose parameters have no gradient in a step."""
+"""Optimisers of a radiance field, most of whose parameters have no gradient in a step; how their rate falls."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nerfkit.config import TrainerConfig
+from nerfkit.model.base import Model
 from nerfkit.ops import lazy_adam
 
 DTYPES = (torch.float32, torch.float64)
+DECAY_EVERY = 16  # steps; a table is read and written as a whole, which would take a good part of each step's time
+
+FALLS = {  # learning_rate and final_learning_rate a and b, share p of the schedule that is done -> rate
+    "exponential": lambda a, b, p: a * (b / a) ** p,
+    "linear": lambda a, b, p: a + (b - a) * p,
+    "cosine": lambda a, b, p: b + (a - b) * (1 + math.cos(math.pi * p)) / 2,
+}
+
+
+def learning_rate(settings: TrainerConfig, step: int, progress: float) -> float:
+    """The rate of step number `step`, from 0, when a share `progress` of the schedule is done.
+
+    It rises in the warm-up, then falls as `trainer.schedule` says to its final value.
+    """
+    warm = min(1.0, (step + 1) / max(settings.warmup, 1))
+    fall = FALLS[settings.schedule]
+    return warm * fall(settings.learning_rate, settings.final_learning_rate, min(progress, 1.0))
+
+
+@torch.no_grad()
+def decay_tables(model: Model, settings: TrainerConfig, step: int, rate: float) -> None:
+    r"""Every `DECAY_EVERY` steps, as if each of them had shrunk the model's tables,
+
+    .. math:: x \leftarrow (1 - rate \cdot decay)\, x
+
+    beside the optimiser's step, so that all features shrink alike, whatever their gradients. Source: I. Loshchilov and
+    F. Hutter, "Decoupled weight decay regularization" (arXiv:1711.05101).
+    """
+    if settings.table_decay and step % DECAY_EVERY == 0:
+        for table in model.tables():
+            table.mul_((1 - rate * settings.table_decay) ** DECAY_EVERY)
 
 
 def adam(params: Iterable[Tensor], lr: Tensor, lazy: bool) -> torch.optim.Optimizer:
@@ -75,7 +109,11 @@ class LazyAdam(torch.optim.Optimizer):
             params = [p for p in group["params"] if p.grad is not None]
             if any(p.grad.is_sparse for p in params):
                 raise TypeError("LazyAdam: gradients must be dense; torch.optim.SparseAdam takes sparse ones")
-            states = [self._state_of(p) for p in params]
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["step"] = torch.zeros((), device=p.device)
+                    self.state[p] |= {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            states = [self.state[p] for p in params]
             steps = [state["step"] for state in states]
             if steps:
                 torch._foreach_add_(steps, 1)
@@ -86,13 +124,6 @@ class LazyAdam(torch.optim.Optimizer):
                 step, mean, square = state["step"], state["exp_avg"], state["exp_avg_sq"]
                 lazy_adam(p, p.grad, mean, square, step, rate, *group["betas"], group["eps"], grad_scale, found_inf)
         return loss
-
-    def _state_of(self, param: Tensor) -> dict[str, Tensor]:
-        state = self.state[param]
-        if not state:
-            state["step"] = torch.zeros((), device=param.device)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-        return state
 
 
 def _prepare(group: dict[str, Any]) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -22,18 +19,7 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-_building = threading.Lock()
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Inside, torch's generators start from `seed`; afterwards they are as they were. One thread at a time enters."""
-    with _building, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield
-
-
-def seed_step(seed: int, step: int, stream: str, device: torch.device, generator: torch.Generator) -> None:
+def seed_step(seed: int, step: int, stream: str, generator: torch.Generator) -> None:
     """Seed a training's generator, and all that a model of one's own may draw from, for one step, differently for each
     `stream`; a recorded CUDA graph sees it."""
     digest = hashlib.blake2b(f"{seed} {step} {stream}".encode(), digest_size=8).digest()
@@ -42,10 +28,8 @@ def seed_step(seed: int, step: int, stream: str, device: torch.device, generator
     random.seed(number)
     np.random.seed(number % 2**32)
     torch.default_generator.manual_seed(number)
-    if device.type == "cuda":
-        torch.cuda.default_generators[
-            torch.cuda.current_device() if device.index is None else device.index
-        ].manual_seed(number)
+    if generator.device.type == "cuda":
+        torch.cuda.default_generators[generator.device.index].manual_seed(number)
 
 
 def random_states() -> tuple[dict[str, Tensor], dict[str, Any]]:

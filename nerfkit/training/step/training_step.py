@@ -3,26 +3,24 @@
 
 On a GPU where all ops of the model are fused, a step has static shapes, does not synchronize, and is recorded once as
 a CUDA graph; all that changes from step to step is in tensors. Elsewhere it runs eagerly, by the same code. Of several
-processes each draws rays of its own, and their gradients are added: `nerfkit.training.step.gradients`.
+processes each draws rays of its own, and their gradients are added: `nerfkit.training.step.distributed`.
 """
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nerfkit import ops
-from nerfkit.config import DataConfig, ParallelConfig, TrainerConfig
-from nerfkit.data.cameras.cameras import Rays
+from nerfkit.config import TrainerConfig
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.device import generator_on
 from nerfkit.model.base import Model
-from nerfkit.model.compositing import Rendering
-from nerfkit.parallel import ALONE, Processes
 from nerfkit.training.step.adjustments import ViewAdjustments
-from nerfkit.training.step.gradients import OwnGradients, SharedGradients
+from nerfkit.training.step.distributed import OneProcess
 from nerfkit.training.step.losses import LossError, TrainingLoss
 
 MIN_RAYS = 64
@@ -51,17 +49,19 @@ class TrainingStep:
         settings: TrainerConfig,
         model: Model,
         views: TrainingViews,
-        optimizer,
+        adjustments: ViewAdjustments,
+        optimizer: torch.optim.Optimizer,
         loss: TrainingLoss,
-        processes: Processes = ALONE,
-        parallel: ParallelConfig | None = None,
-        adjustments: ViewAdjustments | None = None,
+        together: OneProcess,
     ):
-        self.settings, self.model, self.views, self.optimizer, self.loss = settings, model, views, optimizer, loss
-        self.adjustments = adjustments or ViewAdjustments(DataConfig(), len(views.cameras))  # without any
+        self.settings, self.model, self.views, self.adjustments = settings, model, views, adjustments
+        self.optimizer, self.loss, self.together = optimizer, loss, together
         self.device = device = views.device
         self.longest_ray = model.max_samples_per_ray
-        self.n_rays = torch.tensor(first_n_rays(settings, self.longest_ray), device=device)
+        first = settings.max_rays  # as if each had the maximum number of samples
+        if self.longest_ray is not None:
+            first = int(min(max(settings.samples / self.longest_ray, MIN_RAYS), settings.max_rays))
+        self.n_rays = torch.tensor(first, device=device)
         self.term_names: tuple[str, ...] = ()  # known after the first step
         self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # rays, samples, pixel error, loss, its terms
         self.not_finite = torch.zeros((), dtype=torch.int64, device=device)  # losses in a row that were not finite
@@ -70,24 +70,22 @@ class TrainingStep:
         self.steps = 0  # since `pop_stats`
         self.backends = ops.choices()
         self.static_shapes = self._can_be_recorded()
-        parallel = parallel or ParallelConfig()
         # Skips a step whose gradients are not finite, and lowers the loss scale.
-        is_half = (model.half_precision and device.type == "cuda") or _adds_halves(processes, parallel)
+        is_half = (model.half_precision and device.type == "cuda") or together.half
         self.scaler = torch.amp.GradScaler(device.type, init_scale=LOSS_SCALE, enabled=is_half)
-        self.gradients = self._shared(processes, parallel)
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # for capture
         self.graph: torch.cuda.CUDAGraph | None = None
         self.eager_steps = 0
 
     def __call__(self) -> None:
-        self.steps += 1
         if ops.choices() != self.backends:  # changed since the last step
             self.reset_graph()
             self.backends, self.static_shapes = ops.choices(), self._can_be_recorded()
+        self.steps += 1
         if not self.static_shapes:
             return self._run()
         with torch.cuda.device(self.device):
-            if self.eager_steps < self.gradients.warm_up_steps:
+            if self.eager_steps < self.together.warm_up_steps:
                 self.eager_steps += 1
                 return self._run_on_capture_stream()
             if self.graph is None:
@@ -98,7 +96,8 @@ class TrainingStep:
         """Drop the recorded graph, failures and statistics, after tensors that a step uses were replaced."""
         self.release_graph()
         self.not_finite.zero_()
-        self._reset_stats()
+        self.sums.zero_()
+        self.steps = 0
 
     def release_graph(self) -> None:
         """Free the memory of the recorded graph; the next steps record it again."""
@@ -114,7 +113,8 @@ class TrainingStep:
         rays, samples, pixel_error, loss, *terms = self.sums.tolist()
         named = dict(zip(self.term_names, terms or [loss], strict=False))
         stats = StepStats(self.steps, loss, int(rays), int(samples), named, pixel_error)
-        self._reset_stats()
+        self.sums.zero_()
+        self.steps = 0
         return stats
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,20 +128,18 @@ class TrainingStep:
             self.scaler.load_state_dict(state["scaler"])
         self.reset_graph()
 
-    def _reset_stats(self) -> None:
-        self.sums.zero_()
-        self.steps = 0
-
     def _run(self) -> None:
         """Draw rays, render them, find the gradients of the loss, and change the parameters unless it is not finite."""
         terms, pixel_error, ray_complete, n_samples, weight = self._forward()
-        loss = _added(list(terms.values()))
+        loss = reduce(torch.add, terms.values())
         self.optimizer.zero_grad()
-        self.scaler.scale(self.gradients.weighted(loss, weight)).backward()
+        self.scaler.scale(self.together.weighted(loss, weight)).backward()
         self.adjustments.check_gradients(self.model)
         n_complete = ray_complete.sum()
         counts = torch.stack([n_complete.double(), (n_complete * 0 if n_samples is None else n_samples).double()])
-        counts, means = self.gradients.added(counts, self._parts(pixel_error, loss, terms))
+        parts = [pixel_error, loss] if len(terms) == 1 else [pixel_error, loss, *terms.values()]
+        self.term_names = tuple(terms)
+        counts, means = self.together.added(counts, torch.stack([part.detach().double() for part in parts]))
         self.last_loss = means[1]
         is_finite = self.last_loss.isfinite()
         self.not_finite.copy_(torch.where(is_finite, 0, self.not_finite + 1))
@@ -149,20 +147,12 @@ class TrainingStep:
             return
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self._add_up(torch.cat([counts, torch.where(is_finite, means, 0)]))
+        sums = torch.cat([counts, torch.where(is_finite, means, 0)])
+        if len(sums) != len(self.sums):  # in the first step, which is eager
+            self.sums = torch.zeros_like(sums)
+        self.sums += sums
         if n_samples is not None:
             self._adapt_ray_count(n_complete, n_samples)
-
-    def _parts(self, pixel_error: Tensor, loss: Tensor, terms: dict[str, Tensor]) -> Tensor:
-        """The pixels' error, the loss and, where there are several, its terms [2 or 2+T], float64."""
-        self.term_names = tuple(terms)
-        parts = [pixel_error, loss] if len(terms) == 1 else [pixel_error, loss, *terms.values()]
-        return torch.stack([part.detach().double() for part in parts])
-
-    def _add_up(self, values: Tensor) -> None:
-        if len(values) != len(self.sums):  # in the first step, which is eager
-            self.sums = torch.zeros_like(values)
-        self.sums += values
 
     def _forward(self) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor | None, Tensor]:
         """Terms of the loss, the pixels' error, mask [R] of the rays in its mean, their number of samples, if any, and
@@ -179,7 +169,8 @@ class TrainingStep:
             ray_complete = rendering.samples.ray_complete & active
             n_samples = rendering.samples.ray_offsets[n_rays]
         rendering = self.adjustments.rendering(rendering, batch)
-        self.last_batch = _detached(rays, rendering)
+        named = rays._asdict() | rendering._asdict()
+        self.last_batch = {name: x.detach() for name, x in named.items() if isinstance(x, Tensor)}
         weight = batch.weight * ray_complete  # [R]
         batch = batch._replace(rays=rays, weight=weight)
         terms = self.loss(rendering, batch)
@@ -204,7 +195,7 @@ class TrainingStep:
 
     def _record(self) -> None:
         self.optimizer.zero_grad()
-        self.gradients.meet()
+        self.together.meet()
         graph = torch.cuda.CUDAGraph()
         # thread_local: a viewer in another thread may go on using the GPU.
         if (generator := generator_on(self.device)) is not None:
@@ -212,14 +203,7 @@ class TrainingStep:
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
             self._run()
         self.graph = graph
-        self.gradients.meet()
-
-    def _shared(self, processes: Processes, parallel: ParallelConfig) -> OwnGradients:
-        """The gradients, added over the processes if there are several."""
-        if processes.size == 1:
-            return OwnGradients()
-        parameters = [*self.model.parameters(), *self.adjustments.parameters()]
-        return SharedGradients(parameters, processes, _adds_halves(processes, parallel))
+        self.together.meet()
 
     def resolved(self) -> dict[str, ops.Resolved]:
         """The backend of each op of model, loss and optimiser, and why; raises BackendError if one cannot run."""
@@ -229,32 +213,9 @@ class TrainingStep:
 
     def _can_be_recorded(self) -> bool:
         """Whether a step has static shapes: on a GPU where the model's ops are fused, if the longest ray fits."""
-        if self.device.type != "cuda" or not self.settings.capture or self.longest_ray is None:
+        if self.device.type != "cuda" or not self.settings.capture:
             return False
-        if self.model.silent_modules:
+        if self.longest_ray is None or self.model.silent_modules:
             return False
         recordable = (chosen.backend == "cuda" or op in STATIC_DEFINITIONS for op, chosen in self.resolved().items())
         return all(recordable) and self.longest_ray <= self.settings.samples
-
-
-def _detached(rays: Rays, rendering: Rendering) -> dict[str, Tensor]:
-    named = rays._asdict() | rendering._asdict()
-    return {name: x.detach() for name, x in named.items() if isinstance(x, Tensor)}
-
-
-def _adds_halves(processes: Processes, parallel: ParallelConfig) -> bool:
-    return processes.size > 1 and parallel.precision == "float16"
-
-
-def _added(terms: list[Tensor]) -> Tensor:
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
-    return total
-
-
-def first_n_rays(settings: TrainerConfig, longest_ray: float | None) -> int:
-    """Rays of the first step, as if each had the maximum number of samples."""
-    if longest_ray is None:
-        return settings.max_rays
-    return int(min(max(settings.samples / longest_ray, MIN_RAYS), settings.max_rays))

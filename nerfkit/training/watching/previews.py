@@ -92,43 +92,49 @@ class Previews:
 
     def attach(self, trainer: Trainer, folder: RunFolder) -> None:
         """Draw what `trainer` trains. Pictures of earlier parts of the run stay, but for steps that come again."""
+
+        def open_folder() -> None:
+            self.folder = folder.child(PREVIEWS, PREVIEWS)
+            self.folder.remove_leftovers()
+            later = {_file_name(step) for step in self.steps() if step > trainer.step}
+            if later:
+                self.folder.clear(keep=self.folder.names() - later)
+
         trainer.on_step.append(self.after_step)
         self._passed = places_passed(trainer.progress)
-        self._attempt(lambda: self._open(folder, trainer.step))
+        self._attempt(open_folder)
 
     def after_step(self, trainer: Trainer) -> None:
-        """Called after each training step."""
-        if self._is_due(trainer):
+        if self.every == AUTOMATIC:
+            is_due = places_passed(trainer.progress) > self._passed
+        else:
+            is_due = self.every > 0 and trainer.step % self.every == 0
+        if is_due:
             self._attempt(lambda: self._draw(trainer, self._most_seconds(trainer)))
 
     def finish(self, trainer: Trainer, stopped: bool = False) -> None:
         """The last picture, strip and videos, of a training that has ended, or was `stopped` by somebody who waits."""
         self._attempt(lambda: self._finish(trainer, WAITED if stopped else math.inf))
 
-    def _open(self, folder: RunFolder, step: int) -> None:
-        self.folder = folder.child(PREVIEWS, PREVIEWS)
-        self.folder.remove_leftovers()
-        later = {_file_name(picture) for picture in self.steps() if picture > step}
-        if later:
-            self.folder.clear(keep=tuple(self.folder.names() - later))
-
     def steps(self) -> list[int]:
         """Steps of the pictures that there are."""
         found = (PICTURE.fullmatch(name) for name in self.folder.names() if self.folder.owns(name))
         return sorted(int(picture[1]) for picture in found if picture)
 
-    def _is_due(self, trainer: Trainer) -> bool:
-        if self.every == AUTOMATIC:
-            return places_passed(trainer.progress) > self._passed
-        return self.every > 0 and trainer.step % self.every == 0
-
-    def _draw(self, trainer: Trainer, most: float = math.inf) -> None:
-        """Draw and keep a picture; a coarse one where it would take more than `most` seconds otherwise."""
+    def _draw(self, trainer: Trainer, most: float) -> None:
+        """Draw and keep a picture; of few rays, enlarged, where all would take more than `most` seconds."""
         trainer.settle()
         began = time.perf_counter()
-        image_of = ImageRenderer(trainer.model, self.background)
+        image_of, size = ImageRenderer(trainer.model, self.background), self.cameras.size(0)
+        picture = None
         with in_eval_mode(trainer.model):
-            picture = self._coarse_picture(image_of, most) if most < math.inf else None  # [H, W, 3]
+            if most < math.inf:
+                coarse = image_of(self.coarse, 0)["rgb"]  # [H, W, 3]
+                seconds = time.perf_counter() - began
+                if seconds * math.prod(size) > most * math.prod(self.coarse.size(0)):
+                    planes = coarse.movedim(-1, 0)[None]  # [1, 3, H, W]
+                    smooth = F.interpolate(planes, size[::-1], mode="bilinear", align_corners=False)
+                    picture = smooth[0].movedim(0, -1)
             if picture is None:
                 picture, self._whole_at = image_of(self.cameras, 0)["rgb"], trainer.step
         self.folder.write(_file_name(trainer.step), png_bytes(picture))
@@ -136,14 +142,6 @@ class Previews:
             call(trainer.step, picture)
         self._passed = places_passed(trainer.progress)
         self._spent += time.perf_counter() - began
-
-    def _coarse_picture(self, image_of: ImageRenderer, most: float) -> Tensor | None:
-        """A picture [H, W, 3] of few rays, enlarged; None if the time that they took says that all may be drawn."""
-        began = time.perf_counter()
-        coarse = image_of(self.coarse, 0)["rgb"]
-        seconds = time.perf_counter() - began
-        size = self.cameras.size(0)
-        return enlarged(coarse, size) if seconds * math.prod(size) > most * math.prod(self.coarse.size(0)) else None
 
     def _most_seconds(self, trainer: Trainer) -> float:
         """How long the next picture, and each after it, may take.
@@ -162,8 +160,7 @@ class Previews:
             self._draw(trainer, most)
         truth = to_uint8(self.truth)
         files = [self.folder.path / _file_name(step) for step in self.steps()]
-        pictures = {file: imageio.imread(file) for file in files}
-        pictures = {file: picture for file, picture in pictures.items() if picture.shape == truth.shape}
+        pictures = {file: picture for file in files if (picture := imageio.imread(file)).shape == truth.shape}
         self.folder.write(TRUTH, png_bytes(self.truth))
         self.folder.write(STRIP, png_bytes(strip([*pictures.values()], truth)))
         self.folder.write(GIF, gif_bytes([*pictures.values()], FPS, LAST))
@@ -173,7 +170,6 @@ class Previews:
             print(error)
 
     def _attempt(self, act: Callable[[], None]) -> None:
-        """Do something, unless that has failed before."""
         if self._given_up:
             return
         try:
@@ -182,12 +178,6 @@ class Previews:
             self._given_up = True
             reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             tqdm.write(f"no more pictures are drawn: {' '.join(reason.split())[:300]}")
-
-
-def enlarged(picture: Tensor, size: tuple[int, int]) -> Tensor:
-    """A picture [H, W, 3] of another width and height, smooth between its pixels."""
-    planes = picture.movedim(-1, 0)[None]  # [1, 3, H, W]
-    return F.interpolate(planes, size[::-1], mode="bilinear", align_corners=False)[0].movedim(0, -1)
 
 
 def strip(pictures: list[np.ndarray], truth: np.ndarray) -> Tensor:

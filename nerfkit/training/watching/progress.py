@@ -3,15 +3,26 @@
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
-from nerfkit.data.scene import Scene
+import torch
+
+from nerfkit.config import Config
+from nerfkit.data.images.pixels import background_color
+from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import RunError, UserError
+from nerfkit.parallel import ALONE, Processes
+from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
+from nerfkit.training.evaluator import beside_truth, counted_pixels, evenly_chosen, psnr_of
+from nerfkit.training.run.files import LOG, TEST_PSNR
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews, shown_view
-from nerfkit.training.watching.scores import ScoresOverTime
 from nerfkit.training.watching.tensorboard import TensorBoard
+
+SCORED_VIEWS = 8  # of a test split, at a time: training waits for them
 
 
 class Progress:
@@ -22,28 +33,34 @@ class Progress:
     """
 
     def __init__(self, trainer: Trainer, scene: Scene):
-        self.trainer = trainer
-        self.previews = self._previews(scene) if trainer.processes.is_first else None
-        self.scores = self._scores(scene)
+        self.trainer, config, processes = trainer, trainer.config, trainer.processes
+        self.previews: Previews | None = None
+        self.scores: ScoresOverTime | None = None
         self.board: TensorBoard | None = None
+        if config.trainer.preview_every and processes.is_first:
+            try:
+                self.previews = Previews(config, shown_view(scene), trainer.device)
+            except UserError as error:  # of an image that only scoring would read
+                print(f"no pictures are drawn while training: {error}")
+        split = config.eval.split
+        if config.eval.every and split in scene.views:
+            self.scores = ScoresOverTime(config, scene.split(split), trainer.device, processes)
+        elif config.eval.every:
+            print(f"not scored while training: the scene has no {split} views, only {', '.join(scene.views)}")
 
     def attach(self, folder: RunFolder) -> None:
         """Write into `folder` while it is trained."""
         self.folder, trainer = folder, self.trainer
         if trainer.config.trainer.tensorboard and trainer.processes.is_first:
-            self._attach_board(folder)
+            try:
+                self.board = TensorBoard(folder, trainer.step)
+                self.board.attach(trainer, self.previews)
+            except RunError as error:  # of files of somebody else: the training is worth more
+                print(f"nothing is written for TensorBoard: {error}")
         if self.scores is not None:
             self.scores.attach(trainer, folder)
         if self.previews is not None:
             self.previews.attach(trainer, folder)
-
-    def _attach_board(self, folder: RunFolder) -> None:
-        try:
-            self.board = TensorBoard(folder, self.trainer.step)
-        except RunError as error:  # of files of somebody else: the training is worth more
-            print(f"nothing is written for TensorBoard: {error}")
-        else:
-            self.board.attach(self.trainer, self.previews)
 
     def finish(self, stopped: bool = False) -> None:
         """Draw what shows the whole training, which has ended, or was `stopped` and has no time to lose."""
@@ -61,23 +78,47 @@ class Progress:
                 self.board.add_scores(metrics)
             self.board.close()
 
-    def _previews(self, scene: Scene) -> Previews | None:
-        trainer = self.trainer
-        if not trainer.config.trainer.preview_every:
-            return None
-        try:
-            return Previews(trainer.config, shown_view(scene), trainer.device)
-        except UserError as error:  # of an image that only scoring would read
-            print(f"no pictures are drawn while training: {error}")
-            return None
 
-    def _scores(self, scene: Scene) -> ScoresOverTime | None:
-        config, trainer = self.trainer.config, self.trainer
-        if not config.eval.every:
-            return None
-        if config.eval.split not in scene.views:
-            print(
-                f"not scored while training: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"
-            )
-            return None
-        return ScoresOverTime(config, scene.split(config.eval.split), trainer.device, trainer.processes)
+class ScoresOverTime:
+    """Scores some views, evenly spread, every eval.every steps; `attach` it to a trainer before training.
+
+    That is no training time, and takes no random numbers. Several processes share the views out, and each holds the
+    images of its own; all have to attach one. PSNR is that of `evaluate`.
+    """
+
+    def __init__(self, config: Config, views: Views, device: torch.device, processes: Processes = ALONE):
+        self.every, self.processes = config.eval.every, processes
+        self.background = background_color(config.data.background, device)  # [3]
+        chosen = evenly_chosen(len(views.cameras), SCORED_VIEWS)
+        own = [chosen[i] for i in processes.share(len(chosen))]
+        self.n_views = len(chosen)
+        self.views = views[own]
+        self.cameras = self.views.cameras.to(device)
+        self.images = self.views.load() if own else None
+        for view in range(len(own)):
+            counted_pixels(self.images, self.views, view)  # fails, if it does, before anything is trained
+
+    def attach(self, trainer: Trainer, folder: RunFolder) -> None:
+        self.folder = folder
+        trainer.on_step.append(self.after_step)
+
+    def after_step(self, trainer: Trainer) -> None:
+        if trainer.step % self.every:
+            return
+        trainer.settle()
+        score = self.score(trainer)
+        if self.processes.is_first and math.isfinite(score):  # if it is not, the training says so itself
+            line = {"step": trainer.step, "seconds": round(trainer.seconds, 3), TEST_PSNR: score}
+            self.folder.append(LOG, json.dumps(line))
+            for call in trainer.on_log:
+                call(line)
+
+    def score(self, trainer: Trainer) -> float:
+        """Mean PSNR of the views [dB], the same in all processes."""
+        with in_eval_mode(trainer.model):
+            image_of = ImageRenderer(trainer.model, self.background)
+            own = []
+            for view in range(len(self.cameras)):
+                truth, rendered, counts = beside_truth(image_of, self.images, self.views, self.cameras, view)
+                own.append(psnr_of(rendered["rgb"], truth, counts))
+        return sum(sum(share) for share in self.processes.gathered(own)) / self.n_views

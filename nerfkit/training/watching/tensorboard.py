@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +14,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer
 from nerfkit.training.watching.previews import Previews
 
+EVENTS = "events.out.tfevents.*"
 INSTALL = 'pip install "nerfkit[tensorboard]"'
 
 
@@ -38,13 +38,13 @@ class TensorBoard:
 
     def __init__(self, folder: RunFolder, step: int):
         self.folder = folder.child(TENSORBOARD, TENSORBOARD)
-        before = set(self._files())
+        before = set(self.folder.path.glob(EVENTS))
         try:
             self.writer = summary_writer()(str(self.folder.path), purge_step=step + 1)
         except OSError as error:
             raise RunError(f"cannot write {self.folder.path}: {error.strerror or error}") from None
-        for file in set(self._files()) - before:
-            self.folder.adopt(file.name)
+        for file in set(self.folder.path.glob(EVENTS)) - before:
+            self.folder.note(file.name, is_there=True)
         self._failed = False
 
     def attach(self, trainer: Trainer, previews: Previews | None = None) -> None:
@@ -55,7 +55,6 @@ class TensorBoard:
             self._add("image", "truth", previews.truth, trainer.step, dataformats="HWC")
 
     def add_line(self, line: dict[str, float]) -> None:
-        """A line of the log."""
         for name, value in line.items():
             if name not in ("step", TEST_PSNR):
                 self._add("scalar", f"train/{name}", value, line["step"])
@@ -73,11 +72,7 @@ class TensorBoard:
                 self._add("scalar", f"test/final_{name}", metrics[name], metrics["steps"])
 
     def close(self) -> None:
-        """Write what is left."""
         self._attempt(self.writer.close)
-
-    def _files(self) -> list[Path]:
-        return list(self.folder.path.glob("events.out.tfevents.*"))
 
     def _add(self, kind: str, *values: Any, **options: Any) -> None:
         self._attempt(lambda: getattr(self.writer, f"add_{kind}")(*values, **options))

@@ -1,19 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is asked of the cameras before anything is trained."""
+"""The model of a training: which one, drawn from the seed, and whether it can see what the cameras look at."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import torch
 
+from nerfkit.config import Config, flat, to_dict
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.scene_transform.stated_box import NEXT_TO_NONE
-from nerfkit.errors import SceneError
+from nerfkit.errors import ConfigError, SceneError
 from nerfkit.model.base import Model
+from nerfkit.model.registry import MODELS, import_models, model_class
 
 CHECKED_VIEWS = 256  # whose rays are asked whether they see anything
 CHECKED_SIDE = 17  # rays of such a view, each way
+
+_building = threading.Lock()
+
+
+def class_of(config: Config, model: Model | type[Model] | None) -> type[Model]:
+    """The class of what is trained."""
+    if model is not None:
+        return model if isinstance(model, type) else type(model)
+    if config.model.kind not in MODELS:
+        import_models(config.model.module)
+    return model_class(config)
+
+
+def built(config: Config, model: Model | type[Model], generator: torch.Generator) -> Model:
+    """The model, drawn from the seed; raises ConfigError for one that was built from other options.
+
+    Torch's generators stay as they are; on a CPU, the training's `generator` goes on behind the model's own numbers.
+    """
+    device = generator.device
+    if isinstance(model, type):
+        with _building, torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            made = model(config)
+            if device.type == "cpu":
+                generator.set_state(torch.get_rng_state())
+        return made.to(device)
+    model.backends = config.ops.choices()
+    own, wanted = (flat(to_dict(options)) for options in (model.config, config))
+    shaping = ("model.", "sampling.", "data.box")
+    own.pop("model.kind")
+    for name in own:
+        if name.startswith(shaping) and own[name] != wanted.get(name):
+            raise ConfigError(
+                f"the model was built with {name} {own[name]}, this training has {wanted.get(name)}; give its class, "
+                "or build it from config.resolved(scene, device, model_class)"
+            )
+    return model.to(device)
 
 
 def check_seen(model: Model, cameras: Cameras, box: Sequence[float]) -> None:
