@@ -20,11 +20,9 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import doubts_of_cameras
+from nerfkit.data.scene_transform.doubts import check_met, common_point, doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
-from nerfkit.data.scene_transform.frame import Frame, identity_frame
-from nerfkit.data.scene_transform.rig import vector_text
-from nerfkit.data.scene_transform.stated_box import check_met, common_point, doubts_of_box
+from nerfkit.data.scene_transform.frame import Frame, identity_frame, vector_text
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 

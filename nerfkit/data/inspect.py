@@ -20,9 +20,8 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture
 from nerfkit.data.notes import texts
 from nerfkit.data.scene_transform.doubts import doubts_of_masks
-from nerfkit.data.scene_transform.evidence import half_tangents
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.data.scene_transform.rig import evenly
+from nerfkit.data.scene_transform.rig import evenly, half_tangents
 from nerfkit.reading import shown
 
 READY = "ready to train"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.scene_transform.stated_box import NEXT_TO_NONE
+from nerfkit.data.scene_transform.doubts import NEXT_TO_NONE
 from nerfkit.errors import SceneError
 from nerfkit.model.base import Model
 
