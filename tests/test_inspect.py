@@ -158,7 +158,7 @@ def test_drawing_of_hard_captures():
     one = capture_of(ring(1))
     many = capture_of(np.tile(ring(50), (3 * MAX_CAMERAS // 50, 1, 1)))
     named = replace(one, name="$\\frac{\\ \u706b \n")
-    enormous = identity_frame([-1e6] * 3 + [1e6] * 3, up=(0, 1, 0))
+    enormous = identity_frame(np.array([[-1e6] * 3, [1e6] * 3]), up=(0, 1, 0))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for capture, frame in (
