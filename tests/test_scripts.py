@@ -153,7 +153,7 @@ def test_a_missing_split_is_said(toy_scene, tmp_path):
 
 def test_doctor():
     output = call("doctor")
-    assert_names(output, "verdict", "lltm", "extras", "the viewer: ", "poses of photographs: ")
+    assert_names(output, "verdict", "lltm", "extra", "the viewer: ", "poses of photographs: ")
     for library in native.libraries():
         assert_names(output, library.path.name)
 
