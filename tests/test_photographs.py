@@ -11,9 +11,8 @@ from PIL import Image, ImageFilter
 
 from nerfkit.data.load import load_capture
 from nerfkit.data.readers.colmap.model import write_model
-from nerfkit.data.sfm import mapping, solve
+from nerfkit.data.sfm import extract_frames, mapping, solve
 from nerfkit.data.sfm.photographs import choose_pairs, counts_up, find_photographs
-from nerfkit.data.sfm.video_frames import extract_frames
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in, colmap_in
@@ -125,7 +124,7 @@ def test_a_video_gives_its_sharpest_frames(tmp_path, monkeypatch):
     for index in range(12):  # of four, one is sharp
         writer.send(np.ascontiguousarray(sharp if index % 4 == 2 else sharp.filter(ImageFilter.GaussianBlur(8))))
     writer.close()
-    monkeypatch.setattr("nerfkit.data.sfm.video_frames.FRAMES", 3)
+    monkeypatch.setattr("nerfkit.data.sfm.FRAMES", 3)
     frames = sorted(extract_frames(film, folder, print).glob("*.jpg"))
     assert len(frames) == 3 and all(np.asarray(Image.open(frame).convert("L")).std() > 25 for frame in frames)
 
