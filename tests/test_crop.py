@@ -44,6 +44,7 @@ def test_without_a_file_there_is_no_crop(tmp_path):
     "change, named",
     [
         ({"min": [0, 0]}, "min"),
+        ({"min": [0, 0, "1"]}, "min"),
         ({"max": [0, 0, float("nan")]}, "max"),
         ({"max": [-2, 1, 1]}, "max"),
         ({"frame": "world"}, "frame"),
