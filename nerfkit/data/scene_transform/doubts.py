@@ -112,7 +112,7 @@ def _overlap(images: Sequence[PosedImage], rig: Rig) -> list[str]:
     ]
 
 
-def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> list[str]:
+def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarray, is_given: bool = True) -> list[str]:
     """A line if hardly any sparse point is in the `box` [2, 3], or hardly any ray of the training `images` meets it."""
     if not images:
         return []
@@ -127,9 +127,12 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
         parts += [f"{100 * inside:.2g} % of {len(points)} sparse points are inside, most lie from {middle}"]
     if focus is not None:
         parts.append(f"the cameras look at {vector_text(focus)}")
+    name, instead = (
+        ("data.box", ", or leave it out") if is_given else (f"the default box of {capture.format} scenes", "")
+    )
     return [
-        f"data.box {corner_text(box)}: {', '.join(parts)}; set data.box around what is to be modelled, in the "
-        "coordinates of the files, or leave it out"
+        f"{name} {corner_text(box)}: {', '.join(parts)}; set data.box around what is to be modelled, in the coordinates "
+        f"of the files{instead}"
     ]
 
 
