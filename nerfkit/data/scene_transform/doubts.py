@@ -127,13 +127,12 @@ def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarra
         parts += [f"{100 * inside:.2g} % of {len(points)} sparse points are inside, most lie from {middle}"]
     if focus is not None:
         parts.append(f"the cameras look at {vector_text(focus)}")
-    name, instead = (
-        ("data.box", ", or leave it out") if is_given else (f"the default box of {capture.format} scenes", "")
-    )
-    return [
-        f"{name} {corner_text(box)}: {', '.join(parts)}; set data.box around what is to be modelled, in the coordinates "
-        f"of the files{instead}"
-    ]
+    name, advice = "data.box", "set data.box around what is to be modelled, in the coordinates of the files"
+    if is_given:
+        advice += ", or leave it out"
+    else:
+        name = f"the default box of {capture.format} scenes"
+    return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
 
 
 def check_met(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> None:
