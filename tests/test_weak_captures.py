@@ -16,24 +16,23 @@ from tests.weak_captures import capture, pixels_off, score, trained
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_changing_light_does_not_spoil_the_field(small_config, seed: int):
-    of = capture(seed, gains=0.3)
-    without = score(trained(small_config, of, seed), of)
+def test_changing_light_does_not_spoil_the_field(small_config):
+    of = capture(0, gains=0.3)
+    without = score(trained(small_config, of), of)
     small_config.data.appearance = "affine"
-    trainer = trained(small_config, of, seed)
+    trainer = trained(small_config, of)
     raw, corrected = score(trainer, of), score(trainer, of, "cc")
     assert raw > without + 0.4, f"{without:.2f} dB without, {raw:.2f} dB with"
     assert corrected > raw + 0.2
 
 
-@pytest.mark.parametrize("seed, degrees, gain", [(0, 1.0, 2.0), (1, 1.0, 2.0), (0, 0.3, 0.2), (1, 0.3, 0.2)])
-def test_poses_that_are_off_are_found(small_config, seed: int, degrees: float, gain: float):
+@pytest.mark.parametrize("degrees, gain", [(1.0, 2.0), (0.3, 0.2)])
+def test_poses_that_are_off_are_found(small_config, degrees: float, gain: float):
     """The small errors by a rate that does not stray by more than they are."""
-    of = capture(seed, degrees=degrees)
-    without = score(trained(small_config, of, seed), of)
+    of = capture(0, degrees=degrees)
+    without = score(trained(small_config, of), of)
     small_config.data.poses = "refine"
-    trainer = trained(small_config, of, seed)
+    trainer = trained(small_config, of)
     raw, fitted = score(trainer, of), score(trainer, of, "aligned")
     before, after = pixels_off(of.given, of.true), pixels_off(trainer.adjustments.cameras(of.given), of.true)
     assert after < 0.6 * before, f"{before:.2f} pixels before, {after:.2f} after"
