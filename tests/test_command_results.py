@@ -52,15 +52,13 @@ def run(trained, tmp_path) -> Path:
 
 
 def test_a_trained_run_is_complete(trained):
-    tensors, state = checkpoint.load(trained)
+    state, config = checkpoint.load(trained)[1], read_config(trained)
     assert state["step"] == STEPS and state["seconds"] > 0
     assert [line["step"] for line in read_log(trained)] == [20, 40, 60]
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["steps"] == STEPS and metrics["n_views"] == 2 and 10 < metrics["psnr"] < 40
     assert metrics["train_seconds"] == pytest.approx(state["seconds"], abs=0.01)
-    assert metrics["protocol"]["size"] == "15x13"
     assert [file.name for file in (trained / "eval").glob("*.png")] == ["r_0.png"]
-    config = read_config(trained)
     assert config.trainer.steps == STEPS and config.data.format == "nerf_synthetic", "found, not auto"
     assert (trained / "loss.png").stat().st_size > 1000 and (trained / "scene.json").exists()
 
@@ -142,13 +140,14 @@ def test_the_background_of_a_run_is_behind_its_renders(run):
 
 
 def test_scores_of_a_split_are_of_that_split(run):
-    before = (run / "metrics.json").read_bytes()
+    first = json.loads((run / "metrics.json").read_text())
     call(eval_command, run, "--split", "train", "--comparisons", 3, "--device", "cpu")
     metrics = json.loads((run / "eval" / "train" / "metrics.json").read_text())
     assert metrics["n_views"] == 12 and metrics["protocol"]["split"] == "train" and metrics["steps"] == STEPS
-    assert len(list((run / "eval" / "train").glob("*.png"))) == 3 and (run / "metrics.json").read_bytes() == before
+    assert len(list((run / "eval" / "train").glob("*.png"))) == 3
+    assert json.loads((run / "metrics.json").read_text()) == first, "those of the test views stay"
     call(eval_command, run, "--device", "cpu")
-    again, first = json.loads((run / "metrics.json").read_text()), json.loads(before)
+    again = json.loads((run / "metrics.json").read_text())
     assert again["psnr"] == pytest.approx(first["psnr"], abs=1e-3) and again["n_views"] == 2
     assert again["train_seconds"] == first["train_seconds"]
 
