@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.scene_transform import find_frame as frames
 from nerfkit.data.scene_transform.frame import KINDS, Frame, identity_frame
 from nerfkit.data.scene_transform.rig import MAX_PAIRED, find_up, half_tangents, measure
@@ -100,32 +100,29 @@ def test_json():
 
 
 EDITS = {
-    "rotation": [None, "a", [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
-    "center": [None, [1, 2], "abc", [1, 2, float("inf")], [[1], [2], [3]], {}],
-    "scale": [None, 0, -1, "x", [1.0], float("nan"), 10**400],
-    "near": [None, -1, 1e30, "x"],
-    "far": [None, 0, float("inf"), []],
-    "box": [None, [1] * 6, [[1, 1, 1], [0, 2, 2]], [[0, 0, 0], [1, 1, float("nan")]]],
-    "up": [None, [0, 0, 0], [0, 0, 2], [0, 1]],
-    "kind": [None, "sphere", 5, []],
-    "notes": [None, "line", [1], {}, ["line"], [["danger", "line"]], [["info"]], [["info", 1]]],
+    "rotation": [None, [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
+    "center": ["abc", [1, 2, float("inf")], {}],
+    "scale": [0, "x", [1.0], 10**400],
+    "near": [-1, 1e30],
+    "far": [0, float("inf")],
+    "box": [[1] * 6, [[1, 1, 1], [0, 2, 2]]],
+    "up": [[0, 0, 2], [0, 1]],
+    "kind": ["sphere", 5],
+    "notes": [None, ["line"], [["danger", "line"]], [["info", 1]]],
 }
 
 
 @pytest.mark.parametrize("key", EDITS)
 def test_bad_json(key: str):
     content = find_frame(RIGS["ring"]).to_json()
-    for value in EDITS[key]:
+    without = {name: value for name, value in content.items() if name != key}
+    for broken in (without, *(content | {key: value} for value in EDITS[key])):
         with pytest.raises(RunError) as caught:
-            Frame.from_json(content | {key: value}, "run.json")
+            Frame.from_json(broken, "run.json")
         message = str(caught.value)
         assert f"'{key}'" in message and "run.json" in message and message.isprintable() and len(message) < 300
-    del content[key]
-    with pytest.raises(RunError, match=key):
-        Frame.from_json(content)
-    for value in (None, [], 5, "frame"):
-        with pytest.raises(RunError, match="frame"):
-            Frame.from_json(value)
+    with pytest.raises(RunError, match="object"):
+        Frame.from_json([], "run.json")
 
 
 def test_identity_changes_no_bit():
@@ -183,9 +180,9 @@ DEGENERATE = {
 def test_degenerate_cameras(name: str):
     poses = DEGENERATE[name]
     few = cloud((0, 5, 0), 0.1, len(poses), n=3)
-    untracked = replace(few, views=np.zeros(0, np.int64))
-    one_place = replace(few, positions=np.ones((3, 3)))
-    none = replace(few, positions=np.zeros((0, 3)), track_lengths=np.zeros(0, np.int64), views=np.zeros(0, np.int64))
+    nothing = np.zeros(0, np.int64)
+    untracked, one_place = replace(few, views=nothing), replace(few, positions=np.ones((3, 3)))
+    none = replace(few, positions=np.zeros((0, 3)), track_lengths=nothing, views=nothing)
     for points in (None, few, untracked, one_place, none):
         for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.tile([0.0, 9], (len(poses), 1))):
             for has_alpha in (False, True):
@@ -195,16 +192,13 @@ def test_degenerate_cameras(name: str):
 KINDS_OF_DEGENERATE = {
     "forward": ("one", "two", "at one point, the same way", "parallel", "collinear across the view"),
     "inward": ("three", "rolled"),
-    "walk-through": (
-        "two that face each other", "at one point, all around", "collinear along the view", "outwards",
-    ),
-}  # fmt: skip
+    "walk-through": ("two that face each other", "at one point, all around", "collinear along the view", "outwards"),
+}
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_DEGENERATE)
-def test_kinds_of_degenerate_cameras(kind: str):
-    for name in KINDS_OF_DEGENERATE[kind]:
-        assert find_frame(DEGENERATE[name]).kind == kind, name
+def test_kinds_of_degenerate_cameras():
+    for kind, names in KINDS_OF_DEGENERATE.items():
+        assert {find_frame(DEGENERATE[name]).kind for name in names} == {kind}
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -259,12 +253,11 @@ def test_near_and_far_follow_from_training_images_alone():
     assert np.array_equal(some.to_model(poses), every.to_model(poses))
     points = cloud((0, 0, 0.5), 0.1, n)
     close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
-    points = replace(
-        points,
-        positions=np.concatenate([points.positions, np.tile(close, (50, 1))]),
-        colors=np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
-        track_lengths=np.concatenate([points.track_lengths, np.full(50, 1)]),
-        views=np.concatenate([points.views, np.full(50, 3)]),
+    points = Points(
+        np.concatenate([points.positions, np.tile(close, (50, 1))]),
+        np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
+        np.concatenate([points.track_lengths, np.full(50, 1)]),
+        np.concatenate([points.views, np.full(50, 3)]),
     )
     every, some = find_frame(poses, points), find_frame(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
@@ -300,8 +293,7 @@ def test_box_of_a_forward_scene_holds_what_the_cameras_see():
 
 def test_many_cameras_are_thinned():
     poses = ring(3 * MAX_PAIRED)
-    few = find_frame(poses[::3])
-    frame = find_frame(poses)
+    few, frame = find_frame(poses[::3]), find_frame(poses)
     assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)
 
 
