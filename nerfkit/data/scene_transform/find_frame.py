@@ -63,7 +63,7 @@ class Evidence:
 
     def describe(self) -> list[str]:
         """What there is, in lines of text."""
-        lines = self.rig.describe()
+        lines = [self.rig.describe()]
         if self.points is not None and not len(self.depths):
             lines.append(f"points: {len(self.points.positions)}, none of them in front of a training image")
         elif self.points is not None:
@@ -83,24 +83,26 @@ def find_frame(capture: Capture, training: Collection[str] | None = None, has_al
     Poses that leave something open are no error: a note says what was assumed.
     """
     evidence = gather(capture, set(training or ()))
-    lines: list[str | Note] = [*evidence.describe()]
     kind, why = _kind(evidence, has_alpha)
-    lines.append(f"kind {kind}: {why}")
-    upward = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
-    lines.append(f"up {vector_text(upward.value)} in the input: {upward.why}")
-    if upward.is_guess:
-        lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
+    up = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
-    lines.append(f"center {vector_text(center.value)} in the input: {center.why}")
     radius = _radius(evidence, kind, center.value)
-    lines.append(f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}")
+    lines: list[str | Note] = [
+        *evidence.describe(),
+        f"kind {kind}: {why}",
+        f"up {vector_text(up.value)} in the input: {up.why}",
+        f"center {vector_text(center.value)} in the input: {center.why}",
+        f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}",
+    ]
+    if up.is_guess:
+        lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
     if center.is_guess or radius.is_guess:
         text = (
             "neither poses nor points say how far the scene is, so its size is a guess; "
             "give sparse points, or data.box around what the cameras see"
         )
         lines.append(Note("warning", text))
-    rotation = _rotation(evidence.rig, upward.value)
+    rotation = _rotation(evidence.rig, up.value)
     frame = Frame(rotation, center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
     return _with_extent(frame, evidence, lines)
 

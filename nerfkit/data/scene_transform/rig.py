@@ -60,19 +60,18 @@ class Rig:
         """Distance to the focus over the baseline; infinite without focus or without baseline."""
         return self.distance / self.baseline if self.focus is not None and self.baseline > 0 else np.inf
 
-    def describe(self) -> list[str]:
-        """The numbers in lines of text."""
-        focus = "none, the axes are parallel"
+    def describe(self) -> str:
+        """The numbers in a line of text."""
+        focus = "no focus point, for the axes are parallel"
         if self.focus is not None:
             focus = (
-                f"{vector_text(self.focus)}, in front of {self.in_front:.0%} of the cameras, {self.distance:.4g} away "
-                f"(std/mean {self.spread:.2f}), missed by {self.miss:.2f} of that"
+                f"focus point (nearest to the optical axes) {vector_text(self.focus)}, {self.distance:.4g} away, "
+                f"missed by {self.miss:.2f} of that"
             )
-        return [
+        return (
             f"cameras: {len(self.poses)}, baseline (largest distance from their mean position) {self.baseline:.4g}, "
-            f"{self.along:.0%} of it along the mean viewing direction",
-            f"focus point (nearest to the optical axes): {focus}",
-        ]
+            f"{self.along:.0%} of it along the mean viewing direction, {focus}"
+        )
 
 
 class Found(NamedTuple):
