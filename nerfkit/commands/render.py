@@ -7,8 +7,8 @@ import difflib
 import json
 import math
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -18,9 +18,9 @@ from nerfkit.config import Config
 from nerfkit.crop import CROP, active_crop
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
-from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
+from nerfkit.export.images import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
@@ -69,13 +69,13 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
         print(f"no video will be written ({no_video}); the frames will be kept")
     if crop is not None:
         print(f"cropped as {options.run / CROP} says; --crop none renders all")
-    with cropped(run.model, crop):
-        try:
+    try:
+        with cropped(run.model, crop):
             render_frames(run, cameras.to(run.device), outputs, frames, folder, options.resume, processes)
-        except KeyboardInterrupt:
-            if processes.is_first:
-                print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
-            raise
+    except KeyboardInterrupt:
+        if processes.is_first:
+            print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
+        raise
     processes.wait()
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
@@ -160,15 +160,6 @@ def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
     return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
 
 
-def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
-    """An output in the units and axes of the scene's files."""
-    if frame is not None and name.startswith("depth"):
-        return frame.distance_to_input(values)
-    if frame is not None and name == "normal":
-        return frame.directions_to_input(values).astype(values.dtype)
-    return values
-
-
 def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]], processes: Processes) -> OwnFolder:
     """The folder of the frames; raises RunError if it holds files that nerfkit did not write. See `prepare`.
 
@@ -201,14 +192,14 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
     was = None
     if folder.owns(PATH_FILE):
         was = (folder.path / PATH_FILE).read_text(encoding="utf-8", errors="replace")
-    if options.resume and was is not None and was != path:
+    if options.resume and was not in (None, path):
         raise RunError(
             f"{folder.path} holds frames of another path, size, crop or checkpoint; render all again without --resume, "
             "or choose another folder with --out"
         )
     if was != path:
         earlier = sorted(folder.names() - {PATH_FILE})
-        if earlier and is_of_this_checkpoint(was, path) and not options.overwrite:
+        if earlier and checkpoint_of(was) == checkpoint_of(path) and not options.overwrite:
             raise RunError(
                 f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
                 f"crop, {len(earlier)} files. --overwrite removes them, --out FOLDER keeps both"
@@ -222,13 +213,12 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
     folder.write(PATH_FILE, path)
 
 
-def is_of_this_checkpoint(was: str | None, path: str) -> bool:
-    """Whether two path files say the same of the model."""
+def checkpoint_of(path: str | None) -> list[Any]:
+    """What a path file says of the model."""
     try:
-        one, other = json.loads(was or "{}"), json.loads(path)
-        return all(one.get(key) == other[key] for key in other if key.startswith("checkpoint_"))
-    except (ValueError, AttributeError):  # not one that this command has written
-        return False
+        return [json.loads(path or "")[key] for key in ("checkpoint_step", "checkpoint_seconds")]
+    except (ValueError, KeyError, TypeError):  # not one that this command has written
+        return []
 
 
 def values_file(file: str) -> str:
@@ -261,8 +251,8 @@ def render_frames(
         if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)
+        values = in_files({name: images[name].numpy() for name in frames}, run.frame)
         for name, files in frames.items():
             if name != "rgb":  # before the image, which marks the frame as done
-                values = in_scene(name, images[name].numpy(), run.frame)
-                folder.write(values_file(files[view]), npz_bytes(**{name: values}))
+                folder.write(values_file(files[view]), npz_bytes(**{name: values[name]}))
             folder.write(files[view], png_bytes(preview(name, images, span)))

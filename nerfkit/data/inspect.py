@@ -125,8 +125,6 @@ class Inspection:
         lines = [f"{len(self.found)} listed, {len(self.found) - n_missing} exist, {n_missing} missing"]
         if self.unreadable:
             lines.append(f"of no readable header or mask: {len(self.unreadable)} ({_names(self.unreadable)})")
-        if n_missing:
-            lines.append(f"missing: {_names(self.missing)}")
         sizes = Counter(f"{file.width}x{file.height}" for file in files).most_common()
         if sizes:
             text = ", ".join(f"{count} of {size}" for size, count in sizes[:MAX_LENSES])
