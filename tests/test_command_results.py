@@ -150,6 +150,7 @@ def test_scores_of_a_split_are_of_that_split(run):
     again = json.loads((run / "metrics.json").read_text())
     assert again["psnr"] == pytest.approx(first["psnr"], abs=1e-3) and again["n_views"] == 2
     assert again["train_seconds"] == first["train_seconds"]
+    assert len(list((run / "eval").glob("*.png"))) == 1, "as many as the run asks for"
 
 
 @pytest.fixture(scope="module")
@@ -286,6 +287,15 @@ def test_a_path_between_cameras_is_of_the_held_out_ones_and_a_file_is_followed(r
         first, again = (np.load(folder / name)["opacity"] for folder in (file.parent, tmp_path / "again"))
         assert again.shape == (5, 7)
         np.testing.assert_allclose(again, first, atol=1e-5)
+
+
+def test_a_spiral_is_around_the_middle_of_the_box(run):
+    call(render, run, "--path", "spiral", "--frames", 2, "--size", 7, 5, "--device", "cpu")
+    file = run / "render" / "spiral" / "path.json"
+    middle = torch.tensor(BOX).view(2, 3).mean(0)
+    wanted = paths.spiral(load_run(run, "cpu").cameras(), middle, torch.tensor([0.0, 0, 1]), 2)
+    made = parse_cameras(read_json(file), file)
+    torch.testing.assert_close(made.camera_to_world, wanted.camera_to_world, rtol=1e-5, atol=1e-5)
 
 
 def test_the_views_of_a_split_are_its_cameras(run):
