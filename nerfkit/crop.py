@@ -12,8 +12,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,11 +24,18 @@ from nerfkit.errors import RunError
 from nerfkit.reading import read_json, shown
 
 CROP = "crop.json"  # in a run folder
-FRAMES = ("model", "files")
 MAX_BYTES = 2**16
-KEYS = ("min", "max", "frame", "on")
 
 Corner = tuple[float, float, float]
+
+
+class CropFile(msgspec.Struct, forbid_unknown_fields=True):
+    """The content of a crop's file."""
+
+    min: Corner
+    max: Corner
+    frame: Literal["model", "files"]
+    on: bool = True
 
 
 @dataclass(frozen=True)
@@ -82,24 +90,17 @@ def read_crop(run: Path, frame: Frame | None) -> tuple[Crop, bool] | None:
     if not file.exists():
         return None
     content = read_json(file, RunError, "the crop", MAX_BYTES)
-    where = shown(file)
-    if not isinstance(content, dict):
-        raise RunError(f"{where} must hold an object with keys {', '.join(KEYS)}")
-    if unknown := sorted(set(content) - set(KEYS)):
-        raise RunError(f"{where}: unknown key {shown(unknown[0])}; known are {', '.join(KEYS)}")
-    crop = crop_of(content.get("min"), content.get("max"), content.get("frame"), where)
-    if not isinstance(content.get("on", True), bool):
-        raise RunError(f"{where}: 'on' must be true or false, got {content['on']!r:.80}")
-    return crop.placed(frame), content.get("on", True)
+    try:
+        found = msgspec.convert(content, CropFile)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{shown(file)} is no crop: {error}; correct it, or delete the file") from None
+    return crop_of(found.min, found.max, found.frame, shown(file)).placed(frame), found.on
 
 
-def crop_of(low: Any, high: Any, frame: Any, where: str) -> Crop:
+def crop_of(low: Corner, high: Corner, frame: str, where: str) -> Crop:
     """A crop from its corners and the name of their frame, not placed; raises RunError that begins with `where`."""
-    low, high = _corner(low, "min", where), _corner(high, "max", where)
-    if not all(a < b for a, b in zip(low, high, strict=True)):
-        raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z")
-    if frame not in FRAMES:
-        raise RunError(f"{where}: 'frame' must be {' or '.join(FRAMES)}, got {frame!r:.80}")
+    if not all(-1e30 < a < b < 1e30 for a, b in zip(low, high, strict=True)):  # NaN is not
+        raise RunError(f"{where}: 'min' {list(low)} must be below 'max' {list(high)} along x, y and z, all finite")
     return Crop(low, high, frame)
 
 
@@ -112,10 +113,3 @@ def active_crop(run: Path, frame: Frame | None) -> Crop | None:
 def write_crop(write: Callable[[str, str], None], crop: Crop, on: bool = True) -> None:
     """Write a run's crop; `write` is the `RunFolder.write` of it."""
     write(CROP, crop.to_json(on))
-
-
-def _corner(value: Any, name: str, where: str) -> Corner:
-    numbers = isinstance(value, (list, tuple)) and len(value) == 3 and all(type(x) in (int, float) for x in value)
-    if not numbers or not all(abs(x) < 1e30 for x in value):
-        raise RunError(f"{where}: '{name}' must be three finite numbers, got {value!r:.80}")
-    return tuple(map(float, value))

@@ -55,98 +55,45 @@ EDITS = {  # a change of the file, and what the error has to name
     "no_frames_key": (lambda c: c.pop("frames"), FILE, "frames", "missing"),
     "zero_views": (everywhere(frames=[]), FILE, "frames"),
     "frames_null": (everywhere(frames=None), FILE, "frames"),
-    "frames_object": (everywhere(frames={"0": {}}), FILE, "frames"),
-    "frames_text": (everywhere(frames="frames"), FILE, "frames"),
     "frame_null": (frames_with(None), FILE, "frame 1", "None"),
-    "frame_number": (frames_with(3), FILE, "frame 1", "3"),
-    "frame_list": (frames_with([{}]), FILE, "frame 1"),
-    "frame_text": (frames_with("file_path"), FILE, "frame 1", "file_path"),
     "no_file_path": (lambda c: c["frames"][0].pop("file_path"), *FRAME, "file_path", "missing"),
     "file_path_number": (frame(file_path=5), *FRAME, "file_path", "5"),
-    "file_path_null": (frame(file_path=None), *FRAME, "file_path", "None"),
-    "file_path_list": (frame(file_path=["a", "b"]), *FRAME, "file_path", "'a'", "'b'"),
     "file_path_empty": (frame(file_path=""), *FRAME, "file_path", "''"),
     "file_path_root": (frame(file_path="/"), "folder"),
-    "file_path_folder": (frame(file_path="train"), "folder"),
-    "file_path_above": (frame(file_path=".."), "folder"),
     "file_path_nul": (frame(file_path="train/r_0\0"), *FRAME, "r_0\\x00"),
-    "file_path_surrogate": (frame(file_path="a\ud800"), *FRAME, "file_path"),
-    "file_path_json": (frame(file_path="transforms_test.json"), "transforms_test.json", "PNG"),
     "file_path_device": (frame(file_path="/dev/zero"), "/dev/zero", "device"),
     "file_path_passwords": (frame(file_path="/etc/passwd"), "/etc/passwd", "PNG"),
     "no_matrix": (lambda c: c["frames"][0].pop("transform_matrix"), *FRAME, "transform_matrix", "missing"),
     "matrix_null": (frame(transform_matrix=None), *FRAME, "transform_matrix", "None"),
-    "matrix_number": (frame(transform_matrix=1.0), *FRAME, "transform_matrix", "1.0"),
-    "matrix_text": (frame(transform_matrix="eye"), *FRAME, "transform_matrix", "'eye'"),
-    "matrix_object": (frame(transform_matrix={"0": 1}), *FRAME, "transform_matrix"),
     "matrix_empty": (frame(transform_matrix=[]), *FRAME, "transform_matrix", "0 rows"),
-    "matrix_flat": (frame(transform_matrix=[1.0] * 16), *FRAME, "transform_matrix"),
-    "matrix_deep": (frame(transform_matrix=[[[1.0]] * 4] * 4), *FRAME, "transform_matrix", "[1"),
     "matrix_2x2": (frame(transform_matrix=[[1, 0], [0, 1]]), *FRAME, "transform_matrix", "[2, 2]"),
-    "matrix_4x3": (frame(transform_matrix=EYE[:, :3].tolist()), *FRAME, "transform_matrix", "[3, 3"),
-    "matrix_ragged": (
-        lambda c: c["frames"][0]["transform_matrix"][1].pop(),
-        *FRAME,
-        "transform_matrix",
-        "4, 3, 4, 4",
-    ),
-    "matrix_row_null": (lambda c: c["frames"][0]["transform_matrix"].__setitem__(2, None), *FRAME, "transform_matrix"),
+    "matrix_ragged": (lambda c: c["frames"][0]["transform_matrix"][1].pop(), *FRAME, "transform_matrix", "4, 3, 4, 4"),
     "value_text": (matrix(0, 3, "1.5"), *FRAME, "transform_matrix", "'1.5'"),
-    "value_null": (matrix(1, 1, None), *FRAME, "transform_matrix", "None"),
     "value_true": (matrix(3, 3, True), *FRAME, "transform_matrix", "True"),
     "value_nan": (matrix(0, 3, float("nan")), *FRAME, "transform_matrix", "nan"),
-    "value_infinite": (matrix(2, 3, float("-inf")), *FRAME, "transform_matrix", "-inf"),
     "value_1e300": (matrix(1, 3, 1e300), *FRAME, "transform_matrix", "1e+300"),
-    "value_1e30": (matrix(1, 3, -1e30), *FRAME, "transform_matrix", "-1e+30"),
-    "value_10_to_290": (matrix(1, 3, 10**290), *FRAME, "transform_matrix", "10000000"),
     "value_10_to_400": (matrix(1, 3, 10**400), FILE, "401 digits"),
     "transposed": (frame(transform_matrix=TRANSPOSED.tolist()), *FRAME, "1.0, 2.0, 3.0", "transposed"),
     "w_of_2": (frame(transform_matrix=np.diag([1.0, 1, 1, 2]).tolist()), *FRAME, "0.0, 2.0"),
     "mirrored": (frame(transform_matrix=np.diag([1.0, 1, -1, 1]).tolist()), *FRAME, "determinant -1", "mirrored"),
     "scaled": (frame(transform_matrix=np.diag([2.0, 2, 2, 1]).tolist()), *FRAME, "determinant 8", "scaled"),
-    "all_zeros": (frame(transform_matrix=np.diag([0.0, 0, 0, 1]).tolist()), *FRAME, "determinant 0"),
     "skewed": (frame(transform_matrix=(EYE + np.eye(4, k=1) * [1, 1, 1, 0]).tolist()), *FRAME, "orthogonal"),
     "no_intrinsics": (lambda c: c.pop("camera_angle_x"), *FRAME, "intrinsics", "missing", "camera_angle_x"),
     "only_fl_y": (frame(fl_y=30.0), *FRAME, "intrinsics", "missing"),
     "focal_negative": (everywhere(fl_x=-5.0), *FRAME, "fl_x", "-5.0"),
-    "focal_zero": (frame(fl_x=30, fl_y=0), *FRAME, "fl_y", "got 0"),
-    "focal_text": (everywhere(fl_x="50"), *FRAME, "fl_x", "'50'"),
-    "focal_null": (everywhere(fl_x=None), *FRAME, "fl_x", "None"),
-    "focal_true": (everywhere(fl_x=True), *FRAME, "fl_x", "True"),
-    "focal_list": (everywhere(fl_x=[50]), *FRAME, "fl_x", "[50"),
-    "focal_nan": (everywhere(fl_x=float("nan")), *FRAME, "fl_x", "nan"),
-    "focal_1e300": (everywhere(fl_x=1e300), *FRAME, "fl_x", "1e+300"),
-    "focal_10_to_400": (everywhere(fl_x=10**400), FILE, "401 digits"),
     "focal_1e8": (everywhere(fl_x=1e8), *FRAME, "focal length", "1e+08"),
-    "focal_tiny": (everywhere(fl_x=1e-9), *FRAME, "focal length", "1e-09"),
     "angle_zero": (everywhere(camera_angle_x=0), *FRAME, "camera_angle_x", "0"),
-    "angle_tiny": (everywhere(camera_angle_x=1e-300), *FRAME, "camera_angle_x", "1e-300"),
-    "angle_straight": (everywhere(camera_angle_y=3.2), *FRAME, "camera_angle_y", "3.2"),
     "center_infinite": (frame(cx=float("inf")), *FRAME, "cx", "inf"),
-    "center_text": (frame(cy="12"), *FRAME, "cy", "'12'"),
     "center_outside": (everywhere(fl_x=1111.0, cx=400.0, cy=400.0), *FRAME, "principal point", "(400, 400)", "26x22"),
-    "center_negative": (frame(cx=-1.0), *FRAME, "principal point", "(-1, 11)"),
-    "center_far": (frame(w=26, h=22, cy=1e6), *FRAME, "principal point"),
     "width_zero": (everywhere(w=0, h=22), *FRAME, "'w'", "0"),
-    "width_tiny": (everywhere(w=1e-9, h=1e-9), *FRAME, "'w'", "1e-09"),
-    "width_huge": (everywhere(w=26, h=1e300), *FRAME, "h", "1e+300"),
-    "width_nan": (frame(w=float("nan"), h=22), *FRAME, "'w'", "nan"),
-    "width_text": (frame(w="26", h=22), *FRAME, "'w'", "'26'"),
     "width_alone": (everywhere(w=26), *FRAME, "'h'", "None"),
     "width_of_a_frame_alone": (lambda c: (c.update(w=26, h=22), frame(w=26)(c)), *FRAME, "'h'", "None"),
     "another_shape": (everywhere(w=100, h=22), "r_0.png", "100x22", "26x22"),
     "another_shape_slightly": (everywhere(w=800, h=733), "r_0.png", "800x733", "26x22"),
     "distorted_too_much": (everywhere(k1=-3.0), "OPENCV", "-3"),
     "distorted_high": (frame(k6=1e-4, p2=-0.1), *FRAME, "k6", "undistort"),
-    "distorted_text": (frame(p1="0.1"), *FRAME, "p1"),
     "model_unknown": (everywhere(camera_model="SPHERE"), *FRAME, "camera_model", "'SPHERE'"),
-    "model_number": (everywhere(camera_model=5), *FRAME, "camera_model", "5"),
-    "model_list": (frame(camera_model=["PINHOLE"]), *FRAME, "camera_model", "'PINHOLE'"),
-    "equirectangular": (frame(equirectangular=True), *FRAME, "equirectangular"),
     "mask": (frame(mask_path="m.png"), *FRAME, "mask_path", "alpha"),
-    "ortho": (everywhere(ortho=True), *FRAME, "ortho"),
-    "rolling_shutter": (everywhere(rolling_shutter=[0, 0, 0.1, 0]), *FRAME, "rolling_shutter"),
-    "other_axes": (everywhere(from_na=True), *FRAME, "from_na"),
     "angle_of_another_focal": (lambda c: c.update(fl_x=30.0), *FRAME, "fl_x", "30", "camera_angle_x"),
     "angle_of_another_axis": (frame(fl_x=30.0, camera_angle_y=0.2), *FRAME, "fl_y", "camera_angle_y", "109"),
     "one_image_twice": (frame(file_path="train/../train/r_1.png"), *FRAME, "frame 1", "r_1.png"),
@@ -163,9 +110,6 @@ def test_bad_transforms(scene_folder, name: str):
 TEXTS = {
     "cut_short": (b"{", "JSON"),
     "null": (b"null", "frames"),
-    "number": (b"5", "frames"),
-    "list": (b"[{}]", "frames"),
-    "text": (b'"frames"', "frames"),
     "nested": (b'{"frames": ' + b"[" * 50_000 + b"]" * 50_000 + b"}", "nested"),
     "nested_so_that_it_loads": (b'{"frames": [' + b"[" * 900 + b"]" * 900 + b"]}", "frame 0"),
     "utf_16": ('{"frames": []}'.encode("utf-16"), "UTF-8"),
@@ -200,12 +144,6 @@ def test_images_elsewhere(scene_folder, tmp_path):
     check_refused(load, scene_folder, "r_2.png")
 
 
-def test_truncated_image(scene_folder):
-    file = scene_folder / "train" / "r_5.png"
-    file.write_bytes(file.read_bytes()[:-300])
-    check_refused(load, scene_folder, "r_5.png", "truncated")
-
-
 def test_image_of_another_size(scene_folder):
     """Each has a camera of its own size, unless the file says another."""
     Image.new("RGBA", (30, 22)).save(scene_folder / "train" / "r_4.png")
@@ -234,16 +172,13 @@ def test_most_images_are_missing(scene_folder):
     check_refused(load, scene_folder, "6 of 13")
     change(scene_folder, lambda c: c["frames"].pop(0))  # 6 of 12 are half
     assert len(load_scene(str(scene_folder)).split("train").cameras) == 4
-
-
-def test_no_training_image_is_there(scene_folder):
     for file in (scene_folder / "train").iterdir():
         file.unlink()
     change(scene_folder, lambda c: c["frames"].__delitem__(slice(2, None)))
     check_refused(load, scene_folder, "no training views")
 
 
-@pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 1e-300, 5e-324, 1e-4, 1e300, float("inf"), 100])
+@pytest.mark.parametrize("downscale", [float("nan"), 0, -2, 5e-324, 1e-4, float("inf"), 100])
 def test_bad_downscale(toy_scene, downscale: float):
     message = check_refused(partial(load, downscale=downscale), toy_scene, "data.downscale")
     assert any(text in message for text in (str(downscale), f"{downscale:g}"))
@@ -285,7 +220,7 @@ def test_mutated_transforms(tmp_path):
     file, generator = folder / "transforms_train.json", np.random.default_rng(0)
     text = json.dumps(json.loads(file.read_text()) | {"w": 6, "h": 5, "cx": 3, "cy": 2, "k1": 0}).encode()
     loaded = set()
-    for trial in range(300):
+    for trial in range(150):
         content = json.loads(text)
         with_another_value(content, generator)
         file.write_bytes(mutated(text, generator) if trial % 2 else json.dumps(content).encode())
@@ -304,22 +239,17 @@ def test_mutated_images(tmp_path):
         (image.convert("RGB") if format == "JPEG" else image).save(tmp_path / "saved", format, exif=tags)
         files.append((tmp_path / "saved").read_bytes())
     loaded = set()
-    for trial in range(300):
+    for trial in range(150):
         file.write_bytes(mutated(files[trial % 3], generator))
         loaded.add(outcome(folder))
     assert loaded == {True, False}, "both happen among them"
 
 
-@pytest.mark.parametrize("name", ["transforms.json", "transforms_train.json", "poses_bounds.npy", "sparse"])
-def test_a_folder_in_the_place_of_a_file(tmp_path, name: str):
-    (tmp_path / name).mkdir()
-    check_refused(load, tmp_path, name)
-
-
 def test_a_folder_of_no_format_says_what_each_needs(tmp_path):
     message = check_refused(load, tmp_path, "transforms_train.json")
-    for format, file in {
-        "nerf_synthetic": "transforms_train.json", "transforms": "transforms.json", "colmap": "sparse/0",
-        "llff": "poses_bounds.npy",
-    }.items():  # fmt: skip
-        assert format in message and file in message
+    for name in ("nerf_synthetic", "transforms.json", "colmap", "sparse/0", "llff", "poses_bounds.npy"):
+        assert name in message
+    for name in ("transforms.json", "poses_bounds.npy", "sparse"):
+        (tmp_path / name).mkdir()
+        check_refused(load, tmp_path, name)
+        (tmp_path / name).rmdir()

@@ -42,24 +42,20 @@ def collected(pytester, monkeypatch):
     return run
 
 
-def test_tests_of_a_gpu_are_left_out_without_one(collected):
-    outcomes, output = collected()
-    assert outcomes == {"passed": 3, "deselected": 2} and "2 tests left out" in output
-
-
-def test_a_required_gpu_that_is_missing_fails_every_test_of_it(collected):
-    outcomes, output = collected(REQUIRE_CUDA="1")
-    assert outcomes == {"passed": 3, "errors": 1, "deselected": 1} and "REQUIRE_CUDA=1" in output
-
-
-def test_two_required_gpus(collected):
-    outcomes, output = collected(gpus=1, REQUIRE_TWO_GPUS="1")
-    assert outcomes == {"passed": 3, "failed": 1, "errors": 1} and "REQUIRE_TWO_GPUS=1" in output
-
-
-def test_nothing_is_left_out_with_the_gpus(collected):
-    outcomes, output = collected(gpus=2)
-    assert outcomes == {"passed": 3, "failed": 2} and "left out" not in output
+@pytest.mark.parametrize(
+    "gpus, variables, outcomes, said",
+    [
+        (0, {}, {"passed": 3, "deselected": 2}, "2 tests left out"),
+        (0, {"REQUIRE_CUDA": "1"}, {"passed": 3, "errors": 1, "deselected": 1}, "REQUIRE_CUDA=1"),
+        (1, {"REQUIRE_TWO_GPUS": "1"}, {"passed": 3, "failed": 1, "errors": 1}, "REQUIRE_TWO_GPUS=1"),
+        (2, {}, {"passed": 3, "failed": 2}, ""),
+    ],
+    ids=["left out", "one is required", "two are required", "there are two"],
+)
+def test_tests_of_a_gpu_are_left_out_without_one(collected, gpus: int, variables: dict, outcomes: dict, said: str):
+    found, output = collected(gpus, **variables)
+    assert found == outcomes and said in output
+    assert ("tests left out" in output) == ("deselected" in outcomes)
 
 
 def test_shares_are_of_what_is_left(collected):

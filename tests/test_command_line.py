@@ -15,7 +15,7 @@ from nerfkit.commands import COMMANDS, SHELLS
 from nerfkit.commands.completion import script
 from nerfkit.commands.options import OPTIONS, parse, train_options
 from nerfkit.errors import ConfigError
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.processes import ROOT, call_process
 
 # Each list of arguments in turn; status, and what of torch and numpy has been imported since the start.
@@ -36,39 +36,32 @@ def in_turn(*lines: list[str]) -> list[tuple[list[str], str, list[str]]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-@pytest.fixture
-def scored(tmp_path) -> Path:
-    """A run folder as far as `summary` reads it."""
+def test_help_version_completion_and_summary_do_not_wait_for_torch(tmp_path):
     config = config_module.Config()
     config.sampling.kind = "contracted"
     config_module.dump(config.resolved(device="cpu"), tmp_path / "config.toml")
     (tmp_path / "scene.json").write_text('{"format": 1}')
-    scores = {"psnr": 23.456, "ssim": 0.78912, "lpips": None, "n_views": 17, "steps": 4321, "train_seconds": 98.6}
-    protocol = {"split": "test", "size": "15x13"}
-    (tmp_path / "metrics.json").write_text(json.dumps(scores | {"protocol": protocol}))
-    return tmp_path
-
-
-def test_help_version_completion_and_summary_do_not_wait_for_torch(scored):
     helped = [[name, *(["mesh"] if name == "export" else []), "--help"] for name in COMMANDS]
-    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(scored)], *helped)
+    found = in_turn(["--help"], ["--version"], ["--completion", "bash"], ["summary", str(tmp_path)], *helped)
     for arguments, printed, imported in found:
         assert printed and not imported, arguments
-    assert found[1][1] == f"nerfkit {__version__}\n"
-    assert all(number in found[3][1] for number in ("23.46", "0.7891", "15x13", "4321"))
+    assert found[1][1] == f"nerfkit {__version__}\n" and all("usage" in printed for _, printed, _ in found[4:])
 
 
 def test_every_door_has_the_same_statuses(tmp_path):
-    """`python -m nerfkit`, the scripts; what is printed by main is tested above."""
+    """`python -m nerfkit`, the scripts."""
     for door in (("-m", "nerfkit", "summary"), ("scripts/summary.py",)):
-        assert "usage: nerfkit summary" in call_process(*door, "--help")
         call_process(*door, status=2)
-        assert "is not a run folder" in call_process(*door, tmp_path, status=1)
+        assert_names(call_process(*door, tmp_path, status=1), tmp_path)
 
 
-@pytest.mark.parametrize("arguments", [(), ("paint",), ("--completion",), ("--completion", "fish"), ("doctor", "x")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("trian",), ("--completion",), ("--completion", "fish"), ("doctor", "x")], ids=" ".join
+)
 def test_what_is_no_command_ends_with_status_2(arguments):
-    assert "--help" in call_process("-m", "nerfkit", *arguments, status=2), "what to type next"
+    printed = call_process("-m", "nerfkit", *arguments, status=2)
+    assert "--help" in printed, "what to type next"
+    assert ("did you mean train?" in printed) == ("trian" in arguments)
 
 
 def test_every_command_has_options():
@@ -118,17 +111,13 @@ def test_completion_knows_commands_options_and_choices(completed):
     assert completed("--completion ") == set(SHELLS)
     assert completed("train scene --data.ma") == {"--data.masks", "--data.max_views"}
     assert completed("train --data.masks c") == {"cutout"}
-    assert completed("train --viewer") == {"--viewer", "--viewer.host", "--viewer.port", "--viewer.names"}
     assert completed("render run --crop ") == {"run", "none"}
     assert completed("export run ") == {"mesh", "points", "cameras", "depth", "splats"}
     assert completed("export run mesh --fr") == completed("export mesh run --fr") == {"--frame", "--from"}
     assert completed("export run mesh --from ") == {"depth", "density"}
     assert completed("export run cameras --from ") == set()
-
-
-def test_completion_leaves_folders_and_files_to_the_shell(completed):
     for line in ("train ", "inspect ", "export ", "render run --out ", "train scene --config "):
-        assert completed(line) == set(), line
+        assert completed(line) == set(), "folders and files are left to the shell"
 
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")

@@ -8,13 +8,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from threading import Thread
+from unittest.mock import Mock
 
-import numpy as np
+import imageio.v2 as imageio
 import pytest
 import torch
 
-from nerfkit import config as config_module
-from nerfkit.commands import as_typed
+from nerfkit.commands import as_typed, status_of
+from nerfkit.commands.render import FILES
+from nerfkit.errors import RunError
 from nerfkit.files import MARKER
 from nerfkit.model import registry
 from nerfkit.training.run import checkpoint
@@ -22,9 +25,11 @@ from nerfkit.training.run.files import PATHS
 from nerfkit.training.run.folder import RunFolder
 from tests.naming import assert_names
 from tests.processes import ROOT, call, call_process
+from tests.toy_runs import write_options
 from tests.toy_scene import write_scene
 
 pytestmark = pytest.mark.slow
+UNSCORED = ("--eval.after_training", "false")
 
 
 def last_line(output: str) -> str:
@@ -33,24 +38,13 @@ def last_line(output: str) -> str:
 
 @pytest.fixture(scope="module")
 def options(tmp_path_factory) -> Path:
-    """A file of options that train a toy scene within a second."""
-    folder = tmp_path_factory.mktemp("commands")
-    config = config_module.Config(device="cpu")
-    config.data.path = str(write_scene(folder / "scene", size=(15, 13)))
-    config.data.box = (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 2, 8, 24
-    config.model.hidden = config.model.state = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.08, 8
-    config.trainer.steps, config.trainer.samples, config.trainer.log_every = 8, 512, 2
-    config.eval.comparisons = 1
-    config_module.dump(config, folder / "options.toml")
-    return folder / "options.toml"
+    return write_options(tmp_path_factory.mktemp("commands"))
 
 
 @pytest.fixture(scope="module")
 def trained(options) -> Path:
     run = options.parent / "run"
-    call("scripts/train.py", "--config", options, "--out", run)
+    call("scripts/train.py", "--config", options, "--out", run, "--trainer.steps", 8)
     return run
 
 
@@ -78,24 +72,15 @@ def test_frames_are_not_written_among_images_of_somebody_else(run, tmp_path):
 @pytest.mark.parametrize(
     "bad",
     [
-        ("--model.kind", "nothing"),
-        ("--data.box", "50", "50", "50", "51", "51", "51"),
-        (
-            "--model.log2_table",
-            "30",
-            "--model.features",
-            "128",
-            "--model.max_resolution",
-            "60000",
-        ),  # more memory than any machine has
-        ("--model.options", "a", "1"),
-        ("--data.downscale", "999"),
+        "--model.kind nothing",
+        "--data.box 50 50 50 51 51 51",
+        "--model.log2_table 30 --model.features 128 --model.max_resolution 60000",  # more memory than any machine has
+        "--data.downscale 999",
     ],
-    ids=" ".join,
 )
-def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run, bad):
+def test_overwrite_replaces_nothing_before_the_new_run_has_taken_a_step(options, run, bad: str):
     before = content(run)
-    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *bad, status=1)
+    output = call("scripts/train.py", "--config", options, "--out", run, "--overwrite", *bad.split(), status=1)
     assert last_line(output).startswith("error: ") and content(run) == before
 
 
@@ -111,65 +96,60 @@ def test_overwrite_leaves_files_of_the_user_in_the_run_folder(options, run):
     (run / "eval" / "mine.png").write_text("mine")
     (run / "notes").write_text("mine")
     RunFolder.existing(run).child(PATHS, "paths").write("path_1.json", "made by hand")
-    call("scripts/train.py", "--config", options, "--out", run, "--overwrite", "--eval.after_training", "false")
+    call("scripts/train.py", "--config", options, "--out", run, "--overwrite", "--trainer.steps", 2, *UNSCORED)
     assert (run / "paths" / "path_1.json").exists() and "paths/" in RunFolder.existing(run).names()
     assert (run / "eval" / "mine.png").exists() and (run / "notes").exists()
     assert not (run / "metrics.json").exists() and not (run / "eval" / "r_0.png").exists(), "the old run's are gone"
 
 
-def test_scores_on_another_scene_are_kept_apart(run, tmp_path):
-    other = write_scene(tmp_path / "garden", size=(15, 13), counts={"train": 3, "test": 3})
+def test_scores_on_another_scene_are_kept_apart(options, run, tmp_path):
+    other = write_scene(tmp_path / "garden", size=(15, 13), counts={"train": 1, "test": 3})
     before = content(run)
-    output = call("scripts/eval.py", run, "--data", other)
-    assert_names(output, "garden")
+    assert_names(call("scripts/eval.py", run, "--data", other), "garden")
     after = content(run)
     assert {name: after[name] for name in before if name != MARKER} == {k: v for k, v in before.items() if k != MARKER}
     assert json.loads(after["eval/on_garden/test/metrics.json"])["n_views"] == 3
-
-
-def test_the_same_scene_elsewhere_is_the_runs_own(options, run, tmp_path):
     moved = shutil.copytree(options.parent / "scene", tmp_path / "moved")
     os.remove(run / "metrics.json")
     call("scripts/eval.py", run, "--data", moved)
-    assert (run / "metrics.json").exists()
+    assert (run / "metrics.json").exists(), "the same scene elsewhere is the run's own"
 
 
 def test_a_model_that_gives_no_numbers_scores_nothing(run):
     """And leaves the scores that there are."""
     tensors, state = checkpoint.load(run)
     tensors["model.decoder.color_net.packed"][:] = float("nan")
-    from nerfkit.training.run.folder import RunFolder
-
     checkpoint.save(RunFolder.existing(run), tensors, state)
     before = (run / "metrics.json").read_bytes()
     assert_names(last_line(call("scripts/eval.py", run, status=1)), "psnr", "nan")
     assert (run / "metrics.json").read_bytes() == before
 
 
-@pytest.mark.parametrize("change", ["poses", "names", "views"])
-def test_a_changed_scene_is_not_resumed(options, run, tmp_path, change: str):
+@pytest.mark.parametrize(
+    "change, named",
+    [
+        (lambda frames: frames[4]["transform_matrix"][0].__setitem__(3, 9), ("4", "r_4", "transform_matrix")),
+        (lambda frames: frames[4].update(file_path="train/new"), ("4", "new", "file_path")),
+        (lambda frames: frames.pop(), ("11", "12")),
+    ],
+    ids=["poses", "names", "views"],
+)
+def test_a_changed_scene_is_not_resumed(options, run, tmp_path, change, named: tuple[str, ...]):
     scene = shutil.copytree(options.parent / "scene", tmp_path / "scene")
-    file = scene / "transforms_train.json"
+    shutil.copy(scene / "train" / "r_4.png", scene / "train" / "new.png")
+    file, before = scene / "transforms_train.json", content(run)
     transforms = json.loads(file.read_text())
-    if change == "poses":
-        transforms["frames"][4]["transform_matrix"][0][3] += 0.01
-    elif change == "names":
-        shutil.copy(scene / "train" / "r_4.png", scene / "train" / "new.png")
-        transforms["frames"][4]["file_path"] = "train/new"
-    else:
-        transforms["frames"].pop()
+    change(transforms["frames"])
     file.write_text(json.dumps(transforms))
-    before = content(run)
     output = call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9", status=1)
-    named = {"poses": ("4", "r_4", "transform_matrix"), "names": ("4", "new", "file_path"), "views": ("11", "12")}
-    assert_names(last_line(output), "train", *named[change])
+    assert_names(last_line(output), "train", *named)
     assert content(run) == before
 
 
 def test_a_scene_that_is_gone_or_of_another_format_is_said(options, run, tmp_path):
     """Where the run's scene was and that --data.path gives it; no folder beside it with a name like its."""
     scene = shutil.copytree(options.parent / "scene", tmp_path / "sizes")
-    call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9")
+    call("scripts/train.py", "--resume", run, "--data.path", scene, "--trainer.steps", "9", *UNSCORED)
     scene.rename(tmp_path / "sizes1")
     message = last_line(call("scripts/train.py", "--resume", run, status=1))
     assert_names(message, scene, "--data.path")
@@ -188,83 +168,69 @@ def test_a_checkpoint_with_a_flipped_bit_falls_back_with_one_line(run):
     flipped = bytearray(file.read_bytes())
     flipped[-5] ^= 4
     file.write_bytes(flipped)
-    output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", "--eval.after_training", "false")
+    output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", *UNSCORED)
     assert output.count(f"{checkpoint.NEWEST} ") == 1 and checkpoint.load(run)[1]["step"] == 9
 
 
 @pytest.mark.parametrize(
-    "key, value", [("random", {}), ("random", {"python": 1}), ("n_rays", -(10**30)), ("scaler", [])]
+    "changed, named",
+    [
+        ({"random": {}}, "checkpoint"),
+        ({"random": {"python": 1}}, "checkpoint"),
+        ({"n_rays": -(10**30)}, "checkpoint"),
+        ({"optimizer.0.exp_avg": torch.zeros(3)}, "optimizer.0.exp_avg"),
+    ],
 )
-def test_a_state_that_was_edited_is_one_line(run, key: str, value):
-    from nerfkit.training.run.folder import RunFolder
-
+def test_a_checkpoint_that_was_edited_is_one_line(run, changed: dict, named: str):
     tensors, state = checkpoint.load(run)
-    checkpoint.save(RunFolder.existing(run), tensors, state | {key: value})
-    if key != "scaler":  # which a CPU has no use for
-        output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-        assert_names(last_line(output), run)
-
-
-def test_a_moment_of_another_shape_is_one_line(run):
-    from nerfkit.training.run.folder import RunFolder
-
-    tensors, state = checkpoint.load(run)
-    checkpoint.save(RunFolder.existing(run), tensors | {"optimizer.0.exp_avg": torch.zeros(3)}, state)
+    (tensors if named in changed else state).update(changed)
+    checkpoint.save(RunFolder.existing(run), tensors, state)
     output = call("scripts/train.py", "--resume", run, "--trainer.steps", "9", status=1)
-    assert_names(last_line(output), "optimizer.0.exp_avg")
+    assert last_line(output).startswith("error: ") and named in last_line(output)
 
 
 def test_a_run_folder_that_vanishes_ends_the_run_with_an_error(options, tmp_path):
     run = tmp_path / "run"
-    command = [sys.executable, "scripts/train.py", "--config", options, "--out", run, "--trainer.steps", "1000000"]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
+
+    def take_away() -> None:
         while not (run / "metrics.jsonl").exists():
-            assert process.poll() is None
-        run.rename(tmp_path / "elsewhere")  # at once: the run writes into it while files are deleted one by one
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 1 and not run.exists()
-    assert_names(last_line(errors), run)
+            pass
+        run.rename(tmp_path / "elsewhere")
+
+    thread = Thread(target=take_away)
+    thread.start()
+    long = ("--trainer.steps", 1000000, "--trainer.max_seconds", 60)
+    output = call("scripts/train.py", "--config", options, "--out", run, *long, status=1)
+    thread.join()
+    assert not run.exists()
+    assert_names(last_line(output), run)
 
 
-def test_output_that_nobody_reads(options, tmp_path):
-    command = f"{sys.executable} scripts/train.py --config {options} --out {tmp_path / 'run'}"
-    done = subprocess.run(f"{command} | head -1", shell=True, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr and "Broken" not in done.stderr
-    if os.path.exists("/dev/full"):
-        done = subprocess.run(f"{command} > /dev/full", shell=True, capture_output=True, text=True)
-        assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a disk that is full")
+def test_output_that_nobody_reads(run):
+    command = [sys.executable, "scripts/summary.py", str(run)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and "No space left" in done.stderr and "Traceback" not in done.stderr
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()  # as `| head` does
+        assert process.stderr.read() == "" and process.wait() == 141
 
 
-def test_deterministic_says_its_price_and_gives_the_same_bits(options, tmp_path):
-    outputs = [
-        call("scripts/train.py", "--config", options, "--out", tmp_path / name, "--trainer.deterministic", "true")
-        for name in "ab"
-    ]
-    for output in outputs:
-        assert_names(output, "deterministic")
-    (a, _), (b, _) = (checkpoint.load(tmp_path / name) for name in "ab")
-    assert all(torch.equal(a[name], b[name]) for name in a)
-
-
-def test_progress_in_a_log_is_a_few_lines(options, tmp_path):
+def test_a_training_in_a_log_of_any_locale(options, tmp_path):
+    """Progress is a few lines, names are UTF-8, and what to type next can be copied."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("TQDM")}
-    steps = "--trainer.steps", 600, "--trainer.log_every", 1
-    output = call_process("scripts/train.py", "--config", options, "--out", tmp_path / "run", *steps, env=env)
-    assert 1 <= output.count("training:") <= 3 and "600/600" in output
-
-
-def test_names_are_utf8_whatever_the_locale(options, run, tmp_path):
-    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    out = tmp_path / "bäume"
-    output = call_process("scripts/train.py", "--config", options, "--out", out, env=env, encoding="utf-8")
-    assert "bäume" in output and (out / "config.toml").exists()
-    call_process("scripts/render.py", out, "--frames", "1", "--size", "4", "3", env=env, encoding="utf-8")
+    env |= {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    run = tmp_path / "Dose süß"
+    few = ("--config", options, "--out", run, "--trainer.steps", 100, "--trainer.log_every", 1, *UNSCORED)
+    output = call_process("scripts/train.py", *few, env=env, encoding="utf-8")
+    assert 1 <= output.count("training:") <= 3 and "100/100" in output
+    assert (run / "config.toml").exists() and f"next: python scripts/render.py '{run}'" in output
+    assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
 
 
 def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
+    """A run folder imports nothing by itself."""
     monkeypatch.setattr(registry, "MODELS", dict(registry.MODELS))
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mymodel.py").write_text(
@@ -273,17 +239,16 @@ def test_a_model_of_ones_own_from_a_module(options, tmp_path, monkeypatch):
         "        return rendering._replace(color=rendering.color * 0.5)\n"
     )
     scripts, run = ROOT / "scripts", tmp_path / "run"
-    own = ("--model.kind", "dark", "--model.module", "mymodel")
-    call_process(scripts / "train.py", "--config", options, "--out", run, *own, folder=tmp_path)
+    own, few = ("--model.kind", "dark", "--model.module", "mymodel"), ("--trainer.steps", "2", *UNSCORED)
+    call(scripts / "train.py", "--config", options, "--out", run, *own, *few, folder=tmp_path)
+    for known in (registry.MODELS, sys.modules):
+        del known["dark" if known is registry.MODELS else "mymodel"]  # as in a new process
     frames = ("--frames", "1", "--size", "6", "5")
-    output = call(scripts / "render.py", run, *frames, status=1, folder=tmp_path)
-    assert "--module mymodel" in last_line(output), "a run folder imports nothing by itself"
+    assert "--module mymodel" in last_line(call(scripts / "render.py", run, *frames, status=1, folder=tmp_path))
     call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", status=1, folder=tmp_path)
     call(scripts / "render.py", run, *frames, "--module", "mymodel", folder=tmp_path)
-    from PIL import Image
-
-    assert np.asarray(Image.open(run / "render" / "orbit" / "0000.png")).max() <= 128
-    call(scripts / "train.py", "--resume", run, "--trainer.steps", "9", *own[2:], folder=tmp_path)
+    assert imageio.imread(run / "render" / "orbit" / "0000.png").max() <= 128
+    call(scripts / "train.py", "--resume", run, "--trainer.steps", "3", *own[2:], *UNSCORED, folder=tmp_path)
 
 
 def test_a_clone_where_nothing_is_installed(tmp_path):
@@ -296,42 +261,43 @@ def test_a_clone_where_nothing_is_installed(tmp_path):
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and "pip install -e ." in done.stderr, done.stderr
 
 
-def test_every_command_has_help():
-    assert "train" in call_process("-m", "nerfkit", "--help")
-    for command in ("train", "render", "eval", "summary", "inspect"):
-        assert "usage" in call(command, "--help").lower()
-    call_process("-m", "nerfkit", "paint", status=2)
-    assert_names(last_line(call_process("-m", "nerfkit", "trian", status=2)), "'trian'", "did you mean train?")
-    assert_names(last_line(call("export", "run", status=1)), "after the run folder", "mesh", "'run'")
-
-
 @pytest.mark.parametrize(
     "started, typed",
-    [
-        ("scripts/train.py", "python scripts/render.py"),
-        ("/usr/bin/nerfkit", "nerfkit render"),
-        ("/site-packages/nerfkit/__main__.py", "python -m nerfkit render"),
-    ],
-)
+    [("scripts/train.py", "python scripts/render.py"), ("/usr/bin/nerfkit", "nerfkit render"),
+     ("/site-packages/nerfkit/__main__.py", "python -m nerfkit render")],
+)  # fmt: skip
 def test_what_to_type_next(monkeypatch, started: str, typed: str):
     """In the form that the user has: with `python -m nerfkit` there may be no scripts."""
     monkeypatch.setattr(sys, "argv", [started])
-    assert as_typed("render") == typed
-    assert (
-        as_typed("render", Path("runs/Dose süß"), "--module", "its own")
-        == f"{typed} 'runs/Dose süß' --module 'its own'"
-    )
+    assert shlex.split(as_typed("render", Path("runs/Dose süß"))) == [*typed.split(), "runs/Dose süß"]
 
 
-def test_commands_to_copy_are_quoted(options, tmp_path):
-    run = tmp_path / "Dose süß"
-    few = ("--config", options, "--out", run, "--trainer.steps", 1, "--eval.after_training", "false")
-    output = call("scripts/train.py", *few)
-    assert shlex.split(last_line(output))[1:] == ["python", "scripts/render.py", str(run)]
-    assert f"--resume '{run}'" in last_line(call("scripts/train.py", *few, status=1))
+def test_errors_say_what_to_do(options, run, toy_scene, tmp_path):
+    misspelt = run.with_name(run.name + "x")
+    few = ("--config", options, "--trainer.steps", "1", "--out", tmp_path / "new")
+    for command, words, named in (
+        ("render", (run, "--path", "orbitt"), ("--path", "'orbitt'", "did you mean orbit?")),
+        ("render", (run, "--outputs", "rgb,deep"), ("--outputs", "'deep'", ",".join(FILES))),
+        ("render", (run, "--size", 0, 5), ("--size", "1", "65536", "0 5")),
+        ("render", (run, "--path", "test", "--frames", 9), ("--frames", "test")),
+        ("render", (misspelt,), (misspelt, "did you mean", run)),
+        ("render", (tmp_path,), (tmp_path, "config.toml")),
+        ("train", ("--out", tmp_path / "new"), ("data.path",)),
+        ("train", (*few, "--eval.split", "val"), ("eval.split", "val", "train", "test")),
+        ("train", (*few, "--ops.backend", "cuda"), ("'cuda'",)),
+        ("export", ("run",), ("after the run folder", "mesh", "'run'")),
+    ):
+        assert_names(call(command, *words, status=1), *named)
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace('/scene"', '/gone"'))
+    assert_names(call("eval", run, status=1), "gone", "--data")
 
 
-def test_frames_are_not_of_a_path_that_has_cameras(run):
-    """Neither a split nor a file of cameras has another number of frames than its own."""
-    message = call("scripts/render.py", run, "--path", "test", "--frames", "9", status=1)
-    assert "--frames" in message and "test" in message
+def test_the_status_tells_what_went_wrong(capsys):
+    for error, status, said in (
+        (RunError("no run"), 1, "no run"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (FileNotFoundError(2, "No such file", "x.png"), 1, "x.png"),
+        (MemoryError("too much"), 1, "too much"),
+    ):
+        assert status_of(Mock(side_effect=error)) == status and said in capsys.readouterr().err
+    assert status_of(lambda: None) == 0 and status_of(lambda: 143) == 143

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.scene_transform import find_frame as frames
-from nerfkit.data.scene_transform.evidence import half_tangents
 from nerfkit.data.scene_transform.frame import KINDS, Frame, identity_frame
-from nerfkit.data.scene_transform.rig import MAX_PAIRED, find_up, measure
+from nerfkit.data.scene_transform.rig import MAX_PAIRED, find_up, half_tangents, measure
 from nerfkit.errors import RunError, SceneError
-from tests.naming import raises_naming
-from tests.rigs import KIND_OF, RIGS, cloud, corridor, grid, look_at, moved, ring, similarity
+from tests.rigs import KIND_OF, RIGS, cloud, grid, look_at, moved, ring, similarity
 
 BOX = np.array([[-1.0, -2, -3], [1, 2, 3]])
 CENTERS = {"ring": (0, 0, 0.5), "half ring": (0, 0, 0.5), "grid": (0, 9, 0), "corridor": (15, 0, 1.6)}
@@ -54,7 +52,7 @@ def test_kinds(name: str, with_points: bool):
     check_sane(frame)
     assert frame.kind == KIND_OF[name], frame.notes
     model = frame.to_model(poses)
-    assert np.abs(frame.directions_to_model(np.array([0, 0, 1.0])) - [0, 0, 1]).max() < 0.1  # held level: z stays up
+    assert np.abs(frame.rotation[:, 2] - [0, 0, 1]).max() < 0.1  # held level: z stays up
     if name != "grid":
         distances = np.linalg.norm(model[:, :, 3], axis=1)
         assert np.quantile(distances, 0.9) == pytest.approx(1)
@@ -65,9 +63,8 @@ def test_kinds(name: str, with_points: bool):
 
 
 @pytest.mark.parametrize("name", RIGS)
-@pytest.mark.parametrize("seed", range(3))
-def test_a_similarity_of_the_input_changes_nothing(name: str, seed: int):
-    poses, change = RIGS[name], similarity(seed)
+def test_a_similarity_of_the_input_changes_nothing(name: str):
+    poses, change = RIGS[name], similarity(0)
     points = cloud((0, 5, 0), 0.4, len(poses))
     other_points = replace(points, positions=moved(points.positions, change))
     for used, other_used in ((None, None), (points, other_points)):
@@ -84,56 +81,48 @@ def test_round_trip(name: str):
     frame = find_frame(poses)
     assert np.abs(frame.to_input(frame.to_model(poses)) - poses).max() < 1e-9
     points = poses[:, :, 3]
-    assert np.abs(frame.to_input(frame.to_model(points)) - points).max() < 1e-9
     assert np.abs(frame.to_input(frame.to_model(points[0])) - points[0]).max() < 1e-9
     homogeneous = np.concatenate([points, np.ones((len(points), 1))], axis=1)
     assert np.abs((homogeneous @ frame.matrix().T)[:, :3] - frame.to_model(points)).max() < 1e-9
-    axes = poses[:, :, 0]
-    assert np.abs(frame.directions_to_input(frame.directions_to_model(axes)) - axes).max() < 1e-12
-    lengths = np.linalg.norm(np.diff(points, axis=0), axis=1)
-    in_model = np.linalg.norm(np.diff(frame.to_model(points), axis=0), axis=1)
+    steps, in_model = np.diff(points, axis=0), np.diff(frame.to_model(points), axis=0)
+    np.testing.assert_allclose(frame.directions_to_input(in_model) / frame.scale, steps, atol=1e-9)
+    lengths, in_model = np.linalg.norm(steps, axis=1), np.linalg.norm(in_model, axis=1)
     assert np.allclose(frame.distance_to_model(lengths), in_model)
     assert np.allclose(frame.distance_to_input(in_model), lengths)
-    with pytest.raises(ValueError, match="2"):
-        frame.to_model(np.zeros((4, 2)))
 
 
-@pytest.mark.parametrize("name", RIGS)
-def test_json(name: str):
-    for frame in (find_frame(RIGS[name]), identity_frame(BOX)):
+def test_json():
+    for frame in (find_frame(RIGS["corridor"]), identity_frame(BOX)):
         content = frame.to_json()
         again = Frame.from_json(json.loads(json.dumps(content, allow_nan=False)))
         assert again.to_json() == content and again.notes == frame.notes
-        assert np.array_equal(again.to_model(RIGS[name]), frame.to_model(RIGS[name]))
+        assert np.array_equal(again.to_model(ring()), frame.to_model(ring()))
 
 
 EDITS = {
-    "rotation": [None, "a", [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
-    "center": [None, [1, 2], "abc", [1, 2, float("inf")], [[1], [2], [3]], {}],
-    "scale": [None, 0, -1, "x", [1.0], float("nan"), 10**400],
-    "near": [None, -1, 1e30, "x"],
-    "far": [None, 0, float("inf"), []],
-    "box": [None, [1] * 6, [[1, 1, 1], [0, 2, 2]], [[0, 0, 0], [1, 1, float("nan")]]],
-    "up": [None, [0, 0, 0], [0, 0, 2], [0, 1]],
-    "kind": [None, "sphere", 5, []],
-    "notes": [None, "line", [1], {}, ["line"], [["danger", "line"]], [["info"]], [["info", 1]]],
+    "rotation": [None, [1, 2, 3], [[0.0] * 3] * 3, (-np.eye(3)).tolist(), [[float("nan")] * 3] * 3],
+    "center": ["abc", [1, 2, float("inf")], {}],
+    "scale": [0, "x", [1.0], 10**400],
+    "near": [-1, 1e30],
+    "far": [0, float("inf")],
+    "box": [[1] * 6, [[1, 1, 1], [0, 2, 2]]],
+    "up": [[0, 0, 2], [0, 1]],
+    "kind": ["sphere", 5],
+    "notes": [None, ["line"], [["danger", "line"]], [["info", 1]]],
 }
 
 
 @pytest.mark.parametrize("key", EDITS)
 def test_bad_json(key: str):
     content = find_frame(RIGS["ring"]).to_json()
-    for value in EDITS[key]:
+    without = {name: value for name, value in content.items() if name != key}
+    for broken in (without, *(content | {key: value} for value in EDITS[key])):
         with pytest.raises(RunError) as caught:
-            Frame.from_json(content | {key: value}, "run.json")
+            Frame.from_json(broken, "run.json")
         message = str(caught.value)
         assert f"'{key}'" in message and "run.json" in message and message.isprintable() and len(message) < 300
-    del content[key]
-    with pytest.raises(RunError, match=key):
-        Frame.from_json(content)
-    for value in (None, [], 5, "frame"):
-        with pytest.raises(RunError, match="frame"):
-            Frame.from_json(value)
+    with pytest.raises(RunError, match="object"):
+        Frame.from_json([], "run.json")
 
 
 def test_identity_changes_no_bit():
@@ -142,27 +131,13 @@ def test_identity_changes_no_bit():
     for what in (poses, poses[:, :, 3]):
         assert frame.to_model(what).tobytes() == what.tobytes() == frame.to_input(what).tobytes()
     assert frame.kind == "object" and np.array_equal(frame.box, BOX) and frame.near == 0 and frame.far == 1e10
-    assert np.array_equal(identity_frame(BOX.ravel(), up=(0, 2, 0)).up, [0, 1, 0])
-    for bad in ({"box": BOX[::-1]}, {"box": [1, 2]}, {"box": BOX, "up": (0, 0, 0)}):
-        with pytest.raises(SceneError):
-            identity_frame(**bad)
+    with pytest.raises(SceneError, match="box"):
+        identity_frame(BOX[::-1])
 
 
 def test_the_up_of_the_files_is_taken():
     for up in ((0, 3, 0), (0, 0, 1)):
-        turned = find_frame(RIGS["ring"], up=up).directions_to_model(np.array(up, dtype=float))
-        assert turned == pytest.approx([0, 0, np.linalg.norm(up)])
-    for bad in ((0, 0, 0), "z", (1, 2), (1, 2, np.nan)):
-        with raises_naming(SceneError, "up"):
-            find_frame(RIGS["ring"], up=bad)
-
-
-def test_poses_that_are_none():
-    bad = ring()
-    bad[4, 1, 1] = np.nan
-    for poses, named in ((bad, "camera 4"), (bad[:0], "no images")):
-        with raises_naming(SceneError, named):
-            find_frame(poses)
+        assert find_frame(RIGS["ring"], up=up).rotation @ up == pytest.approx([0, 0, np.linalg.norm(up)])
 
 
 def same_way(eyes: list) -> np.ndarray:
@@ -205,37 +180,28 @@ DEGENERATE = {
 def test_degenerate_cameras(name: str):
     poses = DEGENERATE[name]
     few = cloud((0, 5, 0), 0.1, len(poses), n=3)
-    untracked = replace(few, views=np.zeros(0, np.int64))
-    one_place = replace(few, positions=np.ones((3, 3)))
-    nowhere = replace(few, positions=np.array([[0, 5, 0], [np.nan, 0, 0], [np.inf, 0, 0]]))
-    none = replace(few, positions=np.zeros((0, 3)), track_lengths=np.zeros(0, np.int64), views=np.zeros(0, np.int64))
-    for points in (None, few, untracked, one_place, nowhere, none):
-        for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.full((len(poses), 2), np.nan)):
+    nothing = np.zeros(0, np.int64)
+    untracked, one_place = replace(few, views=nothing), replace(few, positions=np.ones((3, 3)))
+    none = replace(few, positions=np.zeros((0, 3)), track_lengths=nothing, views=nothing)
+    for points in (None, few, untracked, one_place, none):
+        for bounds in (None, np.tile([2.0, 9], (len(poses), 1)), np.tile([0.0, 9], (len(poses), 1))):
             for has_alpha in (False, True):
                 check_sane(find_frame(poses, points, bounds, has_alpha=has_alpha))
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [
-        ("one", "forward"),
-        ("two", "forward"),
-        ("three", "inward"),
-        ("two that face each other", "walk-through"),
-        ("at one point, the same way", "forward"),
-        ("at one point, all around", "walk-through"),
-        ("parallel", "forward"),
-        ("collinear across the view", "forward"),
-        ("collinear along the view", "walk-through"),
-        ("outwards", "walk-through"),
-        ("rolled", "inward"),
-    ],
-)
-def test_kinds_of_degenerate_cameras(name: str, kind: str):
-    assert find_frame(DEGENERATE[name]).kind == kind
+KINDS_OF_DEGENERATE = {
+    "forward": ("one", "two", "at one point, the same way", "parallel", "collinear across the view"),
+    "inward": ("three", "rolled"),
+    "walk-through": ("two that face each other", "at one point, all around", "collinear along the view", "outwards"),
+}
 
 
-@pytest.mark.parametrize("seed", range(60))
+def test_kinds_of_degenerate_cameras():
+    for kind, names in KINDS_OF_DEGENERATE.items():
+        assert {find_frame(DEGENERATE[name]).kind for name in names} == {kind}
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_any_cameras_at_all(seed: int):
     generator = np.random.default_rng(seed)
     n = int(generator.integers(1, 12))
@@ -268,7 +234,6 @@ def test_up():
     for name in ("ring", "half ring", "corridor", "grid"):
         assert tilt(RIGS[name]) < 1, name
     assert tilt(DOWN) < 1  # a drone: its up axes cancel, and it looks down
-    assert tilt(grid()) < 1e-6
     pitched = look_at(ring()[:, :, 3] + [0, 0, 4.0], np.zeros(3))  # the mean of up axes of half a ring would lean
     assert tilt(pitched[:12]) < 1 < np.degrees(np.arccos(np.linalg.norm(pitched[:12, 2, 1].mean())))
     rolled = find_up(measure(ROLLED))
@@ -281,24 +246,22 @@ def test_near_and_far_follow_from_training_images_alone():
     bounds = np.tile([2.0, 5.0], (n, 1))
     bounds[3], bounds[4] = (0.1, 5), (2, 70)
     training = np.ones(n, dtype=bool)
-    every, some = find_frame(poses, bounds=bounds), None
     training[[3, 4]] = False
-    some = find_frame(poses, bounds=bounds, training=training)
+    every, some = find_frame(poses, bounds=bounds), find_frame(poses, bounds=bounds, training=training)
     assert every.near == pytest.approx(0.09 * every.scale) and every.far == pytest.approx(84 * every.scale)
     assert some.near == pytest.approx(1.8 * some.scale) and some.far == pytest.approx(6 * some.scale)
     assert np.array_equal(some.to_model(poses), every.to_model(poses))
     points = cloud((0, 0, 0.5), 0.1, n)
     close = poses[3, :, 3] - 0.01 * poses[3, :, 2]  # right in front of camera 3, which alone sees it
-    points = replace(
-        points,
-        positions=np.concatenate([points.positions, np.tile(close, (50, 1))]),
-        colors=np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
-        track_lengths=np.concatenate([points.track_lengths, np.full(50, 1)]),
-        views=np.concatenate([points.views, np.full(50, 3)]),
+    points = Points(
+        np.concatenate([points.positions, np.tile(close, (50, 1))]),
+        np.concatenate([points.colors, np.zeros((50, 3), np.uint8)]),
+        np.concatenate([points.track_lengths, np.full(50, 1)]),
+        np.concatenate([points.views, np.full(50, 3)]),
     )
     every, some = find_frame(poses, points), find_frame(poses, points, training=training)
     assert every.near == pytest.approx(0.005 * every.scale) and some.near > 0.3
-    assert find_frame(poses, points, training=np.zeros(n, dtype=bool)).warnings()
+    assert find_frame(poses, points, training=np.zeros(n, dtype=bool)).near == every.near, "all, where there are none"
 
 
 def test_box_of_an_object():
@@ -330,24 +293,8 @@ def test_box_of_a_forward_scene_holds_what_the_cameras_see():
 
 def test_many_cameras_are_thinned():
     poses = ring(3 * MAX_PAIRED)
-    few = find_frame(poses[::3])
-    frame = find_frame(poses)
+    few, frame = find_frame(poses[::3]), find_frame(poses)
     assert frame.kind == "inward" and frame.scale == pytest.approx(few.scale, rel=1e-3)
-
-
-def test_the_frame_of_a_capture():
-    poses = corridor(16)
-    lens = Lens("OPENCV", (100.0, 110.0, 50.0, 40.0, 0.0, 0.0, 0.0, 0.0), 100, 80)
-    images = [PosedImage(f"{k:02d}.jpg", Path(f"{k:02d}.jpg"), pose, lens) for k, pose in enumerate(poses)]
-    images[2] = replace(images[2], bounds=(1.0, 4.0))
-    capture = Capture("hall", "colmap", images, up=(0.0, 1.0, 0.0))
-    frame = frames.find_frame(capture)
-    assert frame.kind == "walk-through" and frame.near == pytest.approx(0.9 * frame.scale)
-    assert frame.directions_to_model(np.array([0, 1.0, 0])) == pytest.approx([0, 0, 1])
-    assert frames.find_frame(capture, training=[image.name for image in images[3:]]).near == 0.01
-    assert frames.find_frame(capture, has_alpha=True).kind == "object"
-    with pytest.raises(SceneError):
-        frames.find_frame(replace(capture, images=[]))
 
 
 def test_half_tangents():

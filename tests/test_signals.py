@@ -12,10 +12,7 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @pytest.fixture(autouse=True)
 def handlers():
     """As in a terminal: a process of nohup or of a script's background begins with some of them ignored."""
-    before = {number: signal.getsignal(number) for number in STOPPING}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in STOPPING}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -10,30 +10,30 @@ from nerfkit import load_run
 from nerfkit.training import alignment
 from nerfkit.training.run.files import METRICS
 from nerfkit.viewer.scene import ViewerScene
+from tests.naming import assert_names
 from tests.processes import call
 from tests.weak_captures import capture, pixels_off, score, trained
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_changing_light_does_not_spoil_the_field(small_config, seed: int):
-    of = capture(seed, gains=0.3)
-    without = score(trained(small_config, of, seed), of)
+def test_changing_light_does_not_spoil_the_field(small_config):
+    of = capture(0, gains=0.3)
+    without = score(trained(small_config, of), of)
     small_config.data.appearance = "affine"
-    trainer = trained(small_config, of, seed)
+    trainer = trained(small_config, of)
     raw, corrected = score(trainer, of), score(trainer, of, "cc")
     assert raw > without + 0.4, f"{without:.2f} dB without, {raw:.2f} dB with"
     assert corrected > raw + 0.2
 
 
-@pytest.mark.parametrize("seed, degrees, gain", [(0, 1.0, 2.0), (1, 1.0, 2.0), (0, 0.3, 0.2), (1, 0.3, 0.2)])
-def test_poses_that_are_off_are_found(small_config, seed: int, degrees: float, gain: float):
+@pytest.mark.parametrize("degrees, gain", [(1.0, 2.0), (0.3, 0.2)])
+def test_poses_that_are_off_are_found(small_config, degrees: float, gain: float):
     """The small errors by a rate that does not stray by more than they are."""
-    of = capture(seed, degrees=degrees)
-    without = score(trained(small_config, of, seed), of)
+    of = capture(0, degrees=degrees)
+    without = score(trained(small_config, of), of)
     small_config.data.poses = "refine"
-    trainer = trained(small_config, of, seed)
+    trainer = trained(small_config, of)
     raw, fitted = score(trainer, of), score(trainer, of, "aligned")
     before, after = pixels_off(of.given, of.true), pixels_off(trainer.adjustments.cameras(of.given), of.true)
     assert after < 0.6 * before, f"{before:.2f} pixels before, {after:.2f} after"
@@ -51,8 +51,7 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     ).split()
     both = ("--data.appearance", "affine", "--data.poses", "refine")
     printed = call("train", "--data.path", toy_scene, "--out", run, *small, *both)
-    assert "learned of each training view, too: its light and its pose" in printed and "cameras moved by" in printed
-    assert "with pose and light fitted" in printed
+    assert_names(printed, "its light and its pose", "cameras moved by", "with pose and light fitted")
     metrics = json.loads((run / METRICS).read_text())
     names = ("psnr", "psnr_cc", "psnr_aligned", "psnr_aligned_cc")
     assert all(5 < metrics[name] < 60 and metrics["views"][1][name] > 5 for name in names)

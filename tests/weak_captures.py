@@ -72,9 +72,9 @@ def capture(seed: int, gains: float = 0.0, degrees: float = 0.0) -> WeakCapture:
     return WeakCapture(given, true, images, test, truth)
 
 
-def trained(config: Config, of: WeakCapture, seed: int, steps: int = 400) -> Trainer:
+def trained(config: Config, of: WeakCapture) -> Trainer:
     """A training on the capture."""
-    config.seed, config.trainer.steps, config.data.background = seed, steps, "white"
+    config.seed, config.trainer.steps, config.data.background = 0, 400, "white"
     trainer = Trainer(config, of.given, of.images, device="cpu")
     trainer.train()
     trainer.model.eval()

@@ -26,31 +26,33 @@ EXTRAS = (  # name, a module that it brings, what it is for
 
 def report() -> tuple[list[str], bool]:
     """Lines to print, and whether training works here."""
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    device = "cuda" if n_gpus else "cpu"
     lines = [
         f"nerfkit   {__version__}",
         f"Python    {platform.python_version()} at {sys.executable}",
         f"torch     {torch.__version__} (CUDA {torch.version.cuda or 'none: a CPU build'})",
     ]
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            properties = torch.cuda.get_device_properties(index)
-            lines.append(
-                f"device    cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GB, "
-                f"compute capability {properties.major}.{properties.minor}"
-            )
-    else:
+    for index in range(n_gpus):
+        properties = torch.cuda.get_device_properties(index)
+        lines.append(
+            f"device    cuda:{index} {properties.name}, {properties.total_memory / 2**30:.0f} GB, "
+            f"compute capability {properties.major}.{properties.minor}"
+        )
+    if not n_gpus:
         lines.append(f"device    cpu, {torch.get_num_threads()} threads (no GPU that torch can use)")
     if built := native.what_was_built():
         lines.append(f"installed {built}")
-    broken = None
     for library in native.libraries():
         lines += _library(library)
+    broken = None
     if native.loaded("cuda"):
         ran, broken = _run_on_gpus()
         lines += ran
     lines.append(f"ffmpeg    {_ffmpeg()}")
-    lines += [f"{'extras' if not k else '':<9} {line}" for k, line in enumerate(_extras())]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for extra, module, what in EXTRAS:
+        there = "there" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"'
+        lines.append(f"extra     {what}: {there}")
     lines.append(f"ops       on {device}, ops.backend=auto:")
     for op in dispatch.OPS:
         resolved = dispatch.resolve(op, device)
@@ -105,14 +107,6 @@ def _error_on(device: str) -> str | None:
     except RuntimeError as error:
         return str(error).splitlines()[0]
     return None if torch.allclose(result, expected, atol=1e-5) else "trilinear differs from its definition"
-
-
-def _extras() -> list[str]:
-    """What of the optional packages is there, and what to type for the rest."""
-    return [
-        f"{what}: " + ("there" if find_spec(module) else f'missing; type pip install "nerfkit[{extra}]"')
-        for extra, module, what in EXTRAS
-    ]
 
 
 def _ffmpeg() -> str:

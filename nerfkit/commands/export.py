@@ -36,7 +36,7 @@ from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run.load import Run, load_run
 
-MAX_RESOLUTION, MAX_COUNT = 8192, 10**9
+LIMITS = {"resolution": (2, 8192), "count": (1, 10**9), "sh_degree": (0, 3), "min_part": (0, 0.5)}
 THRESHOLDS = {"min_opacity": points.MIN_OPACITY, "depths_agree_within": points.AGREE, "other_views": points.OTHERS}
 
 
@@ -52,12 +52,7 @@ def main(options: ExportOptions) -> int:
 
 def check_numbers(options: ExportOptions) -> None:
     """Raise UserError for a number out of its range."""
-    for name, low, high in (
-        ("resolution", 2, MAX_RESOLUTION),
-        ("count", 1, MAX_COUNT),
-        ("sh_degree", 0, 3),
-        ("min_part", 0, 0.5),
-    ):
+    for name, (low, high) in LIMITS.items():
         value = getattr(options, name, low)
         if not low <= value <= high:
             raise UserError(f"--{name} must be from {low} to {high}, got {value:g}")
@@ -72,17 +67,19 @@ def target_frame(run: Run, options: ExportOptions) -> Frame | None:
     return run.frame if options.frame == "files" else None
 
 
-def crop(run: Run, options: GeometryOptions) -> Crop | None:
-    """The crop of --crop, or else the run's where that is on."""
+def opened(
+    run: Run, options: GeometryOptions, name: str, formats: tuple[str, ...], known: tuple[str, ...]
+) -> tuple[Output, Crop | None]:
+    """Where an export of geometry goes, and the crop of --crop, or else the run's where that is on."""
+    output = Output(run.folder, options.out, name, formats, known)
+    output.check(options.overwrite)
     if options.crop is None:
-        return active_crop(run.folder, run.frame)
-    return crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.frame)
-
-
-def tell_extent(run: Run, cut: Crop | None) -> None:
-    """Say what of unbounded space is exported where nobody said so."""
+        cut = active_crop(run.folder, run.frame)
+    else:
+        cut = crop_of(options.crop[:3], options.crop[3:], options.frame, "--crop").placed(run.frame)
     if cut is None and run.config.sampling.kind == "contracted":
         print("exported is data.box of the run, the inner cube that is not contracted; --crop chooses what else")
+    return output, cut
 
 
 def about(run: Run, options: ExportOptions, cut: Crop | None, **more: Any) -> dict[str, Any]:
@@ -124,12 +121,8 @@ def where(run: Run, options: GeometryOptions) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    output = Output(
-        run.folder, options.out, "mesh", formats_of(options.formats, mesh_files.FORMATS), mesh_files.FORMATS
-    )
-    output.check(options.overwrite)
-    cut = crop(run, options)
-    tell_extent(run, cut)
+    formats = formats_of(options.formats, mesh_files.FORMATS)
+    output, cut = opened(run, options, "mesh", formats, mesh_files.FORMATS)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
@@ -153,15 +146,11 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         if not len(shape.faces):
             raise UserError(f"no part of the surface has {options.min_part:g} of its faces; lower --min_part")
         shape, n_unseen = mesh.colored(shape, views, grid.cell, run.device)
-        counts = {
-            "vertices": len(shape.vertices),
-            "faces": len(shape.faces),
-            "small_parts": n_small,
-            "unseen_faces": n_unseen,
-        }
-        moved = shape.in_files(target_frame(run, options))
-        unit = run.frame.distance_to_input(1.0) if run.frame is not None and options.frame == "files" else 1.0
-        content = {format: mesh_files.mesh_bytes(moved, format) for format in output.formats}
+        counts = {"vertices": len(shape.vertices), "faces": len(shape.faces)}
+        counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
+        frame = target_frame(run, options)
+        unit = 1.0 if frame is None else frame.distance_to_input(1.0)
+        content = {format: mesh_files.mesh_bytes(shape.in_files(frame), format) for format in output.formats}
         thresholds = {
             "cell": grid.cell * unit,
             "level": options.level,
@@ -173,39 +162,23 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         work.remove()
 
 
-def point_cloud(run: Run, options: PointsOptions | SplatsOptions, cut: Crop | None, work: Work) -> points.PointCloud:
-    """Points in the wanted frame."""
-    tell_extent(run, cut)
-    box = domain(run.model, run.config, cut, run.frame)
-    views = training_views(run, work, finest=0.0)
-    views.render()
-    return points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
-
-
-def export_points(run: Run, options: PointsOptions) -> None:
-    """Write points."""
-    output = Output(run.folder, options.out, "points", ("ply",), ("ply",))
-    output.check(options.overwrite)
-    cut = crop(run, options)
+def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
+    """Write points, or splats."""
+    name = "splats" if isinstance(options, SplatsOptions) else "points"
+    output, cut = opened(run, options, name, ("ply",), ("ply",))
     with Work(output.file("ply"), key(run, kind="points")) as work:
-        cloud = point_cloud(run, options, cut, work)
-        counts = {"points": len(cloud), "pixels": int(cloud.counts.sum())}
-        more = {"counts": counts, "thresholds": THRESHOLDS}
-        report(output.write({"ply": cloud.ply()}, about(run, options, cut, **more)), counts)
-        work.remove()
-
-
-def export_splats(run: Run, options: SplatsOptions) -> None:
-    """Write splats."""
-    output = Output(run.folder, options.out, "splats", ("ply",), ("ply",))
-    output.check(options.overwrite)
-    cut = crop(run, options)
-    with Work(output.file("ply"), key(run, kind="points")) as work:
-        cloud = point_cloud(run, options, cut, work)
-        counts = {"splats": len(cloud)}
-        more = {"counts": counts, "thresholds": THRESHOLDS}
-        content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
-        report(output.write(content, about(run, options, cut, **more)), counts)
+        box = domain(run.model, run.config, cut, run.frame)
+        views = training_views(run, work, finest=0.0)
+        views.render()
+        cloud = points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
+        counts = {name: len(cloud)}
+        if name == "splats":
+            content = splats.splat_bytes(cloud, options.sh_degree)
+        else:
+            content = cloud.ply()
+            counts["pixels"] = int(cloud.counts.sum())
+        said = about(run, options, cut, counts=counts, thresholds=THRESHOLDS)
+        report(output.write({"ply": content}, said), counts)
         work.remove()
 
 
@@ -221,9 +194,8 @@ def export_cameras(run: Run, options: CamerasOptions) -> None:
     refused = cameras.refusals(capture)
     if asked := [format for format in formats if format in refused]:  # before anything is replaced
         raise UserError(f"--formats {asked[0]}: {refused[asked[0]]}; leave {asked[0]} out")
-    output = OutputFolder(
-        run.folder, options.out, "cameras", options.overwrite, key(run, kind="cameras", formats=formats)
-    )
+    of = key(run, kind="cameras", formats=formats)
+    output = OutputFolder(run.folder, options.out, "cameras", options.overwrite, of)
     if options.formats == "auto":
         for format, why in refused.items():
             print(f"note: {format} is left out: {why}")
@@ -275,8 +247,8 @@ def report(files: list[Path], counts: dict[str, int]) -> None:
 
 EXPORTS = {
     MeshOptions: export_mesh,
-    PointsOptions: export_points,
+    PointsOptions: export_cloud,
     CamerasOptions: export_cameras,
     DepthOptions: export_depth,
-    SplatsOptions: export_splats,
+    SplatsOptions: export_cloud,
 }

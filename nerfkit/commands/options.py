@@ -249,25 +249,31 @@ def export_options(arguments: list[str]) -> ExportOptions:
 def train_options(arguments: list[str]) -> TrainOptions:
     """Options of `nerfkit train`: defaults < run resumed < files < command line."""
     known = first_look(arguments)
-    config = config_module.merged(known.config or [], _config_of_run(known.resume) if known.resume else None)
+    resumed = None
+    if known.resume:  # Python code of the run's is not imported unless it is given again
+        before = read_config(Path(known.resume))
+        resumed = replace(before, model=replace(before.model, module=""), trainer=replace(before.trainer, loss=""))
+    config = config_module.merged(known.config or [], resumed)
     if known.resume:
         config = replace(config, out=known.resume)  # out in a file is for new runs
     default = TrainOptions(**{f.name: getattr(config, f.name) for f in fields(Config)})
     options = parsed(TrainOptions, "train", arguments, default)
-    _take_scene(options, known.data_path)
+    scene, path = options.scene, known.data_path
+    if scene and path is not None and os.path.realpath(path) != os.path.realpath(scene):
+        raise ConfigError(
+            f"the scene is given twice, {shown(scene)} and --data.path {shown(path)}; leave out one of them"
+        )
+    options.data.path = scene or options.data.path
     options.model.options = config.model.options | options.model.options
     config_module.check(options)
-    _check_resume(options)
-    return options
-
-
-def _take_scene(options: TrainOptions, path: str | None) -> None:
-    """Let the folder that stands first be data.path; raise ConfigError if the command line gives another `path`."""
-    if options.scene and path is not None and os.path.realpath(path) != os.path.realpath(options.scene):
+    if options.resume and options.overwrite:
+        raise ConfigError("--resume goes on with a run, --overwrite replaces it; leave out one of them")
+    if options.resume and os.path.realpath(options.out) != os.path.realpath(options.resume):
         raise ConfigError(
-            f"the scene is given twice, {shown(options.scene)} and --data.path {shown(path)}; leave out one of them"
+            f"--resume goes on in {options.resume}, out is {options.out}; leave out --out to go on, "
+            "or --resume to train a new run"
         )
-    options.data.path = options.scene or options.data.path
+    return options
 
 
 def hints(command: str, arguments: list[str]) -> list[str]:
@@ -299,22 +305,3 @@ def first_look(arguments: list[str]) -> argparse.Namespace:
     first.add_argument("--data.path", nargs="?", dest="data_path")
     first.add_argument("-h", "--help", action="store_true")
     return first.parse_known_args(arguments)[0]
-
-
-def _config_of_run(folder: str) -> Config:
-    """What a resumed run was trained with; Python code of its is not imported unless it is given again."""
-    config = read_config(Path(folder))
-    return replace(
-        config, out=folder, model=replace(config.model, module=""), trainer=replace(config.trainer, loss="")
-    )
-
-
-def _check_resume(options: TrainOptions) -> None:
-    """Raise ConfigError for what --resume would ignore."""
-    if options.resume and options.overwrite:
-        raise ConfigError("--resume goes on with a run, --overwrite replaces it; leave out one of them")
-    if options.resume and os.path.realpath(options.out) != os.path.realpath(options.resume):
-        raise ConfigError(
-            f"--resume goes on in {options.resume}, out is {options.out}; leave out --out to go on, "
-            "or --resume to train a new run"
-        )

@@ -6,11 +6,9 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -20,9 +18,9 @@ from nerfkit.config import Config
 from nerfkit.crop import CROP, active_crop
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
-from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import check_memory
 from nerfkit.errors import RunError, UserError
+from nerfkit.export.images import in_files
 from nerfkit.files import OwnFolder
 from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
@@ -54,7 +52,7 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     check_numbers(options)
     run = load_run(options.run, processes.join(options.device), options.module, options.ops)
     run.model.resolved(run.device)
-    cameras = sized_cameras(options, run)
+    cameras = choose_cameras(options, run)
     width, height = max(cameras.sizes(), key=lambda size: size[0] * size[1])
     n_bytes = width * height * sum(BYTES_PER_PIXEL[name] for name in outputs)
     check_memory(n_bytes, f"a frame of {width}x{height}", torch.device("cpu"))
@@ -63,20 +61,21 @@ def main(options: RenderOptions, processes: Processes = ALONE) -> int:
     path = to_json(moved(cameras, run.frame, to_model=False), stems)
     path |= {"checkpoint_step": run.state["step"], "checkpoint_seconds": run.state["seconds"]}
     path |= {"crop": json.loads(crop.to_json())} if crop is not None else {}
-    files = frame_names(stems, outputs)
-    folder = processes.in_turn(lambda: open_folder(options, json.dumps(path), files, processes))
+    kinds = [name for output in outputs for name in FILES[output]]
+    frames = {name: [f"{stem}.png" if name == "rgb" else f"{name}_{stem}.png" for stem in stems] for name in kinds}
+    folder = processes.in_turn(lambda: open_folder(options, json.dumps(path), frames, processes))
     no_video = probe_video()
     if no_video:
         print(f"no video will be written ({no_video}); the frames will be kept")
-
-    image_of = ImageRenderer(run.model, run.background)
-    span = depth_range(run.cameras("train"), run.config)
     if crop is not None:
         print(f"cropped as {options.run / CROP} says; --crop none renders all")
-    with cropped(run.model, crop), telling_what_is_there(folder, processes):
-        frames = render_frames(
-            image_of, cameras.to(run.device), stems, outputs, folder, span, options.resume, run.frame, processes
-        )
+    try:
+        with cropped(run.model, crop):
+            render_frames(run, cameras.to(run.device), outputs, frames, folder, options.resume, processes)
+    except KeyboardInterrupt:
+        if processes.is_first:
+            print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
+        raise
     processes.wait()
     print(f"{len(cameras)} frames: {folder.path}")
     if not no_video and processes.is_first:
@@ -105,56 +104,42 @@ def check_numbers(options: RenderOptions) -> None:
             raise UserError(f"--{name} must be from 1 to {most}, got {number}")
 
 
-def sized_cameras(options: RenderOptions, run: Run) -> Cameras:
-    """The cameras of a path, in the size that is asked for; sets options.path to what `auto` means for the run."""
+def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
+    """Cameras of --path in the size of --size; sets options.path to what `auto` means for the run."""
+    size = None if options.size == (0, 0) else options.size
+    like, n_frames, splits = run.cameras("train"), options.frames or FRAMES, run.scene.splits
     if options.path == "auto":
         options.path = "orbit" if views_surround(run) else "interpolate"
-    cameras = choose_cameras(options, run)
-    return cameras if options.size == (0, 0) else cameras.resized(*options.size)
-
-
-def choose_cameras(options: RenderOptions, run: Run) -> Cameras:
-    """Cameras of --path."""
-    like, n_frames = run.cameras("train"), options.frames or FRAMES
-    if options.frames and (options.path.endswith(".json") or options.path in run.scene.splits):
-        raise UserError(f"{options.path} has cameras of its own; leave out --frames, or choose another --path")
-    if options.path.endswith(".json"):
-        size = None if options.size == (0, 0) else options.size
-        return moved(read_path(Path(options.path), like.size(0), size), run.frame, to_model=True)
-    if options.path in run.scene.splits:
-        return run.cameras(options.path)
+    path, is_file = options.path, options.path.endswith(".json")
+    if options.frames and (is_file or path in splits):
+        raise UserError(f"{path} has cameras of its own; leave out --frames, or choose another --path")
     box = torch.tensor(run.config.data.box).view(2, 3)
     target, up = box.mean(0), torch.tensor(run.scene.up)
-    if options.path == "orbit":
+    if is_file:
+        cameras = moved(read_path(Path(path), like.size(0), size), run.frame, to_model=True)
+    elif path in splits:
+        cameras = run.cameras(path)
+    elif path == "orbit":
         by_kind = run.frame is not None and run.frame.kind != "object"
         elevation = mean_elevation(like, target, up) if by_kind else paths.ELEVATION
-        return paths.orbit(like, target, up, n_frames, elevation)
-    if options.path == "spiral":
-        return paths.spiral(like, target, up, n_frames)
-    if options.path == "interpolate":
-        through = run.cameras("test" if "test" in run.scene.splits else "train")
-        return paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
-    known = ["auto", "orbit", "spiral", "interpolate", *run.scene.splits]
-    near = difflib.get_close_matches(options.path, known, n=1)
-    hint = f"did you mean {near[0]}? There are" if near else "use"
-    raise UserError(f"--path {options.path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
+        cameras = paths.orbit(like, target, up, n_frames, elevation)
+    elif path == "spiral":
+        cameras = paths.spiral(like, target, up, n_frames)
+    elif path == "interpolate":
+        through = run.cameras("test" if "test" in splits else "train")
+        cameras = paths.interpolate(through, options.frames or max(FRAMES, FRAMES_PER_VIEW * len(through)))
+    else:
+        known = ["auto", "orbit", "spiral", "interpolate", *splits]
+        near = difflib.get_close_matches(path, known, n=1)
+        hint = f"did you mean {near[0]}? There are" if near else "use"
+        raise UserError(f"--path {path!r} is unknown; {hint} {', '.join(known)}, or a FILE.json")
+    return cameras if size is None else cameras.resized(*size)
 
 
 def stems_of(path: str, run: Run, n_frames: int) -> list[str]:
     """Names of the frames' files: of a split those of its views, else their numbers."""
     names = run.scene.names(path) if path in run.scene.splits else [""] * n_frames
     return [file_stem(name, frame) if name else f"{frame:04d}" for frame, name in enumerate(names)]
-
-
-@contextmanager
-def telling_what_is_there(folder: OwnFolder, processes: Processes) -> Iterator[None]:
-    """Inside, Ctrl-C ends with a line on the frames that are done."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if processes.is_first:
-            print(f"\nwhat is done is in {folder.path}; the same command with --resume goes on")
-        raise
 
 
 def views_surround(run: Run) -> bool:
@@ -175,16 +160,7 @@ def mean_elevation(cameras: Cameras, target: Tensor, up: Tensor) -> float:
     return math.degrees(torch.asin(heights.clamp(-1, 1)).mean().item())
 
 
-def in_scene(name: str, values: np.ndarray, frame: Frame | None) -> np.ndarray:
-    """An output in the units and axes of the scene's files."""
-    if frame is not None and name.startswith("depth"):
-        return frame.distance_to_input(values)
-    if frame is not None and name == "normal":
-        return frame.directions_to_input(values).astype(values.dtype)
-    return values
-
-
-def open_folder(options: RenderOptions, path: str, files: set[str], processes: Processes) -> OwnFolder:
+def open_folder(options: RenderOptions, path: str, frames: dict[str, list[str]], processes: Processes) -> OwnFolder:
     """The folder of the frames; raises RunError if it holds files that nerfkit did not write. See `prepare`.
 
     The first of several processes prepares it, and lists all frames as nerfkit's for the others.
@@ -195,6 +171,8 @@ def open_folder(options: RenderOptions, path: str, files: set[str], processes: P
     else:
         folder = RunFolder.existing(options.run).child(f"render/{Path(options.path).stem}", "rendering")
     if processes.is_first:
+        images = {file for files in frames.values() for file in files}
+        files = {f"{name}.mp4" for name in frames} | images | {values_file(file) for file in images}
         folder.lock()
         try:
             prepare(folder, path, files, options)
@@ -214,14 +192,14 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
     was = None
     if folder.owns(PATH_FILE):
         was = (folder.path / PATH_FILE).read_text(encoding="utf-8", errors="replace")
-    if options.resume and was is not None and was != path:
+    if options.resume and was not in (None, path):
         raise RunError(
             f"{folder.path} holds frames of another path, size, crop or checkpoint; render all again without --resume, "
             "or choose another folder with --out"
         )
     if was != path:
         earlier = sorted(folder.names() - {PATH_FILE})
-        if earlier and is_of_this_checkpoint(was, path) and not options.overwrite:
+        if earlier and checkpoint_of(was) == checkpoint_of(path) and not options.overwrite:
             raise RunError(
                 f"{folder.path} holds another rendering of this checkpoint: another path, number of frames, size or "
                 f"crop, {len(earlier)} files. --overwrite removes them, --out FOLDER keeps both"
@@ -235,28 +213,17 @@ def prepare(folder: OwnFolder, path: str, files: set[str], options: RenderOption
     folder.write(PATH_FILE, path)
 
 
-def is_of_this_checkpoint(was: str | None, path: str) -> bool:
-    """Whether two path files say the same of the model."""
+def checkpoint_of(path: str | None) -> list[Any]:
+    """What a path file says of the model."""
     try:
-        one, other = json.loads(was or "{}"), json.loads(path)
-        return all(one.get(key) == other[key] for key in other if key.startswith("checkpoint_"))
-    except (ValueError, AttributeError):  # not one that this command has written
-        return False
+        return [json.loads(path or "")[key] for key in ("checkpoint_step", "checkpoint_seconds")]
+    except (ValueError, KeyError, TypeError):  # not one that this command has written
+        return []
 
 
-def frame_names(stems: list[str], outputs: tuple[str, ...]) -> set[str]:
-    """Names of all files of `outputs`, the videos' too."""
-    names = {f"{name}.mp4" for output in outputs for name in FILES[output]}
-    for stem in stems:
-        for file in frame_files(stem, outputs).values():
-            names |= {file, str(Path(file).with_suffix(".npz"))}
-    return names
-
-
-def frame_files(stem: str, outputs: tuple[str, ...]) -> dict[str, str]:
-    """PNG files of one frame by name; values, of all but rgb, are beside them (.npz)."""
-    names = [name for output in outputs for name in FILES[output]]
-    return {name: f"{stem}.png" if name == "rgb" else f"{name}_{stem}.png" for name in names}
+def values_file(file: str) -> str:
+    """Where the values of an image are, of all but rgb."""
+    return str(Path(file).with_suffix(".npz"))
 
 
 def depth_range(cameras: Cameras, config: Config) -> tuple[float, float]:
@@ -268,28 +235,24 @@ def depth_range(cameras: Cameras, config: Config) -> tuple[float, float]:
 
 
 def render_frames(
-    image_of: ImageRenderer,
+    run: Run,
     cameras: Cameras,
-    stems: list[str],
     outputs: tuple[str, ...],
+    frames: dict[str, list[str]],
     folder: OwnFolder,
-    span: tuple[float, float],
     resume: bool,
-    frame: Frame | None,
-    processes: Processes = ALONE,
-) -> dict[str, list[str]]:
-    """Render and save every frame, or this process's share; the PNG files of all by output."""
-    all_files = [frame_files(stem, outputs) for stem in stems]
-    frames = {name: [files[name] for files in all_files] for output in outputs for name in FILES[output]}
+    processes: Processes,
+) -> None:
+    """Render and save every frame, or this process's share; `frames` are the PNG files by what they show."""
+    image_of = ImageRenderer(run.model, run.background)
+    span = depth_range(run.cameras("train"), run.config)
     views, hidden = processes.share(len(cameras)), not processes.is_first
     for view in tqdm(views, desc="rendering", unit="frame", dynamic_ncols=True, disable=hidden):
-        files = all_files[view]
-        if resume and all(folder.owns(file) for file in files.values()):
+        if resume and all(folder.owns(files[view]) for files in frames.values()):
             continue
         images: dict[str, Tensor] = image_of(cameras, view, outputs)
-        for name, file in files.items():
+        values = in_files({name: images[name].numpy() for name in frames}, run.frame)
+        for name, files in frames.items():
             if name != "rgb":  # before the image, which marks the frame as done
-                values = in_scene(name, images[name].numpy(), frame)
-                folder.write(str(Path(file).with_suffix(".npz")), npz_bytes(**{name: values}))
-            folder.write(file, png_bytes(preview(name, images, span)))
-    return frames
+                folder.write(values_file(files[view]), npz_bytes(**{name: values[name]}))
+            folder.write(files[view], png_bytes(preview(name, images, span)))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +19,6 @@ from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, p
 from nerfkit.config.recipe import value_text
 from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
-from nerfkit.data.notes import Note
-from nerfkit.data.readers import READERS, formats_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.device import check_memory, pick_device
@@ -95,12 +92,15 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
     seed_everything(config.seed)  # what a model of one's own may draw
     trainer = Trainer(config, views.cameras, images, scene=scene, device=device, processes=processes)
     progress = Progress(trainer, scene)
+    settings = config.trainer
     with StopSignals() as signals:
         if options.resume:
             go_on(trainer, folder, scene)
         print(summary(scene, trainer, folder.path, options))
         if trainer.progress >= 1:
-            tell_that_nothing_is_left(trainer)
+            time = f"--trainer.max_seconds, now {settings.max_seconds:g}, of which {trainer.seconds:.1f} are used"
+            more = time if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
+            print(f"nothing is left to train; to go on, raise {more}")
         if not options.resume and (number := begin(trainer, folder, scene, signals)):
             return 128 + number
         progress.attach(folder)
@@ -109,21 +109,29 @@ def train(options: TrainOptions, device: torch.device, page: Page | None, proces
         if not finished:
             if viewer is not None:
                 viewer.drop_jobs()
-            print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {to_go_on(config, folder)}", flush=True)
+            own = {"--model.module": config.model.module, "--trainer.loss": settings.loss}
+            words = [word for option, value in own.items() if value for word in (option, value)]
+            command = as_typed("train", "--resume", folder.path, *words)
+            print(f"\nstopped at step {trainer.step}, saved. Go on with:\n  {command}", flush=True)
             progress.finish(stopped=True)
             progress.close()
             number = agreed_signal(signals, processes)
             processes.wait()
             return 128 + number
         progress.finish()
-    limit = config.trainer.max_seconds
+    limit = settings.max_seconds
     over = f": ended by trainer.max_seconds {limit:g}" if limit and trainer.seconds >= limit else ""
     print(f"trained {trainer.step} steps in {trainer.seconds:.1f} s{' in all' if options.resume else ''}{over}")
-    tell_adjustments(trainer)
+    if moved := trainer.adjustments.stats():
+        turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
+        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
     progress.close(score(scene, trainer, folder))
-    tell_the_end(trainer, folder)
+    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_module(config))}")
     if viewer is not None:
-        show_until_stopped(viewer, trainer)
+        viewer.detach(trainer)
+        with StopSignals() as signals:
+            print(f"the viewer goes on at {page.address} until Ctrl-C", flush=True)
+            viewer.serve(signals.arrived)
     return 0
 
 
@@ -132,25 +140,16 @@ def find_scene(options: TrainOptions) -> Scene:
     data, before = options.data, read_config(Path(options.resume)).data if options.resume else None
     if before is not None and data.path == before.path and not os.path.exists(data.path):
         raise RunError(f"the run's scene is no longer at {shown(data.path)}; give its folder with --data.path FOLDER")
+    frame = run_frame(Path(options.resume)) if options.resume else None
     try:
-        return scene_of(options, run_frame(Path(options.resume)) if options.resume else None)
+        return scene_of(options, frame)
     except SceneError as error:
-        raise SceneError(of_another_format(data, before) or str(error)) from None
-
-
-def of_another_format(data: DataConfig, before: DataConfig | None) -> str:
-    """What to do where the folder holds no scene of data.format, that of the run `before` if there is one; or ""."""
-    folder, wanted = Path(os.path.expanduser(data.path)), READERS.get(data.format)
-    if wanted is None or not os.path.isdir(folder) or wanted.recognises(folder):
-        return ""
-    if before is not None and before.format == data.format:
-        return (
-            f"the run was trained on a scene of format {data.format}, at {shown(before.path)}; {shown(folder)} is "
-            "another one. Give the run's with --data.path, or train a new run without --resume"
-        )
-    found = formats_of(folder)
-    hint = f"format {data.format} needs {wanted.needs}; {shown(folder)} looks like {' or '.join(found)}: "
-    return f"{hint}leave out --data.format, or choose {' or '.join(found)}" if found else ""
+        if before is None or before.path == data.path:
+            raise
+        raise SceneError(
+            f"{error}. The run was trained on a scene of format {before.format}, at {shown(before.path)}; give that "
+            "one with --data.path, or train a new run without --resume"
+        ) from None
 
 
 def open_folder(options: TrainOptions, config: Config, scene: Scene, processes: Processes = ALONE) -> RunFolder:
@@ -180,15 +179,6 @@ def go_on(trainer: Trainer, folder: RunFolder, scene: Scene) -> None:
         drop_later_lines(folder, trainer.step)  # before a viewer reads them
 
 
-def tell_that_nothing_is_left(trainer: Trainer) -> None:
-    """Print what to raise so that a run goes on which is at its end."""
-    settings = trainer.config.trainer
-    seconds = settings.max_seconds
-    limit = f"--trainer.max_seconds, now {seconds:g}, of which {trainer.seconds:.1f} are used" if seconds else ""
-    more = limit if trainer.scheduled < settings.steps else f"--trainer.steps, now {settings.steps}"
-    print(f"nothing is left to train; to go on, raise {more}")
-
-
 def begin(trainer: Trainer, folder: RunFolder, scene: Scene, signals: StopSignals) -> int:
     """The first step, after which the run folder is begun; the number of a signal that came before it, or 0."""
     trainer.timed_step()  # fails, if it does, before an earlier run is replaced
@@ -213,24 +203,6 @@ def own_module(config: Config) -> tuple[str, ...]:
     return ("--module", config.model.module) if config.model.module else ()
 
 
-def to_go_on(config: Config, folder: RunFolder) -> str:
-    """The command that goes on with a run."""
-    own = {"--model.module": config.model.module, "--trainer.loss": config.trainer.loss}
-    return as_typed("train", "--resume", folder.path, *(word for pair in own.items() if pair[1] for word in pair))
-
-
-def tell_adjustments(trainer: Trainer) -> None:
-    """Print how far cameras moved that were refined."""
-    if moved := trainer.adjustments.stats():
-        turned, shifted = moved["cameras_turned"], moved["cameras_shifted"]
-        print(f"cameras moved by {turned:.3g} degrees and {shifted:.3g} scene units (rms over the training views)")
-
-
-def tell_the_end(trainer: Trainer, folder: RunFolder) -> None:
-    """Print where the run is, and what to do next."""
-    print(f"run folder: {folder.path}\nnext: {as_typed('render', folder.path, *own_module(trainer.config))}")
-
-
 def start_viewer(
     page: Page, trainer: Trainer, scene: Scene, images: ImagePool, folder: RunFolder, signals: StopSignals
 ) -> TrainingViewer:
@@ -243,14 +215,6 @@ def start_viewer(
     viewer.attach(trainer)
     print(page.how_to_reach())
     return viewer
-
-
-def show_until_stopped(viewer: TrainingViewer, trainer: Trainer) -> None:
-    """After the training, keep the viewer until Ctrl-C."""
-    viewer.detach(trainer)
-    with StopSignals() as signals:
-        print(f"the viewer goes on at {viewer.page.address} until Ctrl-C", flush=True)
-        viewer.serve(signals.arrived)
 
 
 def check_sizes(config: ResolvedConfig, device: torch.device) -> None:
@@ -293,18 +257,12 @@ def score(scene: Scene, trainer: Trainer, folder: RunFolder) -> dict[str, Any] |
     return metrics
 
 
-def span(trainer: Trainer) -> str:
-    """The steps that are to be trained, and the time limit."""
-    limit = trainer.config.trainer.max_seconds
-    used = f", of which {trainer.seconds:.1f} s are used" if trainer.seconds else ""
-    return f"steps {trainer.step} to {trainer.last_step}" + (f", at most {limit:g} s{used}" if limit else "")
-
-
 def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions) -> str:
     """Summary of what is about to be trained."""
-    config, cameras, model = trainer.config, trainer.cameras, trainer.model
-    n_parameters = sum(p.numel() for p in model.parameters())
+    config, model, processes = trainer.config, trainer.model, trainer.processes
+    data, settings = config.data, config.trainer
     counts = ", ".join(f"{len(views.cameras)} {split}" for split, views in scene.views.items())
+    n_parameters = sum(p.numel() for p in model.parameters())
     parts = ""
     if isinstance(model, Renderer):
         stages = [type(stage).__name__ for stage in (model.encoder, model.aggregator) if stage is not None]
@@ -312,79 +270,67 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
             f", a grid of {config.model.base_resolution} to {config.model.max_resolution} cells a side, along the ray: "
             f"{' and '.join(stages) or 'nothing'}"
         )
-    lines = [
-        f"scene     {scene.name} ({scene.format}): {counts} views of {in_words(cameras.sizes())}, "
-        f"{config.data.background} background",
-        *note_lines(scene.notes, "note"),
-        *note_lines(scene.frame.notes if scene.frame is not None else (), "frame"),
-        f"images    {trainer.views.source.text}",
-        f"{space_text(config)}",
-        f"model     {config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}",
-        *of_each_view(config),
-        f"training  {span(trainer)}, {config.trainer.samples} samples a step, learning rate "
-        f"{config.trainer.learning_rate:g}, table decay {config.trainer.table_decay:g}"
-        f"{', loss ' * bool(config.trainer.loss)}{config.trainer.loss}",
-        *in_parallel(trainer),
-        *decision_lines(config, options.verbose),
-        *(f"op        {op:<19} {chosen.backend:<6} ({chosen.reason})" for op, chosen in trainer.resolved().items()),
-        f"device    {trainer.device}; {how_it_runs(trainer)}",
-        *not_scored(scene, config),
-        f"run       {folder}",
+    limit = f", at most {settings.max_seconds:g} s" if settings.max_seconds else ""
+    used = f", of which {trainer.seconds:.1f} s are used" if limit and trainer.seconds else ""
+    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
+    rows = [
+        (
+            "scene",
+            f"{scene.name} ({scene.format}): {counts} views of {in_words(trainer.cameras.sizes())}, {data.background} "
+            "background",
+        ),
+        *(("note", str(note)) for note in scene.notes),
+        *(("frame", str(note)) for note in (scene.frame.notes if scene.frame is not None else ())),
+        ("images", trainer.views.source.text),
+        where_samples_are(config),
+        ("model", f"{config.model.kind}, {n_parameters / 1e6:.2f} M parameters{parts}"),
+        *[("views", f"learned of each training view, too: {' and '.join(learned)}")] * bool(learned),
+        (
+            "training",
+            f"steps {trainer.step} to {trainer.last_step}{limit}{used}, {settings.samples} samples a step, learning "
+            f"rate {settings.learning_rate:g}, table decay {settings.table_decay:g}"
+            f"{', loss ' * bool(settings.loss)}{settings.loss}",
+        ),
     ]
-    return "\n".join(lines)
+    if processes.size > 1:
+        text = (
+            f"{processes.text}; each draws {settings.samples} samples a step, and a step counts as "
+            f"{trainer.steps_at_once:g} of trainer.steps {settings.steps}"
+        )
+        rows.append(("parallel", text))
+    rows += [
+        *decisions(config, options.verbose),
+        *(("op", f"{op:<19} {chosen.backend:<6} ({chosen.reason})") for op, chosen in trainer.resolved().items()),
+        ("device", f"{trainer.device}; {how_it_runs(trainer)}"),
+    ]
+    if config.eval.after_training and config.eval.split not in scene.views:
+        rows.append(("scoring", f"none: the scene has no {config.eval.split} views, only {', '.join(scene.views)}"))
+    rows.append(("run", str(folder)))
+    return "\n".join(f"{name:<9} {text}" for name, text in rows)
 
 
-def note_lines(notes: Iterable[Note], name: str) -> list[str]:
-    """A line each, that begins with `name`."""
-    return [f"{name:<9} {note}" for note in notes]
-
-
-def decision_lines(config: ResolvedConfig, verbose: bool) -> list[str]:
+def decisions(config: ResolvedConfig, verbose: bool) -> list[tuple[str, str]]:
     """Who decided the options that may be auto: how many, or with `verbose` each."""
     if verbose:
         return [
-            f"option    {name} {value_text(decision.value)} ({decision.by}{': ' * bool(decision.why)}{decision.why})"
-            for name, decision in config.decisions.items()
+            ("option", f"{name} {value_text(made.value)} ({made.by}{': ' * bool(made.why)}{made.why})")
+            for name, made in config.decisions.items()
         ]
-    n_auto = sum(decision.by not in ("user", "preset") for name, decision in config.decisions.items() if name != "size")
-    return [f"options   size {config.size}; {n_auto} options were left as auto: -v prints what decided each"]
+    n_auto = sum(made.by not in ("user", "preset") for name, made in config.decisions.items() if name != "size")
+    text = f"size {config.size}; {n_auto} options were left as auto: -v prints what decided each"
+    return [("options", text)]
 
 
-def space_text(config: Config) -> str:
-    """Where samples are put, in a line."""
+def where_samples_are(config: Config) -> tuple[str, str]:
     low, high = ([float(f"{x:.4g}") for x in corner] for corner in (config.data.box[:3], config.data.box[3:]))
     sampling, corners = config.sampling, f"{low} to {high}"
     if sampling.kind != "contracted":
-        return f"box       {corners}, step {sampling.step:g}"
-    return (
-        f"space     unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, "
-        f"step {sampling.step:g} and at least {sampling.cone:.4g} of the distance"
+        return "box", f"{corners}, step {sampling.step:g}"
+    text = (
+        f"unbounded, contracted outside of {corners}: from {sampling.near:.4g} to {sampling.far:.4g}, step "
+        f"{sampling.step:g} and at least {sampling.cone:.4g} of the distance"
     )
-
-
-def of_each_view(config: Config) -> list[str]:
-    """A line where something is learned of each training view."""
-    data = config.data
-    learned = ["its light"] * (data.appearance == "affine") + ["its pose"] * (data.poses == "refine")
-    return [f"views     learned of each training view, too: {' and '.join(learned)}"] if learned else []
-
-
-def in_parallel(trainer: Trainer) -> list[str]:
-    """A line where several processes train."""
-    processes, steps = trainer.processes, trainer.config.trainer.steps
-    if processes.size == 1:
-        return []
-    return [
-        f"parallel  {processes.text}; each draws {trainer.config.trainer.samples} samples a step, "
-        f"and a step counts as {trainer.together.steps_at_once:g} of trainer.steps {steps}"
-    ]
-
-
-def not_scored(scene: Scene, config: Config) -> list[str]:
-    """A line, before training, where nothing will be scored after it."""
-    split = config.eval.split
-    missing = config.eval.after_training and split not in scene.views
-    return [f"scoring   none: the scene has no {split} views, only {', '.join(scene.views)}"] if missing else []
+    return "space", text
 
 
 def how_it_runs(trainer: Trainer) -> str:
@@ -394,6 +340,6 @@ def how_it_runs(trainer: Trainer) -> str:
     recorded = "a step is one CUDA graph" if trainer.training_step.static_shapes else f"a step runs op by op{why}"
     if not trainer.config.trainer.deterministic:
         return recorded
-    costs_nothing = trainer.device.type == "cpu"
-    price = "which costs nothing on a CPU" if costs_nothing else "for which a step takes about 1.2 times as long"
+    on_cpu = trainer.device.type == "cpu"
+    price = "which costs nothing on a CPU" if on_cpu else "for which a step takes about 1.2 times as long"
     return f"{recorded}; deterministic: the same bits from the same seed, {price}"

@@ -20,11 +20,9 @@ from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.scene import Scene, Views
-from nerfkit.data.scene_transform.doubts import doubts_of_cameras
+from nerfkit.data.scene_transform.doubts import check_met, doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import Frame, identity_frame
-from nerfkit.data.scene_transform.rig import vector_text
-from nerfkit.data.scene_transform.stated_box import check_met, common_point, doubts_of_box
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
@@ -93,16 +91,15 @@ def fitted_lens(image: PosedImage, header: ImageHeader, downscale: float) -> Len
     Raises SceneError if the image's shape is not the lens's.
     """
     lens, width, height = image.lens, header.width, header.height
+    if not has_shape(lens, width, height):
+        is_turned = (lens.height, lens.width) == (width, height)
+        turned = ", turned: its EXIF orientation may be missing" if is_turned else ""
+        raise SceneError(
+            f"image {shown(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
+            f"{lens.width}x{lens.height} images; give the images that the camera was found with, or resized ones of "
+            "the same shape"
+        )
     if (lens.width, lens.height) != (width, height):
-        if not has_shape(lens, width, height):
-            turned = (
-                ", turned: its EXIF orientation may be missing" if (lens.height, lens.width) == (width, height) else ""
-            )
-            raise SceneError(
-                f"image {shown(image.found or image.file)} is {width}x{height}{turned}, but its camera is of "
-                f"{lens.width}x{lens.height} images; give the images that "
-                "the camera was found with, or resized ones of the same shape"
-            )
         lens = lens.resized(width, height)
     if downscale != 1:
         sides = [side / downscale if downscale > 0 else 0.0 for side in (width, height)]
@@ -145,19 +142,17 @@ def assemble(
         unbounded: what lies outside of the `box` counts, too: near, far and the kind of scene are found.
     """
     images, notes = _present_images(capture)
-    headers, lenses = {}, {}
-    for image in images:
-        header = turned_for(image.lens, image.header or image_header(image.found))
-        headers[image.name] = header
-        lenses[image.name] = fitted_lens(image, header, downscale)
+    headers = {image.name: turned_for(image.lens, image.header or image_header(image.found)) for image in images}
+    lenses = {image.name: fitted_lens(image, headers[image.name], downscale) for image in images}
     if cutout:
         check_cut_out(images, [headers[image.name].has_alpha for image in images])
+        notes.append(CUT_OUT)
     splits, rule = split_names(capture, images)
     if "train" not in splits:
         raise SceneError(f"{capture.name} has no training views, only {', '.join(splits) or 'none'}")
-    if box is not None and frame is None and not unbounded:
-        check_met(capture, splits["train"], np.reshape(box, (2, 3)))
     if frame is None:
+        if box is not None and not unbounded:
+            check_met(capture, splits["train"], np.reshape(box, (2, 3)))
         training = [image.name for image in splits["train"]]
         has_alpha = any(header.has_alpha for header in headers.values())
         frame = scene_frame(capture, training, has_alpha or cutout, box, unbounded)
@@ -176,8 +171,6 @@ def assemble(
             f"{len(turned)} of {len(images)} images are turned by their EXIF orientation (the first: "
             f"{shown(turned[0])}), so that the poses have to be of the turned images"
         )
-    if cutout:
-        notes.append(CUT_OUT)
     return Scene(
         capture.name, capture.format, views, tuple(frame.up.tolist()), frame,
         notes_of(*capture.notes, *notes, f"splits {rule}"), capture.format_again, capture.points,
@@ -221,32 +214,19 @@ def scene_frame(
         frame = find_frame(capture, training, has_alpha)
     else:
         corners = np.array(box or DEFAULT_BOX, dtype=np.float64).reshape(2, 3)
-        frame = identity_frame(corners, up=capture.up or (0.0, 0.0, 1.0))
-        lines = _missed(capture, corners) if box is None else doubts_of_box(capture, images, corners)
-        frame = replace(frame, notes=(*frame.notes, *as_warnings(lines)))
+        frame = identity_frame(corners, capture.up or (0.0, 0.0, 1.0))
+        doubts = doubts_of_box(capture, images, corners, is_given=box is not None)
+        frame = replace(frame, notes=(*frame.notes, *as_warnings(doubts)))
         if box is not None and unbounded:
-            frame = _with_surroundings(frame, find_frame(capture, training, has_alpha))
+            found = find_frame(capture, training, has_alpha)
+            near, far = found.near / found.scale, found.far / found.scale
+            text = (
+                f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' "
+                "units"
+            )
+            notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
+            frame = replace(frame, kind=found.kind, near=near, far=far, notes=notes)
     return replace(frame, notes=(*frame.notes, *as_warnings(doubts_of_cameras(images, frame))))
-
-
-def _with_surroundings(frame: Frame, found: Frame) -> Frame:
-    """`frame`, of the files and a box, with kind, near and far of the frame that would be `found` without the box."""
-    near, far = found.near / found.scale, found.far / found.scale
-    text = f"outside of the box, as without one: kind {found.kind}, near {near:.4g}, far {far:.4g} in the files' units"
-    notes = notes_of(*frame.notes, text, *as_warnings(found.warnings()))
-    return replace(frame, kind=found.kind, near=near, far=far, notes=notes)
-
-
-def _missed(capture: Capture, box: np.ndarray) -> list[str]:
-    """A line if what the cameras look at lies outside of the `box` [2, 3] that was taken without asking."""
-    focus = common_point(capture.images)
-    if focus is None or ((box[0] <= focus) & (focus <= box[1])).all():
-        return []
-    return [
-        f"the cameras look at {vector_text(focus)}, outside of the default box of "
-        f"{capture.format} scenes, {vector_text(box[0])} to {vector_text(box[1])}; "
-        "give data.box around it, in the coordinates of the files"
-    ]
 
 
 def turned_for(lens: Lens, header: ImageHeader) -> ImageHeader:

@@ -78,25 +78,22 @@ def load_capture(
         raise SceneError("no scene given: nerfkit train SCENE, or data.path, takes the folder of a scene")
     folder = _path(path, "data.path")
     if not os.path.isdir(folder) and not (os.path.isfile(folder) and video_frames.is_video(folder)):
-        raise SceneError(f"data.path: {shown(folder)} {_what_is_there(folder)}")
+        what = f"is not a folder, nor a video; is the folder {shown(folder.parent)} meant?"
+        raise SceneError(f"data.path: {shown(folder)} {what if os.path.lexists(folder) else why_missing(folder)}")
     if format not in ("auto", *readers.READERS):
         raise SceneError(f"data.format: unknown format {format!r}; known: auto, {', '.join(readers.READERS)}")
-    formats = readers.formats_of(folder) if format == "auto" else [format]
-    if formats:
+    found = readers.formats_of(folder)
+    if format != "auto" and format not in found and found:
+        raise SceneError(
+            f"data.format: {format} needs {readers.READERS[format].needs}, but {shown(folder)} looks like "
+            f"{' or '.join(found)}: leave out --data.format, or choose {' or '.join(found)}"
+        )
+    if formats := found if format == "auto" else [format]:
         return resolve_files(readers.read(folder, formats, seeks_points))
-    if not os.path.isfile(folder) and not _has_photographs(folder):
-        raise SceneError(_why_unknown(folder))
-    _check_not_inside(folder)
+    _check_photographs(folder)
     report(f"{shown(folder)} has no camera poses; they are looked for")
     solved = solve(folder, _path(sfm, "data.sfm") if sfm else None, report)
     return replace(resolve_files(readers.read(solved, ["colmap"])), is_solved=True)
-
-
-def _what_is_there(path: Path) -> str:
-    """Why a path is no scene, and what might be meant."""
-    if os.path.lexists(path):
-        return f"is not a folder, nor a video; is the folder {shown(path.parent)} meant?"
-    return why_missing(path)
 
 
 def format_elsewhere(path: str, format: str) -> str:
@@ -112,40 +109,32 @@ def _path(text: str, option: str) -> Path:
         raise SceneError(f"{option}: {shown(text)} cannot be a folder: {error}") from None
 
 
-def _has_photographs(folder: Path) -> bool:
-    """Whether there are plain photographs in the folder, in its sub-folder images, or in others that are no scenes."""
-    try:
-        with os.scandir(image_folder(folder)) as entries:
-            entries = list(entries)
-    except OSError:
-        return False
-    if any(entry.name.lower().endswith(SUFFIXES) for entry in entries):
-        return True
-    folders = [Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
-    if any(map(readers.formats_of, folders)):  # a folder of scenes
-        return False
-    return any(name.lower().endswith(SUFFIXES) for inner in folders for name in os.listdir(inner))
-
-
-def _why_unknown(folder: Path) -> str:
-    """Why there is nothing to read: images of kinds that are not read, such as HEIC, or what else would be needed."""
+def _check_photographs(folder: Path) -> None:
+    """Raise SceneError for a folder without photographs, in its sub-folder images or others that are no scenes, or one
+    that is of a scene with poses."""
+    if folder.is_file():  # a video
+        return
     place = image_folder(folder)
     try:
-        with os.scandir(place) as entries:
-            endings = [os.path.splitext(entry.name)[1].lower() for entry in entries]
+        entries = list(place.iterdir())
+        inner = [entry for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+        files = entries if any(map(readers.formats_of, inner)) else [*entries, *(f for i in inner for f in i.iterdir())]
     except OSError:
-        endings = []
-    if kinds := Counter(ending for ending in endings if ending in OTHERS):
-        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-        return f"data.path: {shown(place)} holds images that are not read ({listed}); convert them to JPEG or PNG"
-    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
-    expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
-    return f"data.path: no known scene format in {shown(folder)} ({expected})"
-
-
-def _check_not_inside(folder: Path) -> None:
-    """Raise SceneError if the photographs are those of a scene that has poses."""
+        entries = files = []
+    if not any(file.suffix.lower() in SUFFIXES for file in files):
+        raise SceneError(f"data.path: {_why_unknown(folder, entries)}")
     folder = folder.resolve()
-    if os.path.isdir(folder) and IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
+    if IMAGE_FOLDER.fullmatch(folder.name) and readers.formats_of(folder.parent):
         scene = shown(folder.parent)
         raise SceneError(f"data.path: {shown(folder)} holds the images of the scene {scene}; give that folder")
+
+
+def _why_unknown(folder: Path, entries: list[Path]) -> str:
+    """Why there is nothing to read: images of kinds that are not read, such as HEIC, or what else would be needed."""
+    if kinds := Counter(entry.suffix.lower() for entry in entries if entry.suffix.lower() in OTHERS):
+        listed = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        place = shown(image_folder(folder))
+        return f"{place} holds images that are not read ({listed}); convert them to JPEG or PNG"
+    expected = "; ".join(f"{name} needs {reader.needs}" for name, reader in readers.READERS.items())
+    expected += "; otherwise photographs (JPEG, PNG, WebP) or a video, of which poses are found"
+    return f"no known scene format in {shown(folder)} ({expected})"

@@ -10,7 +10,7 @@ import torch
 
 from nerfkit.config import Config, flat, to_dict
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.scene_transform.stated_box import NEXT_TO_NONE
+from nerfkit.data.scene_transform.doubts import NEXT_TO_NONE
 from nerfkit.errors import ConfigError, SceneError
 from nerfkit.model.base import Model
 from nerfkit.model.registry import MODELS, import_models, model_class

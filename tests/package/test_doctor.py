@@ -29,6 +29,12 @@ def test_a_library_that_did_not_load_says_what_it_is_for(tmp_path: Path):
     assert native.targets_of(path) is native.targets_of(tmp_path / "none.so") is None
 
 
+def test_the_page_names_all_that_can_be_missing():
+    text = "\n".join(doctor.report()[0])
+    assert_names(text, "verdict", "lltm", "the viewer: ", "poses of photographs: ")
+    assert_names(text, *(library.path.name for library in native.libraries()))
+
+
 @pytest.mark.parametrize("backend", native.LIBRARIES)
 def test_what_a_file_says_is_what_its_library_says(backend: str):
     if not native.loaded(backend):
@@ -53,19 +59,14 @@ def test_a_fused_op_is_held_to_its_definition(device: str, monkeypatch):
     assert_names(doctor._error_on(device), "definition")
 
 
-def test_every_gpu_is_named_on_which_it_ran(two_gpus, monkeypatch):
-    monkeypatch.setattr(doctor, "_error_on", lambda device: None)
+@pytest.mark.parametrize("fails", [(), ("cuda:1",)])
+def test_every_gpu_is_named_and_one_that_fails_is_a_verdict(two_gpus, monkeypatch, fails: tuple[str, ...]):
+    monkeypatch.setattr(doctor, "_error_on", lambda device: "no kernel image" if device in fails else None)
     lines, broken = doctor._run_on_gpus()
-    assert broken is None and len(lines) == 2
-    for i in (0, 1):
-        assert_names(lines[i], f"cuda:{i}", f"Card {i}")
-
-
-def test_a_gpu_that_fails_is_a_verdict(two_gpus, monkeypatch):
-    monkeypatch.setattr(doctor, "_error_on", lambda device: "no kernel image" if device == "cuda:1" else None)
-    lines, broken = doctor._run_on_gpus()
-    assert broken == "no kernel image"
-    assert_names(lines[1], "no kernel image", "cuda:1", "Card 1")
+    assert broken == ("no kernel image" if fails else None) and len(lines) == 2
+    for index, line in enumerate(lines):
+        assert_names(line, f"cuda:{index}", f"Card {index}")
+        assert ("no kernel image" in line) == (f"cuda:{index}" in fails)
 
 
 def test_without_a_gpu_it_has_run_on_none(monkeypatch):

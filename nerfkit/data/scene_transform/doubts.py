@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What speaks against a capture as a whole: cameras that no scene fits, and pictures that show nothing.
+"""What speaks against a capture as a whole: cameras that no scene fits, a box beside it, pictures that show nothing.
 
-Training goes on, for nothing here is certain. A line each says what was found, and what to change.
+Training goes on, for hardly anything here is certain. A line each says what was found, and what to change.
 """
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from statistics import mean
 
 import numpy as np
+import torch
 
-from nerfkit.data.capture import PosedImage
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.images.pool import ImagePool
-from nerfkit.data.scene_transform.evidence import half_tangents
-from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.data.scene_transform.rig import Rig, evenly, measure
+from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
+from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
+from nerfkit.errors import SceneError
+from nerfkit.ops.march import box_span
 from nerfkit.reading import shown
 
 STRAY = 100.0  # times as far from the median position as 90 % of the cameras are
@@ -25,6 +28,10 @@ SMALL_RIG = 0.01  # of the diagonal of a box that is given: cameras closer toget
 MAX_VIEWS = (50, 2000)  # evenly spaced: whose points are asked for, and that may see them
 DISTANCES = np.geomspace(0.01, 100.0, 16)  # of points that are asked for [baselines, or distances to the focus]
 MAX_NAMES = 3
+FEW = 0.01  # share of the points inside a box, or of the rays that meet it, below which there is a warning
+NEXT_TO_NONE = 1e-4  # of the rays: nothing can be trained
+RAY_VIEWS, SIDE = 256, 17  # evenly spaced, whose rays are tried; rays of each, both ways
+FOCUSED, NEAR_AXES = 0.9, 0.3  # share of cameras before their common point; mean distance of their axes from it
 PLAIN = 2.0  # of 255: standard deviation of a picture that shows nothing
 MOST = 0.9  # share of the pictures that have to be plain, or copies
 SAMPLED_PIXELS = 1024  # of a picture
@@ -51,7 +58,7 @@ def doubts_of_cameras(images: Sequence[PosedImage], frame: Frame) -> list[str]:
     return lines + (_overlap(images, rig) if rig.baseline > 0 else [])
 
 
-def _strays(images: list[PosedImage], rig: Rig) -> list[str]:
+def _strays(images: Sequence[PosedImage], rig: Rig) -> list[str]:
     """A line of cameras that are far away from all others."""
     middle = np.median(rig.positions, axis=0)
     distances = np.linalg.norm(rig.positions - middle, axis=1)  # [V]
@@ -66,18 +73,16 @@ def _strays(images: list[PosedImage], rig: Rig) -> list[str]:
     ]
 
 
-def _parallax(images: list[PosedImage], rig: Rig, frame: Frame) -> list[str]:
+def _parallax(images: Sequence[PosedImage], rig: Rig, frame: Frame) -> list[str]:
     """A line of cameras that see everything from one place, as good as."""
     if rig.baseline == 0:
         return [
             f"all {len(images)} training cameras stand at one point: nothing says how far anything is, and the field "
             "may put it anywhere; move the camera between the pictures, or check the positions in the files"
         ]
-    if frame.kind != "forward":
-        return []
     distance = float(np.linalg.norm(frame.center - rig.mean_position))
     pixels = max(max(image.lens.focal) for image in images) * 2 * rig.baseline / max(distance, rig.baseline)
-    if pixels >= LEAST_PARALLAX:
+    if frame.kind != "forward" or pixels >= LEAST_PARALLAX:
         return []
     return [
         f"what the cameras look at, {distance:.3g} away, has a parallax of {pixels:.2g} pixels between views up to "
@@ -86,27 +91,87 @@ def _parallax(images: list[PosedImage], rig: Rig, frame: Frame) -> list[str]:
     ]
 
 
-def _overlap(images: list[PosedImage], rig: Rig) -> list[str]:
+def _overlap(images: Sequence[PosedImage], rig: Rig) -> list[str]:
     """A line if no point before one camera is in the image of another one; what hides what does not count."""
     chosen = evenly(len(images), MAX_VIEWS[1])
     tangents = np.array([half_tangents(images[k].lens) for k in chosen])  # [V, 2]
     wide = np.array([images[k].lens.is_fisheye for k in chosen])
     poses = rig.poses[chosen]
-    scale = max(rig.baseline, rig.distance) if rig.focus is not None else rig.baseline
+    scale = max(rig.baseline, rig.distance)
     corners = np.stack(np.meshgrid(*[np.linspace(-0.95, 0.95, 5)] * 2, indexing="ij"), axis=-1).reshape(-1, 2)
     for view in evenly(len(poses), MAX_VIEWS[0]):
         across = np.concatenate([corners * tangents[view], -np.ones((len(corners), 1))], axis=-1)  # [25, 3]
         local = (across[:, None] * (scale * DISTANCES)[:, None]).reshape(-1, 3)
         points = local @ poses[view, :, :3].T + poses[view, :, 3]  # [25 * 16, 3]
         for other in range(len(poses)):
-            x, y, z = ((points - poses[other, :, 3]) @ poses[other, :, :3]).T
-            inside = (z < 0) & (np.abs(x) < -z * tangents[other, 0]) & (np.abs(y) < -z * tangents[other, 1])
-            if other != view and (wide[other] or inside.any()):
+            if other != view and (wide[other] or len(seen_by(points, poses[other], tangents[other]))):
                 return []
     return [
         f"no point is seen by two of the {len(images)} training views, which all look away from each other: nothing "
         "says how far anything is; give pictures that overlap, or check that poses are camera-to-world, in OpenGL axes"
     ]
+
+
+def doubts_of_box(capture: Capture, images: Sequence[PosedImage], box: np.ndarray, is_given: bool = True) -> list[str]:
+    """A line if hardly any sparse point is in the `box` [2, 3], or hardly any ray of the training `images` meets it."""
+    if not images:
+        return []
+    points = capture.points.positions if capture.points is not None else np.zeros((0, 3))
+    rays, inside, focus = share_of_rays(images, box), _inside(points, box), common_point(images)
+    missed = focus is not None and not _inside(focus[None], box)
+    if rays >= FEW and (not missed if inside is None else inside >= FEW):
+        return []
+    parts = [f"{100 * rays:.2g} % of the rays of the training views meet it"]
+    if inside is not None:
+        middle = corner_text(np.quantile(points, (0.05, 0.95), axis=0))
+        parts += [f"{100 * inside:.2g} % of {len(points)} sparse points are inside, most lie from {middle}"]
+    if focus is not None:
+        parts.append(f"the cameras look at {vector_text(focus)}")
+    name, advice = "data.box", "set data.box around what is to be modelled, in the coordinates of the files"
+    if is_given:
+        advice += ", or leave it out"
+    else:
+        name = f"the default box of {capture.format} scenes"
+    return [f"{name} {corner_text(box)}: {', '.join(parts)}; {advice}"]
+
+
+def check_met(capture: Capture, images: Sequence[PosedImage], box: np.ndarray) -> None:
+    """Raise SceneError if next to no ray of the training `images` meets the `box` [2, 3]."""
+    if share_of_rays(images, box) < NEXT_TO_NONE:
+        raise SceneError(*doubts_of_box(capture, images, box))
+
+
+def share_of_rays(images: Sequence[PosedImage], box: np.ndarray) -> float:
+    """Share of the rays of `images`, in the files' frame, that meet the `box` [2, 3]."""
+    chosen = [images[k] for k in evenly(len(images), RAY_VIEWS)]
+    local = {lens: _directions(lens) for lens in {image.lens for image in chosen}}
+    met = []
+    for image in chosen:
+        rotation, position = np.split(image.camera_to_world, [3], axis=1)
+        directions = torch.from_numpy(local[image.lens] @ rotation.T)
+        origins = torch.from_numpy(position.T).expand_as(directions)
+        enter, leave = box_span(origins, directions, torch.from_numpy(box), 0.0, math.inf)
+        met.append((enter < leave).numpy())
+    return float(np.concatenate(met).mean())
+
+
+def common_point(images: Sequence[PosedImage]) -> np.ndarray | None:
+    """The point [3] that the cameras look at; none if they look at no one point."""
+    rig = measure(np.stack([image.camera_to_world for image in images]))
+    return None if rig.in_front < FOCUSED or rig.miss > NEAR_AXES else rig.focus
+
+
+def _directions(lens: Lens) -> np.ndarray:
+    """Unit directions [R, 3] of rays all over the image, in OpenGL axes."""
+    across, down = (torch.arange(SIDE, dtype=torch.float64) + 0.5) / SIDE * torch.tensor([[lens.width], [lens.height]])
+    directions, _ = lens.unproject(torch.cartesian_prod(across, down))
+    directions = directions.numpy() * [1.0, -1, -1]
+    return directions[np.isfinite(directions).all(1)]
+
+
+def _inside(points: np.ndarray, box: np.ndarray) -> float | None:
+    """Share of `points` [P, 3] in the box; none without any."""
+    return float(((points >= box[0]) & (points <= box[1])).all(1).mean()) if len(points) else None
 
 
 def doubts_of_pictures(pictures: Sequence[np.ndarray]) -> list[str]:

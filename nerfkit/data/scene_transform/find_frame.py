@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The frame of cameras: the kind of scene, and from that its centre, radius and axes.
+"""The frame of a capture: the kind of scene, and from that its centre, radius and axes, near, far and box.
 
 The scene is one of four kinds; the first whose test holds:
 
@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nerfkit.data.capture import Capture
-from nerfkit.data.notes import Note
-from nerfkit.data.scene_transform.evidence import Evidence, gather
-from nerfkit.data.scene_transform.extent import with_extent
-from nerfkit.data.scene_transform.frame import Frame, unit_of
-from nerfkit.data.scene_transform.rig import Found, Rig, find_up, vector_text
+from nerfkit.data.capture import Capture, Points
+from nerfkit.data.notes import Note, notes_of
+from nerfkit.data.scene_transform.frame import Frame, check_extent, corner_text, unit, vector_text
+from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
+from nerfkit.errors import SceneError
 
 UP = np.array([0.0, 0, 1])  # of the model's frame
 FORWARD_DOT, FORWARD_BASELINES = 0.5, 2.0  # above which a scene is forward
@@ -29,33 +29,96 @@ INWARD_SHARE, INWARD_SPREAD = 0.9, 0.5  # cameras with the focus in front; sprea
 CENTER_BASELINES = 5.0  # a focus farther away than that is too uncertain to be the centre
 GUESSED_BASELINES = 4.0  # to the content of a forward scene of which nothing says how far it is
 RADIUS_QUANTILE = 0.9  # of the cameras' distances from the centre
+EXTREME = 0.001  # quantile of depths that stands for the least, and for the greatest
+NEAR_FACTOR = 0.5  # near: of the least depth
+NEAR_RADIUS, NEAR_PATH = 0.05, 0.01  # near without depths [radii]; the radius of a walk is the length of its path
+BOUNDS_FACTORS = (0.9, 1.2)  # of the nearest and the farthest bound
+FAR_RADIUS = 256.0  # where nothing limits the scene: beyond that nothing moves in a contracted cube
+FORWARD_BOX = 4.0  # radii, at most, from the centre to the side of a forward scene's box
+UNBOUNDED_BOX = (1.0, 2.0, 4.0)  # half the side of the box [radii]: at least, without points, at most
+TRACK = 3  # images that have to see a point which shapes the box of an object
+GROWN = 0.1  # share of its side by which the box of an object's points grows, at either end
+INSIDE = 0.95  # share of points inside the box below which there is a warning
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """What a frame is found from, in the input's frame and units."""
+
+    rig: Rig
+    training: np.ndarray  # [V] bool
+    tangents: np.ndarray  # [V, 2] half the width and height of an image at depth 1
+    points: Points | None  # at least one
+    depths: np.ndarray  # [K] of points in training images, > 0
+    bounds: np.ndarray  # [B, 2] of training images, > 0
+
+    @property
+    def middle(self) -> tuple[float, str] | None:
+        """Typical depth of the content, and where it is from; none if nothing says it."""
+        if len(self.depths):
+            return float(np.median(self.depths)), "median depth of the points"
+        if len(self.bounds):
+            return math.sqrt(self.bounds[:, 0].min() * self.bounds[:, 1].max()), "geometric mean of the bounds"
+        return None
+
+    def describe(self) -> list[str]:
+        """What there is, in lines of text."""
+        lines = [self.rig.describe()]
+        if self.points is not None and not len(self.depths):
+            lines.append(f"points: {len(self.points.positions)}, none of them in front of a training image")
+        elif self.points is not None:
+            low, middle, high = np.quantile(self.depths, (EXTREME, 0.5, 1 - EXTREME))
+            lines.append(
+                f"points: {len(self.points.positions)}, depths in training images 0.1 % {low:.4g}, 50 % {middle:.4g}, "
+                f"99.9 % {high:.4g}"
+            )
+        if len(self.bounds):
+            lines.append(f"bounds of training images: {self.bounds[:, 0].min():.4g} to {self.bounds[:, 1].max():.4g}")
+        return lines
 
 
 def find_frame(capture: Capture, training: Collection[str] | None = None, has_alpha: bool = False) -> Frame:
-    """The frame of a capture; near and far follow from the images called `training` alone, from all if None.
+    """The frame of a capture; near and far follow from the images called `training` alone, from all without any.
 
     Poses that leave something open are no error: a note says what was assumed.
     """
-    evidence, lines = gather(capture, training)
+    evidence = gather(capture, set(training or ()))
     kind, why = _kind(evidence, has_alpha)
-    lines.append(f"kind {kind}: {why}")
-    upward = find_up(evidence.rig) if capture.up is None else Found(unit_of(capture.up, "up"), "given")
-    lines.append(f"up {vector_text(upward.value)} in the input: {upward.why}")
-    if upward.is_guess:
-        lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
+    up = find_up(evidence.rig) if capture.up is None else Found(unit(capture.up), "given")
     center = _center(evidence, kind)
-    lines.append(f"center {vector_text(center.value)} in the input: {center.why}")
     radius = _radius(evidence, kind, center.value)
-    lines.append(f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}")
+    lines: list[str | Note] = [
+        *evidence.describe(),
+        f"kind {kind}: {why}",
+        f"up {vector_text(up.value)} in the input: {up.why}",
+        f"center {vector_text(center.value)} in the input: {center.why}",
+        f"radius (1 model unit) {radius.value:.4g} input units: {radius.why}",
+    ]
+    if up.is_guess:
+        lines.append(Note("warning", "the cameras do not say for sure which way is up; check up, or give it"))
     if center.is_guess or radius.is_guess:
         text = (
             "neither poses nor points say how far the scene is, so its size is a guess; "
             "give sparse points, or data.box around what the cameras see"
         )
         lines.append(Note("warning", text))
-    rotation = _rotation(evidence.rig, upward.value)
+    rotation = _rotation(evidence.rig, up.value)
     frame = Frame(rotation, center.value, 1 / radius.value, kind, 0.0, math.inf, np.zeros((2, 3)), UP.copy())
-    return with_extent(frame, evidence, lines)
+    return _with_extent(frame, evidence, lines)
+
+
+def gather(capture: Capture, names: set[str]) -> Evidence:
+    """What there is to look at; `names` are those of the training images."""
+    images, points = capture.images, capture.points
+    used = np.array([not names or image.name in names for image in images])
+    tangents_of = {lens: half_tangents(lens) for lens in {image.lens for image in images}}
+    tangents = np.array([tangents_of[image.lens] for image in images])
+    rig = measure(np.array([image.camera_to_world for image in images], dtype=np.float64))
+    points = points if points is not None and len(points.positions) else None
+    depths = np.zeros(0) if points is None else observed_depths(rig.poses, points, used, tangents)
+    bounds = [image.bounds for image, counts in zip(images, used, strict=True) if counts and image.bounds]
+    bounds = np.array(bounds, dtype=np.float64).reshape(-1, 2)
+    return Evidence(rig, used, tangents, points, depths, bounds[(bounds > 0).all(1)])
 
 
 def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
@@ -65,23 +128,21 @@ def _kind(evidence: Evidence, has_alpha: bool) -> tuple[str, str]:
     rig, away = evidence.rig, evidence.rig.baselines_away
     if rig.focus is None and rig.baseline > 0 and evidence.middle is not None:
         away = evidence.middle[0] / rig.baseline
+    numbers = f"dots of viewing directions {rig.low_dot:.2f} (5 % quantile), distance/baseline {away:.2f}"
     moved = rig.focus is not None or rig.along < 0.9  # not only along parallel axes
     if rig.low_dot > FORWARD_DOT and away > FORWARD_BASELINES and moved:
-        return "forward", (
-            f"5 % quantile of dots {rig.low_dot:.2f} > {FORWARD_DOT} and distance/baseline {_ratio(away)} > "
-            f"{FORWARD_BASELINES:g}"
-        )
-    not_forward = f"not forward (dots {rig.low_dot:.2f}, distance/baseline {_ratio(away)})"
-    numbers = f"focus in front of {rig.in_front:.0%}, std/mean {rig.spread:.2f}"
+        return "forward", f"{numbers}: above {FORWARD_DOT} and {FORWARD_BASELINES:g}"
+    numbers += f", focus in front of {rig.in_front:.0%}, std/mean {rig.spread:.2f}"
     if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.spread < INWARD_SPREAD:
-        return "inward", f"{numbers}: at least {INWARD_SHARE:.0%}, below {INWARD_SPREAD}; {not_forward}"
-    return "walk-through", f"not inward ({numbers}); {not_forward}"
+        return "inward", f"{numbers}: at least {INWARD_SHARE:.0%}, below {INWARD_SPREAD}"
+    return "walk-through", f"{numbers}: neither forward nor inward"
 
 
 def _center(evidence: Evidence, kind: str) -> Found:
     """The centre [3] in the input's frame."""
     rig = evidence.rig
-    if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.baselines_away < CENTER_BASELINES:
+    is_seen = rig.focus is not None and rig.in_front >= INWARD_SHARE
+    if is_seen and rig.baselines_away < CENTER_BASELINES:
         return Found(rig.focus, "focus point")
     if kind != "forward" or rig.alignment < 1e-6:
         return Found(rig.mean_position, "mean position of the cameras")
@@ -89,14 +150,10 @@ def _center(evidence: Evidence, kind: str) -> Found:
     if evidence.middle is not None:
         depth, what = evidence.middle
         return Found(rig.mean_position + depth * ahead, f"on the mean axis at {depth:.4g}, {what}")
-    if rig.focus is not None and rig.in_front >= INWARD_SHARE and rig.baseline > 0:
+    if is_seen and rig.baseline > 0:
         return Found(rig.focus, "focus point")
-    if rig.baseline > 0:
-        depth = GUESSED_BASELINES * rig.baseline
-        why = f"a guess, {GUESSED_BASELINES:g} baselines ahead on the mean axis"
-    else:
-        depth, why = 1.0, "a guess, one input unit ahead, as the cameras are all at one point"
-    return Found(rig.mean_position + depth * ahead, why, is_guess=True)
+    depth = GUESSED_BASELINES * rig.baseline or 1.0  # one input unit where the cameras are all at one point
+    return Found(rig.mean_position + depth * ahead, f"a guess, {depth:.4g} ahead on the mean axis", is_guess=True)
 
 
 def _radius(evidence: Evidence, kind: str, center: np.ndarray) -> Found:
@@ -135,10 +192,106 @@ def _rotation(rig: Rig, up: np.ndarray) -> np.ndarray:
 
 def _axes(east: np.ndarray, up: np.ndarray) -> np.ndarray:
     """A rotation [3, 3] of determinant 1 with rows near `east` (made orthogonal), north, `up`."""
-    east = east - up * (east @ up)
-    east = east / np.linalg.norm(east)
+    east = unit(east - up * (east @ up))
     return np.stack([east, np.cross(up, east), up])
 
 
-def _ratio(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "unlimited"
+def _with_extent(frame: Frame, evidence: Evidence, lines: list[str | Note]) -> Frame:
+    """`frame` with near, far, box and notes."""
+    cloud = frame.to_model(evidence.points.positions) if evidence.points is not None else None  # [P, 3]
+    near, why = _near(frame, evidence)
+    lines.append(f"near {near:.4g} model units: {why}")
+    box, box_why = np.zeros((2, 3)), ""
+    if frame.kind == "object":
+        box, box_why = _object_box(frame, evidence, cloud)
+    elif frame.kind != "forward":
+        box, box_why = _unbounded_box(cloud)
+    far, far_why = _far(frame, evidence, box)
+    if far <= near:
+        text = (
+            f"near, {near:.4g} model units ({why}), lies beyond all else, which ends at {far:.4g} "
+            f"({far_why}); check that sparse points and poses are of one frame and unit, or give sampling.near"
+        )
+        lines.append(Note("warning", text))
+        far, far_why = 2 * near, "twice near, which lies beyond all else"
+    lines.append(f"far {far:.4g} model units: {far_why}")
+    if frame.kind == "forward":
+        box, box_why = _forward_box(frame, evidence, near, far)
+    lines.append(f"box {corner_text(box)} in the model's frame: {box_why}")
+    check_extent(frame.scale, near, far, box, "frame", SceneError)
+    if cloud is not None:
+        share = float(((cloud >= box[0]) & (cloud <= box[1])).all(1).mean())
+        lines.append(f"inside of the box: {share:.1%} of {len(cloud)} points")
+        if share < INSIDE:
+            lines.append(Note("warning", f"{1 - share:.0%} of the points lie outside of the box; is it the scene's?"))
+    return replace(frame, near=near, far=far, box=box, notes=notes_of(*lines))
+
+
+def _near(frame: Frame, evidence: Evidence) -> tuple[float, str]:
+    if len(evidence.bounds):
+        return float(evidence.bounds[:, 0].min()) * BOUNDS_FACTORS[0] * frame.scale, "0.9 x the nearest bound"
+    if len(evidence.depths):
+        depth = float(np.quantile(evidence.depths, EXTREME))
+        return NEAR_FACTOR * depth * frame.scale, "0.5 x the 0.1 % quantile of depths"
+    near = NEAR_PATH if frame.kind == "walk-through" else NEAR_RADIUS
+    return near, f"{near:g} of the radius, as there are neither points nor bounds"
+
+
+def _far(frame: Frame, evidence: Evidence, box: np.ndarray) -> tuple[float, str]:
+    if len(evidence.bounds):
+        return float(evidence.bounds[:, 1].max()) * BOUNDS_FACTORS[1] * frame.scale, "1.2 x the farthest bound"
+    if frame.kind == "object":
+        eyes = frame.to_model(evidence.rig.positions)
+        reach = np.maximum(np.abs(eyes - box[0]), np.abs(eyes - box[1]))  # [V, 3] to the farthest corner
+        return float(np.linalg.norm(reach, axis=1).max()), "largest distance of a camera from a corner of the box"
+    if frame.kind == "forward" and len(evidence.depths):
+        depth = float(np.quantile(evidence.depths, 1 - EXTREME))
+        return BOUNDS_FACTORS[1] * depth * frame.scale, "1.2 x the 99.9 % quantile of depths"
+    return FAR_RADIUS, f"{FAR_RADIUS:g} radii, as nothing limits the scene"
+
+
+def _object_box(frame: Frame, evidence: Evidence, cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
+    """Around the points; without any, around what the cameras are around."""
+    if cloud is not None:
+        tracked = cloud[evidence.points.track_lengths >= TRACK]
+        used, what = (tracked, f"points seen by {TRACK} or more") if len(tracked) >= 4 else (cloud, "points")
+        box = np.quantile(used, (0.005, 0.995), axis=0)
+        sides = box[1] - box[0]
+        if sides.max() > 0:
+            grow = GROWN * np.maximum(sides, GROWN * sides.max())  # of flat things, too, the box is one
+            return box + [-grow, grow], f"0.5 to 99.5 % of {what}, longer by {GROWN:.0%} at either end"
+    if len(evidence.bounds):
+        distances = np.linalg.norm(evidence.rig.positions - frame.center, axis=1)
+        reach = frame.scale * max(distances.max() - evidence.bounds[:, 0].min(), 0) * 1.1
+        if 0 < reach < 1:
+            return _cube(reach), "1.1 x the way from the nearest bound to the center, seen from the farthest camera"
+    return _cube(1.0), "the radius, as there are no points"
+
+
+def _unbounded_box(cloud: np.ndarray | None) -> tuple[np.ndarray, str]:
+    """A cube around the centre: nearly all points, and at least the cameras."""
+    lowest, unknown, most = UNBOUNDED_BOX
+    if cloud is None:
+        return _cube(unknown), f"{unknown:g} radii, as there are no points: walls mostly stand behind the cameras"
+    reach = float(np.quantile(np.abs(cloud).max(1), 0.99))
+    if reach > most:
+        return _cube(most), f"{most:g} radii; 99 % of the points would need {reach:.4g}, too coarse for one box"
+    half = min(max(1.1 * reach, lowest), most)
+    return _cube(half), f"a cube, 1.1 x the {reach:.3g} that holds 99 % of the points, at least {lowest:g}"
+
+
+def _forward_box(frame: Frame, evidence: Evidence, near: float, far: float) -> tuple[np.ndarray, str]:
+    """Around the training cameras' frusta between `near` and `far`, clipped."""
+    poses = frame.to_model(evidence.rig.poses[evidence.training])
+    width, height = evidence.tangents[evidence.training].T
+    signs = np.array([[-1.0, -1], [-1, 1], [1, -1], [1, 1]])  # of the corners
+    rays = np.stack([np.outer(width, signs[:, 0]), np.outer(height, signs[:, 1]), -np.ones((len(poses), 4))], axis=-1)
+    rays = np.einsum("vij,vcj->vci", poses[:, :, :3], rays)  # [V, 4, 3] of depth 1
+    ends = [poses[:, None, :, 3] + depth * rays for depth in (near, min(far, FAR_RADIUS))]
+    box = np.stack([np.min(ends, (0, 1, 2)), np.max(ends, (0, 1, 2))]).clip(-FORWARD_BOX, FORWARD_BOX)
+    box[1] = np.maximum(box[1], box[0] + 0.1)  # of a near beyond the limit
+    return box, f"around the training cameras' frusta from near to far, at most {FORWARD_BOX:g} radii from the center"
+
+
+def _cube(half: float) -> np.ndarray:
+    return np.array([[-half] * 3, [half] * 3])

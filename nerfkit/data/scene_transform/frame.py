@@ -17,11 +17,9 @@ import msgspec
 import numpy as np
 
 from nerfkit.data.notes import Note, notes_of, texts
-from nerfkit.data.scene_transform.rig import vector_text
 from nerfkit.errors import RunError, SceneError
 
 KINDS = ("object", "forward", "inward", "walk-through")  # see nerfkit.data.scene_transform.find_frame
-
 SHAPES = {"rotation": (3, 3), "center": (3,), "scale": (), "near": (), "far": (), "box": (2, 3), "up": (3,)}
 
 
@@ -44,7 +42,7 @@ class Frame:
         what = np.array(what, dtype=np.float64)
         if self._is_identity:  # not even the sign of a zero changes
             return what
-        if _are_poses(what):
+        if what.shape[-2:] == (3, 4):
             return np.concatenate([self.rotation @ what[..., :3], self.to_model(what[..., 3])[..., None]], axis=-1)
         return self.scale * (what - self.center) @ self.rotation.T
 
@@ -53,16 +51,12 @@ class Frame:
         what = np.array(what, dtype=np.float64)
         if self._is_identity:
             return what
-        if _are_poses(what):
+        if what.shape[-2:] == (3, 4):
             return np.concatenate([self.rotation.T @ what[..., :3], self.to_input(what[..., 3])[..., None]], axis=-1)
         return what @ self.rotation / self.scale + self.center
 
-    def directions_to_model(self, directions: np.ndarray) -> np.ndarray:
-        """Directions [..., 3], of any length, which they keep."""
-        return directions @ self.rotation.T
-
     def directions_to_input(self, directions: np.ndarray) -> np.ndarray:
-        """The inverse of `directions_to_model`."""
+        """Directions [..., 3] of the model's frame in the input's, of the same lengths."""
         return directions @ self.rotation
 
     def distance_to_model(self, distance: Any) -> Any:
@@ -86,25 +80,21 @@ class Frame:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, as what JSON knows."""
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()} | {
-            "notes": [list(note) for note in self.notes]
-        }
+        return msgspec.to_builtins(self, enc_hook=lambda array: array.tolist())
 
     @staticmethod
     def from_json(content: Any, where: str = "frame") -> Frame:
         """The inverse of `to_json`; raises RunError that names `where` and the key."""
         if not isinstance(content, dict):
             raise RunError(f"{where} must be an object with keys, got {content!r:.80}")
-        values = {name: _array(content, name, shape, where) for name, shape in SHAPES.items()}
-        scalars = {name: float(values.pop(name)) for name in ("scale", "near", "far")}
-        if np.abs(values["rotation"] @ values["rotation"].T - np.eye(3)).max() > 1e-6:
-            raise RunError(f"{where}: 'rotation' is none: its rows are not orthogonal unit vectors")
-        if np.linalg.det(values["rotation"]) < 0:
-            raise RunError(f"{where}: 'rotation' is none: it mirrors")
-        if abs(np.linalg.norm(values["up"]) - 1) > 1e-6:
-            raise RunError(f"{where}: 'up' must have length 1, got {values['up'].tolist()}")
-        check_extent(scalars["scale"], scalars["near"], scalars["far"], values["box"], where, RunError)
+        values = {name: _numbers(content, name, shape, where) for name, shape in SHAPES.items()}
+        values |= {name: float(values[name]) for name in ("scale", "near", "far")}
+        rotation, up = values["rotation"], values["up"]
+        if np.abs(rotation @ rotation.T - np.eye(3)).max() > 1e-6 or np.linalg.det(rotation) < 0:
+            raise RunError(f"{where}: 'rotation' must have orthogonal unit vectors as rows and not mirror")
+        if abs(np.linalg.norm(up) - 1) > 1e-6:
+            raise RunError(f"{where}: 'up' must have length 1, got {up.tolist()}")
+        check_extent(values["scale"], values["near"], values["far"], values["box"], where, RunError)
         kind, notes = content.get("kind"), content.get("notes")
         if kind not in KINDS:
             raise RunError(f"{where}: 'kind' must be one of {', '.join(KINDS)}, got {kind!r:.80}")
@@ -112,31 +102,25 @@ class Frame:
             notes = msgspec.convert(notes, tuple[Note, ...])
         except msgspec.ValidationError:
             raise RunError(f"{where}: 'notes' must be a list of pairs [kind, text], got {notes!r:.80}") from None
-        return Frame(kind=kind, notes=notes, **values, **scalars)
+        return Frame(kind=kind, notes=notes, **values)
 
     @property
     def _is_identity(self) -> bool:
         return self.scale == 1 and not self.center.any() and bool((self.rotation == np.eye(3)).all())
 
 
-def identity_frame(box: Any, up: Any = (0.0, 0.0, 1.0)) -> Frame:
-    """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are."""
-    box, near, far = box_of(box), 0.0, 1e10
+def identity_frame(box: np.ndarray, up: tuple[float, float, float] = (0.0, 0.0, 1.0)) -> Frame:
+    """The frame of an object whose box [2, 3] is stated in the coordinates of its files, which stay as they are.
+
+    Raises SceneError for corners out of order.
+    """
+    near, far = 0.0, 1e10
     check_extent(1.0, near, far, box, "frame", SceneError)
     notes = notes_of(
         "kind object: its box is stated in the coordinates of the files, which are the model's",
         f"box {corner_text(box)}, near {near:g}, far {far:g}",
     )
-    return Frame(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit_of(up, "up"), notes)
-
-
-def _are_poses(what: np.ndarray) -> bool:
-    """Whether an array holds poses [..., 3, 4]; ValueError if it holds neither these nor points."""
-    if np.ndim(what) >= 2 and what.shape[-2:] == (3, 4):
-        return True
-    if np.ndim(what) < 1 or what.shape[-1] != 3:
-        raise ValueError(f"poses [..., 3, 4] or points [..., 3] are wanted, got {list(np.shape(what))}")
-    return False
+    return Frame(np.eye(3), np.zeros(3), 1.0, "object", near, far, box, unit(up), notes)
 
 
 def check_extent(scale: float, near: float, far: float, box: np.ndarray, where: str, error: type[Exception]) -> None:
@@ -148,7 +132,22 @@ def check_extent(scale: float, near: float, far: float, box: np.ndarray, where: 
         raise error(f"{where}: 'box' must hold the lowest, then the highest corner, got {box.tolist()}")
 
 
-def _array(content: dict[str, Any], name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
+def unit(vector: Any) -> np.ndarray:
+    """A direction [3] as float64 of length 1."""
+    vector = np.array(vector, dtype=np.float64)
+    return vector / np.linalg.norm(vector)
+
+
+def vector_text(vector: np.ndarray) -> str:
+    """A vector [3] for a line of text."""
+    return f"({', '.join(f'{value:.4g}' for value in vector)})"
+
+
+def corner_text(box: np.ndarray) -> str:
+    return f"{vector_text(box[0])} to {vector_text(box[1])}"
+
+
+def _numbers(content: dict[str, Any], name: str, shape: tuple[int, ...], where: str) -> np.ndarray:
     """Finite float64 of `shape` from a run's file; raises RunError."""
     try:
         values = np.array(content[name], dtype=np.float64)
@@ -160,26 +159,3 @@ def _array(content: dict[str, Any], name: str, shape: tuple[int, ...], where: st
         wanted = f"{' x '.join(map(str, shape))} finite numbers" if shape else "a finite number"
         raise RunError(f"{where}: '{name}' must be {wanted}, got {content[name]!r:.80}")
     return values
-
-
-def box_of(value: Any) -> np.ndarray:
-    """[2, 3] of two corners, or of six numbers in a row; raises SceneError."""
-    try:
-        return np.array(value, dtype=np.float64).reshape(2, 3)
-    except (TypeError, ValueError):
-        raise SceneError(f"box must be the lowest and the highest corner, six numbers, got {value!r:.80}") from None
-
-
-def unit_of(value: Any, name: str) -> np.ndarray:
-    """[3] float64 of length 1 of a direction that was given; raises SceneError."""
-    try:
-        vector = np.array(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        vector = np.zeros(0)
-    if vector.shape != (3,) or not np.isfinite(vector).all() or not np.linalg.norm(vector) > 1e-9:
-        raise SceneError(f"{name} must be three finite numbers, not all zero, got {value!r:.80}")
-    return vector / np.linalg.norm(vector)
-
-
-def corner_text(box: np.ndarray) -> str:
-    return f"{vector_text(box[0])} to {vector_text(box[1])}"

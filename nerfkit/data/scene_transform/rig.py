@@ -6,12 +6,16 @@ Every number moves with the cameras: a similarity of the input changes points an
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
+from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
+from nerfkit.data.scene_transform.frame import unit, vector_text
 
 MAX_PAIRED = 2000  # cameras, evenly spaced, of which every pair is compared
 MAX_OBSERVATIONS = 2_000_000  # evenly spaced, whose depths are looked at
@@ -22,6 +26,7 @@ LEVEL = 0.5  # sine of 30 degrees: right axes that are farther off the horizon, 
 VARIED = 0.17  # sine of 10 degrees: right axes closer together than that do not span the horizon
 TURNED = 0.8  # length of the mean up axis below which cameras turn around their right axes: by 60 degrees and more
 UNDECIDED = 0.1  # length of a mean of unit vectors that cancel
+STEEPEST = 3.0  # half an image's side at depth 1, at most: of a fisheye it may be anything
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +38,7 @@ class Rig:
     baseline: float  # largest distance of a camera from the mean position; 0 where it is rounding
     along: float  # of the baseline, the largest share that runs along the mean viewing direction
     alignment: float  # length of the mean viewing direction
-    lowest_dot: float  # of two viewing directions
-    low_dot: float  # 5 % quantile of the dots of all pairs
+    low_dot: float  # 5 % quantile of the dots of all pairs of viewing directions; 1 where there is no pair
     focus: np.ndarray | None  # [3] nearest point of the axes that have it in front; none if they are parallel
     in_front: float  # share of all cameras that have the focus in front of them
     distance: float  # mean of the cameras' distances to the focus
@@ -56,23 +60,18 @@ class Rig:
         """Distance to the focus over the baseline; infinite without focus or without baseline."""
         return self.distance / self.baseline if self.focus is not None and self.baseline > 0 else np.inf
 
-    def describe(self) -> list[str]:
-        """One line for each number."""
-        lines = [
-            f"cameras: {len(self.poses)}, largest distance from their mean position (baseline) {self.baseline:.4g}, "
-            f"{self.along:.0%} of it along the mean viewing direction",
-            f"viewing directions: length of the mean {self.alignment:.2f}, dots of pairs: "
-            f"lowest {self.lowest_dot:.2f}, 5 % quantile {self.low_dot:.2f}",
-        ]
-        if self.focus is None:
-            return [*lines, "focus point (nearest to the optical axes): none, the axes are parallel"]
-        away = f"{self.baselines_away:.2f} baselines" if self.baseline > 0 else "without a baseline"
-        return [
-            *lines,
-            f"focus point (nearest to the optical axes): {vector_text(self.focus)}, in front of "
-            f"{self.in_front:.0%} of the cameras, distance {self.distance:.4g} = {away}, std/mean {self.spread:.2f}, "
-            f"axes miss it by {self.miss:.2f} of the distance",
-        ]
+    def describe(self) -> str:
+        """The numbers in a line of text."""
+        focus = "no focus point, for the axes are parallel"
+        if self.focus is not None:
+            focus = (
+                f"focus point (nearest to the optical axes) {vector_text(self.focus)}, {self.distance:.4g} away, "
+                f"missed by {self.miss:.2f} of that"
+            )
+        return (
+            f"cameras: {len(self.poses)}, baseline (largest distance from their mean position) {self.baseline:.4g}, "
+            f"{self.along:.0%} of it along the mean viewing direction, {focus}"
+        )
 
 
 class Found(NamedTuple):
@@ -91,21 +90,22 @@ def measure(poses: np.ndarray) -> Rig:
     baseline = float(np.linalg.norm(offsets, axis=1).max())
     if baseline <= TINY * np.abs(positions).max():
         baseline = 0.0
+    tiny = TINY * max(baseline, float(np.abs(positions).max()))
     looking = directions.mean(0)
     alignment = float(np.linalg.norm(looking))
     along = float(np.abs(offsets @ looking).max()) / (alignment * baseline) if alignment * baseline > 0 else 0.0
-    lowest, low = _dots(directions)
-    focus = _focus(positions, directions, TINY * max(baseline, float(np.abs(positions).max())))
+    focus = _focus(positions, directions, tiny)
     in_front = distance = spread = miss = 0.0
     if focus is not None:
         depths = _depths(focus, positions, directions)
-        in_front = float((depths > TINY * max(baseline, np.abs(positions).max())).mean())
+        in_front = float((depths > tiny).mean())
         distances = np.linalg.norm(focus - positions, axis=1)
         distance = float(distances.mean())
         if distance > 0:
             spread = float(distances.std()) / distance
             miss = float(np.sqrt(np.maximum(distances**2 - depths**2, 0)).mean()) / distance
-    return Rig(poses, mean, baseline, along, alignment, lowest, low, focus, in_front, distance, spread, miss)
+    low_dot = _low_dot(directions)
+    return Rig(poses, mean, baseline, along, alignment, low_dot, focus, in_front, distance, spread, miss)
 
 
 def find_up(rig: Rig) -> Found:
@@ -120,23 +120,19 @@ def find_up(rig: Rig) -> Found:
     tilt, variety = np.sqrt(np.maximum(values[:2], 0))
     if tilt > LEVEL:
         if np.linalg.norm(mean) > UNDECIDED:
-            return Found(mean / np.linalg.norm(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
+            return Found(unit(mean), f"mean of the cameras' up axes, not held level ({tilt:.2f})")
         return _last_resort(rig)
     if variety > VARIED:
-        vertical = vectors[:, 0]
-        hints = [mean, back.mean(0), up[0], back[0]]  # cameras that look along the vertical mostly look down
-        sign = next((hint @ vertical for hint in hints if abs(hint @ vertical) > UNDECIDED), 1.0)
+        hints = mean, back.mean(0), up[0], back[0]  # cameras that look along the vertical mostly look down
         degrees = np.degrees(np.arcsin(min(tilt, 1.0)))
         why = f"at right angles to the cameras' right axes, off by {degrees:.1f} degrees"
-        return Found(vertical * np.sign(sign), why)
+        return Found(_signed(vectors[:, 0], hints, UNDECIDED), why)
     common = vectors[:, 2]
     flat = mean - common * (mean @ common)
     if np.linalg.norm(flat) > TURNED:
-        why = "mean of the cameras' up axes, as their right axes point the same way"
-        return Found(flat / np.linalg.norm(flat), why)
-    sign = next((hint @ common for hint in (back.mean(0), right[0]) if abs(hint @ common) > UNDECIDED / 2), 1.0)
+        return Found(unit(flat), "mean of the cameras' up axes, as their right axes point the same way")
     why = "the cameras' right axis, which they turn around: rolled by 90 degrees; check it"
-    return Found(common * np.sign(sign), why, is_guess=True)
+    return Found(_signed(common, (back.mean(0), right[0]), UNDECIDED / 2), why, is_guess=True)
 
 
 def _last_resort(rig: Rig) -> Found:
@@ -145,44 +141,57 @@ def _last_resort(rig: Rig) -> Found:
     offsets = rig.positions - rig.mean_position
     values, vectors = np.linalg.eigh(offsets.T @ offsets)
     if rig.baseline > 0 and values[0] < 0.01 * values[1]:
-        sign = 1.0 if first @ vectors[:, 0] >= 0 else -1.0
-        return Found(sign * vectors[:, 0], "normal of the plane of the cameras, whose up axes cancel; check it", True)
-    return Found(first / np.linalg.norm(first), "the first camera's, as the cameras' up axes cancel; check it", True)
+        normal = _signed(vectors[:, 0], (first,), 0.0)
+        return Found(normal, "normal of the plane of the cameras, whose up axes cancel; check it", True)
+    return Found(unit(first), "the first camera's, as the cameras' up axes cancel; check it", True)
 
 
-def observed_depths(
-    poses: np.ndarray, points: Points, training: np.ndarray, tangents: np.ndarray
-) -> tuple[np.ndarray, str]:
-    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them, and of what they are.
+def _signed(axis: np.ndarray, hints: Iterable[np.ndarray], least: float) -> np.ndarray:
+    """`axis` [3] or its opposite: the one that the first of the `hints` with a share along it points to."""
+    return axis * np.sign(next((hint @ axis for hint in hints if abs(hint @ axis) > least), 1.0))
+
+
+def half_tangents(lens: Lens) -> tuple[float, float]:
+    """About half the width and half the height of an image at depth 1: distortion is left out."""
+    halves = [side / 2 / focal for side, focal in zip((lens.width, lens.height), lens.focal, strict=True)]
+    if lens.is_fisheye:  # angles instead of tangents
+        halves = [math.tan(min(half, math.atan(STEEPEST))) for half in halves]
+    return min(halves[0], STEEPEST), min(halves[1], STEEPEST)
+
+
+def observed_depths(poses: np.ndarray, points: Points, training: np.ndarray, tangents: np.ndarray) -> np.ndarray:
+    """Depths z > 0 [K] of points in the views `training` [V, bool] that see them.
 
     Where there are no tracks, a camera sees what is inside its image's edges: `tangents` [V, 2] are half its width
     and height at depth 1.
     """
-    if len(points.views) and len(points.views) == points.track_lengths.sum():
+    if len(points.views):
         index = evenly(len(points.views), MAX_OBSERVATIONS)
-        ends = np.cumsum(points.track_lengths)
-        point, view = np.searchsorted(ends, index, side="right"), points.views[index]
-        known = (view >= 0) & (view < len(poses))
-        point, view = point[known], view[known]
+        point, view = np.searchsorted(np.cumsum(points.track_lengths), index, side="right"), points.views[index]
         used = training[view]
         point, view = point[used], view[used]
         depths = -np.einsum("ij,ij->i", points.positions[point] - poses[view, :, 3], poses[view, :, 2])
-        return depths[depths > 0], "observations of training images"
+        return depths[depths > 0]
     seen = []
     cloud = points.positions[evenly(len(points.positions), MAX_UNTRACKED[1])]
     for view in np.flatnonzero(training)[evenly(int(training.sum()), MAX_UNTRACKED[0])]:
-        x, y, z = ((cloud - poses[view, :, 3]) @ poses[view, :, :3]).T
-        seen.append(-z[(z < 0) & (np.abs(x) < tangents[view, 0] * -z) & (np.abs(y) < tangents[view, 1] * -z)])
-    return np.concatenate([np.zeros(0), *seen]), "points inside of training images (the points have no tracks)"
+        seen.append(-seen_by(cloud, poses[view], tangents[view])[:, 2])
+    return np.concatenate(seen)
 
 
-def _dots(directions: np.ndarray) -> tuple[float, float]:
-    """Lowest and 5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
+def seen_by(points: np.ndarray, pose: np.ndarray, tangents: np.ndarray) -> np.ndarray:
+    """Those of `points` [P, 3] that lie inside the edges of a camera's image, in its axes, [K, 3]."""
+    local = (points - pose[:, 3]) @ pose[:, :3]
+    x, y, z = local.T
+    return local[(z < 0) & (np.abs(x) < -z * tangents[0]) & (np.abs(y) < -z * tangents[1])]
+
+
+def _low_dot(directions: np.ndarray) -> float:
+    """5 % quantile of the dots of pairs of `directions` [V, 3]; 1 where there is no pair."""
     some = directions[evenly(len(directions), MAX_PAIRED)]
     if len(some) < 2:
-        return 1.0, 1.0
-    dots = (some @ some.T)[np.triu_indices(len(some), 1)]
-    return float(dots.min()), float(np.quantile(dots, 0.05))
+        return 1.0
+    return float(np.quantile((some @ some.T)[np.triu_indices(len(some), 1)], 0.05))
 
 
 def _focus(positions: np.ndarray, directions: np.ndarray, tiny: float) -> np.ndarray | None:
@@ -218,8 +227,3 @@ def _depths(point: np.ndarray, positions: np.ndarray, directions: np.ndarray) ->
 def evenly(count: int, most: int) -> np.ndarray:
     """At most `most` indices below `count`, evenly spaced."""
     return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
-
-
-def vector_text(vector: np.ndarray) -> str:
-    """A vector [3] for a line of text."""
-    return f"({', '.join(f'{value:.4g}' for value in vector)})"

@@ -9,18 +9,26 @@ FOLDER is that of the photographs, `<name>_frames` beside a video, or --data.sfm
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from nerfkit.data.sfm.made_whole import ELSEWHERE, is_made, made_whole
+from PIL import Image
+
 from nerfkit.data.sfm.mapping import largest_model
 from nerfkit.data.sfm.photographs import Photograph, Report, find_photographs, image_folder
-from nerfkit.data.sfm.video_frames import extract_frames
-from nerfkit.errors import SceneError
-from nerfkit.reading import shown
+from nerfkit.data.sfm.video_frames import sharpest
+from nerfkit.errors import SceneError, UserError
+from nerfkit.reading import read_json, shown
 
+FRAMES = 150  # of a video
 LISTED = 10  # names in a message, at most
+RECORD = "made_of.json"  # in a folder that was made: files and their bytes
+ELSEWHERE = "choose another folder with --data.sfm"
 
 
 def solve(source: Path, out: Path | None = None, report: Report = print) -> Path:
@@ -36,12 +44,48 @@ def solve(source: Path, out: Path | None = None, report: Report = print) -> Path
         if images not in (root, root / "images"):
             _link(root / "images", images)
         record = {photo.name: photo.bytes for photo in found}
-        if not is_made(root / "sparse", record):
-            with made_whole(root / "sparse", record) as sparse:
+        if not _is_made(root / "sparse", record):
+            with _made_whole(root / "sparse", record) as sparse:
                 _solve(images, found, is_video, sparse, report)
     except OSError as error:
         raise SceneError(f"cannot write to {shown(root)}: {error.strerror or error}; {ELSEWHERE}") from None
     return root
+
+
+def extract_frames(video: Path, folder: Path, report: Report) -> Path:
+    """`folder` with the sharpest frame of each of 150 equal parts of `video`, made unless it is there."""
+    source = {video.name: video.stat().st_size}
+    if not _is_made(folder, source):
+        with _made_whole(folder, source) as images:
+            report(f"taking the sharpest frames of {shown(video)}")
+            for number, frame in enumerate(sharpest(video, FRAMES), 1):
+                Image.fromarray(frame).save(images / f"frame_{number:04}.jpg", quality=95)
+    return folder
+
+
+def _is_made(folder: Path, source: dict[str, int]) -> bool:
+    """Whether `folder` is there; raises SceneError if it is one that was not made of `source`."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return False
+    with suppress(UserError):  # of a record that is not there
+        if read_json(folder / RECORD, SceneError) == source:
+            return True
+    raise SceneError(
+        f"{shown(folder)} is there, and was not made of the photographs or the video as they are now: give "
+        f"{shown(folder.parent)} as data.path to read it; or, to have poses found anew, move it away or {ELSEWHERE}"
+    )
+
+
+@contextmanager
+def _made_whole(folder: Path, source: dict[str, int]) -> Iterator[Path]:
+    """A folder that becomes `folder` if the block ends without an error; until then it lies in a temporary one."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as work:
+        new = Path(work) / folder.name
+        new.mkdir()
+        yield new
+        (new / RECORD).write_text(json.dumps(source, indent=1) + "\n")
+        os.rename(new, folder)  # raises OSError if another process was faster
 
 
 def _solve(images: Path, found: list[Photograph], is_video: bool, sparse: Path, report: Report) -> None:

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Features, matches and models of photographs, by pycolmap, in calls short enough for Ctrl-C and lines of progress."""
+"""Features, matches and models of photographs, by pycolmap, in calls short enough for Ctrl-C."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from nerfkit.data.images.pixels import problem_with
 from nerfkit.data.sfm.photographs import Photograph, Report, choose_pairs, save_upright
@@ -20,7 +20,6 @@ MAX_IMAGE_SIZE, FEATURES = 1600, 4096  # pixels of the longer side; per image
 MANY = 20  # photographs of one lens, from where a model of more parameters is well determined
 IMAGES_AT_ONCE, PAIRS_AT_ONCE = 10, 50
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-INTERVAL = 5.0  # seconds between lines of progress
 
 
 def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: Path, report: Report) -> Any:
@@ -35,8 +34,8 @@ def largest_model(folder: Path, found: list[Photograph], is_video: bool, work: P
     try:
         _extract(pycolmap, work, names, report)
         pairs = choose_pairs([photo.name for photo in found], is_video)
-        _match(pycolmap, work, list(names), pairs, report)
-        model = _map(pycolmap, work, len(found), report)
+        _match(pycolmap, work, list(names), pairs)
+        model = _map(pycolmap, work, len(found))
     except (RuntimeError, ValueError, IndexError) as error:  # what pycolmap raises
         raise SceneError(f"pycolmap failed: {shown(str(error).strip())}") from None
     for image in model.images.values() if model else ():
@@ -70,8 +69,7 @@ def _extract(pycolmap, work: Path, names: dict[str, Photograph], report: Report)
         lenses.setdefault(photo.lens, []).append(name)
     if len(lenses) > 1:
         report(f"{len(lenses)} lenses: sizes of the photographs, or cameras or focal lengths in EXIF, differ")
-    step = _progress("features, photographs", len(names), report)
-    with pycolmap.Database.open(work / DATABASE) as database:
+    with pycolmap.Database.open(work / DATABASE) as database, tqdm(total=len(names), desc="features") as bar:
         for group in lenses.values():
             before = database.num_cameras()
             reader = pycolmap.ImageReaderOptions()
@@ -81,45 +79,29 @@ def _extract(pycolmap, work: Path, names: dict[str, Photograph], report: Report)
                     reader.existing_camera_id = number
                 some, mode = group[first : first + IMAGES_AT_ONCE], pycolmap.CameraMode.SINGLE
                 pycolmap.extract_features(work / DATABASE, work / "images", some, mode, reader, options)
-                step(len(some))
+                bar.update(len(some))
 
 
-def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]], report: Report) -> None:
+def _match(pycolmap, work: Path, names: list[str], pairs: list[tuple[int, int]]) -> None:
     """Verified matches of the pairs."""
     options, verification = pycolmap.FeatureMatchingOptions(), pycolmap.TwoViewGeometryOptions()
     options.num_threads, verification.ransac.random_seed = THREADS, SEED
     pairing = pycolmap.ImportedPairingOptions()
     pairing.match_list_path = work / "pairs.txt"
-    step = _progress("matching, pairs", len(pairs), report)
-    for first in range(0, len(pairs), PAIRS_AT_ONCE):
-        some = pairs[first : first + PAIRS_AT_ONCE]
-        (work / "pairs.txt").write_text("".join(f"{names[one]} {names[two]}\n" for one, two in some))
-        pycolmap.match_image_pairs(work / DATABASE, options, pairing, verification)
-        step(len(some))
+    with tqdm(total=len(pairs), desc="matching", unit="pair") as bar:
+        for first in range(0, len(pairs), PAIRS_AT_ONCE):
+            some = pairs[first : first + PAIRS_AT_ONCE]
+            (work / "pairs.txt").write_text("".join(f"{names[one]} {names[two]}\n" for one, two in some))
+            pycolmap.match_image_pairs(work / DATABASE, options, pairing, verification)
+            bar.update(len(some))
 
 
-def _map(pycolmap, work: Path, count: int, report: Report) -> Any:
+def _map(pycolmap, work: Path, count: int) -> Any:
     """The model of most images, then of most points: it need not be the first."""
     options = pycolmap.IncrementalPipelineOptions()
     options.num_threads, options.random_seed = THREADS, SEED
-    step = _progress("mapping, photographs", count, report)
     (work / "models").mkdir()
     places = work / DATABASE, work / "images", work / "models"
-    models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: step(1))
+    with tqdm(total=count, desc="mapping") as bar:
+        models = pycolmap.incremental_mapping(*places, options, next_image_callback=lambda: bar.update(1))
     return max(models.values(), key=lambda model: (model.num_reg_images(), model.num_points3D()), default=None)
-
-
-def _progress(title: str, total: int, report: Report) -> Callable[[int], None]:
-    """A function that is told how many more are done, and reports it now and then."""
-    began = told = time.monotonic()
-    done = 0
-
-    def step(more: int) -> None:
-        nonlocal told, done
-        before, done, now = done, min(done + more, total), time.monotonic()  # of several models, more than all are told
-        if now - told >= INTERVAL or before < done == total:
-            left = f", about {(now - began) * (total - done) / done:.0f} s left" if done < total else ""
-            report(f"{title}: {done} of {total}{left}")
-            told = now
-
-    return step

@@ -1,37 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A video -> its sharpest frames, as JPEG files in a folder."""
+"""The sharpest frames of a video."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageFilter, ImageStat
 
-from nerfkit.data.sfm.made_whole import is_made, made_whole
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 SUFFIXES = (".mp4", ".mov", ".mkv", ".m4v", ".avi", ".webm", ".mts", ".mpg", ".mpeg")
-FRAMES = 150
 SHARPNESS_WIDTH = 640  # pixels
 
 
 def is_video(path: Path) -> bool:
     """Whether a file's name is that of a video."""
     return path.suffix.lower() in SUFFIXES
-
-
-def extract_frames(video: Path, folder: Path, report: Callable[[str], None]) -> Path:
-    """`folder` with the sharpest frame of each of 150 equal parts of `video`, made unless it is there."""
-    source = {video.name: video.stat().st_size}
-    if not is_made(folder, source):
-        with made_whole(folder, source) as images:
-            report(f"taking the sharpest frames of {shown(video)}")
-            for number, frame in enumerate(sharpest(video, FRAMES), 1):
-                Image.fromarray(frame).save(images / f"frame_{number:04}.jpg", quality=95)
-    return folder
 
 
 def sharpest(video: Path, windows: int) -> Iterator[np.ndarray]:
