@@ -295,7 +295,7 @@ def summary(scene: Scene, trainer: Trainer, folder: Path, options: TrainOptions)
     if processes.size > 1:
         text = (
             f"{processes.text}; each draws {settings.samples} samples a step, and a step counts as "
-            f"{trainer.steps_at_once:g} of trainer.steps {settings.steps}"
+            f"{trainer.together.steps_at_once:g} of trainer.steps {settings.steps}"
         )
         rows.append(("parallel", text))
     rows += [
