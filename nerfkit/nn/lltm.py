@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nerfkit import ops
-from nerfkit.ops.checks import check_ray_offsets
+from nerfkit.ops.checks import FLOATS, INT64, check
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
 
 State = tuple[Tensor, Tensor]
@@ -129,8 +129,10 @@ class LLTM(_LLTMParameters):
     def along_rays(self, input: Tensor, ray_offsets: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
         """output [N, H] and h_n, c_n [R, H] for packed samples `input` [N, I] of the rays in `ray_offsets` [R+1]."""
         self._check_input(input, (2,))
-        check_ray_offsets(type(self).__name__, ray_offsets, input)
-        h, c = self._state(hx, input, (ray_offsets.shape[0] - 1, self.hidden_size))
+        sizes = check(
+            type(self).__name__, FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64)
+        )
+        h, c = self._state(hx, input, (sizes["R"], self.hidden_size))
         output, h_n, c_n = ops.lltm(input, ray_offsets, self.weight, self.bias, h, c)
         return output, (h_n, c_n)
 

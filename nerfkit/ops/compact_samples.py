@@ -7,18 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import (
-    POSITION_FLOATS,
-    can_be_read,
-    check_dtype,
-    check_ray_offsets,
-    check_rises,
-    check_same,
-    check_shape,
-)
+from nerfkit.ops import native
+from nerfkit.ops.checks import INT64, POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import ray_indices
+from nerfkit.ops.packed import check_rises, ray_indices
 
 
 def compact_samples(
@@ -62,16 +54,17 @@ def compact_samples(
     >>> t_starts, t_ends, ray_index
     (tensor([1., 2., 5., 0.]), tensor([2., 3., 6., 0.]), tensor([0, 0, 1, 1]))
     """
-    origins, directions, t_starts, t_ends = autocast.cast("compact_samples", origins, directions, t_starts, t_ends)
-    check_shape("compact_samples", "origins", origins, ("R", 3))
-    check_dtype("compact_samples", "origins", origins, POSITION_FLOATS)
-    check_shape("compact_samples", "directions", directions, tuple(origins.shape))
-    check_shape("compact_samples", "t_starts", t_starts, ("M",))
-    check_shape("compact_samples", "t_ends", t_ends, tuple(t_starts.shape))
-    for name, offsets in ("source_offsets", source_offsets), ("ray_offsets", ray_offsets):
-        check_ray_offsets("compact_samples", offsets, origins, name)
-        check_shape("compact_samples", name, offsets, (origins.shape[0] + 1,))
-    check_same("compact_samples", origins=origins, directions=directions, t_starts=t_starts, t_ends=t_ends)
+    origins, directions, t_starts, t_ends = cast("compact_samples", origins, directions, t_starts, t_ends)
+    check(
+        "compact_samples",
+        POSITION_FLOATS,
+        origins=(origins, ("R", 3)),
+        directions=(directions, ("R", 3)),
+        t_starts=(t_starts, ("M",)),
+        t_ends=(t_ends, ("M",)),
+        source_offsets=(source_offsets, ("R+1",), INT64),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+    )
     if n_rows < 0:
         raise ValueError(f"compact_samples: n_rows must not be negative, got {n_rows}")
     with torch.no_grad():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.ops import native
-from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops.checks import POSITION_FLOATS, check
 from nerfkit.ops.dispatch import implementation, implements
 
 
@@ -57,18 +57,16 @@ def lazy_adam(
     >>> lazy_adam(param, grad, exp_avg, exp_avg_sq, step=torch.tensor(1.0), lr=torch.tensor(0.5))[0]
     tensor([-0.5000,  0.0000,  0.5000])
     """
-    check_dtype("lazy_adam", "param", param, POSITION_FLOATS)
-    same = {"grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    for name, tensor in same.items():
-        check_shape("lazy_adam", name, tensor, tuple(param.shape))
-    check_same("lazy_adam", param=param, **same)
-    for name, number in {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}.items():
-        if number is None:
-            continue
-        if number.numel() != 1:
-            raise ValueError(f"lazy_adam: {name} must be one number, got shape {list(number.shape)}")
-        check_dtype("lazy_adam", name, number, (torch.float32,))
-        check_device("lazy_adam", param, **{name: number})
+    shape, numbers = tuple(param.shape), {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}
+    check(
+        "lazy_adam",
+        POSITION_FLOATS,
+        param=(param, shape),
+        grad=(grad, shape),
+        exp_avg=(exp_avg, shape),
+        exp_avg_sq=(exp_avg_sq, shape),
+        **{name: (x, (1,) * x.dim(), (torch.float32,)) for name, x in numbers.items() if x is not None},
+    )
     for name, beta in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= beta < 1:
             raise ValueError(f"lazy_adam: {name} must be at least 0 and below 1, got {beta}")

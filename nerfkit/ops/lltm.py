@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
@@ -59,15 +59,18 @@ def lltm(
     >>> h.flatten()                                                          # tanh of 0.5, 1.5 and 2, halved
     tensor([0.2311, 0.4526, 0.4820])
     """
-    input, weight, bias, h0, c0 = autocast.cast("lltm", input, weight, bias, h0, c0)
-    check_shape("lltm", "input", input, ("N", "I"))
-    check_dtype("lltm", "input", input, FLOATS)
-    check_ray_offsets("lltm", ray_offsets, input)
-    check_shape("lltm", "h0", h0, (ray_offsets.shape[0] - 1, "H"))
-    check_shape("lltm", "c0", c0, tuple(h0.shape))
-    check_parameters("lltm", weight, bias, h0.shape[1], input.shape[1])
-    check_same("lltm", input=input, weight=weight, bias=bias, h0=h0, c0=c0)
-    unfit = why_no_kernel(input.device, h0.shape[1], input.shape[1])
+    input, weight, bias, h0, c0 = cast("lltm", input, weight, bias, h0, c0)
+    sizes = check(
+        "lltm",
+        FLOATS,
+        input=(input, ("N", "I")),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+        h0=(h0, ("R", "H")),
+        c0=(c0, ("R", "H")),
+    )
+    n_state, n_input = sizes["H"], sizes["I"]
+    check_parameters("lltm", input, n_state, n_input, weight, bias)
+    unfit = why_no_kernel(input.device, n_state, n_input)
     return implementation("lltm", input, unfit)(input, ray_offsets, weight, bias, h0, c0)
 
 

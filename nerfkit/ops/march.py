@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.limits import MAX_INTERVALS, MAX_LADDER
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
@@ -83,17 +83,17 @@ def march(
     >>> t_starts, t_ends, ray_offsets
     (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
     """
-    origins, directions, box, jitter, ladder = autocast.cast("march", origins, directions, box, jitter, ladder)
-    check_shape("march", "origins", origins, ("R", 3))
-    check_dtype("march", "origins", origins, POSITION_FLOATS)
-    check_shape("march", "directions", directions, tuple(origins.shape))
-    check_shape("march", "box", box, (2, 3))
-    check_shape("march", "occupancy", occupancy, ("X", "Y", "Z"))
-    check_dtype("march", "occupancy", occupancy, (torch.bool,))
-    check_device("march", origins, occupancy=occupancy)
-    if jitter is not None:
-        check_shape("march", "jitter", jitter, (origins.shape[0],))
-    check_same("march", origins=origins, directions=directions, box=box, jitter=jitter, ladder=ladder)
+    origins, directions, box, jitter, ladder = cast("march", origins, directions, box, jitter, ladder)
+    check(
+        "march",
+        POSITION_FLOATS,
+        origins=(origins, ("R", 3)),
+        directions=(directions, ("R", 3)),
+        box=(box, (2, 3)),
+        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)),
+        jitter=(jitter, ("R",)),
+        ladder=(ladder, ("L",)),
+    )
     _check_distances(step, near, far, ladder)
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
@@ -112,7 +112,6 @@ def _check_distances(step: float | None, near: float, far: float, ladder: Tensor
         raise ValueError(
             f"march: a ladder says where the intervals are; leave out step, near and far, got {step}, {near} and {far}"
         )
-    check_shape("march", "ladder", ladder, ("L",))
     if not 3 <= ladder.shape[0] <= MAX_LADDER:
         raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
     if can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):

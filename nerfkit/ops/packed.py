@@ -14,9 +14,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nerfkit.ops.checks import check_rises
+from nerfkit.ops.checks import can_be_read
 
 PADDING_RAY_LENGTH = 16  # samples
+
+
+def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", padded: bool = False) -> None:
+    """Require row pointers [R+1] that rise from 0 to `n_rows`, or to less if rows are `padded`; else RuntimeError.
+
+    Checked on a CPU alone: on a GPU it would synchronize, and a compiler has no values. There it is a precondition.
+    """
+    if not can_be_read(ray_offsets):
+        return
+    wanted = f"{op}: {name} must rise from 0 to {'at most ' if padded else ''}the number of rows, {n_rows}"
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    if first != 0:
+        raise RuntimeError(f"{wanted}; they start at {first}")
+    falls = ray_offsets[1:] < ray_offsets[:-1]  # [R], not of their differences, which could overflow
+    if falls.any():
+        ray = int(falls.nonzero()[0])
+        raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
+    if last > n_rows or (last < n_rows and not padded):
+        raise RuntimeError(f"{wanted}; they end at {last}")
 
 
 def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from nerfkit import ops
-from nerfkit.ops.autocast import IN_AUTOCAST_DTYPE
+from nerfkit.ops.checks import IN_AUTOCAST_DTYPE
 from nerfkit.ops.dispatch import OPS
 from tests.naming import raises_naming
 from tests.ops.cases import cases

@@ -82,7 +82,7 @@ def test_wrong_offsets_are_an_error_on_the_cpu(source: list, kept: list, backend
         ({"directions": torch.rand(2, 3).double()}, TypeError, ("origins", "directions", "float32", "float64")),
         ({"t_ends": torch.rand(5)}, ValueError, ("t_ends", "[4]", "[5]")),
         ({"source_offsets": offsets(4)}, ValueError, ("source_offsets", "[3]", "[2]")),
-        ({"source_offsets": [0, 2, 4]}, TypeError, ("source_offsets", "int64", "[R+1]", "list")),
+        ({"source_offsets": [0, 2, 4]}, TypeError, ("source_offsets", "int64", "[3]", "list")),
         ({"ray_offsets": offsets(1, 1).int()}, TypeError, ("ray_offsets", "int64", "int32")),
         ({"n_rows": -1}, ValueError, ("n_rows", "-1")),
     ],

@@ -7,6 +7,14 @@ from nerfkit.ops import BackendError, dispatch, native
 from tests.naming import assert_names, not_named, raises_naming
 
 
+@pytest.fixture(autouse=True)
+def resolved_anew():
+    """What is registered changes here."""
+    dispatch._resolve_once.cache_clear()
+    yield
+    dispatch._resolve_once.cache_clear()
+
+
 @pytest.mark.parametrize("name", ["cpp", "cuda"])
 @pytest.mark.parametrize("op", dispatch.OPS)
 def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
