@@ -56,15 +56,10 @@ def compact_samples(
     """
     origins, directions, t_starts, t_ends = cast("compact_samples", origins, directions, t_starts, t_ends)
     check(
-        "compact_samples",
-        POSITION_FLOATS,
-        origins=(origins, ("R", 3)),
-        directions=(directions, ("R", 3)),
-        t_starts=(t_starts, ("M",)),
-        t_ends=(t_ends, ("M",)),
-        source_offsets=(source_offsets, ("R+1",), INT64),
+        "compact_samples", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)),
+        t_starts=(t_starts, ("M",)), t_ends=(t_ends, ("M",)), source_offsets=(source_offsets, ("R+1",), INT64),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
-    )
+    )  # fmt: skip
     if n_rows < 0:
         raise ValueError(f"compact_samples: n_rows must not be negative, got {n_rows}")
     with torch.no_grad():
@@ -102,10 +97,8 @@ def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
 
 
 @implements("compact_samples", "cpp", "cuda")
-def _compact_samples_native(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
-    return torch.ops.nerfkit._compact_samples(
-        origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
-    )
+def _compact_samples_native(*arguments):
+    return torch.ops.nerfkit._compact_samples(*arguments)
 
 
 @native.fake("_compact_samples")

@@ -18,12 +18,7 @@ MIN_OPACITY = 1e-10
 
 
 def composite(
-    density: Tensor,  # [N]
-    rgb: Tensor,  # [N, 3]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    background: Tensor,  # [R, 3] or [3]
+    density: Tensor, rgb: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, background: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Colour, opacity and depth of rays from their samples.
 
@@ -68,15 +63,10 @@ def composite(
     density, rgb, t_starts, t_ends, background = cast("composite", density, rgb, t_starts, t_ends, background)
     t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
     check(
-        "composite",
-        FLOATS,
-        density=(density, ("N",)),
-        rgb=(rgb, ("N", 3)),
-        t_starts=(t_starts, ("N",)),
-        t_ends=(t_ends, ("N",)),
-        ray_offsets=(ray_offsets, ("R+1",), INT64),
+        "composite", FLOATS, density=(density, ("N",)), rgb=(rgb, ("N", 3)), t_starts=(t_starts, ("N",)),
+        t_ends=(t_ends, ("N",)), ray_offsets=(ray_offsets, ("R+1",), INT64),
         background=(background, (3,) if background.dim() == 1 else ("R", 3)),
-    )
+    )  # fmt: skip
     return implementation("composite", density)(density, rgb, t_starts, t_ends, ray_offsets, background)
 
 
@@ -107,27 +97,15 @@ def _composite_backward(grads, arguments, _, needs_grad):
     return density, rgb, None, None, None, background
 
 
-implement_native(
-    "composite",
-    _composite_torch,
-    lambda *arguments: (torch.ops.nerfkit._composite(*arguments), ()),
-    _composite_backward,
-)
+implement_native("composite", _composite_torch, "_composite", _composite_backward)
 
 
 @native.fake("_composite")
 def _(density, rgb, t_starts, t_ends, ray_offsets, background):
     n_rays = ray_offsets.shape[0] - 1
-    return (
-        density.new_empty(n_rays, 3),
-        density.new_empty(n_rays),
-        density.new_empty(n_rays),
-        density.new_empty(density.shape),
-    )
+    return (*(density.new_empty(shape) for shape in ((n_rays, 3), n_rays, n_rays, density.shape)),)
 
 
 @native.fake("_composite_bwd")
-def _(
-    grad_color, grad_opacity, grad_depth, grad_weights, density, rgb, t_starts, t_ends, ray_offsets, background
-):  # fmt: skip
+def _(grad_color, grad_opacity, grad_depth, grad_weights, density, rgb, t_starts, t_ends, ray_offsets, background):
     return density.new_empty(density.shape), rgb.new_empty(rgb.shape), rgb.new_empty(ray_offsets.shape[0] - 1, 3)

@@ -17,11 +17,7 @@ from nerfkit.ops.packed import check_rises, exclusive_cumsum, ray_indices, sum_b
 
 
 def count_visible(
-    density: Tensor,  # [N]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    min_transmittance: float,
+    density: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, min_transmittance: float
 ) -> Tensor:
     r"""Samples of each ray up to where its transmittance has fallen to `min_transmittance`.
 
@@ -51,13 +47,9 @@ def count_visible(
     """
     density, t_starts, t_ends = cast("count_visible", density, t_starts, t_ends)
     check(
-        "count_visible",
-        FLOATS,
-        density=(density, ("N",)),
-        t_starts=(t_starts, ("N",)),
-        t_ends=(t_ends, ("N",)),
+        "count_visible", FLOATS, density=(density, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
-    )
+    )  # fmt: skip
     if not 0 <= min_transmittance <= 1:
         raise ValueError(f"count_visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
     with torch.no_grad():

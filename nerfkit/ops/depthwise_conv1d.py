@@ -56,13 +56,9 @@ def depthwise_conv1d(
     packed = ray_offsets is not None
     x, weight, bias = cast(op, x, weight, bias)
     check(
-        op,
-        FLOATS,
-        x=(x, ("N", "C") if packed else ("B", "C", "L")),
-        weight=(weight, ("C", "k")),
-        bias=(bias, ("C",)),
+        op, FLOATS, x=(x, ("N", "C") if packed else ("B", "C", "L")), weight=(weight, ("C", "k")), bias=(bias, ("C",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
-    )
+    )  # fmt: skip
     check_ints(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
     if padding is None:
@@ -124,12 +120,3 @@ def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dila
 @native.fake("_depthwise_conv1d")
 def _(x, weight, bias, ray_offsets, dilation):
     return x.new_empty(x.shape)
-
-
-@native.fake("_depthwise_conv1d_bwd")
-def _(grad_out, x, weight, ray_offsets, dilation, to_x, to_weight):
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        x.new_empty(weight.shape if to_weight else 0),
-        x.new_empty(weight.shape[0] if to_weight else 0),
-    )

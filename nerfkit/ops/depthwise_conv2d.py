@@ -49,13 +49,8 @@ def depthwise_conv2d(
     tensor([[[[-2., -3.,  2.]]]])
     """
     x, weight, bias = cast("depthwise_conv2d", x, weight, bias)
-    check(
-        "depthwise_conv2d",
-        FLOATS,
-        x=(x, ("B", "C", "H", "W")),
-        weight=(weight, ("C", 1, "kh", "kw")),
-        bias=(bias, ("C",)),
-    )
+    x_shape, weight_shape = ("B", "C", "H", "W"), ("C", 1, "kh", "kw")
+    check("depthwise_conv2d", FLOATS, x=(x, x_shape), weight=(weight, weight_shape), bias=(bias, ("C",)))
     check_ints("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], stride, padding, dilation)
@@ -109,30 +104,22 @@ def _depthwise_conv2d_backward(grads, arguments, _, needs_grad):
 
 
 _depthwise_conv2d_native = implement_native(
-    "depthwise_conv2d",
-    _depthwise_conv2d_torch,
-    _depthwise_conv2d_forward,
-    _depthwise_conv2d_backward,
+    "depthwise_conv2d", _depthwise_conv2d_torch, _depthwise_conv2d_forward, _depthwise_conv2d_backward
 )
 
 
 @native.fake("_depthwise_conv2d")
 def _(x, weight, bias, window, channels_last):
     first = 1 if channels_last else 2
-    sizes = [
-        (x.shape[first + axis] + 2 * window[2 + axis] - window[4 + axis] * (weight.shape[2 + axis] - 1) - 1)
-        // window[axis]
-        + 1
-        for axis in range(2)
-    ]
+    axes = zip(x.shape[first:], weight.shape[2:], window[:2], window[2:4], window[4:], strict=False)
+    sizes = [(n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in axes]
     channels = x.shape[3 if channels_last else 1]
     return x.new_empty((x.shape[0], *sizes, channels) if channels_last else (x.shape[0], channels, *sizes))
 
 
+@native.fake("_depthwise_conv1d_bwd")
 @native.fake("_depthwise_conv2d_bwd")
-def _(grad_out, x, weight, window, channels_last, to_x, to_weight):
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        x.new_empty(weight.shape if to_weight else 0),
-        x.new_empty(weight.shape[0] if to_weight else 0),
-    )
+def _(grad_out, x, weight, *others):
+    *_, to_x, to_weight = others
+    shapes = x.shape if to_x else 0, weight.shape if to_weight else 0, weight.shape[0] if to_weight else 0
+    return (*(x.new_empty(shape) for shape in shapes),)

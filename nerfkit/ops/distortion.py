@@ -16,13 +16,7 @@ from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 
 def distortion(
-    weights: Tensor,  # [N]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    near: float,
-    far: float,
-    linear: float,
+    weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, near: float, far: float, linear: float
 ) -> Tensor:
     r"""How far apart along each ray its weights are: small where one short stretch of the ray has all of them.
 
@@ -60,13 +54,9 @@ def distortion(
     weights, t_starts, t_ends = cast("distortion", weights, t_starts, t_ends)
     t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
     check(
-        "distortion",
-        FLOATS,
-        weights=(weights, ("N",)),
-        t_starts=(t_starts, ("N",)),
-        t_ends=(t_ends, ("N",)),
+        "distortion", FLOATS, weights=(weights, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
         ray_offsets=(ray_offsets, ("R+1",), INT64),
-    )
+    )  # fmt: skip
     if not 0 <= near < far < math.inf:
         raise ValueError(f"distortion: near and far must be finite with 0 <= near < far, got {near} and {far}")
     if not 0 < linear < math.inf:
@@ -101,12 +91,11 @@ def _normalisation(near: float, far: float, linear: float) -> tuple[float, float
     return first, 1 / (last - first)
 
 
-implement_native(
-    "distortion",
-    _distortion_torch,
-    lambda *arguments: (torch.ops.nerfkit._distortion(*arguments), ()),
-    lambda grads, arguments, *_: (torch.ops.nerfkit._distortion_bwd(*grads, *arguments),),
-)
+def _distortion_backward(grads, arguments, *_):
+    return (torch.ops.nerfkit._distortion_bwd(*grads, *arguments),)
+
+
+implement_native("distortion", _distortion_torch, "_distortion", _distortion_backward)
 
 
 @native.fake("_distortion")

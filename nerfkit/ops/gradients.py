@@ -17,15 +17,19 @@ from torch.autograd import forward_ad
 from nerfkit.ops.dispatch import implements
 
 
-def implement_native(op: str, definition: Callable, forward: Callable, backward: Callable) -> Callable:
+def implement_native(op: str, definition: Callable, forward: Callable | str, backward: Callable) -> Callable:
     """Register the implementation of `op` on "cpp" and "cuda", and return it.
 
     Args:
         definition: the op in PyTorch, which second derivatives go through.
-        forward: arguments of the definition -> result, and a tuple of tensors that backward will need.
+        forward: arguments of the definition -> result, and a tuple of tensors that backward will need; or the name of a
+            native op that has these arguments.
         backward: gradients of the results, arguments, those tensors, and whether each argument needs a gradient ->
             gradients of the first arguments, None after them; those that are not needed may be anything.
     """
+
+    if isinstance(forward, str):
+        forward = _calling(forward)
 
     class Native(torch.autograd.Function):
         @staticmethod
@@ -50,6 +54,10 @@ def implement_native(op: str, definition: Callable, forward: Callable, backward:
         return forward(*arguments)[0]
 
     return implements(op, "cpp", "cuda")(run)
+
+
+def _calling(name: str) -> Callable:
+    return lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())
 
 
 class _NoSecondDerivative(torch.autograd.Function):

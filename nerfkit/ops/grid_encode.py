@@ -29,12 +29,7 @@ def level_entries(resolution: int, max_entries: int) -> int:
     return min(-(-((resolution + 1) ** 3) // 8) * 8, max_entries)
 
 
-def grid_encode(
-    points: Tensor,  # [N, 3]
-    table: Tensor,  # [T, F]
-    resolutions: Sequence[int],  # [L]
-    max_entries: int,
-) -> Tensor:
+def grid_encode(points: Tensor, table: Tensor, resolutions: Sequence[int], max_entries: int) -> Tensor:
     r"""Features of points from a stack of grids, concatenated along the last axis.
 
     Level l has :math:`n_l` cells per side. A point in [0, 1] lies in the cell with the lowest vertex

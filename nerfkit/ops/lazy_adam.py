@@ -59,14 +59,10 @@ def lazy_adam(
     """
     shape, numbers = tuple(param.shape), {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}
     check(
-        "lazy_adam",
-        POSITION_FLOATS,
-        param=(param, shape),
-        grad=(grad, shape),
-        exp_avg=(exp_avg, shape),
+        "lazy_adam", POSITION_FLOATS, param=(param, shape), grad=(grad, shape), exp_avg=(exp_avg, shape),
         exp_avg_sq=(exp_avg_sq, shape),
         **{name: (x, (1,) * x.dim(), (torch.float32,)) for name, x in numbers.items() if x is not None},
-    )
+    )  # fmt: skip
     for name, beta in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= beta < 1:
             raise ValueError(f"lazy_adam: {name} must be at least 0 and below 1, got {beta}")

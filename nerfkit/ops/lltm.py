@@ -19,12 +19,7 @@ LARGEST_ON_GPU = 64  # units and inputs that the kernels take, as in cuda/lltm/a
 
 
 def lltm(
-    input: Tensor,  # [N, I]
-    ray_offsets: Tensor,  # [R+1]
-    weight: Tensor,  # [3H, H+I]
-    bias: Tensor,  # [3H]
-    h0: Tensor,  # [R, H]
-    c0: Tensor,  # [R, H]
+    input: Tensor, ray_offsets: Tensor, weight: Tensor, bias: Tensor, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Run `lltm_cell` along the samples of every ray, near to far.
 
@@ -61,13 +56,9 @@ def lltm(
     """
     input, weight, bias, h0, c0 = cast("lltm", input, weight, bias, h0, c0)
     sizes = check(
-        "lltm",
-        FLOATS,
-        input=(input, ("N", "I")),
-        ray_offsets=(ray_offsets, ("R+1",), INT64),
-        h0=(h0, ("R", "H")),
+        "lltm", FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64), h0=(h0, ("R", "H")),
         c0=(c0, ("R", "H")),
-    )
+    )  # fmt: skip
     n_state, n_input = sizes["H"], sizes["I"]
     check_parameters("lltm", input, n_state, n_input, weight, bias)
     unfit = why_no_kernel(input.device, n_state, n_input)

@@ -13,13 +13,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import implement_native
 
 
-def lltm_cell(
-    input: Tensor,  # [B, I]
-    h: Tensor,  # [B, H]
-    c: Tensor,  # [B, H]
-    weight: Tensor,  # [3H, H+I]
-    bias: Tensor,  # [3H]
-) -> tuple[Tensor, Tensor]:
+def lltm_cell(input: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     r"""New hidden and cell state of the LLTM ("long long-term memory").
 
     .. math::

@@ -85,15 +85,9 @@ def march(
     """
     origins, directions, box, jitter, ladder = cast("march", origins, directions, box, jitter, ladder)
     check(
-        "march",
-        POSITION_FLOATS,
-        origins=(origins, ("R", 3)),
-        directions=(directions, ("R", 3)),
-        box=(box, (2, 3)),
-        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)),
-        jitter=(jitter, ("R",)),
-        ladder=(ladder, ("L",)),
-    )
+        "march", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)), box=(box, (2, 3)),
+        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=(jitter, ("R",)), ladder=(ladder, ("L",)),
+    )  # fmt: skip
     _check_distances(step, near, far, ladder)
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")

@@ -19,11 +19,7 @@ SHARED_BYTES = 150_000  # per block, that the GPU's kernel needs beside tensor c
 HIDDEN, INPUT_MULTIPLE, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 16, 128, 16  # supported widths
 
 
-def mlp(
-    parameters: Tensor,  # [P]
-    widths: Sequence[int],
-    *inputs: Tensor,  # [N, I_k]
-) -> Tensor:
+def mlp(parameters: Tensor, widths: Sequence[int], *inputs: Tensor) -> Tensor:
     r"""Linear layers with ReLU between them, of concatenated inputs.
 
     .. math::
@@ -149,6 +145,10 @@ def _mlp_torch(parameters, widths, *inputs):
     return F.linear(x, *last)
 
 
+def _mlp_forward(parameters, widths, *inputs):
+    return torch.ops.nerfkit._mlp(inputs, parameters, widths), ()
+
+
 def _mlp_backward(grads, arguments, _, needs_grad):
     (parameters, widths, *inputs), (to_parameters, _, *to_inputs) = arguments, needs_grad
     wanted = [int(to) for to in to_inputs]
@@ -156,12 +156,7 @@ def _mlp_backward(grads, arguments, _, needs_grad):
     return parts.sum(0).to(parameters.dtype) if to_parameters else None, None, *grad_inputs
 
 
-implement_native(
-    "mlp",
-    _mlp_torch,
-    lambda parameters, widths, *inputs: (torch.ops.nerfkit._mlp(inputs, parameters, widths), ()),
-    _mlp_backward,
-)
+implement_native("mlp", _mlp_torch, _mlp_forward, _mlp_backward)
 
 
 @native.fake("_mlp")

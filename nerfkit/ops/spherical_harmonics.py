@@ -15,9 +15,7 @@ N_HARMONICS = 16  # of degrees 0 to 3
 
 
 def spherical_harmonics(
-    directions: Tensor,  # [R, 3]
-    ray_index: Tensor | None = None,  # [N]
-    dtype: torch.dtype | None = None,
+    directions: Tensor, ray_index: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     r"""Real spherical harmonics of degrees 0 to 3, orthonormal over the sphere.
 
@@ -52,12 +50,8 @@ def spherical_harmonics(
     tensor([0.4885, 0.4885, 0.0000], dtype=torch.float16)
     """
     (directions,) = cast("spherical_harmonics", directions)
-    check(
-        "spherical_harmonics",
-        POSITION_FLOATS,
-        directions=(directions, ("R", 3)),
-        ray_index=(ray_index, ("N",), INT64),
-    )
+    rays, index = (directions, ("R", 3)), (ray_index, ("N",), INT64)
+    check("spherical_harmonics", POSITION_FLOATS, directions=rays, ray_index=index)
     dtype = directions.dtype if dtype is None else dtype
     if dtype not in FLOATS:
         raise TypeError(f"spherical_harmonics: dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
@@ -142,10 +136,7 @@ def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
 
 
 implement_native(
-    "spherical_harmonics",
-    _spherical_harmonics_torch,
-    lambda *arguments: (torch.ops.nerfkit._spherical_harmonics(*arguments), ()),
-    _spherical_harmonics_backward,
+    "spherical_harmonics", _spherical_harmonics_torch, "_spherical_harmonics", _spherical_harmonics_backward
 )
 
 

@@ -12,10 +12,7 @@ from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.gradients import implement_native
 
 
-def trilinear(
-    feats: Tensor,  # [N, 8, F]
-    points: Tensor,  # [N, 3]
-) -> Tensor:
+def trilinear(feats: Tensor, points: Tensor) -> Tensor:
     r"""Interpolate the features at the corners of N cells.
 
     .. math::
@@ -63,12 +60,7 @@ def _trilinear_backward(grads, arguments, _, needs_grad):
     return torch.ops.nerfkit._trilinear_bwd(*grads, *arguments, *needs_grad)
 
 
-implement_native(
-    "trilinear",
-    _trilinear_torch,
-    lambda feats, points: (torch.ops.nerfkit._trilinear(feats, points), ()),
-    _trilinear_backward,
-)
+implement_native("trilinear", _trilinear_torch, "_trilinear", _trilinear_backward)
 
 
 @native.fake("_trilinear")
