@@ -96,9 +96,7 @@ def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
         )
 
 
-@implements("compact_samples", "cpp", "cuda")
-def _compact_samples_native(*arguments):
-    return torch.ops.nerfkit._compact_samples(*arguments)
+implements("compact_samples", "cpp", "cuda")(lambda *arguments: torch.ops.nerfkit._compact_samples(*arguments))
 
 
 @native.fake("_compact_samples")

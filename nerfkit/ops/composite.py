@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 # exp(-50) is below float64's epsilon: a larger optical thickness changes no output, but could overflow sums.
@@ -106,6 +106,6 @@ def _(density, rgb, t_starts, t_ends, ray_offsets, background):
     return (*(density.new_empty(shape) for shape in ((n_rays, 3), n_rays, n_rays, density.shape)),)
 
 
-@native.fake("_composite_bwd")
-def _(grad_color, grad_opacity, grad_depth, grad_weights, density, rgb, t_starts, t_ends, ray_offsets, background):
-    return density.new_empty(density.shape), rgb.new_empty(rgb.shape), rgb.new_empty(ray_offsets.shape[0] - 1, 3)
+native.fake("_composite_bwd")(lambda _1, _2, _3, _4, density, rgb, t_starts, t_ends, ray_offsets, background: (
+    like(density), like(rgb), rgb.new_empty(ray_offsets.shape[0] - 1, 3)
+))  # fmt: skip

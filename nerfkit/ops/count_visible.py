@@ -72,11 +72,5 @@ def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittan
     return sum_rays((~hidden).long(), ray_index, n_rays + 1)[:n_rays]
 
 
-@implements("count_visible", "cpp", "cuda")
-def _count_visible_native(density, t_starts, t_ends, ray_offsets, min_transmittance):
-    return torch.ops.nerfkit._count_visible(density, t_starts, t_ends, ray_offsets, min_transmittance)
-
-
-@native.fake("_count_visible")
-def _(density, t_starts, t_ends, ray_offsets, min_transmittance):
-    return density.new_empty(ray_offsets.shape[0] - 1, dtype=torch.int64)
+implements("count_visible", "cpp", "cuda")(lambda *arguments: torch.ops.nerfkit._count_visible(*arguments))
+native.fake("_count_visible")(lambda x, t_starts, t_ends, rays, least: rays.new_empty(rays.shape[0] - 1))

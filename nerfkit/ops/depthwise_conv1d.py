@@ -11,7 +11,7 @@ from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, INT64, cast, check, check_ints
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native, wants_gradient
+from nerfkit.ops.gradients import implement_native, like, wants_gradient
 from nerfkit.ops.packed import ray_indices
 
 
@@ -117,6 +117,4 @@ def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dila
     return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
 
 
-@native.fake("_depthwise_conv1d")
-def _(x, weight, bias, ray_offsets, dilation):
-    return x.new_empty(x.shape)
+native.fake("_depthwise_conv1d")(lambda x, weight, bias, ray_offsets, dilation: like(x))

@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, cast, check, check_ints
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 
 Pair = int | tuple[int, int]
 
@@ -121,5 +121,4 @@ def _(x, weight, bias, window, channels_last):
 @native.fake("_depthwise_conv2d_bwd")
 def _(grad_out, x, weight, *others):
     *_, to_x, to_weight = others
-    shapes = x.shape if to_x else 0, weight.shape if to_weight else 0, weight.shape[0] if to_weight else 0
-    return (*(x.new_empty(shape) for shape in shapes),)
+    return like(x, to_x), like(weight, to_weight), x.new_empty(weight.shape[0] if to_weight else 0)

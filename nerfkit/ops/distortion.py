@@ -11,7 +11,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 
@@ -98,11 +98,5 @@ def _distortion_backward(grads, arguments, *_):
 implement_native("distortion", _distortion_torch, "_distortion", _distortion_backward)
 
 
-@native.fake("_distortion")
-def _(weights, t_starts, t_ends, ray_offsets, near, far, linear):
-    return weights.new_empty(ray_offsets.shape[0] - 1)
-
-
-@native.fake("_distortion_bwd")
-def _(grad_losses, weights, t_starts, t_ends, ray_offsets, near, far, linear):
-    return weights.new_empty(weights.shape)
+native.fake("_distortion")(lambda weights, t_starts, t_ends, rays, *limits: weights.new_empty(rays.shape[0] - 1))
+native.fake("_distortion_bwd")(lambda _, weights, *others: like(weights))

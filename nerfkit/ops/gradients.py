@@ -60,6 +60,11 @@ def _calling(name: str) -> Callable:
     return lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())
 
 
+def like(x: Tensor, is_wanted: bool = True) -> Tensor:
+    """What a native op returns for a gradient of `x`, in a fake: contiguous, and without elements if not wanted."""
+    return x.new_empty(x.shape if is_wanted else 0)
+
+
 class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def forward(ctx, op, gradient, *inputs):

@@ -15,10 +15,10 @@ from nerfkit.limits import MAX_ENTRIES, MAX_LEVELS, MAX_RESOLUTION
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, autocast_dtype, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.trilinear import corner_weights
 
-HASH_PRIMES = (1, 2654435761, 805459861)
+HASH_PRIMES = (1, 2654435761 - 2**32, 805459861)  # as signed 32-bit numbers
 
 
 def level_entries(resolution: int, max_entries: int) -> int:
@@ -111,7 +111,7 @@ def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> 
     dense = ((x[:, :n_dense] * side + y[:, :n_dense]) * side + z[:, :n_dense]).flatten(-3)
 
     # int32 products may overflow: the mask keeps their low bits alone, which are exact.
-    p, q, r = (_as_int32(prime) for prime in HASH_PRIMES)
+    p, q, r = HASH_PRIMES
     hashed = ((x[:, n_dense:] * p) ^ (y[:, n_dense:] * q) ^ (z[:, n_dense:] * r)) & (max_entries - 1)
 
     starts = [0]
@@ -119,11 +119,6 @@ def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> 
         starts.append(starts[-1] + level_entries(n, max_entries))
     starts = torch.tensor(starts, dtype=torch.int32, device=points.device)[:, None]  # [L, 1]
     return torch.cat([dense, hashed.flatten(-3)], dim=1) + starts, weights
-
-
-def _as_int32(value: int) -> int:
-    """`value` modulo 2^32, as a signed 32-bit number."""
-    return (value + 2**31) % 2**32 - 2**31
 
 
 def _interpolate(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
@@ -179,13 +174,13 @@ def _grid_encode_backward(grads, arguments, kept, needs_grad):
 implement_native("grid_encode", _grid_encode_torch, _grid_encode_forward, _grid_encode_backward)
 
 
-@native.fake("_grid_encode")
-def _(points, table, resolutions, max_entries):
-    return table.new_empty(points.shape[0], len(resolutions) * table.shape[1])
+native.fake("_grid_encode")(
+    lambda points, table, levels, max_entries: table.new_empty(points.shape[0], len(levels) * table.shape[1])
+)
 
 
 @native.fake("_grid_encode_bwd")
 def _(grad_out, points, table, resolutions, max_entries, to_points, to_table, deterministic):
     wide = torch.float64 if table.dtype == torch.float64 else torch.float32
     grad_table = table.new_empty(table.shape if to_table else 0, dtype=wide)
-    return points.new_empty(points.shape if to_points else 0), grad_table
+    return like(points, to_points), grad_table

@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import no_second_derivative, wants_gradient
+from nerfkit.ops.gradients import like, no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
 
@@ -213,5 +213,5 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
 
 @native.fake("_lltm_bwd")
 def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, workspace, order, to_input, to_weight):
-    shapes = input.shape if to_input else 0, weight.shape if to_weight else 0, weight.shape[:1]
-    return tuple(input.new_empty(shape) for shape in (*shapes, grad_h_n.shape, grad_c_n.shape))
+    to_bias = weight.new_empty(weight.shape[0])
+    return like(input, to_input), like(weight, to_weight), to_bias, like(grad_h_n), like(grad_c_n)

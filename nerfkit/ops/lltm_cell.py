@@ -10,7 +10,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 
 
 def lltm_cell(input: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,22 +88,11 @@ def _lltm_cell_backward(grads, arguments, kept, _):
 implement_native("lltm_cell", _lltm_cell_torch, _lltm_cell_forward, _lltm_cell_backward)
 
 
-@native.fake("_lltm_cell")
-def _(gates, c):
-    return c.new_empty(c.shape), c.new_empty(c.shape), gates.new_empty(gates.shape)
-
-
-@native.fake("_lltm_cell_bwd")
-def _(grad_h, grad_c, gates, c_new):
-    return gates.new_empty(gates.shape), c_new.new_empty(c_new.shape)
-
-
-@native.fake("_lltm_cell_small")
-def _(input, h, c, weight, bias):
-    return h.new_empty(h.shape), h.new_empty(h.shape), h.new_empty(h.shape[0], 3 * h.shape[1])
-
-
-@native.fake("_lltm_cell_small_bwd")
-def _(grad_h, grad_c, input, h, weight, gates, c_new):
-    inputs = input.new_empty(input.shape), h.new_empty(h.shape), h.new_empty(h.shape)
-    return *inputs, weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
+native.fake("_lltm_cell")(lambda gates, c: (like(c), like(c), like(gates)))
+native.fake("_lltm_cell_bwd")(lambda grad_h, grad_c, gates, c_new: (like(gates), like(c_new)))
+native.fake("_lltm_cell_small")(
+    lambda input, h, c, weight, bias: (like(h), like(h), h.new_empty(h.shape[0], len(bias)))
+)
+native.fake("_lltm_cell_small_bwd")(lambda grad_h, grad_c, input, h, weight, gates, c_new: (
+    like(input), like(h), like(h), like(weight), weight.new_empty(weight.shape[0])
+))  # fmt: skip

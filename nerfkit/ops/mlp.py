@@ -12,7 +12,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 
 MAX_INPUTS, MAX_LAYERS = 4, 8  # limits of the kernels, for all backends
 SHARED_BYTES = 150_000  # per block, that the GPU's kernel needs beside tensor cores
@@ -159,17 +159,13 @@ def _mlp_backward(grads, arguments, _, needs_grad):
 implement_native("mlp", _mlp_torch, _mlp_forward, _mlp_backward)
 
 
-@native.fake("_mlp")
-def _(inputs, parameters, widths):
-    return parameters.new_empty(inputs[0].shape[0], widths[-1])
-
-
 MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp/args.h
+native.fake("_mlp")(lambda inputs, parameters, widths: parameters.new_empty(inputs[0].shape[0], widths[-1]))
 
 
 @native.fake("_mlp_bwd")
 def _(grad_out, inputs, parameters, widths, wanted):
     wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
     parts = MLP_PARTS if parameters.is_cuda else MLP_CPU_PARTS
-    grads = [x.new_empty(x.shape if need else 0) for x, need in zip(inputs, wanted, strict=True)]
+    grads = [like(x, need) for x, need in zip(inputs, wanted, strict=True)]
     return grads, parameters.new_empty(parts, parameters.shape[0], dtype=wide)

@@ -9,7 +9,7 @@ from torch import Tensor
 from nerfkit.ops import native
 from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import implement_native
+from nerfkit.ops.gradients import implement_native, like
 
 
 def trilinear(feats: Tensor, points: Tensor) -> Tensor:
@@ -63,11 +63,5 @@ def _trilinear_backward(grads, arguments, _, needs_grad):
 implement_native("trilinear", _trilinear_torch, "_trilinear", _trilinear_backward)
 
 
-@native.fake("_trilinear")
-def _(feats, points):
-    return feats.new_empty(feats.shape[0], feats.shape[2])
-
-
-@native.fake("_trilinear_bwd")
-def _(grad_out, feats, points, to_feats, to_points):
-    return feats.new_empty(feats.shape if to_feats else 0), points.new_empty(points.shape if to_points else 0)
+native.fake("_trilinear")(lambda feats, points: feats.new_empty(feats.shape[0], feats.shape[2]))
+native.fake("_trilinear_bwd")(lambda _, feats, points, *to: (like(feats, to[0]), like(points, to[1])))
