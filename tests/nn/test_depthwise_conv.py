@@ -74,7 +74,7 @@ def test_gradients_reach_all_parameters():
         (lambda: DepthwiseConv2d(3, 3, padding=0.5), ("padding", "2", "0.5")),
         (
             lambda: DepthwiseConv1d(3, 4)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
-            ("DepthwiseConv1d", "kernel", "4"),
+            ("depthwise_conv1d", "kernel", "4"),
         ),
         (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), ("depthwise_conv1d", "kernel", "7", "dilation", "1")),
         (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), ("depthwise_conv2d", "stride", "1")),
