@@ -80,29 +80,21 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
             return Resolved("torch", f"no fused backend for {kind} tensors")
         if not is_built:
             return Resolved("torch", f"{wanted} not built")
-        if other_gpu:
-            return Resolved("torch", f"cuda is {other_gpu}")
-        return Resolved("torch", f"{wanted}: {unfit}") if unfit else Resolved(wanted, "built")
-    why_not = None
+        why_not = f"cuda is {other_gpu}" if other_gpu else f"{wanted}: {unfit}" if unfit else None
+        return Resolved("torch", why_not) if why_not else Resolved(wanted, "built")
+    advice = "use ops.backend=auto"
     if not is_built:
-        why_not = (
-            f"{op}: backend {choice!r} was requested but is not built ({native.why_missing(choice)}); "
-            f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} Or use ops.backend=auto."
-        )
+        why_not = f"was requested but is not built ({native.why_missing(choice)})"
+        advice = f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} Or {advice}."
     elif DEVICE_OF[choice] != kind:
-        why_not = (
-            f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {kind} tensors; "
-            "move the tensors, or use ops.backend=auto"
-        )
+        why_not, advice = f"needs {DEVICE_OF[choice]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
     elif other_gpu:
-        why_not = f"{op}: backend 'cuda' is {other_gpu}. {native.how_to_build('cuda')} Or use ops.backend=torch."
+        why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
     elif unfit:
-        why_not = (
-            f"{op}: backend {choice!r} was requested, but {unfit}; use ops.backend=auto, or --ops.overrides {op} torch"
-        )
-    if why_not:
-        raise BackendError(why_not)
-    return Resolved(choice, "requested")
+        why_not, advice = f"was requested, but {unfit}", f"{advice}, or --ops.overrides {op} torch"
+    else:
+        return Resolved(choice, "requested")
+    raise BackendError(f"{op}: backend {choice!r} {why_not}; {advice}")
 
 
 def _gpu_index(device: str) -> int:

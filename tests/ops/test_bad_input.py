@@ -175,6 +175,11 @@ def call(op: str, change: dict) -> None:
     return getattr(ops, op)(**arguments)
 
 
+def parts_of(named: str) -> list[str]:
+    """Words, numbers and shapes, which are set in brackets."""
+    return re.findall(r"\[[^]]*\]|\([^)]*\)|\S+\[\d\]|\S+", named)
+
+
 @pytest.mark.parametrize("op", OPS)
 def test_good_input(op: str):
     call(op, {})
@@ -182,6 +187,5 @@ def test_good_input(op: str):
 
 @pytest.mark.parametrize("error, op, change, named", CALLS)
 def test_bad_input(error: type[Exception], op: str, change: dict, named: str):
-    shapes = re.findall(r"\[[^]]*\]|\([^)]*\)|\S+\[\d\]|\S+", named)
-    with raises_naming(error, op, *shapes):
+    with raises_naming(error, op, *parts_of(named)):
         call(op, change)
