@@ -41,8 +41,8 @@ def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
 def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype that autocast casts `x` to; its own where autocast is off."""
     kind = x.device.type
-    on = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind) and _casts(x)
-    return torch.get_autocast_dtype(kind) if on else x.dtype
+    is_on = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on and _casts(x) else x.dtype
 
 
 def _casts(x: Tensor) -> bool:

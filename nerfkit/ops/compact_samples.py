@@ -14,14 +14,9 @@ from nerfkit.ops.packed import check_rises, ray_indices
 
 
 def compact_samples(
-    origins: Tensor,  # [R, 3]
-    directions: Tensor,  # [R, 3]
-    t_starts: Tensor,  # [M]
-    t_ends: Tensor,  # [M]
-    source_offsets: Tensor,  # [R+1]
-    ray_offsets: Tensor,  # [R+1]
+    origins: Tensor, directions: Tensor, t_starts: Tensor, t_ends: Tensor, source_offsets: Tensor, ray_offsets: Tensor,
     n_rows: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     r"""The first `ray_offsets.diff()` samples of each ray, copied from the rows of `source_offsets`.
 
     With a the `source_offsets` and b the `ray_offsets`, for every ray r and :math:`0 \le k < b_{r+1} - b_r`, row

@@ -16,14 +16,9 @@ from nerfkit.ops.packed import ray_indices
 
 
 def depthwise_conv1d(
-    x: Tensor,  # [N, C] packed, or [B, C, L] dense
-    weight: Tensor,  # [C, k]
-    bias: Tensor | None = None,  # [C]
-    ray_offsets: Tensor | None = None,  # [R+1]; None for dense x
-    stride: int = 1,
-    padding: int | None = None,
-    dilation: int = 1,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, ray_offsets: Tensor | None = None, stride: int = 1,
+    padding: int | None = None, dilation: int = 1,
+) -> Tensor:  # fmt: skip
     r"""Convolve every channel with a kernel of its own along the samples of each ray (cross-correlation).
 
     .. math::

@@ -16,12 +16,7 @@ Pair = int | tuple[int, int]
 
 
 def depthwise_conv2d(
-    x: Tensor,  # [B, C, H, W]
-    weight: Tensor,  # [C, 1, kh, kw]
-    bias: Tensor | None = None,  # [C]
-    stride: Pair = 1,
-    padding: Pair = 0,
-    dilation: Pair = 1,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1
 ) -> Tensor:
     r"""Convolve every channel with a kernel of its own (cross-correlation, as in ``F.conv2d``).
 

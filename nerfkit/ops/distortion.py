@@ -43,8 +43,7 @@ def distortion(
     dtype: all floating inputs share one; half types are summed in float32, prefix sums of the definition in float64.
     A non-finite value affects its own ray alone. Differentiable in weights.
     Raises ValueError for a shape, device, near, far or linear, TypeError for a dtype that does not fit, RuntimeError
-    for row pointers on a CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a
-    precondition.
+    for row pointers that do not rise from 0 to N on a CPU; on a GPU, where it would wait, that is a precondition.
     Source: mip-NeRF 360 (arXiv:2111.12077), equation 15; prefix sums as in DVGO v2 (arXiv:2206.05085).
 
     >>> t = torch.arange(4.0)                                   # two samples of weight 1/2, an empty one between

@@ -15,18 +15,9 @@ from nerfkit.ops.dispatch import implementation, implements
 
 @torch.no_grad()
 def lazy_adam(
-    param: Tensor,  # [...]
-    grad: Tensor,  # [...]
-    exp_avg: Tensor,  # [...]
-    exp_avg_sq: Tensor,  # [...]
-    step: Tensor,  # []
-    lr: Tensor,  # []
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-15,
-    grad_scale: Tensor | None = None,  # [] or [1]
-    found_inf: Tensor | None = None,  # [] or [1]
-) -> tuple[Tensor, Tensor, Tensor]:
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor, lr: Tensor, beta1: float = 0.9,
+    beta2: float = 0.99, eps: float = 1e-15, grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""One step of Adam, in place, for the elements whose gradient is not zero; others and their moments are unchanged.
 
     With :math:`g = grad / grad\_scale`, wherever :math:`grad \ne 0`,
