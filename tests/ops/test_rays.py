@@ -3,17 +3,17 @@
 
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from nerfkit import ops
 from nerfkit.ops import compact_samples, composite, count_visible, distortion
-from nerfkit.ops.packed import offsets_from_counts
 from tests.naming import not_named
 from tests.ops import cases as make
 from tests.ops.cases import Case, between, offsets, place_inputs, visible_inputs
-from tests.ops.harness import backend_params, fused_params
+from tests.ops.harness import as_tuple, backend_params, fused_params
 
 NOT_FINITE = [math.nan, math.inf, -math.inf]
 
@@ -61,92 +61,63 @@ def test_many_dense_rays_before_change_nothing():
         torch.testing.assert_close(b[-1], a[0], rtol=1e-6, atol=1e-6)
 
 
-COUNTS = (3, 0, 5, 1, 0, 0, 4, 2, 0)  # samples of nine rays
-INPUTS = ("density", "rgb", "t_starts", "t_ends", "background")
+COUNTS = (3, 0, 5, 1, 0, 0, 4, 2, 0)  # samples of nine rays; those of ray 2 are 3 to 7
+POISONED = [  # a case, and an argument that gets a number that is not finite; or None for the gradient of the outputs
+    *((make.composite("rays", COUNTS, True), place) for place in (0, 1, 2, 3, 5, None)),
+    *((make.distortion("rays", COUNTS, 3.0), place) for place in (0, 1, 2, None)),
+    *((make.count_visible("rays", COUNTS, 0), place) for place in (0, 1, 2)),
+]
 
 
-def rays_and_gradients(dtype: torch.dtype, device: str = "cpu") -> tuple[dict, list[torch.Tensor]]:
-    """Inputs of nine rays that let some light through, and gradients of the outputs."""
-    n, r = sum(COUNTS), len(COUNTS)
-    t = torch.arange(n).double() / 4
-    values = torch.rand(n) + 0.5, torch.rand(n, 3), t, t + 0.25, torch.rand(r, 3)
-    inputs = {name: x.to(device, dtype) for name, x in zip(INPUTS, values, strict=True)}
-    inputs["ray_offsets"] = offsets_from_counts(torch.tensor(COUNTS, device=device))
-    return inputs, [torch.randn(size).to(device, dtype) for size in ((r, 3), (r,), (r,), (n,))]
+def poisoned_on_backends(params: Callable) -> pytest.MarkDecorator:
+    named = [(case, place, p) for case, place in POISONED for p in params(case.op)]
+    return pytest.mark.parametrize(
+        "case, place, backend, device",
+        [pytest.param(c, at, *p.values, id=f"{c.op}-{at}-{p.id}", marks=p.marks) for c, at, p in named],
+    )
 
 
-def outputs_and_gradients(backend: str, inputs: dict, grads: list[torch.Tensor]) -> list[torch.Tensor]:
-    smooth = [inputs[name].detach().clone().requires_grad_() for name in ("density", "rgb", "background")]
-    named = inputs | dict(zip(("density", "rgb", "background"), smooth, strict=True))
+def results(case: Case, backend: str, device: str, place: int | None, row: int, value: float | None) -> list:
+    """Outputs and gradients on the CPU; with a `value`, that stands in the row of the argument, or of ray 2."""
+    arguments = case.arguments(torch.float32, device)
+    if value is not None and place is not None:
+        flat = arguments[place].view(-1)
+        flat[row % len(flat)] = value
+    inputs = [x.requires_grad_() for x in case.tensors(arguments)]
     with ops.backend(backend):
-        outputs = composite(**named)
-        return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, smooth, grads))]
+        outputs = as_tuple(case.function(*arguments))
+        grads = [torch.linspace(-1, 1, x.numel(), device=device).view(x.shape) for x in outputs]
+        if value is not None and place is None:
+            grads[-1 if case.op == "distortion" else 1][2] = value
+        gradients = torch.autograd.grad(outputs, inputs, grads) if inputs else ()
+    return [x.detach().cpu() for x in (*outputs, *gradients)]
 
 
-@pytest.mark.parametrize("backend, device", fused_params("composite"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@poisoned_on_backends(fused_params)
 @pytest.mark.parametrize("value", NOT_FINITE)
-@pytest.mark.parametrize("name", ["density", "rgb", "t_starts", "t_ends", "background"])
-def test_what_is_not_finite_is_so_at_the_definition_s_places(backend, device, dtype, value: float, name: str):
-    for place in range(sum(COUNTS)):
-        inputs, grads = rays_and_gradients(dtype)
-        flat = inputs[name].view(-1)
-        flat[place % len(flat)] = value
-        if name == "t_ends" and place % 2:  # two kinds of it in one ray
-            inputs["t_starts"][-1] = math.inf
-        wanted = outputs_and_gradients("torch", inputs, grads)
-        on_device = {name: x.to(device) for name, x in inputs.items()}
-        got = [x.cpu() for x in outputs_and_gradients(backend, on_device, [x.to(device) for x in grads])]
-        if device == "cpu":  # a GPU takes a sample's thickness off a sum again, which makes NaN of infinity
-            torch.testing.assert_close(got[:4], wanted[:4], rtol=1e-4, atol=1e-5, equal_nan=True)
+def test_what_is_not_finite_is_so_at_the_definition_s_places(case, place, backend, device, value: float):
+    if device == "cuda" and case.op == "count_visible" and value == -math.inf:
+        return  # a GPU's lanes do not see that one before them is dark: that ray may count more
+    for row in range(sum(COUNTS)):
+        wanted = results(case, "torch", "cpu", place, row, value)
+        got = results(case, backend, device, place, row, value)
         for g, w in zip(got, wanted, strict=True):
             assert torch.equal(g.isfinite(), w.isfinite())
             torch.testing.assert_close(g[g.isfinite()], w[w.isfinite()], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("backend, device", backend_params("composite"))
+@poisoned_on_backends(backend_params)
 @pytest.mark.parametrize("value", NOT_FINITE)
-@pytest.mark.parametrize("name", ["density", "rgb", "t_starts", "t_ends", "background", "a gradient"])
-def test_what_is_not_finite_stays_in_its_ray(backend: str, device: str, value: float, name: str):
-    """All that is of another ray is what it is without: the samples 3 to 7 are of ray 2."""
-    inputs, grads = rays_and_gradients(torch.float32, device)
-    wanted = outputs_and_gradients(backend, inputs, grads)
-    if name == "a gradient":
-        grads[1][2] = value
-    else:
-        inputs[name][2 if name == "background" else 5] = value
-    got = outputs_and_gradients(backend, inputs, grads)
-    rays, samples = torch.arange(len(COUNTS)) != 2, torch.ones(sum(COUNTS), dtype=torch.bool)
-    samples[3:8] = False
-    of_rays = [True, True, True, False, False, False, True]  # color, opacity, depth, and the background's gradient
-    for g, w, of_ray in zip(got, wanted, of_rays, strict=True):
-        others = rays if of_ray else samples
-        assert w.isfinite().all() and g[others].isfinite().all()
-        torch.testing.assert_close(g[others], w[others], rtol=1e-6, atol=1e-6)
-    assert not all(x.isfinite().all() for x in got) or (name == "density" and value == math.inf)
-
-
-@pytest.mark.parametrize("backend, device", backend_params("distortion"))
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["weights", "t_ends"])
-def test_a_distortion_that_is_not_finite_stays_in_its_ray(backend: str, device: str, bad: float, where: str):
-    torch.manual_seed(0)
-    t = torch.linspace(0.1, 3, 12, device=device)
-    named = {"weights": torch.rand(12, device=device), "t_starts": t, "t_ends": t + 0.1}
-    offsets = torch.tensor([0, 3, 7, 7, 12], device=device)
-    found = []
-    for value in (None, bad):
-        inputs = {name: x.clone() for name, x in named.items()}
-        if value is not None:
-            inputs[where][4] = value
-        weights = inputs.pop("weights").requires_grad_()
-        with ops.backend(backend):
-            losses = distortion(weights, **inputs, ray_offsets=offsets, near=0.1, far=4.0, linear=1.0)
-            found.append((losses.detach(), *torch.autograd.grad(losses.sum(), weights)))
-    (good_losses, good_grads), (losses, grads) = found
-    assert not losses[1].isfinite() and torch.equal(losses[[0, 2, 3]], good_losses[[0, 2, 3]])
-    others = [0, 1, 2, 7, 8, 9, 10, 11]
-    torch.testing.assert_close(grads[others], good_grads[others], rtol=1e-6, atol=1e-7)
+def test_what_is_not_finite_stays_in_its_ray(case, place, backend, device, value: float):
+    """All that is of another ray is what it is without."""
+    row = {("composite", 1): 15, ("composite", 5): 6}.get((case.op, place), 5)  # of rgb [N, 3], of background [R, 3]
+    wanted, got = (results(case, backend, device, place, row, number) for number in (None, value))
+    others = {len(COUNTS): torch.arange(len(COUNTS)) != 2, sum(COUNTS): torch.ones(sum(COUNTS), dtype=torch.bool)}
+    others[sum(COUNTS)][3:8] = False
+    for g, w in zip(got, wanted, strict=True):
+        of_others = others[len(w)]
+        assert w.isfinite().all() and g[of_others].isfinite().all()
+        torch.testing.assert_close(g[of_others], w[of_others], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend, device", backend_params("distortion"))
@@ -194,35 +165,6 @@ def test_rows_behind_the_rays_are_not_looked_at(backend: str, device: str):
     with ops.backend(backend):
         got = count_visible(density, t_starts, t_ends, ray_offsets, between(50))
         assert torch.equal(got, count_visible(*alone, between(50)))
-
-
-@pytest.mark.parametrize("backend, device", backend_params("count_visible"))
-@pytest.mark.parametrize("value", NOT_FINITE)
-@pytest.mark.parametrize("which", range(3), ids=["density", "t_starts", "t_ends"])
-def test_a_count_that_is_not_finite_stays_in_its_ray(backend: str, device: str, value: float, which: int):
-    """Samples count up to the first that light does not reach, by a loop; in other rays nothing changes."""
-    counts = (3, 0, 5, 1, 0, 4)
-    inputs = list(visible_inputs(counts, behind=2))
-    inputs[0][:] = 4  # a thickness of 1/2 each
-    for place in range(sum(counts)):
-        changed = [x.clone() for x in inputs]
-        changed[which][place] = value
-        density, t_starts, t_ends, ray_offsets = changed
-        for levels in (0, 20, 40, 1000):
-            wanted = []
-            for begin, end in zip(ray_offsets, ray_offsets[1:], strict=False):
-                before, n = 0.0, begin
-                while n < end and before < (levels + 0.5) / 32:
-                    thickness = (density[n] * (t_ends[n] - t_starts[n])).item()
-                    before, n = before + (50.0 if thickness > 50 else thickness), n + 1
-                wanted.append(int(n - begin))
-            with ops.backend(backend):
-                got = count_visible(*(x.to(device) for x in changed), between(levels)).tolist()
-            if device == "cuda" and (density * (t_ends - t_starts) == -math.inf).any():
-                # A GPU's lanes do not see that one before them is dark: that ray may count more.
-                ray = int((ray_offsets <= place).sum()) - 1
-                got[ray] = wanted[ray]
-            assert got == wanted
 
 
 @pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
