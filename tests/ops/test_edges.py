@@ -102,42 +102,13 @@ def test_the_definition_has_it():
     torch.testing.assert_close(tangent, torch.ones_like(tangent))  # the weights of a cell's corners sum to 1
 
 
-@pytest.mark.parametrize(
-    "backend, device, shape",  # F.conv2d refuses an image without channels
-    [
-        pytest.param(*p.values, (0, 2, 8, 8), marks=p.marks, id=f"{p.id}-no_image")
-        for p in backend_params("depthwise_conv2d")
-    ]
-    + [
-        pytest.param(*p.values, (2, 0, 8, 8), marks=p.marks, id=f"{p.id}-no_channel")
-        for p in fused_params("depthwise_conv2d")
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_empty_images_have_gradients(backend: str, device: str, shape: tuple, dtype: torch.dtype):
-    x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
-    weight = torch.ones(shape[1], 1, 3, 3, dtype=dtype, device=device, requires_grad=True)
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+def test_an_image_without_channels_has_gradients(backend: str, device: str):
+    """Which F.conv2d refuses."""
+    x, weight = (torch.ones(size, device=device).requires_grad_() for size in ((2, 0, 8, 8), (0, 1, 3, 3)))
     with ops.backend(backend):
         ops.depthwise_conv2d(x, weight, padding=1).sum().backward()
-    assert x.grad.shape == x.shape and weight.grad.abs().sum() == 0
-
-
-@pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("entries", [2, 64])
-def test_a_table_at_an_odd_address(backend: str, device: str, dtype: torch.dtype, entries: int):
-    torch.manual_seed(0)
-    rows = sum(level_entries(n, entries) for n in (1, 3))
-    flat, points = torch.randn(rows * 2 + 1).to(device, dtype), torch.rand(50, 3).to(device)
-    shifted, straight = flat[1:].view(rows, 2), flat[1:].clone().view(rows, 2)
-    results = []
-    for table in shifted, straight:
-        table = table.detach().requires_grad_()
-        with ops.backend(backend):
-            out = ops.grid_encode(points, table, [1, 3], entries)
-            grad = torch.ones(out.numel() + 1, device=device, dtype=dtype)[1:].view(out.shape)
-            results.append((out.detach(), *torch.autograd.grad(out, table, grad)))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
+    assert x.grad.shape == x.shape and weight.grad.shape == weight.shape
 
 
 @pytest.mark.parametrize("backend, device", fused_params("trilinear"))

@@ -132,14 +132,14 @@ DRAWN = {
 }  # fmt: skip
 
 
-def run(case: Case, arguments: list) -> list[Tensor]:
+def run(case: Case, arguments: list, layout: Callable[[Tensor], Tensor] = LAYOUTS[0]) -> list[Tensor]:
     """Outputs, and gradients for a gradient of few bits, so that no type rounds it, whose mean is not zero."""
     inputs = [arguments[p].requires_grad_() for p in case.differentiable]
     outputs = as_tuple(case.function(*arguments))
     if not inputs:
         return list(outputs)
     grads = [(torch.arange(x.numel(), device=x.device) % 7 / 4 - 0.5).to(x.dtype).view(x.shape) for x in outputs]
-    return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, inputs, grads))]
+    return [x.detach() for x in (*outputs, *torch.autograd.grad(outputs, inputs, [layout(grad) for grad in grads]))]
 
 
 def has_no_kernel(case: Case, arguments: list) -> bool:
@@ -165,7 +165,7 @@ def check(case: Case, layout: Callable[[Tensor], Tensor], backend: str, device: 
     if has_no_kernel(case, arguments):
         return refused_by_name(case, backend, arguments)
     with ops.backend(backend):
-        got = run(case, arguments)
+        got = run(case, arguments, layout)
     for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
         assert g.shape == w.shape and g.device == arguments[0].device
         if not w.is_floating_point():
