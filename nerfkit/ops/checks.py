@@ -62,9 +62,12 @@ def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple) -> dict[st
     for x, *wanted in tensors.values():
         call += (x.shape, x.dtype, x.device, *wanted) if isinstance(x, Tensor) else (type(x), *wanted)
     call = tuple(call)
-    sizes = _checked.get(call)
+    try:
+        sizes = _checked.get(call)
+    except TypeError:  # sizes that are symbols, while something is traced, have no hash
+        return _check(op, dtypes, tensors)
     if sizes is None:
-        if len(_checked) == MOST_KEPT:
+        if len(_checked) >= MOST_KEPT:
             _checked.clear()
         sizes = _checked[call] = _check(op, dtypes, tensors)
     return sizes

@@ -27,7 +27,6 @@ def implement_native(op: str, definition: Callable, forward: Callable | str, bac
         backward: gradients of the results, arguments, those tensors, and whether each argument needs a gradient ->
             gradients of the first arguments, None after them; those that are not needed may be anything.
     """
-
     if isinstance(forward, str):
         forward = _calling(forward)
 

@@ -195,6 +195,7 @@ BROKEN = {  # row pointers of three rays with 6 samples, and what the definition
     "negative_all_over": ([-6, -4, -2, 0], "6 -6"),
     "huge": ([0, 2**62, 2**62, 2**62], "6"),
     "differences_overflow": ([0, 2**62, -(2**62), 6], "ray 1"),
+    "a_difference_wraps": ([0, 2**63 - 1, -2, 6], "ray 1"),
     "least_and_most": ([0, -(2**63), 2**63 - 1, 6], "ray 0"),
     "before_the_end": ([0, 2, 4, 5], "6 5"),
     "more_than_stored": ([0, 3, 4, 6], "ray 0 2 3"),
