@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nerfkit.limits import ladder_distances
-from nerfkit.ops.checks import POSITION_FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops.checks import POSITION_FLOATS, check
 from nerfkit.ops.march import FARTHEST
 
 
@@ -80,7 +80,4 @@ def _centre_and_half(box: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(function: str, name: str, points: Tensor, box: Tensor) -> None:
-    check_shape(function, name, points, ("N", 3))
-    check_dtype(function, name, points, POSITION_FLOATS)
-    check_shape(function, "box", box, (2, 3))
-    check_same(function, **{name: points, "box": box})
+    check(function, POSITION_FLOATS, **{name: (points, ("N", 3)), "box": (box, (2, 3))})

@@ -29,28 +29,27 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
-def environment(folder: Path) -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "TORCH_EXTENSIONS_DIR": str(folder / "built"),
-    }
+def run(command: list, folder: Path, **environment: str) -> str:
+    """Output of a command that has to succeed, in that folder."""
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=600
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
 
 
 def test_the_page_runs_as_written(folder: Path):
     assert len(list(folder.iterdir())) == 7
-    result = subprocess.run(
-        [sys.executable, "check.py"], cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "all checks passed" in result.stdout
+    path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    printed = run([sys.executable, "check.py"], folder, PYTHONPATH=path, TORCH_EXTENSIONS_DIR=str(folder / "built"))
+    assert "all checks passed" in printed
 
 
 def test_its_kernel_compiles_without_a_gpu(folder: Path):
     if not shutil.which("nvcc"):
         pytest.skip("needs nvcc")
     command = ["nvcc", "-std=c++17", "--expt-relaxed-constexpr", "-arch=sm_90", "-cubin", f"-I{ROOT / 'cuda'}"]
-    result = subprocess.run([*command, "cuda.cu", "-o", "out.cubin"], cwd=folder, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+    run([*command, "cuda.cu", "-o", "out.cubin"], folder)
 
 
 @pytest.mark.long
@@ -69,21 +68,11 @@ def test_ahead_of_time_it_builds_with_the_package(folder: Path, tmp_path: Path):
         if source.parent.name not in ("three_x", "compact_samples"):
             source.unlink()
     build = [sys.executable, "setup.py", "build_ext", "--build-lib", "out"]
-    result = subprocess.run(
-        build,
-        cwd=tmp_path,
-        env=os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "0"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
+    run(build, tmp_path, NERFKIT_NATIVE="1", NERFKIT_CUDA="0")
     for library, _ in native.libraries_for_cpu():
-        program = (
-            f"import torch; torch.ops.load_library('out/nerfkit/{library}'); x = torch.ones(2); "
-            "print(torch.ops.nerfkit._three_x(x, x))"
-        )
-        result = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-        assert "tensor([2., 2.])" in result.stdout, result.stderr
+        load = f"import torch; torch.ops.load_library('out/nerfkit/{library}'); x = torch.ones(2); "
+        printed = run([sys.executable, "-c", f"{load} print(torch.ops.nerfkit._three_x(x, x))"], tmp_path)
+        assert "tensor([2., 2.])" in printed
 
 
 def test_a_lock_that_was_left_behind_is_named(tmp_path: Path, monkeypatch):

@@ -9,34 +9,22 @@ from scripts.timing import LONGEST_AHEAD, MOST_SETS, ROTATED_BYTES, Timer, copy_
 from scripts.work import Side, Work
 from tests.naming import raises_naming
 
+CACHE = ROTATED_BYTES // 4
+SETS = [(CACHE, "cuda", 4), (CACHE + 1, "cuda", 4), (16 * CACHE, "cuda", 1), (1, "cuda", MOST_SETS), (1, "cpu", 1)]
 
-@pytest.mark.parametrize(
-    "n_bytes, device, sets",
-    [
-        (ROTATED_BYTES // 4, "cuda", 4),
-        (ROTATED_BYTES // 4 + 1, "cuda", 4),
-        (4 * ROTATED_BYTES, "cuda", 1),
-        (1, "cuda", MOST_SETS),
-        (0, "cuda", 1),
-        (1, "cpu", 1),
-    ],
-)
+
+@pytest.mark.parametrize("n_bytes, device, sets", SETS)
 def test_a_row_goes_through_more_than_a_cache(n_bytes: int, device: str, sets: int):
     assert sets_for(n_bytes, device) == sets
 
 
-@pytest.mark.parametrize(
-    "calls, elapsed, queued, turns",
-    [
-        (7, 0.2, 1e-5, 5),
-        (7, 0.9, 1e-5, 3),
-        (7, 2.5, 1e-5, 1),
-        (7, 0.2, LONGEST_AHEAD / 28, 2),
-        (7, 0.2, LONGEST_AHEAD, 1),
-        (64, 0.2, 1e-5, 1),
-        (1, 0.1, 1e-5, 1),
-    ],
-)
+TURNS = [  # calls, seconds, seconds to queue them, turns
+    (7, 0.2, 1e-5, 5), (7, 0.9, 1e-5, 3), (7, 2.5, 1e-5, 1), (64, 0.2, 1e-5, 1),
+    (7, 0.2, LONGEST_AHEAD / 28, 2), (7, 0.2, LONGEST_AHEAD, 1), (1, 0.1, 1e-5, 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("calls, elapsed, queued, turns", TURNS)
 def test_short_rows_repeat(calls: int, elapsed: float, queued: float, turns: int):
     assert turns_of(calls, elapsed, queued) == turns
 
@@ -68,13 +56,6 @@ def test_a_copy_by_threads_that_do_not_divide_it():
         assert copy_bandwidth(Timer("cpu", repeats=1, warmup=0), 2**20) > 0
     finally:
         torch.set_num_threads(threads)
-
-
-def test_calls_take_turns():
-    called = []
-    timer = Timer("cpu", repeats=2, warmup=1)
-    times = timer.in_turns([lambda: called.append("fused"), lambda: called.append("baseline")])
-    assert called == ["fused", "fused", "baseline", "baseline"] * 3 and len(times) == 2 and min(times) > 0
 
 
 @pytest.mark.parametrize("n_bytes, products, limited", [(2**16, 0, True), (0, 2**20, True), (0, 0, False)])

@@ -40,6 +40,16 @@ struct OwnValue {
     batch = s.channels_last ? image : image / channels;
     channel = s.channels_last ? index - own * channels : image - Index(batch) * channels;
   }
+
+  // Where the image and channel of this value begin in images of the strides `at`, and the taps of the channel.
+  template <class T>
+  __device__ __forceinline__ const T* plane(const T* images, const Strides& at) const {
+    return images + batch * at.batch + channel * at.channel;
+  }
+  template <class T>
+  __device__ __forceinline__ const T* taps(const T* weight, const Conv2dShape& s) const {
+    return weight + channel * s.y.kernel * s.x.kernel;
+  }
 };
 
 template <class T, class Index>
@@ -52,8 +62,7 @@ __global__ void __launch_bounds__(THREADS)
   const OwnValue<Index> own(s, s.y.out_size, s.x.out_size);
   if (own.index >= n) return;
   const Strides from = s.strides(s.y.size, s.x.size);
-  const T* plane = x + own.batch * from.batch + own.channel * from.channel;
-  const T* w = weight + own.channel * s.y.kernel * s.x.kernel;
+  const T *plane = own.plane(x, from), *w = own.taps(weight, s);
   acc_t<T> sum = bias ? acc_t<T>(bias[own.channel]) : acc_t<T>(0);
   int u0, u1, v0, v1;
   taps_inside(s.y, own.row, u0, u1);
@@ -76,8 +85,7 @@ __global__ void __launch_bounds__(THREADS)
   const OwnValue<Index> own(s, s.y.size, s.x.size);
   if (own.index >= n) return;
   const Strides from = s.strides(s.y.out_size, s.x.out_size);
-  const T* plane = grad_out + own.batch * from.batch + own.channel * from.channel;
-  const T* w = weight + own.channel * s.y.kernel * s.x.kernel;
+  const T *plane = own.plane(grad_out, from), *w = own.taps(weight, s);
   acc_t<T> sum = 0;
   for (int u = 0; u < s.y.kernel; ++u) {
     int i, j;

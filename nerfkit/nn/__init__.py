@@ -2,8 +2,7 @@
 """The ops as modules, for any project: the module holds the parameters, the backend is chosen at each call."""
 
 from nerfkit.nn.depthwise_conv import DepthwiseConv1d, DepthwiseConv2d
-from nerfkit.nn.feature_grid import FeatureGrid
+from nerfkit.nn.field import MLP, FeatureGrid
 from nerfkit.nn.lltm import LLTM, LLTMCell
-from nerfkit.nn.mlp import MLP
 
 __all__ = ["LLTM", "MLP", "DepthwiseConv1d", "DepthwiseConv2d", "FeatureGrid", "LLTMCell"]

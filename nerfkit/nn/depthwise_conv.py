@@ -37,27 +37,24 @@ class _DepthwiseConv(nn.Module):
         return f"{self.channels}, kernel_size={tuple(self.weight.shape[2:])}, {window}, bias={self.bias is not None}"
 
     def _per_axis(self, name: str, value: int | tuple[int, ...]) -> tuple[int, ...]:
-        if isinstance(value, int):
-            return (value,) * self.axes
-        if not isinstance(value, tuple | list) or len(value) != self.axes or not all(isinstance(v, int) for v in value):
+        each = (value,) * self.axes if isinstance(value, int) else value
+        if not isinstance(each, tuple | list) or len(each) != self.axes or not all(isinstance(v, int) for v in each):
             wanted = "an int" if self.axes == 1 else f"an int or {self.axes} of them"
             raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
-        return tuple(value)
+        return tuple(each)
 
     def _padding(self, padding: int | tuple[int, ...] | str, kernel: tuple[int, ...]) -> tuple[int, ...]:
         """Zeros at both ends of each axis; "same" keeps the size."""
-        if padding == "valid":
-            return (0,) * self.axes
-        if padding != "same":
+        if padding not in ("same", "valid"):
             if isinstance(padding, str):
                 raise ValueError(f"{type(self).__name__}: padding must be a number, 'same' or 'valid', got {padding!r}")
             return self._per_axis("padding", padding)
-        if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride):
+        if padding == "same" and (any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride)):
             raise ValueError(
                 f"{type(self).__name__}: padding='same' needs odd kernels and stride 1, "
                 f"got kernel {kernel} and stride {self.stride}"
             )
-        return tuple(d * (k - 1) // 2 for k, d in zip(kernel, self.dilation, strict=True))
+        return tuple(d * (k - 1) // 2 if padding == "same" else 0 for k, d in zip(kernel, self.dilation, strict=True))
 
 
 class DepthwiseConv2d(_DepthwiseConv):
@@ -78,20 +75,12 @@ class DepthwiseConv2d(_DepthwiseConv):
     """
 
     axes = 2
-
     ops = ("depthwise_conv2d",)
 
     def __init__(
-        self,
-        channels: int,
-        kernel_size: Pair,
-        stride: Pair = 1,
-        padding: Pair | str = 0,
-        dilation: Pair = 1,
-        bias: bool = True,
-        device=None,
-        dtype: torch.dtype | None = None,
-    ):
+        self, channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1,
+        bias: bool = True, device=None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -120,30 +109,20 @@ class DepthwiseConv1d(_DepthwiseConv):
     """
 
     axes = 1
-
     ops = ("depthwise_conv1d",)
 
     def __init__(
-        self,
-        channels: int,
-        kernel_size: int,
-        stride: int = 1,
-        padding: int | str = 0,
-        dilation: int = 1,
-        bias: bool = True,
-        device=None,
-        dtype: torch.dtype | None = None,
-    ):
+        self, channels: int, kernel_size: int, stride: int = 1, padding: int | str = 0, dilation: int = 1,
+        bias: bool = True, device=None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
         (self.stride,), (self.padding,), (self.dilation,) = self.stride, self.padding, self.dilation
 
     def forward(self, x: Tensor, ray_offsets: Tensor | None = None) -> Tensor:
         weight = self.weight[:, 0]  # [C, k]
         if ray_offsets is not None:
-            if weight.shape[1] % 2 == 0:
-                raise ValueError(f"DepthwiseConv1d: packed rays need an odd kernel, got {weight.shape[1]}")
             same = self.dilation * (weight.shape[1] - 1) // 2
-            if self.padding != same:
+            if self.padding != same and weight.shape[1] % 2 == 1:  # an even kernel is refused in any case
                 raise ValueError(
                     f"DepthwiseConv1d: packed rays keep their length; use padding={same}, got {self.padding}"
                 )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from nerfkit import ops
-from nerfkit.ops.checks import check_ray_offsets
+from nerfkit.ops.checks import FLOATS, INT64, check
 from nerfkit.ops.packed import dense_offsets, offsets_from_counts
 
 State = tuple[Tensor, Tensor]
@@ -51,9 +51,8 @@ class _LLTMParameters(nn.Module):
             raise TypeError(f"{type(self).__name__}: hx must be a pair (h, c) of tensors, got {got}")
         for name, value in zip("hc", hx, strict=True):
             if tuple(value.shape) != shape:
-                raise ValueError(
-                    f"{type(self).__name__}: {name} must have shape {list(shape)}, got {list(value.shape)}"
-                )
+                wanted = f"{name} must have shape {list(shape)}"
+                raise ValueError(f"{type(self).__name__}: {wanted}, got {list(value.shape)}")
         return hx
 
 
@@ -123,24 +122,23 @@ class LLTM(_LLTMParameters):
         if input.dim() == 2:
             hx = self._state(hx, input, (1, self.hidden_size))
             return self.along_rays(input, dense_offsets(1, input.shape[0], input.device), hx)
-        output, state = self._batch(input if self.batch_first else input.transpose(0, 1), hx)
-        return output if self.batch_first else output.transpose(0, 1), state
+        sequences = input if self.batch_first else input.transpose(0, 1)  # [B, L, I]
+        batch, length, _ = sequences.shape
+        h, c = self._state(hx, sequences, (1, batch, self.hidden_size))
+        offsets = dense_offsets(batch, length, input.device)
+        output, (h_n, c_n) = self.along_rays(sequences.flatten(0, 1), offsets, (h[0], c[0]))
+        output = output.view(batch, length, self.hidden_size)
+        return output if self.batch_first else output.transpose(0, 1), (h_n[None], c_n[None])
 
     def along_rays(self, input: Tensor, ray_offsets: Tensor, hx: State | None = None) -> tuple[Tensor, State]:
         """output [N, H] and h_n, c_n [R, H] for packed samples `input` [N, I] of the rays in `ray_offsets` [R+1]."""
         self._check_input(input, (2,))
-        check_ray_offsets(type(self).__name__, ray_offsets, input)
-        h, c = self._state(hx, input, (ray_offsets.shape[0] - 1, self.hidden_size))
+        sizes = check(
+            type(self).__name__, FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64)
+        )
+        h, c = self._state(hx, input, (sizes["R"], self.hidden_size))
         output, h_n, c_n = ops.lltm(input, ray_offsets, self.weight, self.bias, h, c)
         return output, (h_n, c_n)
-
-    def _batch(self, input: Tensor, hx: State | None) -> tuple[Tensor, State]:
-        """Sequences [B, L, I]."""
-        batch, length, _ = input.shape
-        h, c = self._state(hx, input, (1, batch, self.hidden_size))
-        offsets = dense_offsets(batch, length, input.device)
-        output, (h_n, c_n) = self.along_rays(input.flatten(0, 1), offsets, (h[0], c[0]))
-        return output.view(batch, length, self.hidden_size), (h_n[None], c_n[None])
 
     def _packed_sequence(self, input: PackedSequence, hx: State | None) -> tuple[PackedSequence, State]:
         padded, lengths = pad_packed_sequence(input, batch_first=True)  # [B, L, I], [B], in the caller's order
@@ -149,8 +147,6 @@ class LLTM(_LLTMParameters):
         h, c = self._state(hx, padded, (1, padded.shape[0], self.hidden_size))
         offsets = offsets_from_counts(lengths).to(padded.device)
         output, (h_n, c_n) = self.along_rays(padded[real], offsets, (h[0], c[0]))
-        spread = padded.new_zeros(*real.shape, self.hidden_size, dtype=output.dtype).masked_scatter(
-            real[..., None], output
-        )
+        spread = output.new_zeros(*real.shape, self.hidden_size).masked_scatter(real[..., None], output)
         packed = pack_padded_sequence(spread, lengths, batch_first=True, enforce_sorted=input.sorted_indices is None)
         return packed, (h_n[None], c_n[None])

@@ -1,7 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of op inputs: each error states the expected and the actual value."""
+"""What every op does first: inputs are cast as under autocast, then checked, once a call.
+
+What `torch.autocast` does; without it, mixed dtypes are an error, and float64 is never cast:
+
+| ops | under autocast |
+|---|---|
+| depthwise_conv1d, depthwise_conv2d, lltm_cell, lltm, mlp | all floating inputs in the autocast dtype, as F.conv2d |
+| march, count_visible, compact_samples, composite, distortion | all floating inputs in float32: distances, long sums |
+| spherical_harmonics | half directions in float32; the result in the requested dtype |
+| grid_encode | table in the autocast dtype, its gradient in the table's own; half points in float32 |
+| trilinear | features unchanged; half points in float32 |
+| lazy_adam | all unchanged |
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -9,49 +23,101 @@ from torch._subclasses import FakeTensor
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 POSITION_FLOATS = (torch.float32, torch.float64)  # half types do not resolve neighbouring samples
+INT64 = (torch.int64,)
+IN_AUTOCAST_DTYPE = ("depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm", "mlp")
+
+Shape = tuple[int | str, ...]
 
 
-def check_shape(op: str, name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
-    """Require `shape`; an int must match, a letter stands for any size."""
-    if not _fits(tensor.shape, shape):
-        wanted = ", ".join(str(s) for s in shape)
-        raise ValueError(f"{op}: {name} must have shape [{wanted}], got {list(tensor.shape)}")
+def cast(op: str, *tensors: Tensor | None) -> tuple[Tensor | None, ...]:
+    """`tensors` cast for `op` by the table above; unchanged where autocast is off."""
+    device = tensors[0].device.type
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device) if op in IN_AUTOCAST_DTYPE else torch.float32
+    return tuple(x.to(dtype) if x is not None and _casts(x) else x for x in tensors)
 
 
-def _fits(got: torch.Size, shape: tuple[int | str, ...]) -> bool:
-    for want, size in zip(shape, got, strict=False):  # not all(): this runs before every op, and a generator takes time
-        if not isinstance(want, str) and want != size:
-            return False
-    return len(got) == len(shape)
+def autocast_dtype(x: Tensor) -> torch.dtype:
+    """The dtype that autocast casts `x` to; its own where autocast is off."""
+    kind = x.device.type
+    is_on = kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if is_on and _casts(x) else x.dtype
 
 
-def check_dtype(op: str, name: str, tensor: Tensor, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Require one of `dtypes`."""
-    if tensor.dtype not in dtypes:
-        wanted = " or ".join(str(d).removeprefix("torch.") for d in dtypes)
-        raise TypeError(f"{op}: {name} must be {wanted}, got {str(tensor.dtype).removeprefix('torch.')}")
+def _casts(x: Tensor) -> bool:
+    return x.is_floating_point() and x.dtype != torch.float64
 
 
-def check_same(op: str, **tensors: Tensor | None) -> None:
-    """Require one device and one dtype for all `tensors`.
+def check(op: str, dtypes: tuple[torch.dtype, ...], **tensors: tuple) -> dict[str, int]:
+    """Require shapes, dtypes and one device of `tensors`: name=(tensor, shape) or name=(tensor, shape, its dtypes).
 
-    The first tensor given sets both. None is skipped.
+    In a shape a number must match, and a letter stands for the same size in all of them; "R+1" is one more than "R".
+    The first tensor has one of `dtypes`, and so have, in the same dtype, all without dtypes of their own. None is left
+    out. Returns the size of each letter. Errors state the expected and the actual value.
     """
+    if torch.compiler.is_compiling():
+        return _check(op, dtypes, tensors)
+    call = [op]
+    for x, *wanted in tensors.values():
+        call += (x.shape, x.dtype, x.device, *wanted) if isinstance(x, Tensor) else (type(x), *wanted)
+    call = tuple(call)
+    try:
+        sizes = _checked.get(call)
+    except TypeError:  # sizes that are symbols, while something is traced, have no hash
+        return _check(op, dtypes, tensors)
+    if sizes is None:
+        if len(_checked) >= MOST_KEPT:
+            _checked.clear()
+        sizes = _checked[call] = _check(op, dtypes, tensors)
+    return sizes
+
+
+MOST_KEPT = 256
+_checked: dict[tuple, dict[str, int]] = {}  # a call like an earlier one is not checked again
+
+
+def _check(op: str, dtypes: tuple[torch.dtype, ...], tensors: dict[str, tuple]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
     first = None
-    for name, tensor in tensors.items():
+    for name, (tensor, shape, *own) in tensors.items():
         if tensor is None:
             continue
         if first is None:
-            first, device, dtype = name, tensor.device, tensor.dtype
+            first, device, dtype, own = name, tensor.device, tensor.dtype, (dtypes,)
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{op}: {name} must be a tensor {_wanted(shape, sizes, own)}, got {type(tensor).__name__}")
+        known, got = len(sizes), tensor.shape
+        fits = len(got) == len(shape)
+        for want, size in zip(shape, got, strict=False):
+            if want == "R+1":
+                fits = fits and size - 1 == sizes.setdefault("R", max(size - 1, 0))
+            elif size != (sizes.setdefault(want, size) if isinstance(want, str) else want):
+                fits = False
+        if not fits:
+            before = dict(list(sizes.items())[:known])
+            raise ValueError(f"{op}: {name} must have shape {_wanted(shape, before)}, got {list(got)}")
         if tensor.device != device:
-            raise ValueError(
-                f"{op}: all tensors must be on one device; {first} is on {device}, {name} on {tensor.device}"
-            )
-        if tensor.dtype != dtype:
+            raise ValueError(f"{op}: {name} must be on {device}, as {first} is, got {tensor.device}")
+        if own and tensor.dtype not in own[0]:
+            raise TypeError(f"{op}: {name} must be {_names(own[0])}, got {_names([tensor.dtype])}")
+        if not own and tensor.dtype != dtype:
             raise TypeError(
-                f"{op}: {first} and {name} must have one dtype, got "
-                f"{str(dtype).removeprefix('torch.')} and {str(tensor.dtype).removeprefix('torch.')}"
+                f"{op}: {first} and {name} must have one dtype, got {_names([dtype])} and {_names([tensor.dtype])}"
             )
+    return sizes
+
+
+def _wanted(shape: Shape, sizes: dict[str, int], dtypes: Sequence[tuple[torch.dtype, ...]] = ()) -> str:
+    """`shape` with the sizes that are known, and the dtypes; "R+1" has at least the first row pointer."""
+    known = {**sizes, "R+1": sizes["R"] + 1} if "R" in sizes else sizes
+    text = f"[{', '.join(str(known.get(size, size)) for size in shape)}]"
+    text += " with R >= 0" if "R+1" in shape and "R" not in sizes else ""
+    return text + "".join(f" of {_names(choice)}" for choice in dtypes)
+
+
+def _names(dtypes: Sequence[torch.dtype]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
 
 
 def check_ints(op: str, axes: int, **values: int | tuple[int, ...]) -> None:
@@ -61,47 +127,6 @@ def check_ints(op: str, axes: int, **values: int | tuple[int, ...]) -> None:
         if not all(isinstance(v, int) for v in each):
             wanted = "an int" if axes == 1 else f"an int or {axes} of them"
             raise ValueError(f"{op}: {name} must be {wanted}, got {value!r}")
-
-
-def check_device(op: str, reference: Tensor, **tensors: Tensor | None) -> None:
-    """Require the device of `reference` for all `tensors`; dtypes may differ."""
-    for name, tensor in tensors.items():
-        if tensor is not None and tensor.device != reference.device:
-            raise ValueError(f"{op}: {name} must be on {reference.device}, got {tensor.device}")
-
-
-def check_ray_offsets(op: str, ray_offsets: Tensor, samples: Tensor, name: str = "ray_offsets") -> None:
-    """Require int64 CSR row pointers [R+1] on the device of the packed `samples`.
-
-    Their values rise from 0 to N. On a CPU the kernels check that, and the definitions by `check_rises`; on a GPU,
-    where a check would synchronize, it is a precondition.
-    """
-    if not isinstance(ray_offsets, Tensor):
-        raise TypeError(f"{op}: {name} must be an int64 tensor [R+1], got {type(ray_offsets).__name__}")
-    check_dtype(op, name, ray_offsets, (torch.int64,))
-    check_shape(op, name, ray_offsets, ("R+1",))
-    if ray_offsets.shape[0] == 0:
-        raise ValueError(f"{op}: {name} must have shape [R+1] with R >= 0, got [0]")
-    check_device(op, samples, **{name: ray_offsets})
-
-
-def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", padded: bool = False) -> None:
-    """Require row pointers [R+1] that rise from 0 to `n_rows`, or to less if rows are `padded`; else RuntimeError.
-
-    Checked on a CPU alone: on a GPU it would synchronize, and a compiler has no values. There it is a precondition.
-    """
-    if not can_be_read(ray_offsets):
-        return
-    wanted = f"{op}: {name} must rise from 0 to {'at most ' if padded else ''}the number of rows, {n_rows}"
-    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
-    if first != 0:
-        raise RuntimeError(f"{wanted}; they start at {first}")
-    falls = ray_offsets[1:] < ray_offsets[:-1]  # [R], not of their differences, which could overflow
-    if falls.any():
-        ray = int(falls.nonzero()[0])
-        raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
-    if last > n_rows or (last < n_rows and not padded):
-        raise RuntimeError(f"{wanted}; they end at {last}")
 
 
 def can_be_read(x: Tensor) -> bool:

@@ -7,29 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import (
-    POSITION_FLOATS,
-    can_be_read,
-    check_dtype,
-    check_ray_offsets,
-    check_rises,
-    check_same,
-    check_shape,
-)
+from nerfkit.ops import native
+from nerfkit.ops.checks import INT64, POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import ray_indices
+from nerfkit.ops.packed import check_rises, ray_indices
 
 
 def compact_samples(
-    origins: Tensor,  # [R, 3]
-    directions: Tensor,  # [R, 3]
-    t_starts: Tensor,  # [M]
-    t_ends: Tensor,  # [M]
-    source_offsets: Tensor,  # [R+1]
-    ray_offsets: Tensor,  # [R+1]
+    origins: Tensor, directions: Tensor, t_starts: Tensor, t_ends: Tensor, source_offsets: Tensor, ray_offsets: Tensor,
     n_rows: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     r"""The first `ray_offsets.diff()` samples of each ray, copied from the rows of `source_offsets`.
 
     With a the `source_offsets` and b the `ray_offsets`, for every ray r and :math:`0 \le k < b_{r+1} - b_r`, row
@@ -62,16 +49,12 @@ def compact_samples(
     >>> t_starts, t_ends, ray_index
     (tensor([1., 2., 5., 0.]), tensor([2., 3., 6., 0.]), tensor([0, 0, 1, 1]))
     """
-    origins, directions, t_starts, t_ends = autocast.cast("compact_samples", origins, directions, t_starts, t_ends)
-    check_shape("compact_samples", "origins", origins, ("R", 3))
-    check_dtype("compact_samples", "origins", origins, POSITION_FLOATS)
-    check_shape("compact_samples", "directions", directions, tuple(origins.shape))
-    check_shape("compact_samples", "t_starts", t_starts, ("M",))
-    check_shape("compact_samples", "t_ends", t_ends, tuple(t_starts.shape))
-    for name, offsets in ("source_offsets", source_offsets), ("ray_offsets", ray_offsets):
-        check_ray_offsets("compact_samples", offsets, origins, name)
-        check_shape("compact_samples", name, offsets, (origins.shape[0] + 1,))
-    check_same("compact_samples", origins=origins, directions=directions, t_starts=t_starts, t_ends=t_ends)
+    origins, directions, t_starts, t_ends = cast("compact_samples", origins, directions, t_starts, t_ends)
+    check(
+        "compact_samples", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)),
+        t_starts=(t_starts, ("M",)), t_ends=(t_ends, ("M",)), source_offsets=(source_offsets, ("R+1",), INT64),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+    )  # fmt: skip
     if n_rows < 0:
         raise ValueError(f"compact_samples: n_rows must not be negative, got {n_rows}")
     with torch.no_grad():
@@ -108,11 +91,7 @@ def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
         )
 
 
-@implements("compact_samples", "cpp", "cuda")
-def _compact_samples_native(origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows):
-    return torch.ops.nerfkit._compact_samples(
-        origins, directions, t_starts, t_ends, source_offsets, ray_offsets, n_rows
-    )
+implements("compact_samples", "cpp", "cuda")(lambda *arguments: torch.ops.nerfkit._compact_samples(*arguments))
 
 
 @native.fake("_compact_samples")

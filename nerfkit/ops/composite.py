@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 # exp(-50) is below float64's epsilon: a larger optical thickness changes no output, but could overflow sums.
@@ -18,12 +18,7 @@ MIN_OPACITY = 1e-10
 
 
 def composite(
-    density: Tensor,  # [N]
-    rgb: Tensor,  # [N, 3]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    background: Tensor,  # [R, 3] or [3]
+    density: Tensor, rgb: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, background: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     r"""Colour, opacity and depth of rays from their samples.
 
@@ -65,17 +60,13 @@ def composite(
     >>> depth                                                # (0.5*0.5 + 0.25*1.5 + 0.125*2.5) / 0.875
     tensor([1.0714])
     """
-    density, rgb, t_starts, t_ends, background = autocast.cast("composite", density, rgb, t_starts, t_ends, background)
+    density, rgb, t_starts, t_ends, background = cast("composite", density, rgb, t_starts, t_ends, background)
     t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
-    check_shape("composite", "density", density, ("N",))
-    n = density.shape[0]
-    check_dtype("composite", "density", density, FLOATS)
-    check_shape("composite", "rgb", rgb, (n, 3))
-    check_shape("composite", "t_starts", t_starts, (n,))
-    check_shape("composite", "t_ends", t_ends, (n,))
-    check_ray_offsets("composite", ray_offsets, density)
-    check_shape("composite", "background", background, (3,) if background.dim() == 1 else (ray_offsets.shape[0] - 1, 3))
-    check_same("composite", density=density, rgb=rgb, t_starts=t_starts, t_ends=t_ends, background=background)
+    check(
+        "composite", FLOATS, density=(density, ("N",)), rgb=(rgb, ("N", 3)), t_starts=(t_starts, ("N",)),
+        t_ends=(t_ends, ("N",)), ray_offsets=(ray_offsets, ("R+1",), INT64),
+        background=(background, (3,) if background.dim() == 1 else ("R", 3)),
+    )  # fmt: skip
     return implementation("composite", density)(density, rgb, t_starts, t_ends, ray_offsets, background)
 
 
@@ -99,44 +90,22 @@ def _composite_torch(density, rgb, t_starts, t_ends, ray_offsets, background):
     return color.to(dtype), opacity.to(dtype), depth.to(dtype), weights.to(dtype)
 
 
-@implements("composite", "cpp", "cuda")
-def _composite_native(density, rgb, t_starts, t_ends, ray_offsets, background):
-    if wants_gradient("composite", density, rgb, background):
-        return _Composite.apply(density, rgb, t_starts, t_ends, ray_offsets, background)
-    return torch.ops.nerfkit._composite(density, rgb, t_starts, t_ends, ray_offsets, background)
+def _composite_backward(grads, arguments, _, needs_grad):
+    density, rgb, background = torch.ops.nerfkit._composite_bwd(*grads, *arguments)
+    if needs_grad[5] and arguments[5].dim() == 1:
+        background = background.sum(0)
+    return density, rgb, None, None, None, background
 
 
-class _Composite(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *arguments):
-        ctx.save_for_backward(*arguments)
-        return torch.ops.nerfkit._composite(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grad_outputs):
-        arguments = ctx.saved_tensors
-        needs_grad = (*ctx.needs_input_grad[:2], False, False, False, ctx.needs_input_grad[5])
-        if wants_second_derivative():
-            return reference_backward(_composite_torch, arguments, needs_grad, grad_outputs)
-        density, rgb, background = torch.ops.nerfkit._composite_bwd(*grad_outputs, *arguments)
-        if needs_grad[5] and arguments[5].dim() == 1:
-            background = background.sum(0)
-        return only_needed((density, rgb, None, None, None, background), needs_grad)
+implement_native("composite", _composite_torch, "_composite", _composite_backward)
 
 
 @native.fake("_composite")
 def _(density, rgb, t_starts, t_ends, ray_offsets, background):
     n_rays = ray_offsets.shape[0] - 1
-    return (
-        density.new_empty(n_rays, 3),
-        density.new_empty(n_rays),
-        density.new_empty(n_rays),
-        density.new_empty(density.shape),
-    )
+    return (*(density.new_empty(shape) for shape in ((n_rays, 3), n_rays, n_rays, density.shape)),)
 
 
-@native.fake("_composite_bwd")
-def _(
-    grad_color, grad_opacity, grad_depth, grad_weights, density, rgb, t_starts, t_ends, ray_offsets, background
-):  # fmt: skip
-    return density.new_empty(density.shape), rgb.new_empty(rgb.shape), rgb.new_empty(ray_offsets.shape[0] - 1, 3)
+native.fake("_composite_bwd")(lambda _1, _2, _3, _4, density, rgb, t_starts, t_ends, ray_offsets, background: (
+    like(density), like(rgb), rgb.new_empty(ray_offsets.shape[0] - 1, 3)
+))  # fmt: skip

@@ -9,19 +9,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_rises, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.composite import MAX_THICKNESS
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_before, sum_rays
+from nerfkit.ops.packed import check_rises, exclusive_cumsum, ray_indices, sum_before, sum_rays
 
 
 def count_visible(
-    density: Tensor,  # [N]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    min_transmittance: float,
+    density: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, min_transmittance: float
 ) -> Tensor:
     r"""Samples of each ray up to where its transmittance has fallen to `min_transmittance`.
 
@@ -49,13 +45,11 @@ def count_visible(
     >>> count_visible(half.expand(5), t, t + 1, torch.tensor([0, 4, 5]), 0.2)   # 1, 0.5, 0.25, 0.125; 1
     tensor([3, 1])
     """
-    density, t_starts, t_ends = autocast.cast("count_visible", density, t_starts, t_ends)
-    check_shape("count_visible", "density", density, ("N",))
-    check_dtype("count_visible", "density", density, FLOATS)
-    check_shape("count_visible", "t_starts", t_starts, tuple(density.shape))
-    check_shape("count_visible", "t_ends", t_ends, tuple(density.shape))
-    check_ray_offsets("count_visible", ray_offsets, density)
-    check_same("count_visible", density=density, t_starts=t_starts, t_ends=t_ends)
+    density, t_starts, t_ends = cast("count_visible", density, t_starts, t_ends)
+    check(
+        "count_visible", FLOATS, density=(density, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+    )  # fmt: skip
     if not 0 <= min_transmittance <= 1:
         raise ValueError(f"count_visible: min_transmittance must be from 0 to 1, got {min_transmittance}")
     with torch.no_grad():
@@ -78,11 +72,5 @@ def _count_visible_torch(density, t_starts, t_ends, ray_offsets, min_transmittan
     return sum_rays((~hidden).long(), ray_index, n_rays + 1)[:n_rays]
 
 
-@implements("count_visible", "cpp", "cuda")
-def _count_visible_native(density, t_starts, t_ends, ray_offsets, min_transmittance):
-    return torch.ops.nerfkit._count_visible(density, t_starts, t_ends, ray_offsets, min_transmittance)
-
-
-@native.fake("_count_visible")
-def _(density, t_starts, t_ends, ray_offsets, min_transmittance):
-    return density.new_empty(ray_offsets.shape[0] - 1, dtype=torch.int64)
+implements("count_visible", "cpp", "cuda")(lambda *arguments: torch.ops.nerfkit._count_visible(*arguments))
+native.fake("_count_visible")(lambda x, t_starts, t_ends, rays, least: rays.new_empty(rays.shape[0] - 1))

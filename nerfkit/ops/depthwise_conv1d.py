@@ -7,23 +7,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_ray_offsets, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check, check_ints
 from nerfkit.ops.depthwise_conv2d import _depthwise_conv2d_native, check_window
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like, wants_gradient
 from nerfkit.ops.packed import ray_indices
 
 
 def depthwise_conv1d(
-    x: Tensor,  # [N, C] packed, or [B, C, L] dense
-    weight: Tensor,  # [C, k]
-    bias: Tensor | None = None,  # [C]
-    ray_offsets: Tensor | None = None,  # [R+1]; None for dense x
-    stride: int = 1,
-    padding: int | None = None,
-    dilation: int = 1,
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, ray_offsets: Tensor | None = None, stride: int = 1,
+    padding: int | None = None, dilation: int = 1,
+) -> Tensor:  # fmt: skip
     r"""Convolve every channel with a kernel of its own along the samples of each ray (cross-correlation).
 
     .. math::
@@ -54,13 +49,11 @@ def depthwise_conv1d(
     """
     op = "depthwise_conv1d"
     packed = ray_offsets is not None
-    x, weight, bias = autocast.cast(op, x, weight, bias)
-    check_shape(op, "x", x, ("N", "C") if packed else ("B", "C", "L"))
-    check_dtype(op, "x", x, FLOATS)
-    check_shape(op, "weight", weight, (x.shape[1], "k"))
-    if bias is not None:
-        check_shape(op, "bias", bias, (x.shape[1],))
-    check_same(op, x=x, weight=weight, bias=bias)
+    x, weight, bias = cast(op, x, weight, bias)
+    check(
+        op, FLOATS, x=(x, ("N", "C") if packed else ("B", "C", "L")), weight=(weight, ("C", "k")), bias=(bias, ("C",)),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+    )  # fmt: skip
     check_ints(op, 1, stride=stride, padding=0 if padding is None else padding, dilation=dilation)
     kernel = weight.shape[1]
     if padding is None:
@@ -71,7 +64,6 @@ def depthwise_conv1d(
     elif packed:
         raise ValueError(f"{op}: packed rays keep their length; leave padding out, got {padding}")
     if packed:
-        check_ray_offsets(op, ray_offsets, x)
         if stride != 1 or dilation < 1:
             raise ValueError(f"{op}: packed rays need stride 1 and dilation >= 1, got {stride} and {dilation}")
     else:
@@ -98,50 +90,26 @@ def _depthwise_conv1d_torch(x, weight, bias, ray_offsets, stride, padding, dilat
     return out.to(dtype)
 
 
+def _packed_forward(x, weight, bias, ray_offsets, stride, padding, dilation):
+    return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation), ()
+
+
+def _packed_backward(grads, arguments, _, needs_grad):
+    x, weight, _, ray_offsets, *_, dilation = arguments
+    to_weight = needs_grad[1] or needs_grad[2]
+    return torch.ops.nerfkit._depthwise_conv1d_bwd(*grads, x, weight, ray_offsets, dilation, needs_grad[0], to_weight)
+
+
+_packed = implement_native("depthwise_conv1d", _depthwise_conv1d_torch, _packed_forward, _packed_backward)
+
+
 @implements("depthwise_conv1d", "cpp", "cuda")
 def _depthwise_conv1d_native(x, weight, bias, ray_offsets, stride, padding, dilation):
-    needs_autograd = wants_gradient("depthwise_conv1d", x, weight, bias)
-    if ray_offsets is None:  # an image of height 1
-        window = (1, stride), (0, padding), (1, dilation)
-        return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
-    if needs_autograd:
-        return _DepthwiseConv1d.apply(x, weight, bias, ray_offsets, padding, dilation)
-    return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
+    if ray_offsets is not None:
+        return _packed(x, weight, bias, ray_offsets, stride, padding, dilation)
+    wants_gradient("depthwise_conv1d", x, weight, bias)  # forward mode is refused by this name
+    window = (1, stride), (0, padding), (1, dilation)  # an image of height 1
+    return _depthwise_conv2d_native(x.unsqueeze(2), weight[:, None, None], bias, *window).squeeze(2)
 
 
-class _DepthwiseConv1d(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, ray_offsets, padding, dilation):
-        ctx.save_for_backward(x, weight, bias, ray_offsets)
-        ctx.window = padding, dilation
-        return torch.ops.nerfkit._depthwise_conv1d(x, weight, bias, ray_offsets, dilation)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        x, weight, bias, ray_offsets = ctx.saved_tensors
-        padding, dilation = ctx.window
-        needs_grad = ctx.needs_input_grad[:3]
-        if wants_second_derivative():
-            arguments = x, weight, bias, ray_offsets, 1, padding, dilation
-            gradients = reference_backward(
-                _depthwise_conv1d_torch, arguments, (*needs_grad, False, False, False, False), [grad_out]
-            )
-            return *gradients[:3], None, None, None
-        gradients = torch.ops.nerfkit._depthwise_conv1d_bwd(
-            grad_out, x, weight, ray_offsets, dilation, needs_grad[0], needs_grad[1] or needs_grad[2]
-        )
-        return *only_needed(gradients, needs_grad), None, None, None
-
-
-@native.fake("_depthwise_conv1d")
-def _(x, weight, bias, ray_offsets, dilation):
-    return x.new_empty(x.shape)
-
-
-@native.fake("_depthwise_conv1d_bwd")
-def _(grad_out, x, weight, ray_offsets, dilation, to_x, to_weight):
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        x.new_empty(weight.shape if to_weight else 0),
-        x.new_empty(weight.shape[0] if to_weight else 0),
-    )
+native.fake("_depthwise_conv1d")(lambda x, weight, bias, ray_offsets, dilation: like(x))

@@ -7,21 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ints, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, cast, check, check_ints
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 
 Pair = int | tuple[int, int]
 
 
 def depthwise_conv2d(
-    x: Tensor,  # [B, C, H, W]
-    weight: Tensor,  # [C, 1, kh, kw]
-    bias: Tensor | None = None,  # [C]
-    stride: Pair = 1,
-    padding: Pair = 0,
-    dilation: Pair = 1,
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1
 ) -> Tensor:
     r"""Convolve every channel with a kernel of its own (cross-correlation, as in ``F.conv2d``).
 
@@ -48,14 +43,9 @@ def depthwise_conv2d(
     >>> depthwise_conv2d(x, torch.tensor([[[[1.0, 0.0, -1.0]]]]), padding=(0, 1))       # 0 - 2, 1 - 4, 2 - 0
     tensor([[[[-2., -3.,  2.]]]])
     """
-    x, weight, bias = autocast.cast("depthwise_conv2d", x, weight, bias)
-    check_shape("depthwise_conv2d", "x", x, ("B", "C", "H", "W"))
-    check_dtype("depthwise_conv2d", "x", x, FLOATS)
-    channels = x.shape[1]
-    check_shape("depthwise_conv2d", "weight", weight, (channels, 1, "kh", "kw"))
-    if bias is not None:
-        check_shape("depthwise_conv2d", "bias", bias, (channels,))
-    check_same("depthwise_conv2d", x=x, weight=weight, bias=bias)
+    x, weight, bias = cast("depthwise_conv2d", x, weight, bias)
+    x_shape, weight_shape = ("B", "C", "H", "W"), ("C", 1, "kh", "kw")
+    check("depthwise_conv2d", FLOATS, x=(x, x_shape), weight=(weight, weight_shape), bias=(bias, ("C",)))
     check_ints("depthwise_conv2d", 2, stride=stride, padding=padding, dilation=dilation)
     stride, padding, dilation = _pair(stride), _pair(padding), _pair(dilation)
     check_window("depthwise_conv2d", x.shape[2:], weight.shape[2:], stride, padding, dilation)
@@ -84,68 +74,46 @@ def _depthwise_conv2d_torch(x, weight, bias, stride, padding, dilation):
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups=x.shape[1])
 
 
-@implements("depthwise_conv2d", "cpp", "cuda")
-def _depthwise_conv2d_native(x, weight, bias, stride, padding, dilation):
-    window = (*stride, *padding, *dilation)
-    if wants_gradient("depthwise_conv2d", x, weight, bias):
-        return _DepthwiseConv2d.apply(x, weight, bias, window)
-    return _forward(x, weight, bias, window)
-
-
 def _is_channels_last(x: Tensor) -> bool:
     return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
 
 
-def _forward(x, weight, bias, window):
+def _depthwise_conv2d_forward(x, weight, bias, stride, padding, dilation):
     channels_last = _is_channels_last(x)
     x = x.permute(0, 2, 3, 1) if channels_last else x  # [B, H, W, C]
-    out = torch.ops.nerfkit._depthwise_conv2d(x, weight, bias, window, channels_last)
-    return out.permute(0, 3, 1, 2) if channels_last else out
+    out = torch.ops.nerfkit._depthwise_conv2d(x, weight, bias, (*stride, *padding, *dilation), channels_last)
+    return out.permute(0, 3, 1, 2) if channels_last else out, ()
 
 
-class _DepthwiseConv2d(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, bias, window):
-        ctx.save_for_backward(x, weight, bias)
-        ctx.window = window
-        return _forward(x, weight, bias, window)
+def _depthwise_conv2d_backward(grads, arguments, _, needs_grad):
+    (grad_out,), (x, weight, _, *window) = grads, arguments
+    channels_last = _is_channels_last(x)
+    if channels_last:
+        x, grad_out = x.permute(0, 2, 3, 1), grad_out.permute(0, 2, 3, 1)
+    to_x, to_weight = needs_grad[0], needs_grad[1] or needs_grad[2]
+    window = [pixels for pair in window for pixels in pair]
+    grad_x, *others = torch.ops.nerfkit._depthwise_conv2d_bwd(
+        grad_out, x, weight, window, channels_last, to_x, to_weight
+    )
+    return grad_x.permute(0, 3, 1, 2) if to_x and channels_last else grad_x, *others
 
-    @staticmethod
-    def backward(ctx, grad_out):
-        x, weight, bias = ctx.saved_tensors
-        if wants_second_derivative():
-            window = ctx.window[:2], ctx.window[2:4], ctx.window[4:]
-            needs_grad = (*ctx.needs_input_grad[:3], False, False, False)
-            gradients = reference_backward(_depthwise_conv2d_torch, (x, weight, bias, *window), needs_grad, [grad_out])
-            return *gradients[:3], None
-        channels_last = _is_channels_last(x)
-        if channels_last:
-            x, grad_out = x.permute(0, 2, 3, 1), grad_out.permute(0, 2, 3, 1)
-        to_x, *to_others = ctx.needs_input_grad[:3]
-        gradients = torch.ops.nerfkit._depthwise_conv2d_bwd(
-            grad_out, x, weight, ctx.window, channels_last, to_x, any(to_others)
-        )
-        grad_x, grad_weight, grad_bias = only_needed(gradients, ctx.needs_input_grad[:3])
-        return grad_x.permute(0, 3, 1, 2) if to_x and channels_last else grad_x, grad_weight, grad_bias, None
+
+_depthwise_conv2d_native = implement_native(
+    "depthwise_conv2d", _depthwise_conv2d_torch, _depthwise_conv2d_forward, _depthwise_conv2d_backward
+)
 
 
 @native.fake("_depthwise_conv2d")
 def _(x, weight, bias, window, channels_last):
     first = 1 if channels_last else 2
-    sizes = [
-        (x.shape[first + axis] + 2 * window[2 + axis] - window[4 + axis] * (weight.shape[2 + axis] - 1) - 1)
-        // window[axis]
-        + 1
-        for axis in range(2)
-    ]
+    axes = zip(x.shape[first:], weight.shape[2:], window[:2], window[2:4], window[4:], strict=False)
+    sizes = [(n + 2 * padding - dilation * (k - 1) - 1) // stride + 1 for n, k, stride, padding, dilation in axes]
     channels = x.shape[3 if channels_last else 1]
     return x.new_empty((x.shape[0], *sizes, channels) if channels_last else (x.shape[0], channels, *sizes))
 
 
+@native.fake("_depthwise_conv1d_bwd")
 @native.fake("_depthwise_conv2d_bwd")
-def _(grad_out, x, weight, window, channels_last, to_x, to_weight):
-    return (
-        x.new_empty(x.shape if to_x else 0),
-        x.new_empty(weight.shape if to_weight else 0),
-        x.new_empty(weight.shape[0] if to_weight else 0),
-    )
+def _(grad_out, x, weight, *others):
+    *_, to_x, to_weight = others
+    return like(x, to_x), like(weight, to_weight), x.new_empty(weight.shape[0] if to_weight else 0)

@@ -7,6 +7,7 @@ Every op has one contract and up to three implementations, its *backends*: ``tor
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -50,9 +51,7 @@ def implements(op: str, *backends: str) -> Callable[[Callable], Callable]:
     """Decorator: register a function as the implementation of `op` on `backends`, as far as they are built."""
 
     def register(function: Callable) -> Callable:
-        for name in backends:
-            if name == "torch" or native.loaded(name):
-                _implementations[op, name] = function
+        _implementations.update({(op, name): function for name in backends if name == "torch" or native.loaded(name)})
         return function
 
     return register
@@ -69,44 +68,33 @@ def resolve(op: str, device: str, choice: str = "auto", unfit: str | None = None
     `unfit` is why the fused backend's kernel does not support the call, None if it does.
     Raises BackendError if `choice` names a backend that was not built, or runs neither on this device nor this call.
     """
-    if op not in OPS:
-        raise BackendError(f"unknown op {op!r}; the ops are {', '.join(OPS)}")
-    if choice not in CHOICES:
-        raise BackendError(f"unknown backend {choice!r} for {op}; choose one of {', '.join(CHOICES)}")
+    _checked({op: choice})
     if choice == "torch":
         return Resolved("torch", "requested")
     kind = device.partition(":")[0]
+    wanted = FUSED_ON.get(kind) if choice == "auto" else choice
+    is_built = (op, wanted) in _implementations
+    other_gpu = native.why_not_on(_gpu_index(device)) if is_built and wanted == kind == "cuda" else None
     if choice == "auto":
-        fused = FUSED_ON.get(kind)
-        if fused is None:
+        if wanted is None:
             return Resolved("torch", f"no fused backend for {kind} tensors")
-        if (op, fused) not in _implementations:
-            return Resolved("torch", f"{fused} not built")
-        other_gpu = native.why_not_on(_gpu_index(device)) if fused == "cuda" else None
-        if other_gpu:
-            return Resolved("torch", f"cuda is {other_gpu}")
-        return Resolved("torch", f"{fused}: {unfit}") if unfit else Resolved(fused, "built")
-    if (op, choice) not in _implementations:
-        raise BackendError(
-            f"{op}: backend {choice!r} was requested but is not built ({native.why_missing(choice)}); "
-            f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} "
-            "Or use ops.backend=auto."
-        )
-    if DEVICE_OF[choice] != kind:
-        raise BackendError(
-            f"{op}: backend {choice!r} needs {DEVICE_OF[choice]} tensors, got {kind} tensors; "
-            "move the tensors, or use ops.backend=auto"
-        )
-    other_gpu = native.why_not_on(_gpu_index(device)) if choice == "cuda" else None
-    if other_gpu:
-        raise BackendError(
-            f"{op}: backend 'cuda' is {other_gpu}. {native.how_to_build('cuda')} Or use ops.backend=torch."
-        )
-    if unfit:
-        raise BackendError(
-            f"{op}: backend {choice!r} was requested, but {unfit}; use ops.backend=auto, or --ops.overrides {op} torch"
-        )
-    return Resolved(choice, "requested")
+        if not is_built:
+            return Resolved("torch", f"{wanted} not built")
+        why_not = f"cuda is {other_gpu}" if other_gpu else f"{wanted}: {unfit}" if unfit else None
+        return Resolved("torch", why_not) if why_not else Resolved(wanted, "built")
+    advice = "use ops.backend=auto"
+    if not is_built:
+        why_not = f"was requested but is not built ({native.why_missing(choice)})"
+        advice = f"built here: {', '.join(available(op))}. {native.how_to_build(choice)} Or {advice}."
+    elif DEVICE_OF[choice] != kind:
+        why_not, advice = f"needs {DEVICE_OF[choice]} tensors, got {kind} tensors", f"move the tensors, or {advice}"
+    elif other_gpu:
+        why_not, advice = f"is {other_gpu}", f"{native.how_to_build('cuda')} Or use ops.backend=torch."
+    elif unfit:
+        why_not, advice = f"was requested, but {unfit}", f"{advice}, or --ops.overrides {op} torch"
+    else:
+        return Resolved(choice, "requested")
+    raise BackendError(f"{op}: backend {choice!r} {why_not}; {advice}")
 
 
 def _gpu_index(device: str) -> int:
@@ -121,13 +109,12 @@ def implementation(op: str, tensor: Tensor, unfit: str | None = None) -> Callabl
     return _implementations[op, _backend_of(op, device.type, device.index, choice, unfit)]
 
 
+_resolve_once = functools.lru_cache(resolve)
+
+
+@native.constant_in_traces  # another choice is compiled again
 def _backend_of(op: str, kind: str, index: int | None, choice: str, unfit: str | None) -> str:
-    """Evaluated while torch.compile traces, not by the compiled code; another choice is compiled again."""
-    return resolve(op, kind if index is None else f"{kind}:{index}", choice, unfit).backend
-
-
-# What torch.compiler.assume_constant_result sets, without importing the compiler, which takes as long as torch itself.
-_backend_of._dynamo_marked_constant = True
+    return _resolve_once(op, kind if index is None else f"{kind}:{index}", choice, unfit).backend
 
 
 def set_backend(default: str = "auto", overrides: dict[str, str] | None = None) -> None:

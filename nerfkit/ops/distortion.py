@@ -8,21 +8,15 @@ import math
 import torch
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.packed import exclusive_cumsum, ray_indices, sum_rays
 
 
 def distortion(
-    weights: Tensor,  # [N]
-    t_starts: Tensor,  # [N]
-    t_ends: Tensor,  # [N]
-    ray_offsets: Tensor,  # [R+1]
-    near: float,
-    far: float,
-    linear: float,
+    weights: Tensor, t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, near: float, far: float, linear: float
 ) -> Tensor:
     r"""How far apart along each ray its weights are: small where one short stretch of the ray has all of them.
 
@@ -49,22 +43,19 @@ def distortion(
     dtype: all floating inputs share one; half types are summed in float32, prefix sums of the definition in float64.
     A non-finite value affects its own ray alone. Differentiable in weights.
     Raises ValueError for a shape, device, near, far or linear, TypeError for a dtype that does not fit, RuntimeError
-    for row pointers on a CPU that do not rise from 0 to N; on a GPU, where a check would synchronize, it is a
-    precondition.
+    for row pointers that do not rise from 0 to N on a CPU; on a GPU, where it would wait, that is a precondition.
     Source: mip-NeRF 360 (arXiv:2111.12077), equation 15; prefix sums as in DVGO v2 (arXiv:2206.05085).
 
     >>> t = torch.arange(4.0)                                   # two samples of weight 1/2, an empty one between
     >>> distortion(torch.tensor([0.5, 0, 0.5]), t[:3], t[1:], torch.tensor([0, 3]), near=0.0, far=4.0, linear=4.0)
     tensor([0.2917])
     """
-    weights, t_starts, t_ends = autocast.cast("distortion", weights, t_starts, t_ends)
+    weights, t_starts, t_ends = cast("distortion", weights, t_starts, t_ends)
     t_starts, t_ends = t_starts.detach(), t_ends.detach()  # not differentiable, whatever the backend
-    check_shape("distortion", "weights", weights, ("N",))
-    check_dtype("distortion", "weights", weights, FLOATS)
-    check_shape("distortion", "t_starts", t_starts, tuple(weights.shape))
-    check_shape("distortion", "t_ends", t_ends, tuple(weights.shape))
-    check_ray_offsets("distortion", ray_offsets, weights)
-    check_same("distortion", weights=weights, t_starts=t_starts, t_ends=t_ends)
+    check(
+        "distortion", FLOATS, weights=(weights, ("N",)), t_starts=(t_starts, ("N",)), t_ends=(t_ends, ("N",)),
+        ray_offsets=(ray_offsets, ("R+1",), INT64),
+    )  # fmt: skip
     if not 0 <= near < far < math.inf:
         raise ValueError(f"distortion: near and far must be finite with 0 <= near < far, got {near} and {far}")
     if not 0 < linear < math.inf:
@@ -99,33 +90,12 @@ def _normalisation(near: float, far: float, linear: float) -> tuple[float, float
     return first, 1 / (last - first)
 
 
-@implements("distortion", "cpp", "cuda")
-def _distortion_native(weights, t_starts, t_ends, ray_offsets, near, far, linear):
-    if wants_gradient("distortion", weights):
-        return _Distortion.apply(weights, t_starts, t_ends, ray_offsets, near, far, linear)
-    return torch.ops.nerfkit._distortion(weights, t_starts, t_ends, ray_offsets, near, far, linear)
+def _distortion_backward(grads, arguments, *_):
+    return (torch.ops.nerfkit._distortion_bwd(*grads, *arguments),)
 
 
-class _Distortion(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *arguments):
-        ctx.save_for_backward(*arguments[:4])
-        ctx.distances = arguments[4:]
-        return torch.ops.nerfkit._distortion(*arguments)
-
-    @staticmethod
-    def backward(ctx, grad_losses):
-        arguments = *ctx.saved_tensors, *ctx.distances
-        if wants_second_derivative():
-            return reference_backward(_distortion_torch, arguments, (True, *[False] * 6), (grad_losses,))
-        return torch.ops.nerfkit._distortion_bwd(grad_losses, *arguments), *[None] * 6
+implement_native("distortion", _distortion_torch, "_distortion", _distortion_backward)
 
 
-@native.fake("_distortion")
-def _(weights, t_starts, t_ends, ray_offsets, near, far, linear):
-    return weights.new_empty(ray_offsets.shape[0] - 1)
-
-
-@native.fake("_distortion_bwd")
-def _(grad_losses, weights, t_starts, t_ends, ray_offsets, near, far, linear):
-    return weights.new_empty(weights.shape)
+native.fake("_distortion")(lambda weights, t_starts, t_ends, rays, *limits: weights.new_empty(rays.shape[0] - 1))
+native.fake("_distortion_bwd")(lambda _, weights, *others: like(weights))

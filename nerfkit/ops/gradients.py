@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Second derivatives: through the PyTorch definition, or an error. Forward mode is an error.
+"""Gradients of native ops. Second derivatives: through the PyTorch definition, or an error. Forward mode is an error.
 
 `torch.autograd.function.once_differentiable` raises only where the incoming gradient needs a gradient; where it does
 not, a second derivative would be silently zero.
@@ -8,10 +8,60 @@ not, a second derivative would be silently zero.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+
+from nerfkit.ops.dispatch import implements
+
+
+def implement_native(op: str, definition: Callable, forward: Callable | str, backward: Callable) -> Callable:
+    """Register the implementation of `op` on "cpp" and "cuda", and return it.
+
+    Args:
+        definition: the op in PyTorch, which second derivatives go through.
+        forward: arguments of the definition -> result, and a tuple of tensors that backward will need; or the name of a
+            native op that has these arguments.
+        backward: gradients of the results, arguments, those tensors, and whether each argument needs a gradient ->
+            gradients of the first arguments, None after them; those that are not needed may be anything.
+    """
+    if isinstance(forward, str):
+        forward = _calling(forward)
+
+    class Native(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *arguments):
+            result, kept = forward(*arguments)
+            ctx.save_for_backward(*[x if isinstance(x, Tensor) else None for x in arguments], *kept)
+            ctx.others = [None if isinstance(x, Tensor) else x for x in arguments]
+            return result
+
+        @staticmethod
+        def backward(ctx, *grads):
+            n, saved, needs_grad = len(ctx.others), ctx.saved_tensors, ctx.needs_input_grad
+            arguments = [other if x is None else x for x, other in zip(saved[:n], ctx.others, strict=True)]
+            if wants_second_derivative():
+                return reference_backward(definition, arguments, needs_grad, grads)
+            gradients = backward(grads, arguments, saved[n:], needs_grad)
+            return tuple([g if need else None for g, need in zip_longest(gradients, needs_grad)])
+
+    def run(*arguments):
+        if wants_gradient(op, *arguments):
+            return Native.apply(*arguments)
+        return forward(*arguments)[0]
+
+    return implements(op, "cpp", "cuda")(run)
+
+
+def _calling(name: str) -> Callable:
+    return lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())
+
+
+def like(x: Tensor, is_wanted: bool = True) -> Tensor:
+    """What a native op returns for a gradient of `x`, in a fake: contiguous, and without elements if not wanted."""
+    return x.new_empty(x.shape if is_wanted else 0)
 
 
 class _NoSecondDerivative(torch.autograd.Function):
@@ -58,21 +108,16 @@ def reference_backward(
     return tuple(next(gradients) if need else None for need in needs_grad)
 
 
-def only_needed(gradients: Sequence[Tensor], needs_grad: Sequence[bool]) -> tuple[Tensor | None, ...]:
-    """`gradients`, with None for each that is not needed."""
-    return tuple([gradient if need else None for gradient, need in zip(gradients, needs_grad, strict=True)])
-
-
-def wants_gradient(op: str, *tensors: Tensor | None) -> bool:
-    """Whether autograd has to record `op` on `tensors`.
+def wants_gradient(op: str, *arguments: object) -> bool:
+    """Whether autograd has to record `op` on `arguments`, of which some may be tensors.
 
     Raises NotImplementedError if one of them is dual (torch.func.jvp): a native op would drop its tangent.
     """
-    if forward_ad._current_level >= 0 and any(x is not None and _is_dual(x) for x in tensors):
+    if forward_ad._current_level >= 0 and any(isinstance(x, Tensor) and _is_dual(x) for x in arguments):
         raise NotImplementedError(f"{op} has no forward-mode derivative; use reverse mode, or ops.backend('torch')")
     if torch.is_grad_enabled():
-        for x in tensors:  # not any(): its generator takes longer than the rest
-            if x is not None and x.requires_grad:
+        for x in arguments:  # not any(): its generator takes longer than the rest
+            if isinstance(x, Tensor) and x.requires_grad:
                 return True
     return False
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,13 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.limits import MAX_ENTRIES, MAX_LEVELS, MAX_RESOLUTION
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, autocast_dtype, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 from nerfkit.ops.trilinear import corner_weights
 
-HASH_PRIMES = (1, 2654435761, 805459861)
+HASH_PRIMES = (1, 2654435761 - 2**32, 805459861)  # as signed 32-bit numbers
 
 
 def level_entries(resolution: int, max_entries: int) -> int:
@@ -28,12 +29,7 @@ def level_entries(resolution: int, max_entries: int) -> int:
     return min(-(-((resolution + 1) ** 3) // 8) * 8, max_entries)
 
 
-def grid_encode(
-    points: Tensor,  # [N, 3]
-    table: Tensor,  # [T, F]
-    resolutions: Sequence[int],  # [L]
-    max_entries: int,
-) -> Tensor:
+def grid_encode(points: Tensor, table: Tensor, resolutions: Sequence[int], max_entries: int) -> Tensor:
     r"""Features of points from a stack of grids, concatenated along the last axis.
 
     Level l has :math:`n_l` cells per side. A point in [0, 1] lies in the cell with the lowest vertex
@@ -64,18 +60,15 @@ def grid_encode(
     >>> [grid_encode(torch.tensor([[x, 1.0, 0.0]]), table, [1], 8).item() for x in (0.0, 0.5, 1.0)]
     [2.0, 4.0, 6.0]
     """
-    (points,) = autocast.cast("grid_encode", points)
-    check_shape("grid_encode", "points", points, ("N", 3))
-    check_dtype("grid_encode", "points", points, POSITION_FLOATS)
-    check_shape("grid_encode", "table", table, ("T", "F"))
-    check_dtype("grid_encode", "table", table, FLOATS)
-    check_device("grid_encode", points, table=table)
-    check_levels(resolutions, max_entries, table.shape[0])
-    dtype = autocast.dtype_of(table)
-    return implementation("grid_encode", points)(points, table, tuple(resolutions), max_entries, dtype)
+    (points,) = cast("grid_encode", points)
+    check("grid_encode", POSITION_FLOATS, points=(points, ("N", 3)), table=(table, ("T", "F"), FLOATS))
+    resolutions = tuple(resolutions)
+    once = check_levels if torch.compiler.is_compiling() else _check_levels_once  # a compiler would warn of the cache
+    once(resolutions, max_entries, table.shape[0])
+    return implementation("grid_encode", points)(points, table, resolutions, max_entries, autocast_dtype(table))
 
 
-def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> None:
+def check_levels(resolutions: tuple[int, ...], max_entries: int, rows: int) -> None:
     """Require non-decreasing resolutions, a power of two for the hash, and a table with the rows they need."""
     if not resolutions or min(resolutions) < 1 or any(b < a for a, b in pairwise(resolutions)):
         raise ValueError(f"grid_encode: resolutions must be positive and non-decreasing, got {list(resolutions)}")
@@ -89,6 +82,9 @@ def check_levels(resolutions: Sequence[int], max_entries: int, rows: int) -> Non
     needed = sum(level_entries(n, max_entries) for n in resolutions)
     if rows != needed:
         raise ValueError(f"grid_encode: table must have {needed} rows for these levels, got {rows}")
+
+
+_check_levels_once = functools.lru_cache(check_levels)
 
 
 @implements("grid_encode", "torch")
@@ -115,7 +111,7 @@ def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> 
     dense = ((x[:, :n_dense] * side + y[:, :n_dense]) * side + z[:, :n_dense]).flatten(-3)
 
     # int32 products may overflow: the mask keeps their low bits alone, which are exact.
-    p, q, r = (_as_int32(prime) for prime in HASH_PRIMES)
+    p, q, r = HASH_PRIMES
     hashed = ((x[:, n_dense:] * p) ^ (y[:, n_dense:] * q) ^ (z[:, n_dense:] * r)) & (max_entries - 1)
 
     starts = [0]
@@ -123,11 +119,6 @@ def _corners(points: Tensor, resolutions: tuple[int, ...], max_entries: int) -> 
         starts.append(starts[-1] + level_entries(n, max_entries))
     starts = torch.tensor(starts, dtype=torch.int32, device=points.device)[:, None]  # [L, 1]
     return torch.cat([dense, hashed.flatten(-3)], dim=1) + starts, weights
-
-
-def _as_int32(value: int) -> int:
-    """`value` modulo 2^32, as a signed 32-bit number."""
-    return (value + 2**31) % 2**32 - 2**31
 
 
 def _interpolate(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
@@ -166,42 +157,30 @@ class _Interpolate(torch.autograd.Function):
         return grad_table, None, grad_weights
 
 
-@implements("grid_encode", "cpp", "cuda")
-def _grid_encode_native(points, table, resolutions, max_entries, dtype):
-    if wants_gradient("grid_encode", points, table):
-        return _GridEncode.apply(points, table, resolutions, max_entries, dtype)
-    return torch.ops.nerfkit._grid_encode(points, table.to(dtype), resolutions, max_entries)
+def _grid_encode_forward(points, table, resolutions, max_entries, dtype):
+    rounded = table.to(dtype)
+    return torch.ops.nerfkit._grid_encode(points, rounded, resolutions, max_entries), (rounded,)
 
 
-class _GridEncode(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, points, table, resolutions, max_entries, dtype):
-        rounded = table.to(dtype)
-        ctx.save_for_backward(points, table, rounded)
-        ctx.levels, ctx.dtype = (resolutions, max_entries), dtype
-        return torch.ops.nerfkit._grid_encode(points, rounded, resolutions, max_entries)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        points, table, rounded = ctx.saved_tensors
-        if wants_second_derivative():
-            arguments = points, table, *ctx.levels, ctx.dtype
-            return reference_backward(_grid_encode_torch, arguments, ctx.needs_input_grad, [grad_out])
-        needs_grad = ctx.needs_input_grad[:2]
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(
-            grad_out, points, rounded, *ctx.levels, *needs_grad, deterministic
-        )
-        return *only_needed((grad_points, grad_table.to(table.dtype)), needs_grad), None, None, None
+def _grid_encode_backward(grads, arguments, kept, needs_grad):
+    points, table, *levels, _ = arguments
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    grad_points, grad_table = torch.ops.nerfkit._grid_encode_bwd(
+        *grads, points, *kept, *levels, *needs_grad[:2], deterministic
+    )
+    return grad_points, grad_table.to(table.dtype)
 
 
-@native.fake("_grid_encode")
-def _(points, table, resolutions, max_entries):
-    return table.new_empty(points.shape[0], len(resolutions) * table.shape[1])
+implement_native("grid_encode", _grid_encode_torch, _grid_encode_forward, _grid_encode_backward)
+
+
+native.fake("_grid_encode")(
+    lambda points, table, levels, max_entries: table.new_empty(points.shape[0], len(levels) * table.shape[1])
+)
 
 
 @native.fake("_grid_encode_bwd")
 def _(grad_out, points, table, resolutions, max_entries, to_points, to_table, deterministic):
     wide = torch.float64 if table.dtype == torch.float64 else torch.float32
     grad_table = table.new_empty(table.shape if to_table else 0, dtype=wide)
-    return points.new_empty(points.shape if to_points else 0), grad_table
+    return like(points, to_points), grad_table

@@ -9,24 +9,15 @@ import torch
 from torch import Tensor
 
 from nerfkit.ops import native
-from nerfkit.ops.checks import POSITION_FLOATS, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops.checks import POSITION_FLOATS, check
 from nerfkit.ops.dispatch import implementation, implements
 
 
 @torch.no_grad()
 def lazy_adam(
-    param: Tensor,  # [...]
-    grad: Tensor,  # [...]
-    exp_avg: Tensor,  # [...]
-    exp_avg_sq: Tensor,  # [...]
-    step: Tensor,  # []
-    lr: Tensor,  # []
-    beta1: float = 0.9,
-    beta2: float = 0.99,
-    eps: float = 1e-15,
-    grad_scale: Tensor | None = None,  # [] or [1]
-    found_inf: Tensor | None = None,  # [] or [1]
-) -> tuple[Tensor, Tensor, Tensor]:
+    param: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor, lr: Tensor, beta1: float = 0.9,
+    beta2: float = 0.99, eps: float = 1e-15, grad_scale: Tensor | None = None, found_inf: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""One step of Adam, in place, for the elements whose gradient is not zero; others and their moments are unchanged.
 
     With :math:`g = grad / grad\_scale`, wherever :math:`grad \ne 0`,
@@ -57,18 +48,12 @@ def lazy_adam(
     >>> lazy_adam(param, grad, exp_avg, exp_avg_sq, step=torch.tensor(1.0), lr=torch.tensor(0.5))[0]
     tensor([-0.5000,  0.0000,  0.5000])
     """
-    check_dtype("lazy_adam", "param", param, POSITION_FLOATS)
-    same = {"grad": grad, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
-    for name, tensor in same.items():
-        check_shape("lazy_adam", name, tensor, tuple(param.shape))
-    check_same("lazy_adam", param=param, **same)
-    for name, number in {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}.items():
-        if number is None:
-            continue
-        if number.numel() != 1:
-            raise ValueError(f"lazy_adam: {name} must be one number, got shape {list(number.shape)}")
-        check_dtype("lazy_adam", name, number, (torch.float32,))
-        check_device("lazy_adam", param, **{name: number})
+    shape, numbers = tuple(param.shape), {"step": step, "lr": lr, "grad_scale": grad_scale, "found_inf": found_inf}
+    check(
+        "lazy_adam", POSITION_FLOATS, param=(param, shape), grad=(grad, shape), exp_avg=(exp_avg, shape),
+        exp_avg_sq=(exp_avg_sq, shape),
+        **{name: (x, (1,) * x.dim(), (torch.float32,)) for name, x in numbers.items() if x is not None},
+    )  # fmt: skip
     for name, beta in {"beta1": beta1, "beta2": beta2}.items():
         if not 0 <= beta < 1:
             raise ValueError(f"lazy_adam: {name} must be at least 0 and below 1, got {beta}")
@@ -107,6 +92,4 @@ def _lazy_adam_native(param, grad, exp_avg, exp_avg_sq, *numbers):
             torch.autograd.graph.increment_version(x)  # a graph that was built on the old values then raises
 
 
-@native.fake("_lazy_adam")
-def _(param, grad, exp_avg, exp_avg_sq, step, lr, beta1, beta2, eps, grad_scale, found_inf):
-    return None
+native.fake("_lazy_adam")(lambda *arguments: None)

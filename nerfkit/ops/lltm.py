@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_ray_offsets, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import no_second_derivative, wants_gradient
+from nerfkit.ops.gradients import like, no_second_derivative, wants_gradient
 from nerfkit.ops.lltm_cell import check_parameters
 from nerfkit.ops.packed import ray_indices
 
@@ -19,12 +19,7 @@ LARGEST_ON_GPU = 64  # units and inputs that the kernels take, as in cuda/lltm/a
 
 
 def lltm(
-    input: Tensor,  # [N, I]
-    ray_offsets: Tensor,  # [R+1]
-    weight: Tensor,  # [3H, H+I]
-    bias: Tensor,  # [3H]
-    h0: Tensor,  # [R, H]
-    c0: Tensor,  # [R, H]
+    input: Tensor, ray_offsets: Tensor, weight: Tensor, bias: Tensor, h0: Tensor, c0: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Run `lltm_cell` along the samples of every ray, near to far.
 
@@ -59,15 +54,14 @@ def lltm(
     >>> h.flatten()                                                          # tanh of 0.5, 1.5 and 2, halved
     tensor([0.2311, 0.4526, 0.4820])
     """
-    input, weight, bias, h0, c0 = autocast.cast("lltm", input, weight, bias, h0, c0)
-    check_shape("lltm", "input", input, ("N", "I"))
-    check_dtype("lltm", "input", input, FLOATS)
-    check_ray_offsets("lltm", ray_offsets, input)
-    check_shape("lltm", "h0", h0, (ray_offsets.shape[0] - 1, "H"))
-    check_shape("lltm", "c0", c0, tuple(h0.shape))
-    check_parameters("lltm", weight, bias, h0.shape[1], input.shape[1])
-    check_same("lltm", input=input, weight=weight, bias=bias, h0=h0, c0=c0)
-    unfit = why_no_kernel(input.device, h0.shape[1], input.shape[1])
+    input, weight, bias, h0, c0 = cast("lltm", input, weight, bias, h0, c0)
+    sizes = check(
+        "lltm", FLOATS, input=(input, ("N", "I")), ray_offsets=(ray_offsets, ("R+1",), INT64), h0=(h0, ("R", "H")),
+        c0=(c0, ("R", "H")),
+    )  # fmt: skip
+    n_state, n_input = sizes["H"], sizes["I"]
+    check_parameters("lltm", input, n_state, n_input, weight, bias)
+    unfit = why_no_kernel(input.device, n_state, n_input)
     return implementation("lltm", input, unfit)(input, ray_offsets, weight, bias, h0, c0)
 
 
@@ -219,5 +213,5 @@ def _(input, ray_offsets, weight, bias, h0, c0, order, save):
 
 @native.fake("_lltm_bwd")
 def _(grad_h, grad_h_n, grad_c_n, input, ray_offsets, weight, workspace, order, to_input, to_weight):
-    shapes = input.shape if to_input else 0, weight.shape if to_weight else 0, weight.shape[:1]
-    return tuple(input.new_empty(shape) for shape in (*shapes, grad_h_n.shape, grad_c_n.shape))
+    to_bias = weight.new_empty(weight.shape[0])
+    return like(input, to_input), like(weight, to_weight), to_bias, like(grad_h_n), like(grad_c_n)

@@ -7,19 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 
 
-def lltm_cell(
-    input: Tensor,  # [B, I]
-    h: Tensor,  # [B, H]
-    c: Tensor,  # [B, H]
-    weight: Tensor,  # [3H, H+I]
-    bias: Tensor,  # [3H]
-) -> tuple[Tensor, Tensor]:
+def lltm_cell(input: Tensor, h: Tensor, c: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     r"""New hidden and cell state of the LLTM ("long long-term memory").
 
     .. math::
@@ -44,20 +38,16 @@ def lltm_cell(
     >>> h, c                                                # c' = 0 + 3 * 1/2, h' = tanh(1.5) * 1/2
     (tensor([[0.4526]]), tensor([[1.5000]]))
     """
-    input, h, c, weight, bias = autocast.cast("lltm_cell", input, h, c, weight, bias)
-    check_shape("lltm_cell", "input", input, ("B", "I"))
-    check_dtype("lltm_cell", "input", input, FLOATS)
-    check_shape("lltm_cell", "h", h, (input.shape[0], "H"))
-    check_shape("lltm_cell", "c", c, tuple(h.shape))
-    check_parameters("lltm_cell", weight, bias, h.shape[1], input.shape[1])
-    check_same("lltm_cell", input=input, h=h, c=c, weight=weight, bias=bias)
+    input, h, c, weight, bias = cast("lltm_cell", input, h, c, weight, bias)
+    sizes = check("lltm_cell", FLOATS, input=(input, ("B", "I")), h=(h, ("B", "H")), c=(c, ("B", "H")))
+    check_parameters("lltm_cell", input, sizes["H"], sizes["I"], weight, bias)
     return implementation("lltm_cell", input)(input, h, c, weight, bias)
 
 
-def check_parameters(op: str, weight: Tensor, bias: Tensor, n_state: int, n_input: int) -> None:
-    """Require weight [3H, H+I] and bias [3H]."""
-    check_shape(op, "weight", weight, (3 * n_state, n_state + n_input))
-    check_shape(op, "bias", bias, (3 * n_state,))
+def check_parameters(op: str, input: Tensor, n_state: int, n_input: int, weight: Tensor, bias: Tensor) -> None:
+    """Require weight [3H, H+I] and bias [3H], as `input` is."""
+    rows = 3 * n_state
+    check(op, FLOATS, input=(input, ("N", "I")), weight=(weight, (rows, n_state + n_input)), bias=(bias, (rows,)))
 
 
 @implements("lltm_cell", "torch")
@@ -71,42 +61,21 @@ SMALL_BATCH, SMALL_STATE = 64, 512  # up to these, one fused kernel is faster th
 SMALL_INPUT = 2**16
 
 
-@implements("lltm_cell", "cpp", "cuda")
-def _lltm_cell_native(input, h, c, weight, bias):
-    if wants_gradient("lltm_cell", input, h, c, weight, bias):
-        return _LltmCell.apply(input, h, c, weight, bias)
-    return _forward(input, h, c, weight, bias)[:2]
-
-
 def _is_small(input: Tensor, h: Tensor) -> bool:
     small = 0 < input.shape[0] <= SMALL_BATCH and 0 < h.shape[1] <= SMALL_STATE and input.shape[1] <= SMALL_INPUT
     return input.is_cuda and small
 
 
-def _forward(input, h, c, weight, bias):
-    """New h and c [B, H], and the activated gates [B, 3H]."""
+def _lltm_cell_forward(input, h, c, weight, bias):
     if _is_small(input, h):
-        return torch.ops.nerfkit._lltm_cell_small(input, h, c, weight, bias)
-    return torch.ops.nerfkit._lltm_cell(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
+        h, c, gates = torch.ops.nerfkit._lltm_cell_small(input, h, c, weight, bias)
+    else:
+        h, c, gates = torch.ops.nerfkit._lltm_cell(F.linear(torch.cat([h, input], dim=1), weight, bias), c)
+    return (h, c), (c, gates)  # [B, H] each, and the gates [B, 3H] after activation
 
 
-class _LltmCell(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, h, c, weight, bias):
-        h_new, c_new, gates = _forward(input, h, c, weight, bias)
-        ctx.save_for_backward(input, h, c, weight, bias, gates, c_new)
-        return h_new, c_new
-
-    @staticmethod
-    def backward(ctx, grad_h, grad_c):
-        *arguments, gates, c_new = ctx.saved_tensors
-        if wants_second_derivative():
-            return reference_backward(_lltm_cell_torch, arguments, ctx.needs_input_grad, [grad_h, grad_c])
-        return only_needed(_gradients(*arguments, gates, c_new, grad_h, grad_c), ctx.needs_input_grad)
-
-
-def _gradients(input, h, c, weight, bias, gates, c_new, grad_h, grad_c):
-    """Gradients of input, h, c, weight and bias; `gates` [B, 3H] are after activation."""
+def _lltm_cell_backward(grads, arguments, kept, _):
+    (grad_h, grad_c), (input, h, _, weight, _), (c_new, gates) = grads, arguments, kept
     if _is_small(input, h):
         return torch.ops.nerfkit._lltm_cell_small_bwd(grad_h, grad_c, input, h, weight, gates, c_new)
     grad_gates, grad_c = torch.ops.nerfkit._lltm_cell_bwd(grad_h, grad_c, gates, c_new)  # [B, 3H], [B, H]
@@ -116,22 +85,14 @@ def _gradients(input, h, c, weight, bias, gates, c_new, grad_h, grad_c):
     return grad_joined[:, n_state:], grad_joined[:, :n_state], grad_c, grad_weight, grad_gates.sum(0)
 
 
-@native.fake("_lltm_cell")
-def _(gates, c):
-    return c.new_empty(c.shape), c.new_empty(c.shape), gates.new_empty(gates.shape)
+implement_native("lltm_cell", _lltm_cell_torch, _lltm_cell_forward, _lltm_cell_backward)
 
 
-@native.fake("_lltm_cell_bwd")
-def _(grad_h, grad_c, gates, c_new):
-    return gates.new_empty(gates.shape), c_new.new_empty(c_new.shape)
-
-
-@native.fake("_lltm_cell_small")
-def _(input, h, c, weight, bias):
-    return h.new_empty(h.shape), h.new_empty(h.shape), h.new_empty(h.shape[0], 3 * h.shape[1])
-
-
-@native.fake("_lltm_cell_small_bwd")
-def _(grad_h, grad_c, input, h, weight, gates, c_new):
-    inputs = input.new_empty(input.shape), h.new_empty(h.shape), h.new_empty(h.shape)
-    return *inputs, weight.new_empty(weight.shape), weight.new_empty(weight.shape[0])
+native.fake("_lltm_cell")(lambda gates, c: (like(c), like(c), like(gates)))
+native.fake("_lltm_cell_bwd")(lambda grad_h, grad_c, gates, c_new: (like(gates), like(c_new)))
+native.fake("_lltm_cell_small")(
+    lambda input, h, c, weight, bias: (like(h), like(h), h.new_empty(h.shape[0], len(bias)))
+)
+native.fake("_lltm_cell_small_bwd")(lambda grad_h, grad_c, input, h, weight, gates, c_new: (
+    like(input), like(h), like(h), like(weight), weight.new_empty(weight.shape[0])
+))  # fmt: skip

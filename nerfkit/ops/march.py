@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.limits import MAX_INTERVALS, MAX_LADDER
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, check_device, check_dtype, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
@@ -25,17 +25,9 @@ MAX_BLOCKS = (MAX_INTERVALS + 1) // BLOCK  # of a ray
 
 
 def march(
-    origins: Tensor,  # [R, 3]
-    directions: Tensor,  # [R, 3]
-    occupancy: Tensor,  # [X, Y, Z] bool
-    box: Tensor,  # [2, 3]
-    step: float | None,
-    near: float = 0.0,
-    far: float = math.inf,
-    jitter: Tensor | None = None,  # [R]
-    capacity: int | None = None,
-    ladder: Tensor | None = None,  # [L]
-) -> tuple[Tensor, Tensor, Tensor]:
+    origins: Tensor, directions: Tensor, occupancy: Tensor, box: Tensor, step: float | None, near: float = 0.0,
+    far: float = math.inf, jitter: Tensor | None = None, capacity: int | None = None, ladder: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     r"""Intervals of length `step` along each ray whose midpoint lies in an occupied cell.
 
     With :math:`[t_{in}, t_{out}]` the part of the ray inside the box and between near and far, interval k of ray r is
@@ -83,17 +75,11 @@ def march(
     >>> t_starts, t_ends, ray_offsets
     (tensor([1., 3.]), tensor([2., 4.]), tensor([0, 2]))
     """
-    origins, directions, box, jitter, ladder = autocast.cast("march", origins, directions, box, jitter, ladder)
-    check_shape("march", "origins", origins, ("R", 3))
-    check_dtype("march", "origins", origins, POSITION_FLOATS)
-    check_shape("march", "directions", directions, tuple(origins.shape))
-    check_shape("march", "box", box, (2, 3))
-    check_shape("march", "occupancy", occupancy, ("X", "Y", "Z"))
-    check_dtype("march", "occupancy", occupancy, (torch.bool,))
-    check_device("march", origins, occupancy=occupancy)
-    if jitter is not None:
-        check_shape("march", "jitter", jitter, (origins.shape[0],))
-    check_same("march", origins=origins, directions=directions, box=box, jitter=jitter, ladder=ladder)
+    origins, directions, box, jitter, ladder = cast("march", origins, directions, box, jitter, ladder)
+    check(
+        "march", POSITION_FLOATS, origins=(origins, ("R", 3)), directions=(directions, ("R", 3)), box=(box, (2, 3)),
+        occupancy=(occupancy, ("X", "Y", "Z"), (torch.bool,)), jitter=(jitter, ("R",)), ladder=(ladder, ("L",)),
+    )  # fmt: skip
     _check_distances(step, near, far, ladder)
     if capacity is not None and capacity < 0:
         raise ValueError(f"march: capacity must not be negative, got {capacity}")
@@ -112,7 +98,6 @@ def _check_distances(step: float | None, near: float, far: float, ladder: Tensor
         raise ValueError(
             f"march: a ladder says where the intervals are; leave out step, near and far, got {step}, {near} and {far}"
         )
-    check_shape("march", "ladder", ladder, ("L",))
     if not 3 <= ladder.shape[0] <= MAX_LADDER:
         raise ValueError(f"march: ladder must have 3 to {MAX_LADDER} distances, got {ladder.shape[0]}")
     if can_be_read(ladder) and not ((ladder.diff() > 0).all() and ladder.isfinite().all()):
@@ -131,33 +116,25 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 @implements("march", "torch")
 def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
-    if ladder is not None:
+    if ladder is None:
+        t_starts, t_ends, ray_offsets = _march_box(origins, directions, occupancy, box, step, near, far, jitter)
+    else:
         t_starts, t_ends, ray_offsets = _march_ladder(origins, directions, occupancy, box, jitter, ladder)
-        return *_fit_to_capacity(t_starts, t_ends, ray_offsets, capacity), ray_offsets
-    t, ray_offsets = _midpoints(origins, directions, occupancy, box, step, near, far, jitter)
-    return *_fit_to_capacity(t - step / 2, t + step / 2, ray_offsets, capacity), ray_offsets
+    if capacity is not None:  # rows of complete rays, then zero padding
+        used = int(truncate_offsets(ray_offsets, capacity)[0][-1])
+        t_starts, t_ends = (F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
+    return t_starts, t_ends, ray_offsets
 
 
-def _fit_to_capacity(
-    t_starts: Tensor, t_ends: Tensor, ray_offsets: Tensor, capacity: int | None
-) -> tuple[Tensor, Tensor]:
-    """`t_starts` and `t_ends` [N] with `capacity` rows: those of complete rays, then zero padding."""
-    if capacity is None:
-        return t_starts, t_ends
-    used = int(truncate_offsets(ray_offsets, capacity)[0][-1])
-    return tuple(F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
-
-
-def _midpoints(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor]:
-    """Midpoints [N] of the samples, and ray_offsets [R+1]."""
+def _march_box(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor, Tensor]:
+    """t_starts [N], t_ends [N] and ray_offsets [R+1] of intervals of one length in the box."""
     enter, leave = box_span(origins, directions, box, near, far)  # [R] each
     first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] midpoint of interval 0
     moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray of zero direction has no samples
     hit = ((first < leave) & moves).nonzero()[:, 0]  # [M] rays with a candidate
     counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
     if hit.numel() == 0 or occupancy.numel() == 0:
-        nothing = origins.new_zeros(0)
-        return nothing, offsets_from_counts(counts)
+        return origins.new_zeros(0), origins.new_zeros(0), offsets_from_counts(counts)
 
     o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
     n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
@@ -175,7 +152,7 @@ def _midpoints(origins, directions, occupancy, box, step, near, far, jitter) -> 
     occupied = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
     t, ray = t[occupied], hit[ray].unsqueeze(1).expand_as(occupied)[occupied]  # [N] each
     counts.index_add_(0, ray, torch.ones_like(ray))
-    return t, offsets_from_counts(counts)
+    return t - step / 2, t + step / 2, offsets_from_counts(counts)
 
 
 def _march_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[Tensor, Tensor, Tensor]:

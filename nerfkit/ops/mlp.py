@@ -9,21 +9,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, check_dtype, check_same, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 
 MAX_INPUTS, MAX_LAYERS = 4, 8  # limits of the kernels, for all backends
 SHARED_BYTES = 150_000  # per block, that the GPU's kernel needs beside tensor cores
 HIDDEN, INPUT_MULTIPLE, WIDEST_INPUT, WIDEST_OUTPUT = (16, 32, 64), 16, 128, 16  # supported widths
 
 
-def mlp(
-    parameters: Tensor,  # [P]
-    widths: Sequence[int],
-    *inputs: Tensor,  # [N, I_k]
-) -> Tensor:
+def mlp(parameters: Tensor, widths: Sequence[int], *inputs: Tensor) -> Tensor:
     r"""Linear layers with ReLU between them, of concatenated inputs.
 
     .. math::
@@ -52,22 +48,19 @@ def mlp(
     >>> mlp(parameters, (2, 2, 1), x)
     tensor([[6.]])
     """
-    parameters, *inputs = autocast.cast("mlp", parameters, *inputs)
+    parameters, *inputs = cast("mlp", parameters, *inputs)
     if not 1 <= len(inputs) <= MAX_INPUTS or not 2 <= len(widths) <= MAX_LAYERS + 1 or min(widths) < 1:
         raise ValueError(
             f"mlp: needs 1 to {MAX_INPUTS} inputs and 1 to {MAX_LAYERS} layers of at least one unit, "
             f"got {len(inputs)} inputs, widths {list(widths)}"
         )
-    named = {f"inputs[{k}]": x for k, x in enumerate(inputs)}
-    for name, x in named.items():
-        check_shape("mlp", name, x, (inputs[0].shape[0] if x is not inputs[0] else "N", f"I_{name[7]}"))
-    check_dtype("mlp", "inputs[0]", inputs[0], FLOATS)
-    check_same("mlp", **named, parameters=parameters)
-    input_widths = [x.shape[1] for x in inputs]
-    width = sum(input_widths)
-    if width != widths[0]:
-        raise ValueError(f"mlp: the widths of the inputs must add up to widths[0] = {widths[0]}, got {width}")
-    check_shape("mlp", "parameters", parameters, (n_parameters(widths),))
+    named = {f"inputs[{k}]": (x, ("N", f"I_{k}")) for k, x in enumerate(inputs)}
+    sizes = check("mlp", FLOATS, **named, parameters=(parameters, (n_parameters(widths),)))
+    input_widths = [sizes[letter] for _, (_, letter) in named.values()]
+    if sum(input_widths) != widths[0]:
+        raise ValueError(
+            f"mlp: the widths of the inputs must add up to widths[0] = {widths[0]}, got {sum(input_widths)}"
+        )
     unfit = why_no_kernel(parameters.device, parameters.dtype, widths, input_widths)
     return implementation("mlp", parameters, unfit)(parameters, tuple(widths), *inputs)
 
@@ -152,44 +145,27 @@ def _mlp_torch(parameters, widths, *inputs):
     return F.linear(x, *last)
 
 
-@implements("mlp", "cpp", "cuda")
-def _mlp_native(parameters, widths, *inputs):
-    if wants_gradient("mlp", parameters, *inputs):
-        return _Mlp.apply(parameters, widths, *inputs)
-    return torch.ops.nerfkit._mlp(inputs, parameters, widths)
+def _mlp_forward(parameters, widths, *inputs):
+    return torch.ops.nerfkit._mlp(inputs, parameters, widths), ()
 
 
-class _Mlp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, parameters, widths, *inputs):
-        ctx.save_for_backward(parameters, *inputs)
-        ctx.widths = widths
-        return torch.ops.nerfkit._mlp(inputs, parameters, widths)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        parameters, *inputs = ctx.saved_tensors
-        if wants_second_derivative():
-            arguments = parameters, ctx.widths, *inputs
-            return reference_backward(_mlp_torch, arguments, ctx.needs_input_grad, [grad_out])
-        to_parameters, _, *to_inputs = ctx.needs_input_grad
-        wanted = [int(to) for to in to_inputs]
-        grad_inputs, parts = torch.ops.nerfkit._mlp_bwd(grad_out, inputs, parameters, ctx.widths, wanted)
-        grad_parameters = parts.sum(0).to(parameters.dtype) if to_parameters else None
-        return grad_parameters, None, *(g if need else None for g, need in zip(grad_inputs, to_inputs, strict=True))
+def _mlp_backward(grads, arguments, _, needs_grad):
+    (parameters, widths, *inputs), (to_parameters, _, *to_inputs) = arguments, needs_grad
+    wanted = [int(to) for to in to_inputs]
+    grad_inputs, parts = torch.ops.nerfkit._mlp_bwd(*grads, inputs, parameters, widths, wanted)
+    return parts.sum(0).to(parameters.dtype) if to_parameters else None, None, *grad_inputs
 
 
-@native.fake("_mlp")
-def _(inputs, parameters, widths):
-    return parameters.new_empty(inputs[0].shape[0], widths[-1])
+implement_native("mlp", _mlp_torch, _mlp_forward, _mlp_backward)
 
 
 MLP_PARTS, MLP_CPU_PARTS = 256, 32  # of cuda/mlp/args.h
+native.fake("_mlp")(lambda inputs, parameters, widths: parameters.new_empty(inputs[0].shape[0], widths[-1]))
 
 
 @native.fake("_mlp_bwd")
 def _(grad_out, inputs, parameters, widths, wanted):
     wide = torch.float64 if parameters.dtype == torch.float64 else torch.float32
     parts = MLP_PARTS if parameters.is_cuda else MLP_CPU_PARTS
-    grads = [x.new_empty(x.shape if need else 0) for x, need in zip(inputs, wanted, strict=True)]
+    grads = [like(x, need) for x, need in zip(inputs, wanted, strict=True)]
     return grads, parameters.new_empty(parts, parameters.shape[0], dtype=wide)

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import mmap
 import os
 import re
 from collections.abc import Callable
@@ -57,19 +56,21 @@ def _load(backend: str) -> Library:
 
 
 def _load_from(path: Path, backend: str) -> Library:
+    reason = None
     if os.environ.get("NERFKIT_DISABLE_NATIVE") == "1":
-        return Library(backend, path, False, "NERFKIT_DISABLE_NATIVE=1")
-    if not path.exists():
-        return Library(backend, path, False, f"{path.name} is not in this installation")
-    if backend == "cuda" and torch.version.cuda is None:
-        return Library(backend, path, False, "this torch is a CPU build")
-    if _is_stale(path):
-        return Library(backend, path, False, f"{path.name} was built from other sources than these; build it again")
-    try:
-        torch.ops.load_library(path)
-    except OSError as error:
-        return Library(backend, path, False, f"{path.name} did not load: {error}")
-    return Library(backend, path, True, "loaded")
+        reason = "NERFKIT_DISABLE_NATIVE=1"
+    elif not path.exists():
+        reason = f"{path.name} is not in this installation"
+    elif backend == "cuda" and torch.version.cuda is None:
+        reason = "this torch is a CPU build"
+    elif _is_stale(path):
+        reason = f"{path.name} was built from other sources than these; build it again"
+    else:
+        try:
+            torch.ops.load_library(path)
+        except OSError as error:
+            reason = f"{path.name} did not load: {error}"
+    return Library(backend, path, reason is None, reason or "loaded")
 
 
 def _is_stale(path: Path) -> bool:
@@ -77,10 +78,8 @@ def _is_stale(path: Path) -> bool:
 
     The file is searched, as loading it, even by ctypes, would register its ops.
     """
-    if not _SCHEMA.exists() or not path.stat().st_size:
-        return False
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        return library.find(f"\nschema={schema_hash()}".encode()) < 0
+    built = path.read_bytes() if _SCHEMA.exists() else b""
+    return bool(built) and f"\nschema={schema_hash()}".encode() not in built
 
 
 def schema_hash() -> str:
@@ -136,11 +135,8 @@ def build_info(backend: str) -> dict[str, str]:
 
 def targets_of(path: Path) -> str | None:
     """What a library is for, read from the file, so that it may be one that did not load; None if it does not say."""
-    if not path.exists() or not path.stat().st_size:
-        return None
-    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        found = re.search(rb"\ntargets=([^\n\0]*)\n", library)
-        return found[1].decode() if found else None
+    found = re.search(rb"\ntargets=([^\n\0]*)\n", path.read_bytes()) if path.exists() else None
+    return found[1].decode() if found else None
 
 
 def what_was_built() -> str | None:

@@ -14,9 +14,28 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from nerfkit.ops.checks import check_rises
+from nerfkit.ops.checks import can_be_read
 
 PADDING_RAY_LENGTH = 16  # samples
+
+
+def check_rises(op: str, ray_offsets: Tensor, n_rows: int, name: str = "ray_offsets", padded: bool = False) -> None:
+    """Require row pointers [R+1] that rise from 0 to `n_rows`, or to less if rows are `padded`; else RuntimeError.
+
+    Checked on a CPU alone: on a GPU it would synchronize, and a compiler has no values. There it is a precondition.
+    """
+    if not can_be_read(ray_offsets):
+        return
+    wanted = f"{op}: {name} must rise from 0 to {'at most ' if padded else ''}the number of rows, {n_rows}"
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    if first != 0:
+        raise RuntimeError(f"{wanted}; they start at {first}")
+    falls = ray_offsets[1:] < ray_offsets[:-1]  # [R], not of their differences, which could overflow
+    if falls.any():
+        ray = int(falls.nonzero()[0])
+        raise RuntimeError(f"{wanted}; those of ray {ray} fall from {ray_offsets[ray]} to {ray_offsets[ray + 1]}")
+    if last > n_rows or (last < n_rows and not padded):
+        raise RuntimeError(f"{wanted}; they end at {last}")
 
 
 def ray_indices(ray_offsets: Tensor, n_samples: int, op: str = "ray_indices") -> Tensor:
@@ -56,10 +75,9 @@ def pad_offsets(ray_offsets: Tensor, capacity: int) -> Tensor:
 
     So every row belongs to a ray without the host knowing the number of samples.
     """
-    steps = (
-        torch.arange(1, -(-capacity // PADDING_RAY_LENGTH) + 1, device=ray_offsets.device) * PADDING_RAY_LENGTH
-    )  # [M]
-    return torch.cat([ray_offsets, (ray_offsets[-1] + steps).clamp(max=capacity)])
+    rays = torch.arange(-(-capacity // PADDING_RAY_LENGTH), device=ray_offsets.device)  # [M]
+    ends = ray_offsets[-1] + (rays + 1) * PADDING_RAY_LENGTH  # [M]
+    return torch.cat([ray_offsets, ends.clamp(max=capacity)])
 
 
 def dense_offsets(n_rays: int, n_samples: int, device: torch.device | str = "cpu") -> Tensor:
@@ -92,8 +110,10 @@ def exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> 
     tensor([0., 1., nan, 0., 5.], dtype=torch.float64)
     """
     # The autograd.Function has no forward mode: that differentiates the operations themselves.
-    run = _exclusive_cumsum if forward_ad._current_level >= 0 else _ExclusiveCumsum.apply
-    return run(values.to(torch.float64), ray_offsets, ray_index)
+    values = values.to(torch.float64)
+    if forward_ad._current_level >= 0:
+        return _exclusive_cumsum(values, ray_offsets, ray_index)
+    return _SumOfOthers.apply(values, ray_offsets, ray_index, False)
 
 
 def _exclusive_cumsum(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor:
@@ -115,37 +135,23 @@ def _sum_after(values: Tensor, ray_offsets: Tensor, ray_index: Tensor) -> Tensor
     return torch.where(invalid, math.nan, steps[1:].flip(0).cumsum(0).flip(0))
 
 
-def _save_offsets(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs[1:])
+class _SumOfOthers(torch.autograd.Function):
+    """Sum of the earlier values of a ray, or of the `later` ones: each is the gradient of the other.
 
-
-class _ExclusiveCumsum(torch.autograd.Function):
-    """Autograd would sum the gradients of all rays at once, where a NaN reaches every earlier ray."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(values, ray_offsets, ray_index):
-        return _exclusive_cumsum(values, ray_offsets, ray_index)
-
-    setup_context = staticmethod(_save_offsets)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _SumAfter.apply(grad, *ctx.saved_tensors), None, None
-
-
-class _SumAfter(torch.autograd.Function):
-    """The gradient of `_ExclusiveCumsum`, which in turn is the gradient of this."""
+    Autograd would sum the gradients of all rays at once, where a NaN reaches every earlier ray.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(values, ray_offsets, ray_index):
-        return _sum_after(values, ray_offsets, ray_index)
+    def forward(values, ray_offsets, ray_index, later):
+        return (_sum_after if later else _exclusive_cumsum)(values, ray_offsets, ray_index)
 
-    setup_context = staticmethod(_save_offsets)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, *offsets, ctx.later = inputs
+        ctx.save_for_backward(*offsets)
 
     @staticmethod
     def backward(ctx, grad):
-        return _ExclusiveCumsum.apply(grad, *ctx.saved_tensors), None, None
+        return _SumOfOthers.apply(grad, *ctx.saved_tensors, not ctx.later), None, None, None

@@ -6,18 +6,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, INT64, POSITION_FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import wants_gradient
+from nerfkit.ops.gradients import implement_native
 
 N_HARMONICS = 16  # of degrees 0 to 3
 
 
 def spherical_harmonics(
-    directions: Tensor,  # [R, 3]
-    ray_index: Tensor | None = None,  # [N]
-    dtype: torch.dtype | None = None,
+    directions: Tensor, ray_index: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     r"""Real spherical harmonics of degrees 0 to 3, orthonormal over the sphere.
 
@@ -51,13 +49,9 @@ def spherical_harmonics(
     >>> spherical_harmonics(up_and_right, torch.tensor([0, 0, 1]), torch.float16)[:, 2]
     tensor([0.4885, 0.4885, 0.0000], dtype=torch.float16)
     """
-    (directions,) = autocast.cast("spherical_harmonics", directions)
-    check_shape("spherical_harmonics", "directions", directions, ("R", 3))
-    check_dtype("spherical_harmonics", "directions", directions, POSITION_FLOATS)
-    if ray_index is not None:
-        check_shape("spherical_harmonics", "ray_index", ray_index, ("N",))
-        check_dtype("spherical_harmonics", "ray_index", ray_index, (torch.int64,))
-        check_device("spherical_harmonics", directions, ray_index=ray_index)
+    (directions,) = cast("spherical_harmonics", directions)
+    rays, index = (directions, ("R", 3)), (ray_index, ("N",), INT64)
+    check("spherical_harmonics", POSITION_FLOATS, directions=rays, ray_index=index)
     dtype = directions.dtype if dtype is None else dtype
     if dtype not in FLOATS:
         raise TypeError(f"spherical_harmonics: dtype must be one of {', '.join(map(str, FLOATS))}, got {dtype}")
@@ -93,28 +87,13 @@ def _spherical_harmonics_torch(directions, ray_index, dtype):
     return (harmonics if ray_index is None else harmonics.index_select(0, ray_index)).to(dtype)
 
 
-@implements("spherical_harmonics", "cpp", "cuda")
-def _spherical_harmonics_native(directions, ray_index, dtype):
-    if wants_gradient("spherical_harmonics", directions):
-        return _SphericalHarmonics.apply(directions, ray_index, dtype)
-    return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
-
-
-class _SphericalHarmonics(torch.autograd.Function):
-    """No native backward: ray directions rarely need a gradient. It is written in differentiable operations."""
-
-    @staticmethod
-    def forward(ctx, directions, ray_index, dtype):
-        ctx.save_for_backward(directions, ray_index)
-        return torch.ops.nerfkit._spherical_harmonics(directions, ray_index, dtype)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        directions, ray_index = ctx.saved_tensors
-        grad = grad_out.to(directions.dtype)  # [N, 16]
-        if ray_index is not None:  # summed over a ray's samples first: they share the derivatives
-            grad = grad.new_zeros(directions.shape[0], N_HARMONICS).index_add(0, ray_index, grad)  # [R, 16]
-        return _gradient(directions, grad), None, None
+def _spherical_harmonics_backward(grads, arguments, *_):
+    """No native one: ray directions rarely need a gradient."""
+    directions, ray_index, _ = arguments
+    grad = grads[0].to(directions.dtype)  # [N, 16]
+    if ray_index is not None:  # summed over a ray's samples first: they share the derivatives
+        grad = grad.new_zeros(directions.shape[0], N_HARMONICS).index_add(0, ray_index, grad)  # [R, 16]
+    return (_gradient(directions, grad),)
 
 
 def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
@@ -154,6 +133,11 @@ def _gradient(directions: Tensor, grad: Tensor) -> Tensor:
         + upper * (xx - yy) * g14
     )
     return torch.stack([grad_x, grad_y, grad_z], dim=1)
+
+
+implement_native(
+    "spherical_harmonics", _spherical_harmonics_torch, "_spherical_harmonics", _spherical_harmonics_backward
+)
 
 
 @native.fake("_spherical_harmonics")

@@ -6,16 +6,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nerfkit.ops import autocast, native
-from nerfkit.ops.checks import FLOATS, POSITION_FLOATS, check_device, check_dtype, check_shape
+from nerfkit.ops import native
+from nerfkit.ops.checks import FLOATS, cast, check
 from nerfkit.ops.dispatch import implementation, implements
-from nerfkit.ops.gradients import only_needed, reference_backward, wants_gradient, wants_second_derivative
+from nerfkit.ops.gradients import implement_native, like
 
 
-def trilinear(
-    feats: Tensor,  # [N, 8, F]
-    points: Tensor,  # [N, 3]
-) -> Tensor:
+def trilinear(feats: Tensor, points: Tensor) -> Tensor:
     r"""Interpolate the features at the corners of N cells.
 
     .. math::
@@ -39,14 +36,9 @@ def trilinear(
     >>> [trilinear(feats, torch.tensor([[x, 0.3, -0.7]])).item() for x in (-1.0, 0.0, 0.5)]
     [0.0, 0.5, 0.75]
     """
-    (points,) = autocast.cast("trilinear", points)
-    check_shape("trilinear", "feats", feats, ("N", 8, "F"))
-    check_dtype("trilinear", "feats", feats, FLOATS)
-    check_shape("trilinear", "points", points, (feats.shape[0], 3))
-    check_dtype(
-        "trilinear", "points", points, (torch.float64,) if feats.dtype == torch.float64 else POSITION_FLOATS[:1]
-    )
-    check_device("trilinear", feats, points=points)
+    (points,) = cast("trilinear", points)
+    of_points = (torch.float64,) if feats.dtype == torch.float64 else (torch.float32,)
+    check("trilinear", FLOATS, feats=(feats, ("N", 8, "F")), points=(points, ("N", 3), of_points))
     return implementation("trilinear", feats)(feats, points)
 
 
@@ -64,32 +56,12 @@ def _trilinear_torch(feats, points):
         return torch.bmm(weights[:, None, :], wide)[:, 0].to(feats.dtype)
 
 
-@implements("trilinear", "cpp", "cuda")
-def _trilinear_native(feats, points):
-    if wants_gradient("trilinear", feats, points):
-        return _Trilinear.apply(feats, points)
-    return torch.ops.nerfkit._trilinear(feats, points)
+def _trilinear_backward(grads, arguments, _, needs_grad):
+    return torch.ops.nerfkit._trilinear_bwd(*grads, *arguments, *needs_grad)
 
 
-class _Trilinear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, feats, points):
-        ctx.save_for_backward(feats, points)
-        return torch.ops.nerfkit._trilinear(feats, points)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        if wants_second_derivative():
-            return reference_backward(_trilinear_torch, ctx.saved_tensors, ctx.needs_input_grad, [grad_out])
-        gradients = torch.ops.nerfkit._trilinear_bwd(grad_out, *ctx.saved_tensors, *ctx.needs_input_grad)
-        return only_needed(gradients, ctx.needs_input_grad)
+implement_native("trilinear", _trilinear_torch, "_trilinear", _trilinear_backward)
 
 
-@native.fake("_trilinear")
-def _(feats, points):
-    return feats.new_empty(feats.shape[0], feats.shape[2])
-
-
-@native.fake("_trilinear_bwd")
-def _(grad_out, feats, points, to_feats, to_points):
-    return feats.new_empty(feats.shape if to_feats else 0), points.new_empty(points.shape if to_points else 0)
+native.fake("_trilinear")(lambda feats, points: feats.new_empty(feats.shape[0], feats.shape[2]))
+native.fake("_trilinear_bwd")(lambda _, feats, points, *to: (like(feats, to[0]), like(points, to[1])))

@@ -5,6 +5,7 @@ from torch import nn
 
 from nerfkit.nn import DepthwiseConv1d, DepthwiseConv2d
 from tests.naming import raises_naming
+from tests.ops.test_bad_input import parts_of
 
 WINDOWS_2D = [
     {"kernel_size": 3}, {"kernel_size": (1, 4), "stride": (1, 2), "padding": (0, 2)},
@@ -54,37 +55,23 @@ def test_gradients_reach_all_parameters():
     assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()))
 
 
-@pytest.mark.parametrize(
-    "call, named",
-    [
-        (
-            lambda: DepthwiseConv2d(3, 4, padding="same"),
-            ("DepthwiseConv2d", "padding='same'", "stride", "1", "kernel", "(4, 4)", "(1, 1)"),
-        ),
-        (
-            lambda: DepthwiseConv1d(3, 4, padding="full"),
-            ("DepthwiseConv1d", "padding", "'same'", "'valid'", "'full'"),
-        ),
-        (lambda: DepthwiseConv1d(3, (3, 3)), ("DepthwiseConv1d", "kernel_size", "(3, 3)")),
-        (
-            lambda: DepthwiseConv2d(3, (3, 3, 3)),
-            ("DepthwiseConv2d", "kernel_size", "2", "(3, 3, 3)"),
-        ),
-        (lambda: DepthwiseConv2d(3, 3, stride=(1,)), ("stride", "2", "(1,)")),
-        (lambda: DepthwiseConv2d(3, 3, padding=0.5), ("padding", "2", "0.5")),
-        (
-            lambda: DepthwiseConv1d(3, 4)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
-            ("DepthwiseConv1d", "kernel", "4"),
-        ),
-        (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), ("depthwise_conv1d", "kernel", "7", "dilation", "1")),
-        (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), ("depthwise_conv2d", "stride", "1")),
-        (
-            lambda: DepthwiseConv1d(3, 3)(torch.zeros(5, 3), ray_offsets=torch.tensor([0, 5])),
-            ("padding=1", "0"),
-        ),
-        (lambda: DepthwiseConv2d(3, 3)(torch.zeros(1, 4, 5, 5)), ("weight", "[4, 1, kh, kw]")),
-    ],
-)
-def test_bad_input(call, named):
-    with raises_naming(ValueError, *named):
+RAY = torch.tensor([0, 5])
+BAD = [  # what is called, and what the error names
+    (lambda: DepthwiseConv2d(3, 4, padding="same"), "DepthwiseConv2d padding='same' stride 1 kernel (4, 4) (1, 1)"),
+    (lambda: DepthwiseConv1d(3, 4, padding="full"), "DepthwiseConv1d padding 'same' 'valid' 'full'"),
+    (lambda: DepthwiseConv1d(3, (3, 3)), "DepthwiseConv1d kernel_size (3, 3)"),
+    (lambda: DepthwiseConv2d(3, (3, 3, 3)), "DepthwiseConv2d kernel_size 2 (3, 3, 3)"),
+    (lambda: DepthwiseConv2d(3, 3, stride=(1,)), "stride 2 (1,)"),
+    (lambda: DepthwiseConv2d(3, 3, padding=0.5), "padding 2 0.5"),
+    (lambda: DepthwiseConv1d(3, 4)(torch.zeros(5, 3), ray_offsets=RAY), "depthwise_conv1d kernel 4"),
+    (lambda: DepthwiseConv1d(3, 3)(torch.zeros(5, 3), ray_offsets=RAY), "padding=1 0"),
+    (lambda: DepthwiseConv1d(3, 7)(torch.zeros(3, 5)), "depthwise_conv1d kernel 7 dilation 1"),
+    (lambda: DepthwiseConv2d(3, 3, stride=0)(torch.zeros(3, 5, 5)), "depthwise_conv2d stride 1"),
+    (lambda: DepthwiseConv2d(3, 3)(torch.zeros(1, 4, 5, 5)), "weight [4, 1, kh, kw]"),
+]
+
+
+@pytest.mark.parametrize("call, named", BAD)
+def test_bad_input(call, named: str):
+    with raises_naming(ValueError, *parts_of(named)):
         call()

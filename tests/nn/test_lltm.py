@@ -11,6 +11,7 @@ from nerfkit import ops
 from nerfkit.nn import LLTM, LLTMCell
 from tests.naming import raises_naming
 from tests.ops.harness import drawn_backends
+from tests.ops.test_bad_input import parts_of
 
 
 def run_cell(module: LLTM, sequence: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
@@ -97,57 +98,28 @@ def test_gradients_reach_all_parameters():
     assert torch.autograd.gradcheck(lambda x, *_: module(x)[0], (x, *module.parameters()))
 
 
-def test_state_dict_and_copies(tmp_path):
-    module = LLTM(3, 4)
-    torch.save(module.state_dict(), tmp_path / "lltm.pt")
-    other = LLTM(3, 4)
-    other.load_state_dict(torch.load(tmp_path / "lltm.pt"))
-    x = torch.randn(5, 2, 3)
-    for twin in (other, copy.deepcopy(module)):
-        assert torch.equal(twin(x)[0], module(x)[0])
-    assert repr(LLTM(3, 4, batch_first=True)) == "LLTM(3, 4, batch_first=True)"
+def test_copies_give_the_same():
+    module, x = LLTM(3, 4, batch_first=True), torch.randn(5, 2, 3)
+    assert torch.equal(copy.deepcopy(module)(x)[0], module(x)[0])
+    assert repr(module) == "LLTM(3, 4, batch_first=True)"
 
 
-RAYS = torch.zeros(5, 3)
-NO_PAIR = "hx", "(h, c)"
+PAIR = torch.zeros(1, 4), torch.zeros(1, 5)
+BAD = [  # what is called, its error, and what that names
+    (lambda: LLTM(3, 4)(torch.zeros(5, 2, 2)), ValueError, "LLTM input 3 [5, 2, 2]"),
+    (lambda: LLTM(3, 4)(torch.zeros(3)), ValueError, "LLTM input [3]"),
+    (lambda: LLTM(3, 4)(torch.zeros(5, 2, 3), PAIR), ValueError, "LLTM h [1, 2, 4] [1, 4]"),
+    (lambda: LLTM(3, 4)(torch.zeros(5, 3), PAIR), ValueError, "LLTM c [1, 4] [1, 5]"),
+    (lambda: LLTMCell(3, 4)(torch.zeros(1, 3), PAIR), ValueError, "LLTMCell c [1, 4] [1, 5]"),
+    (lambda: LLTMCell(3, 4)(torch.zeros(2, 3), torch.zeros(2, 2, 4)), TypeError, "LLTMCell hx (h, c) Tensor"),
+    (lambda: LLTM(3, 4)(torch.zeros(5, 3), PAIR[:1]), TypeError, "LLTM hx (h, c) ['Tensor']"),
+    (lambda: LLTM(3, 4, 1), TypeError, "LLTM"),
+    (lambda: LLTM(3, 4).along_rays(torch.zeros(5, 3), [0, 5]), TypeError, "LLTM ray_offsets int64 [R+1] list"),
+    (lambda: LLTM(3, 4).along_rays(torch.zeros(5, 3), torch.arange(0)), ValueError, "LLTM ray_offsets [R+1] 0 [0]"),
+]
 
 
-@pytest.mark.parametrize(
-    "call, error, named",
-    [
-        (lambda: LLTM(3, 4)(torch.zeros(5, 2, 2)), ValueError, ("LLTM", "input", "3", "[5, 2, 2]")),
-        (lambda: LLTM(3, 4)(torch.zeros(3)), ValueError, ("LLTM", "input", "[3]")),
-        (
-            lambda: LLTM(3, 4)(torch.zeros(5, 2, 3), (torch.zeros(2, 4), torch.zeros(1, 2, 4))),
-            ValueError,
-            ("LLTM", "h", "[1, 2, 4]", "[2, 4]"),
-        ),
-        (
-            lambda: LLTM(3, 4)(torch.zeros(5, 3), (torch.zeros(1, 4), torch.zeros(1, 5))),
-            ValueError,
-            ("LLTM", "c", "[1, 4]", "[1, 5]"),
-        ),
-        (
-            lambda: LLTMCell(3, 4)(torch.zeros(2, 3), (torch.zeros(2, 4), torch.zeros(2, 5))),
-            ValueError,
-            ("LLTMCell", "c", "[2, 4]", "[2, 5]"),
-        ),
-        (lambda: LLTMCell(3, 4)(torch.zeros(2, 3), torch.zeros(2, 2, 4)), TypeError, ("LLTMCell", *NO_PAIR, "Tensor")),
-        (lambda: LLTM(3, 4)(RAYS, (torch.zeros(1, 4),)), TypeError, ("LLTM", *NO_PAIR, "['Tensor']")),
-        (lambda: LLTM(3, 4)(RAYS, (None, None)), TypeError, ("LLTM", *NO_PAIR, "['NoneType', 'NoneType']")),
-        (lambda: LLTM(3, 4, 1), TypeError, ("LLTM",)),
-        (
-            lambda: LLTM(3, 4).along_rays(RAYS, [0, 5]),
-            TypeError,
-            ("LLTM", "ray_offsets", "int64", "[R+1]", "list"),
-        ),
-        (
-            lambda: LLTM(3, 4).along_rays(RAYS, torch.zeros(0, dtype=torch.int64)),
-            ValueError,
-            ("LLTM", "ray_offsets", "[R+1]", "0", "[0]"),
-        ),
-    ],
-)
-def test_bad_input(call, error: type[Exception], named: tuple):
-    with raises_naming(error, *named):
+@pytest.mark.parametrize("call, error, named", BAD)
+def test_bad_input(call, error: type[Exception], named: str):
+    with raises_naming(error, *parts_of(named)):
         call()

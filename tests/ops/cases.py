@@ -83,14 +83,14 @@ RAYS = {  # samples per ray
 }
 
 
-def _trilinear(n: int, f: int, spread: float) -> Case:
+def trilinear(n: int, f: int, spread: float) -> Case:
     def make() -> tuple:
         return normal(n, 8, f), (torch.rand(n, 3).double() * 2 - 1) * spread
 
     return Case("trilinear", f"{n}x{f}_to_{spread:g}", make, differentiable=(0, 1), keep_wide=(1,))
 
 
-def _grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, place: Callable[[int], Tensor]) -> Case:
+def grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, place: Callable[[int], Tensor]) -> Case:
     def make() -> tuple:
         rows = sum(level_entries(r, max_entries) for r in resolutions)
         return place(n), normal(rows, f), resolutions, max_entries
@@ -98,21 +98,26 @@ def _grid(name: str, n: int, resolutions: list[int], f: int, max_entries: int, p
     return Case("grid_encode", name, make, differentiable=(0, 1), keep_wide=(0,))
 
 
-def _inside(n: int) -> Tensor:
+def inside(n: int) -> Tensor:
     return torch.rand(n, 3).double() * 0.98 + 0.01
 
 
-def _beside_borders(n: int) -> Tensor:
+def along_a_line(n: int) -> Tensor:
+    """Neighbours, as samples of a ray are."""
+    return torch.rand(1, 3).double() * 0.5 + torch.linspace(0, 0.4, n).double()[:, None]
+
+
+def beside_borders(n: int) -> Tensor:
     """Points 1e-3 of a cell off the vertices of a grid of 4 cells a side."""
     vertex = torch.randint(0, 5, (n, 3)).double()
     return ((vertex + torch.where(vertex == 0, 1e-3, -1e-3)) / 4).clamp(0, 1)
 
 
-def _outside(n: int) -> Tensor:
+def outside(n: int) -> Tensor:
     return torch.rand(n, 3).double() * 0.8 + torch.tensor([1.1, -1.3, 0.1])
 
 
-def _conv2d(name: str, size: tuple, kernel: tuple, bias: bool, **window: int | tuple) -> Case:
+def conv2d(name: str, size: tuple, kernel: tuple, bias: bool, **window: int | tuple) -> Case:
     def make() -> tuple:
         c = size[1]
         return normal(*size), normal(c, 1, *kernel), normal(c) if bias else None, *window.values()
@@ -120,7 +125,7 @@ def _conv2d(name: str, size: tuple, kernel: tuple, bias: bool, **window: int | t
     return Case("depthwise_conv2d", name, make, differentiable=(0, 1, 2) if bias else (0, 1))
 
 
-def _conv1d_packed(name: str, counts: tuple, c: int, kernel: int, bias: bool = True, dilation: int = 1) -> Case:
+def conv1d_packed(name: str, counts: tuple, c: int, kernel: int, bias: bool = True, dilation: int = 1) -> Case:
     def make() -> tuple:
         bias_value = normal(c) if bias else None
         return normal(sum(counts), c), normal(c, kernel), bias_value, offsets(*counts), 1, None, dilation
@@ -128,28 +133,30 @@ def _conv1d_packed(name: str, counts: tuple, c: int, kernel: int, bias: bool = T
     return Case("depthwise_conv1d", f"packed_{name}", make, differentiable=(0, 1, 2) if bias else (0, 1))
 
 
-def _conv1d_dense(name: str, size: tuple, kernel: int, stride: int, padding: int | None, dilation: int) -> Case:
+def conv1d_dense(name: str, size: tuple, kernel: int, stride: int, padding: int | None, dilation: int) -> Case:
     def make() -> tuple:
         return normal(*size), normal(size[1], kernel), normal(size[1]), None, stride, padding, dilation
 
     return Case("depthwise_conv1d", f"dense_{name}", make, differentiable=(0, 1, 2))
 
 
-def _lltm_cell(b: int, i: int, h: int) -> Case:
-    make = lambda: (normal(b, i), normal(b, h), normal(b, h), normal(3 * h, h + i), normal(3 * h))  # noqa: E731
+def lltm_cell(b: int, i: int, h: int) -> Case:
+    def make() -> tuple:
+        return normal(b, i), normal(b, h), normal(b, h), normal(3 * h, h + i) / (h + i) ** 0.5, normal(3 * h)
+
     return Case("lltm_cell", f"{b}_{i}_{h}", make, differentiable=(0, 1, 2, 3, 4))
 
 
-def _lltm(name: str, counts: tuple, i: int, h: int) -> Case:
+def lltm(name: str, counts: tuple, i: int, h: int) -> Case:
     def make() -> tuple:
         r = len(counts)
-        weight = normal(3 * h, h + i) * 0.3
+        weight = normal(3 * h, h + i) / (h + i) ** 0.5
         return normal(sum(counts), i), offsets(*counts), weight, normal(3 * h), normal(r, h), normal(r, h)
 
     return Case("lltm", name, make, differentiable=(0, 2, 3, 4, 5), second_order=False)
 
 
-def _mlp(name: str, n: int, inputs: tuple, hidden: tuple, n_out: int) -> Case:
+def mlp(name: str, n: int, inputs: tuple, hidden: tuple, n_out: int) -> Case:
     widths = (sum(inputs), *hidden, n_out)
 
     def make() -> tuple:
@@ -158,7 +165,7 @@ def _mlp(name: str, n: int, inputs: tuple, hidden: tuple, n_out: int) -> Case:
     return Case("mlp", name, make, differentiable=(0, *range(2, 2 + len(inputs))))
 
 
-def _march(
+def march(
     name: str, n: int, cells: tuple, step: float, near: float = 0.0, far: float = 1e9, jitter: bool = True
 ) -> Case:
     def make() -> tuple:
@@ -191,7 +198,7 @@ def ladder_inputs(
     return origins, directions, torch.rand(cells) < filled, MARCH_BOX, None, 0.0, math.inf, shift, None, ladder
 
 
-def _march_ladder(
+def march_ladder(
     name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None, **options
 ) -> Case:
     def make() -> tuple:
@@ -201,7 +208,7 @@ def _march_ladder(
     return Case("march", f"ladder_{name}", make, differentiable=(), keep_wide=(0, 1, 3, 7, 9))
 
 
-def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
+def composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
     def make() -> tuple:
         n, r = sum(counts), len(counts)
         t = torch.cat([torch.rand(k).double().sort().values for k in counts] or [torch.zeros(0).double()])
@@ -211,7 +218,7 @@ def _composite(name: str, counts: tuple, per_ray_background: bool) -> Case:
     return Case("composite", name, make, differentiable=(0, 1, 5))
 
 
-def _distortion(name: str, counts: tuple, linear: float) -> Case:
+def distortion(name: str, counts: tuple, linear: float) -> Case:
     def make() -> tuple:
         n = sum(counts)
         t = torch.cat([(torch.rand(k).double() * 4).exp().sort().values for k in counts] or [torch.zeros(0).double()])
@@ -235,8 +242,8 @@ def between(levels: int) -> float:
     return math.exp(-(levels + 0.5) / 32)
 
 
-def _count_visible(name: str, counts: tuple, behind: int) -> Case:
-    return Case("count_visible", name, lambda: (*visible_inputs(counts, behind), between(30)), differentiable=())
+def count_visible(name: str, counts: tuple, behind: int, levels: int = 30) -> Case:
+    return Case("count_visible", name, lambda: (*visible_inputs(counts, behind), between(levels)), differentiable=())
 
 
 def place_inputs(source: list[int], kept: list[int], source_behind: int, behind: int) -> tuple:
@@ -248,8 +255,8 @@ def place_inputs(source: list[int], kept: list[int], source_behind: int, behind:
     )  # fmt: skip
 
 
-def _compact_samples(name: str, counts: tuple, source_behind: int, behind: int) -> Case:
-    kept = [(3 * n + 1) // 4 for n in counts]
+def compact_samples(name: str, counts: tuple, source_behind: int, behind: int, keeps: int = 3) -> Case:
+    kept = [(keeps * n + 1) // 4 for n in counts]
     make = lambda: place_inputs(list(counts), kept, source_behind, behind)  # noqa: E731
     return Case("compact_samples", name, make, differentiable=(), keep_wide=(0, 1, 2, 3))
 
@@ -258,7 +265,7 @@ def unit_vectors(n: int) -> Tensor:
     return torch.nn.functional.normalize(normal(n, 3), dim=-1)
 
 
-def _spherical_harmonics(name: str, counts: tuple) -> Case:
+def spherical_harmonics(name: str, counts: tuple) -> Case:
     def make() -> tuple:
         return unit_vectors(len(counts)), ray_indices(offsets(*counts), sum(counts))
 
@@ -276,63 +283,64 @@ def adam_inputs(*size: int, share: float, scale: float | None = None, found_inf:
 ADAM_PLACES = {"keep_wide": (0, 1, 2, 3), "float32": (4, 5, 9, 10), "in_place": (0, 2, 3)}
 
 
-def _lazy_adam(name: str, *size: int, share=0.5, scale: float | None = None, found_inf: float | None = None) -> Case:
+def lazy_adam(name: str, *size: int, share=0.5, scale: float | None = None, found_inf: float | None = None) -> Case:
     make = lambda: adam_inputs(*size, share=share, scale=scale, found_inf=found_inf)  # noqa: E731
     return Case("lazy_adam", name, make, differentiable=(), **ADAM_PLACES)
 
 
 CASES: list[Case] = [
-    *(_trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
-    _grid("dense", 9, [2, 4], 2, 4096, _inside),
-    _grid("hashed", 9, [3, 5, 9], 2, 16, _inside),
-    _grid("one_feature", 33, [1, 4], 1, 64, _inside),
-    _grid("beside_borders", 9, [4], 3, 128, _beside_borders),
-    _grid("outside", 5, [2, 4], 2, 64, _outside),
-    _grid("no_points", 0, [2, 4], 2, 64, _inside),
-    _conv2d("k3", (2, 3, 5, 7), (3, 3), True, stride=1, padding=1, dilation=1),
-    _conv2d("k1x4_stride", (1, 2, 4, 9), (1, 4), True, stride=(1, 2), padding=(0, 2), dilation=(1, 1)),
-    _conv2d("dilated_no_bias", (1, 1, 9, 9), (3, 3), False, stride=2, padding=0, dilation=3),
-    _conv2d("fast_k3", (1, 2, 5, 8), (3, 3), True, stride=1, padding=1, dilation=1),
-    _conv2d("fast_k7", (1, 1, 3, 8), (7, 7), True, stride=1, padding=3, dilation=1),
-    _conv2d("empty_batch", (0, 2, 4, 4), (3, 3), True, stride=1, padding=1, dilation=1),
-    *(_conv1d_packed(name, counts, 3, 3) for name, counts in RAYS.items()),
-    _conv1d_packed("k5_dilated_no_bias", (4, 9, 0, 2), 2, 5, bias=False, dilation=2),
-    _conv1d_packed("k1", (3, 2), 1, 1),
-    _conv1d_packed("fast_k5", (4, 0, 9), 4, 5),
-    _conv1d_dense("k3", (2, 3, 7), 3, 1, None, 1),
-    _conv1d_dense("k4_stride", (1, 2, 12), 4, 3, 2, 2),
-    *(_lltm_cell(*size) for size in ((3, 2, 4), (1, 1, 1), (5, 3, 2), (0, 2, 3))),
-    *(_lltm(name, counts, 2, 3) for name, counts in RAYS.items()),
-    _lltm("one_state", (3, 1), 1, 1),
-    _lltm("state16", (2, 0, 3), 16, 16),
-    _lltm("state16_32_inputs", (1, 2), 32, 16),
-    _lltm("wide_input", (2, 0, 1), 64, 2),
-    _mlp("one_hidden", 3, (16,), (16,), 2),
-    _mlp("two_hidden", 2, (16, 16), (16, 16), 1),
-    _mlp("odd_sizes", 3, (3, 2), (4, 5, 3), 2),
-    _mlp("no_hidden", 3, (2,), (), 3),
-    _mlp("no_rows", 0, (16,), (16,), 2),
-    _march("fine", 17, (8, 8, 8), 0.03),
-    _march("coarse", 17, (6, 9, 5), 0.7),
-    _march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
-    _march("no_rays", 0, (4, 4, 4), 0.1),
-    _march_ladder("inside", 17, (16, 16, 16), 0.3, 0.4),
-    _march_ladder("faces", 17, (8, 12, 5), 0.5, 1.0, jitter=False),
-    _march_ladder("outside_few_cells", 30, (13, 20, 9), 0.01, 1.7),
-    _march_ladder("far_away", 17, (8, 8, 32), 0.3, 40.0, capacity=200),
-    _march_ladder("equal_steps_empty", 5, (8, 8, 8), 0.0, 0.4, cone=0.0, far=20.0),
-    *(_count_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
-    *(_compact_samples(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
-    *(_spherical_harmonics(name, counts) for name, counts in RAYS.items()),
+    *(trilinear(n, f, spread) for n, f, spread in ((5, 3, 1.0), (33, 1, 1.0), (4, 2, 2.5), (1, 7, 1.0), (0, 3, 1.0))),
+    grid("dense", 9, [2, 4], 2, 4096, inside),
+    grid("hashed", 9, [3, 5, 9], 2, 16, inside),
+    grid("one_feature", 33, [1, 4], 1, 64, inside),
+    grid("beside_borders", 9, [4], 3, 128, beside_borders),
+    grid("outside", 5, [2, 4], 2, 64, outside),
+    grid("no_points", 0, [2, 4], 2, 64, inside),
+    conv2d("k3", (2, 3, 5, 7), (3, 3), True, stride=1, padding=1, dilation=1),
+    conv2d("k1x4_stride", (1, 2, 4, 9), (1, 4), True, stride=(1, 2), padding=(0, 2), dilation=(1, 1)),
+    conv2d("dilated_no_bias", (1, 1, 9, 9), (3, 3), False, stride=2, padding=0, dilation=3),
+    conv2d("fast_k3", (1, 2, 5, 8), (3, 3), True, stride=1, padding=1, dilation=1),
+    conv2d("fast_k7", (1, 1, 3, 8), (7, 7), True, stride=1, padding=3, dilation=1),
+    conv2d("empty_batch", (0, 2, 4, 4), (3, 3), True, stride=1, padding=1, dilation=1),
+    *(conv1d_packed(name, counts, 3, 3) for name, counts in RAYS.items()),
+    conv1d_packed("k5_dilated_no_bias", (4, 9, 0, 2), 2, 5, bias=False, dilation=2),
+    conv1d_packed("k1", (3, 2), 1, 1),
+    conv1d_packed("fast_k5", (4, 0, 9), 4, 5),
+    conv1d_dense("k3", (2, 3, 7), 3, 1, None, 1),
+    conv1d_dense("k4_stride", (1, 2, 12), 4, 3, 2, 2),
+    *(lltm_cell(*size) for size in ((3, 2, 4), (1, 1, 1), (5, 3, 2), (0, 2, 3))),
+    *(lltm(name, counts, 2, 3) for name, counts in RAYS.items()),
+    lltm("one_state", (3, 1), 1, 1),
+    lltm("state16", (2, 0, 3), 16, 16),
+    lltm("state16_32_inputs", (1, 2), 32, 16),
+    lltm("wide_input", (2, 0, 1), 64, 2),
+    mlp("one_hidden", 3, (16,), (16,), 2),
+    mlp("two_hidden", 2, (16, 16), (16, 16), 1),
+    mlp("odd_sizes", 3, (3, 2), (4, 5, 3), 2),
+    mlp("no_hidden", 3, (2,), (), 3),
+    mlp("no_rows", 0, (16,), (16,), 2),
+    march("fine", 17, (8, 8, 8), 0.03),
+    march("coarse", 17, (6, 9, 5), 0.7),
+    march("near_far", 9, (16, 4, 8), 0.11, near=1.0, far=2.5, jitter=False),
+    march("no_rays", 0, (4, 4, 4), 0.1),
+    march_ladder("inside", 17, (16, 16, 16), 0.3, 0.4),
+    march_ladder("faces", 17, (8, 12, 5), 0.5, 1.0, jitter=False),
+    march_ladder("outside_few_cells", 30, (13, 20, 9), 0.01, 1.7),
+    march_ladder("far_away", 17, (8, 8, 32), 0.3, 40.0, capacity=200),
+    march_ladder("equal_steps_empty", 5, (8, 8, 8), 0.0, 0.4, cone=0.0, far=20.0),
+    *(count_visible(name, counts, behind=20 - 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    *(compact_samples(name, counts, 3 * i, 5 * i) for i, (name, counts) in enumerate(RAYS.items())),
+    compact_samples("none_kept", (3, 4), 0, 0, keeps=0),
+    *(spherical_harmonics(name, counts) for name, counts in RAYS.items()),
     Case("spherical_harmonics", "a_row_a_ray", lambda: (unit_vectors(9),), differentiable=(0,), keep_wide=(0,)),
-    *(_composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
-    *(_distortion(name, counts, 3.0) for name, counts in RAYS.items()),
-    _distortion("long_and_short", RAYS["long_and_short"], 1000.0),
-    _lazy_adam("rows", 40, 2, share=0.3),
-    _lazy_adam("scaled", 7, 3, scale=1024.0, found_inf=0.0),
-    _lazy_adam("overflow", 5, 4, scale=0.5, found_inf=1.0),
-    _lazy_adam("no_gradient", 33, share=0.0),
-    _lazy_adam("no_rows", 0, 2),
+    *(composite(name, counts, per_ray) for name, counts in RAYS.items() for per_ray in (False, True)),
+    *(distortion(name, counts, 3.0) for name, counts in RAYS.items()),
+    distortion("long_and_short", RAYS["long_and_short"], 1000.0),
+    lazy_adam("rows", 40, 2, share=0.3),
+    lazy_adam("scaled", 7, 3, scale=1024.0, found_inf=0.0),
+    lazy_adam("overflow", 5, 4, scale=0.5, found_inf=1.0),
+    lazy_adam("no_gradient", 33, share=0.0),
+    lazy_adam("no_rows", 0, 2),
 ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is the same for all ops: each op's module calls `checks_of`, so no op can go without one of them."""
+"""What tests of ops share: backends that are built, how far results may be off, and which native ops are called."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nerfkit import ops
 from nerfkit.ops.dispatch import DEVICE_OF
 from tests.naming import raises_naming
-from tests.ops import naive
-from tests.ops.cases import Case, cases
-from tests.ops.tolerances import TOLERANCE, assert_close
+from tests.ops.cases import Case
 
+TOLERANCE = {  # of the naive one in float64: rtol, atol
+    torch.float64: (1e-9, 1e-10),  # sums in another order
+    torch.float32: (2e-4, 2e-5),  # 24-bit mantissa, a few hundred terms
+    torch.float16: (1e-2, 1e-2),  # inputs and outputs rounded to 11 bits, sums in float32
+    torch.bfloat16: (5e-2, 5e-2),  # inputs and outputs rounded to 8 bits, sums in float32
+}
+HALF = (torch.float16, torch.bfloat16)
 # Of mlp's cases on a GPU: there the kernel takes half types and some shapes, as `nerfkit.ops.mlp` has it.
 NO_KERNEL = {"mlp": ("odd_sizes", "no_hidden")}
-HALF = (torch.float16, torch.bfloat16)
 SLEEP = 200_000_000  # cycles, about a tenth of a second
-# Not test_autograd_registration: the native ops have no autograd of their own, for the public function, which is no
-# torch.ops, differentiates them; of inputs without a gradient that check would say nothing.
-OPCHECKS = ("test_schema", "test_faketensor")
-# A float32 middle of march may fall into the next cell: test_march.py compares with tolerance.
-DTYPES = {"march": (torch.float64,)}
-BROKEN_GRAPH = {  # ops that read a value on the way, so that torch.compile splits the graph there
-    "torch": {"lltm", "march"},
-    "cpp": {"march"},
-    "cuda": {"march"},
-}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def assert_close(got: Tensor, wanted: Tensor, what: str) -> None:
+    """Require `got` to match `wanted` (float64) within the tolerance of its dtype."""
+    rtol, atol = TOLERANCE[got.dtype]
+    message = lambda text: f"{what}: {text}"  # noqa: E731
+    torch.testing.assert_close(got.double().cpu(), wanted.double().cpu(), rtol=rtol, atol=atol, msg=message)
 
 
 def backend_params(op: str) -> list:
@@ -44,6 +47,15 @@ def backend_params(op: str) -> list:
 
 def fused_params(op: str) -> list:
     return [p for p in backend_params(op) if p.values[0] != "torch"]
+
+
+def on_backends(cases: list[Case], params=backend_params) -> pytest.MarkDecorator:
+    """The test runs every case on every backend of its op."""
+    pairs = [(case, p) for case in cases for p in params(case.op)]
+    return pytest.mark.parametrize(
+        "case, backend, device",
+        [pytest.param(c, *p.values, id=f"{c.op}-{c.name}-{p.id}", marks=p.marks) for c, p in pairs],
+    )
 
 
 def drawn_backends(op: str) -> st.SearchStrategy[tuple[str, str]]:
@@ -86,129 +98,6 @@ def as_tuple(result: Tensor | tuple) -> tuple[Tensor, ...]:
     return (result,) if isinstance(result, Tensor) else tuple(result)
 
 
-def checks_of(op: str) -> type:
-    """A test class with the parts that every op has."""
-    every_case = pytest.mark.parametrize("case", cases(op), ids=lambda case: case.name)
-    smooth_case = pytest.mark.parametrize("case", smooth_cases(op), ids=lambda case: case.name)
-    every_backend = pytest.mark.parametrize("backend, device", backend_params(op))
-
-    class Checks:
-        @every_case
-        @every_backend
-        @pytest.mark.parametrize("dtype", DTYPES.get(op, TOLERANCE), ids=lambda d: str(d).removeprefix("torch."))
-        def test_forward_is_the_naive_one(self, case: Case, backend: str, device: str, dtype: torch.dtype):
-            check_forward(case, backend, device, dtype)
-
-        @smooth_case
-        @every_backend
-        @pytest.mark.slow
-        def test_gradient(self, case: Case, backend: str, device: str):
-            check_gradient(case, backend, device)
-
-        @every_case
-        @every_backend
-        def test_layouts(self, case: Case, backend: str, device: str):
-            check_layouts(case, backend, device)
-
-        @every_case
-        @every_backend
-        @pytest.mark.slow
-        def test_compiles(self, case: Case, backend: str, device: str):
-            check_compiles(case, backend, device)
-
-        @every_case
-        @pytest.mark.parametrize("backend, device", fused_params(op))
-        def test_opcheck(self, case: Case, backend: str, device: str):
-            check_native_ops(case, backend, device)
-
-        @smooth_case
-        @pytest.mark.parametrize("backend, device", fused_params(op))
-        def test_deterministic(self, case: Case, backend: str, device: str):
-            check_deterministic(case, backend, device)
-
-        @every_case
-        @pytest.mark.cuda
-        def test_graph_and_stream(self, case: Case):
-            check_graph_and_stream(case)
-
-    if not smooth_cases(op):  # nothing is differentiable
-        del Checks.test_gradient, Checks.test_deterministic
-    if op == "march":  # the number of samples is read on the way
-        del Checks.test_graph_and_stream
-    return Checks
-
-
-def smooth_cases(op: str) -> list[Case]:
-    return [case for case in cases(op) if case.differentiable]
-
-
-def check_forward(case: Case, backend: str, device: str, dtype: torch.dtype) -> None:
-    arguments = case.arguments(dtype, device)
-    with ops.backend(usable(case, backend, device, dtype)):
-        got = as_tuple(case.function(*arguments))
-    loops = [x.double().cpu().numpy() if isinstance(x, Tensor) and x.is_floating_point() else x for x in arguments]
-    loops = [x.cpu().numpy() if isinstance(x, Tensor) else x for x in loops]
-    wanted = getattr(naive, case.op)(*loops)
-    assert len(got) == len(wanted)
-    for index, (g, w) in enumerate(zip(got, wanted, strict=True)):
-        if g.is_floating_point():
-            assert_close(g, torch.as_tensor(w), f"{case.op} output {index}")
-        else:
-            assert g.cpu().tolist() == w.tolist()
-
-
-def check_gradient(case: Case, backend: str, device: str) -> None:
-    arguments = case.arguments(torch.float64, device)
-    places = case.differentiable
-
-    def function(*tensors: Tensor) -> tuple[Tensor, ...]:
-        for place, tensor in zip(places, tensors, strict=True):
-            arguments[place] = tensor
-        return as_tuple(case.function(*arguments))
-
-    inputs = [x.requires_grad_() for x in case.tensors(arguments)]
-    repeats_differ_by = 1e-12 if device == "cuda" else 0.0  # atomic additions come in any order
-    with ops.backend(usable(case, backend, device, torch.float64)):
-        assert torch.autograd.gradcheck(function, inputs, nondet_tol=repeats_differ_by)
-        if case.second_order and all(x.numel() for x in inputs):
-            assert torch.autograd.gradgradcheck(function, inputs, nondet_tol=repeats_differ_by)
-
-
-def check_layouts(case: Case, backend: str, device: str) -> None:
-    """Transposed storage, slices of a larger tensor and expanded gradients change nothing."""
-    backend = usable(case, backend, device, torch.float64)
-    results = []
-    for relayout in (lambda x: x, _transposed, _sliced):
-        arguments = [relayout(x) if isinstance(x, Tensor) else x for x in case.arguments(torch.float64, device)]
-        inputs = [arguments[p].detach().requires_grad_() for p in case.differentiable]
-        for place, tensor in zip(case.differentiable, inputs, strict=True):
-            arguments[place] = tensor
-        with ops.backend(backend):
-            outputs = as_tuple(case.function(*arguments))
-        gradients = []
-        if inputs:
-            smooth = [x for x in outputs if x.is_floating_point()]
-            gradients = torch.autograd.grad(
-                smooth, inputs, [torch.ones((), device=device).double().expand_as(x) for x in smooth]
-            )
-        results.append([*outputs, *gradients])
-    for other in results[1:]:
-        for a, b in zip(results[0], other, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
-def _transposed(x: Tensor) -> Tensor:
-    order = list(range(x.dim()))[::-1]
-    return x.permute(order).contiguous().permute(order)
-
-
-def _sliced(x: Tensor) -> Tensor:
-    wide = x.new_zeros([n + 2 for n in x.shape])
-    inner = wide[tuple(slice(1, n + 1) for n in x.shape)]
-    inner.copy_(x)
-    return inner
-
-
 def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
     """Outputs and the gradients of their sum, detached."""
     inputs = case.tensors(arguments)
@@ -216,32 +105,6 @@ def forward_and_backward(case: Case, arguments: list) -> list[Tensor]:
     smooth = [x for x in outputs if x.is_floating_point()]
     gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
     return [x.detach() for x in (*outputs, *gradients)]
-
-
-def check_compiles(case: Case, backend: str, device: str) -> None:
-    """Under torch.compile, forward and backward give what they give without, and a fused backend runs its own op."""
-    graphs = []
-
-    def keep(graph: torch.fx.GraphModule, _) -> Callable:
-        graphs.append(str(graph.graph))
-        return make_boxed_func(graph.forward)
-
-    is_fused = backend != "torch" and has_kernel(case, backend, torch.float64)
-    arguments = case.arguments(torch.float64, device)
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
-    torch._dynamo.reset()
-    with ops.backend(usable(case, backend, device, torch.float64)):
-        eager = forward_and_backward(case, arguments)
-        compiler = aot_autograd(fw_compiler=keep, keep_inference_input_mutations=True)
-        compiled = torch.compile(case.function, backend=compiler, fullgraph=case.op not in BROKEN_GRAPH[backend])
-        outputs = as_tuple(compiled(*arguments))
-        assert any("nerfkit._" in graph for graph in graphs) == is_fused, "whether a native op was compiled"
-        inputs = case.tensors(arguments)
-        smooth = [x for x in outputs if x.is_floating_point()]
-        gradients = torch.autograd.grad([x.sum() for x in smooth], inputs) if inputs else []
-    for got, wanted in zip([*outputs, *gradients], eager, strict=True):
-        torch.testing.assert_close(got.detach(), wanted, rtol=1e-10, atol=1e-10)
 
 
 class NativeCalls(TorchDispatchMode):
@@ -257,34 +120,28 @@ class NativeCalls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def check_native_ops(case: Case, backend: str, device: str) -> None:
-    """torch.library.opcheck on every native op that the case calls: schema, fake tensors, no aliases."""
-    half = [torch.float16] if device == "cuda" else []  # which have kernels of their own
-    for dtype in (torch.float32, *half):
-        arguments = case.arguments(dtype, device)
-        for tensor in case.tensors(arguments):
-            tensor.requires_grad_()
-        with ops.backend(usable(case, backend, device, dtype)), NativeCalls() as seen:
-            forward_and_backward(case, arguments)
-        assert bool(seen.calls) == has_kernel(case, backend, dtype), "whether a native op was called"
-        for function, args in seen.calls:
-            torch.library.opcheck(function, args, test_utils=OPCHECKS)
+def transposed(x: Tensor) -> Tensor:
+    order = list(range(x.dim()))[::-1]
+    return x.permute(order).contiguous().permute(order)
 
 
-def check_deterministic(case: Case, backend: str, device: str) -> None:
-    """torch.use_deterministic_algorithms: ten runs give the same bits."""
-    dtype = kernel_dtype(case, backend)
-    arguments = case.arguments(dtype, device)
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        with ops.backend(usable(case, backend, device, dtype)):
-            first, *others = (forward_and_backward(case, arguments) for _ in range(10))
-    finally:
-        torch.use_deterministic_algorithms(before)
-    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+def sliced(x: Tensor) -> Tensor:
+    wide = x.new_zeros([n + 2 for n in x.shape])
+    inner = wide[tuple(slice(1, n + 1) for n in x.shape)]
+    inner.copy_(x)
+    return inner
+
+
+def shifted(x: Tensor) -> Tensor:
+    """At an odd address, as in a slice of something larger."""
+    return torch.empty(x.numel() + 1, dtype=x.dtype, device=x.device)[1:].view(x.shape).copy_(x)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    return x.to(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+LAYOUTS = (lambda x: x, transposed, sliced, shifted, channels_last)
 
 
 def with_late_inputs(
@@ -304,24 +161,3 @@ def with_late_inputs(
         results = [x.clone() for x in function(late)]
     torch.cuda.synchronize()
     return results
-
-
-def check_graph_and_stream(case: Case) -> None:
-    """On a side stream and in a CUDA graph the results are those of the default stream."""
-    dtype = kernel_dtype(case, "cuda")
-    arguments = case.arguments(dtype, "cuda")
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
-    with ops.backend(usable(case, "cuda", "cuda", dtype)):
-        wanted = forward_and_backward(case, arguments)
-        arguments = [x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x for x in arguments]
-        side = torch.cuda.Stream()
-        on_side = with_late_inputs(lambda late: forward_and_backward(case, late), arguments, side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=side):
-            captured = forward_and_backward(case, arguments)
-        graph.replay()
-        torch.cuda.synchronize()
-    for got in (on_side, captured):
-        for a, b in zip(got, wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)

@@ -1,15 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where fused ops could differ from the definition without a case of ordinary inputs showing it."""
+"""Derivatives of derivatives, forward mode, autocast, compilation: where fused ops could differ from the definition."""
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from nerfkit import ops
 from nerfkit.nn import LLTMCell
+from nerfkit.ops.checks import IN_AUTOCAST_DTYPE
+from nerfkit.ops.dispatch import OPS
 from nerfkit.ops.grid_encode import level_entries
 from tests.naming import raises_naming
-from tests.ops.cases import cases
-from tests.ops.harness import backend_params, forward_and_backward, fused_params, with_late_inputs
+from tests.ops.cases import CASES, Case, cases
+from tests.ops.harness import (
+    as_tuple,
+    backend_params,
+    forward_and_backward,
+    fused_params,
+    has_kernel,
+    on_backends,
+    with_late_inputs,
+)
+
+FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
 
 
 def second_order(function, *inputs) -> list[torch.Tensor]:
@@ -49,122 +62,53 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
         torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "backend, device, shape",  # F.conv2d refuses an image without channels
-    [
-        pytest.param(*p.values, (0, 2, 8, 8), marks=p.marks, id=f"{p.id}-no_image")
-        for p in backend_params("depthwise_conv2d")
-    ]
-    + [
-        pytest.param(*p.values, (2, 0, 8, 8), marks=p.marks, id=f"{p.id}-no_channel")
-        for p in fused_params("depthwise_conv2d")
-    ],
-)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_empty_images_have_gradients(backend: str, device: str, shape: tuple, dtype: torch.dtype):
-    x = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
-    weight = torch.ones(shape[1], 1, 3, 3, dtype=dtype, device=device, requires_grad=True)
+def output_of(case: Case, arguments: list, place: int, value: torch.Tensor) -> torch.Tensor:
+    return as_tuple(case.function(*arguments[:place], value, *arguments[place + 1 :]))[0]
+
+
+@on_backends(FIRST.values(), fused_params)
+@pytest.mark.slow
+def test_forward_mode_is_refused_by_name(case: Case, backend: str, device: str):
+    """It would be zero; also in compiled code. Without a dual input nothing changes."""
+    named = case.op, "forward-mode"
+    dtype = torch.float64 if has_kernel(case, backend, torch.float64) else torch.float16
+    arguments = case.arguments(dtype, device)
+    with ops.backend(backend):
+        for place in case.differentiable:
+            x = arguments[place]
+            for needs_grad in (False, True):
+                primal = x.clone().requires_grad_(needs_grad)
+                with forward_ad.dual_level(), raises_naming(NotImplementedError, *named, "ops.backend('torch')"):
+                    output_of(case, arguments, place, forward_ad.make_dual(primal, torch.ones_like(x)))
+            with raises_naming(NotImplementedError, *named):
+                torch.func.jvp(lambda x, place=place: output_of(case, arguments, place, x), (x,), (x,))
+        wanted = as_tuple(case.function(*arguments))
+        with forward_ad.dual_level():
+            torch.testing.assert_close(as_tuple(case.function(*arguments)), wanted, rtol=1e-12, atol=1e-12)
+        if case.op != "trilinear":
+            return
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: output_of(case, arguments, 0, x), backend="aot_eager")
+        compiled(arguments[0])
+        with forward_ad.dual_level(), raises_naming(NotImplementedError, *named):
+            compiled(forward_ad.make_dual(arguments[0], torch.ones_like(arguments[0])))
+
+
+def test_the_definition_has_it():
+    (case,) = (case for case in CASES if case.name == "5x3_to_1")
+    feats, points = case.arguments()
+    with ops.backend("torch"):
+        _, tangent = torch.func.jvp(lambda x: ops.trilinear(x, points), (feats,), (torch.ones_like(feats),))
+    torch.testing.assert_close(tangent, torch.ones_like(tangent))  # the weights of a cell's corners sum to 1
+
+
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
+def test_an_image_without_channels_has_gradients(backend: str, device: str):
+    """Which F.conv2d refuses."""
+    x, weight = (torch.ones(size, device=device).requires_grad_() for size in ((2, 0, 8, 8), (0, 1, 3, 3)))
     with ops.backend(backend):
         ops.depthwise_conv2d(x, weight, padding=1).sum().backward()
-    assert x.grad.shape == x.shape and weight.grad.abs().sum() == 0
-
-
-@pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("entries", [2, 64])
-def test_a_table_at_an_odd_address(backend: str, device: str, dtype: torch.dtype, entries: int):
-    torch.manual_seed(0)
-    rows = sum(level_entries(n, entries) for n in (1, 3))
-    flat, points = torch.randn(rows * 2 + 1).to(device, dtype), torch.rand(50, 3).to(device)
-    shifted, straight = flat[1:].view(rows, 2), flat[1:].clone().view(rows, 2)
-    results = []
-    for table in shifted, straight:
-        table = table.detach().requires_grad_()
-        with ops.backend(backend):
-            out = ops.grid_encode(points, table, [1, 3], entries)
-            grad = torch.ones(out.numel() + 1, device=device, dtype=dtype)[1:].view(out.shape)
-            results.append((out.detach(), *torch.autograd.grad(out, table, grad)))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-3, atol=1e-3)
-
-
-BROKEN = {  # row pointers of rays with 6 samples
-    "past_the_end": [0, 2, 4, 9],
-    "a_fall": [0, 4, 2, 6],
-    "a_fall_past_the_end": [0, 9, 4, 6],
-    "not_from_0": [1, 2, 4, 6],
-    "below_0": [-1, 2, 4, 6],
-    "negative_all_over": [-6, -4, -2, 0],
-    "huge": [0, 2**62, 2**62, 2**62],
-    "differences_overflow": [0, 2**62, -(2**62), 6],
-    "least_and_most": [0, -(2**63), 2**63 - 1, 6],
-    "one_ray_past_the_end": [0, 7],
-}
-SHORT = {"before_the_end": [0, 2, 4, 5], "no_rays": [0]}  # count_visible and compact_samples take padding rows
-NEEDS_ALL = ("composite", "depthwise_conv1d", "distortion", "lltm")
-OFFSETS = [(op, "ray_offsets", kind) for op in NEEDS_ALL for kind in (*BROKEN, *SHORT)]
-OFFSETS += [("count_visible", "ray_offsets", kind) for kind in BROKEN]
-OFFSETS += [("compact_samples", name, kind) for name in ("ray_offsets", "source_offsets") for kind in BROKEN]
-
-
-def call_with_offsets(op: str, offsets: torch.Tensor, n: int, broken: str) -> object:
-    """The op on `n` samples and as many rays as `offsets` have; of compact_samples the other offsets are right."""
-    rays, x = len(offsets) - 1, torch.rand(n, 3)
-    if op == "composite":
-        return ops.composite(x[:, 0], x, x[:, 1], x[:, 2], offsets, torch.ones(3))
-    if op == "count_visible":
-        return ops.count_visible(x[:, 0], x[:, 1], x[:, 2], offsets, 0.1)
-    if op == "distortion":
-        return ops.distortion(x[:, 0], x[:, 1], x[:, 2], offsets, 0.0, 1.0, 1.0)
-    if op == "depthwise_conv1d":
-        return ops.depthwise_conv1d(x, torch.rand(3, 3), ray_offsets=offsets)
-    if op == "lltm":
-        return ops.lltm(x, offsets, torch.rand(12, 7), torch.rand(12), torch.zeros(rays, 4), torch.zeros(rays, 4))
-    pairs = {
-        "source_offsets": (offsets, torch.zeros_like(offsets)),
-        "ray_offsets": (torch.arange(rays + 1) * (n // max(rays, 1)), offsets),
-    }
-    return ops.compact_samples(torch.rand(rays, 3), torch.rand(rays, 3), x[:, 0], x[:, 1], *pairs[broken], n)
-
-
-@pytest.mark.parametrize("backend", ["torch", "cpp"])
-@pytest.mark.parametrize("op, broken, kind", OFFSETS)
-def test_broken_offsets_are_an_error_on_the_cpu(op: str, broken: str, kind: str, backend: str):
-    """A RuntimeError of the definition too, where `torch.repeat_interleave` would write beside its result."""
-    if backend not in ops.available(op):
-        pytest.skip("needs the C++ ops")
-    offsets = torch.tensor((BROKEN | SHORT)[kind])
-    named = ("row pointers",) if backend == "cpp" else (op, broken)
-    for n in (6, 0) if kind in BROKEN else (6,):
-        with ops.backend(backend), raises_naming(RuntimeError, *named):
-            call_with_offsets(op, offsets, n, broken)
-
-
-@pytest.mark.parametrize("op", [*NEEDS_ALL, "count_visible", "compact_samples"])
-def test_offsets_that_fit_are_taken(op: str):
-    """Whatever rays are empty, and where there are none; every backend gives the same."""
-    for offsets, n in (([0, 0, 6, 6], 6), ([0, 6], 6), ([0, 0, 0], 0), ([0], 0)):
-        found = []
-        for backend in {"torch", "cpp"} & set(ops.available(op)):
-            with ops.backend(backend):
-                torch.manual_seed(0)
-                found.append(call_with_offsets(op, torch.tensor(offsets), n, "source_offsets"))
-        for other in found[1:]:
-            torch.testing.assert_close(other, found[0])
-        rows = found[0][0] if isinstance(found[0], tuple) else found[0]
-        assert len(rows) == (len(offsets) - 1 if op in ("composite", "count_visible", "distortion") else n)
-
-
-@pytest.mark.parametrize(
-    "offsets, named",
-    [
-        ([1, 2, 6], ("6", "1")),
-        ([0, 4, 2, 6], ("ray 1", "4", "2")),
-        ([0, 2, 7], ("6", "7")),
-    ],
-)
-def test_the_definition_says_what_is_wrong_with_offsets(offsets: list, named: tuple):
-    with ops.backend("torch"), raises_naming(RuntimeError, "composite", "ray_offsets", *named):
-        call_with_offsets("composite", torch.tensor(offsets), 6, "ray_offsets")
+    assert x.grad.shape == x.shape and weight.grad.shape == weight.shape
 
 
 @pytest.mark.parametrize("backend, device", fused_params("trilinear"))
@@ -254,26 +198,33 @@ def test_gradients_reach_a_camera(backend: str, device: str):
     assert all(gradient.abs().min() > 1e-3 for gradient in gradients)
 
 
-@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
-def test_placed_samples_have_no_gradient(backend: str, device: str):
-    (case,) = (case for case in cases("compact_samples") if case.name == "long_and_short")
-    arguments = case.arguments(torch.float64, device)
-    for x in arguments[:4]:
-        x.requires_grad_()
-    with ops.backend(backend):
-        assert not any(x.requires_grad for x in ops.compact_samples(*arguments))
+@pytest.mark.parametrize("op", OPS)
+def test_autocast_follows_the_table(op: str, device: str):
+    case = cases(op)[0]
+    arguments = case.arguments(torch.float32, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        outputs = as_tuple(getattr(ops, op)(*arguments))
+        wide = as_tuple(getattr(ops, op)(*case.arguments(torch.float64, device)))
+    wanted = torch.bfloat16 if op in (*IN_AUTOCAST_DTYPE, "grid_encode") else torch.float32
+    assert {x.dtype for x in outputs if x.is_floating_point()} <= {wanted}  # count_visible has none
+    assert {x.dtype for x in wide if x.is_floating_point()} <= {torch.float64}
 
 
-def test_autocast_leaves_features_as_they_are():
-    feats, points = torch.randn(20, 8, 16), torch.rand(20, 3) * 2 - 1
-    with ops.backend("torch"):
-        wanted = ops.trilinear(feats, points)
-        with torch.autocast("cpu", torch.bfloat16):
-            torch.testing.assert_close(ops.trilinear(feats, points), wanted)
+@pytest.mark.parametrize("op", ["depthwise_conv2d", "lltm_cell", "composite"])
+def test_mixed_dtypes_are_an_error_except_under_autocast(op: str):
+    arguments = cases(op)[0].arguments(torch.float32)
+    arguments[1] = arguments[1].to(torch.bfloat16)
+    with raises_naming(TypeError, op, "float32", "bfloat16"):
+        getattr(ops, op)(*arguments)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        getattr(ops, op)(*arguments)
 
 
-def test_other_ops_keep_their_backend():
-    with ops.backend("torch"):
-        with ops.backend(overrides={"lltm": "auto"}):
-            assert ops.resolved("cpu")["march"].backend == "torch"
-        assert ops.resolved("cpu")["lltm"].backend == "torch"
+def test_the_gradient_of_a_table_is_not_rounded(device: str):
+    """A sum of 1 and 300 times 1/1024, which bfloat16 would lose."""
+    table, points = torch.zeros(8, 1, device=device, requires_grad=True), torch.zeros(301, 3, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = ops.grid_encode(points, table, [1], 8)
+        grads = torch.tensor([1.0] + [2.0**-10] * 300, device=device).to(out)
+        (grad,) = torch.autograd.grad(out, table, grads[:, None])
+    assert grad.dtype == torch.float32 and grad[0].item() == 1 + 300 / 1024

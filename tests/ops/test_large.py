@@ -8,7 +8,7 @@ the parts.
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -22,37 +22,14 @@ from tests.ops.harness import as_tuple, fused_params
 pytestmark = pytest.mark.slow
 
 SAMPLES = 64  # of each ray
-PART = 100  # rays, points or images that are computed once more, alone; more than lltm_cell's small kernel takes
+PART = 70  # rays, points or images that are computed once more, alone; more than lltm_cell's small kernel takes
+FEW = 3 * PART + 7
 SHARE = {torch.float32: 2e-4, torch.float16: 2e-2}  # of the largest value: a part may take another kernel
 LIMIT = 2**31
 CPU_BYTES = 20e9
 LEVELS, ENTRIES = [8, 16, 32, 64], 2**12
 
-
-@dataclass(frozen=True)
-class Problem:
-    """Arguments for `units` rays, points or images."""
-
-    arguments: dict
-    rows: dict[str, int]  # of the arguments that have rows for each unit: how many
-    shared: tuple[str, ...] = ()  # parameters
-    out_rows: tuple[int, ...] = (1,)  # of each output for a unit
-    fixed: tuple[str, ...] = ()  # arguments in `rows` without a gradient
-
-    @property
-    def differentiable(self) -> list[str]:
-        return [name for name in (*self.rows, *self.shared) if name not in self.fixed]
-
-    def part(self, first: int, last: int) -> dict:
-        """Copies of the arguments for units first .. last."""
-        part = dict(self.arguments)
-        for name, rows in self.rows.items():
-            part[name] = part[name].detach()[first * rows : last * rows].clone()
-        for name in self.shared:
-            part[name] = part[name].detach().clone()
-        if "ray_offsets" in part:
-            part["ray_offsets"] = part["ray_offsets"][: last - first + 1].clone()  # all rays are of one length
-        return part
+one_small_one_large = pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 
 
 class Make:
@@ -64,72 +41,94 @@ class Make:
     def __call__(self, *shape: int, low: float = -1.0, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, dtype=dtype or self.dtype, device=self.device).uniform_(low, 1)
 
-    def offsets(self, rays: int) -> Tensor:
-        return dense_offsets(rays, SAMPLES, self.device)
+
+@dataclass(frozen=True)
+class Problem:
+    """Arguments for `units` rays, points or images; those in `rows` have so many rows for each unit."""
+
+    arguments: dict
+    rows: dict[str, int]
+    out_rows: tuple[int, ...] = (1,)  # of each output for a unit
+    fixed: tuple[str, ...] = ()  # arguments in `rows` without a gradient
+    shared: tuple[str, ...] = field(default=("weight", "bias"))  # parameters
+
+    @property
+    def differentiable(self) -> list[str]:
+        return [name for name in (*self.rows, *self.shared) if name not in self.fixed]
+
+    def part(self, first: int, last: int) -> dict:
+        """Copies of the arguments for units first .. last; all rays are of one length."""
+        part = dict(self.arguments)
+        for name, rows in self.rows.items():
+            part[name] = part[name].detach()[first * rows : last * rows].clone()
+        for name in self.shared:
+            part[name] = part[name].detach().clone()
+        return part | (
+            {"ray_offsets": part["ray_offsets"][: last - first + 1].clone()} if "ray_offsets" in part else {}
+        )
+
+
+def rays(units: int, make: Make) -> dict[str, Tensor]:
+    return {"ray_offsets": dense_offsets(units, SAMPLES, make.device)}
 
 
 def trilinear(units: int, make: Make) -> Problem:
     arguments = {"feats": make(units, 8, 16), "points": make(units, 3, dtype=torch.float32)}
-    return Problem(arguments, {"feats": 1, "points": 1})
+    return Problem(arguments, {"feats": 1, "points": 1}, shared=())
 
 
 def grid_encode(units: int, make: Make) -> Problem:
-    rows = sum(level_entries(n, ENTRIES) for n in LEVELS)
+    table = make(sum(level_entries(n, ENTRIES) for n in LEVELS), 8)
     points = make(units, 3, low=0.0, dtype=torch.float32)
-    arguments = {"points": points, "table": make(rows, 8), "resolutions": LEVELS, "max_entries": ENTRIES}
-    return Problem(arguments, {"points": 1}, ("table",))
+    arguments = {"points": points, "table": table, "resolutions": LEVELS, "max_entries": ENTRIES}
+    return Problem(arguments, {"points": 1}, shared=("table",))
 
 
 def conv1d_packed(units: int, make: Make) -> Problem:
     arguments = {"x": make(units * SAMPLES, 32), "weight": make(32, 5), "bias": make(32)}
-    return Problem(arguments | {"ray_offsets": make.offsets(units)}, {"x": SAMPLES}, ("weight", "bias"), (SAMPLES,))
+    return Problem(arguments | rays(units, make), {"x": SAMPLES}, (SAMPLES,))
 
 
 def conv1d_dense(units: int, make: Make) -> Problem:
-    arguments = {"x": make(units, 32, SAMPLES), "weight": make(32, 5), "bias": make(32)}
-    return Problem(arguments, {"x": 1}, ("weight", "bias"))
+    return Problem({"x": make(units, 32, SAMPLES), "weight": make(32, 5), "bias": make(32)}, {"x": 1})
 
 
 def conv2d(units: int, make: Make) -> Problem:
-    arguments = {"x": make(units, 32, 32, 32), "weight": make(32, 1, 3, 3), "bias": make(32), "padding": 1}
-    return Problem(arguments, {"x": 1}, ("weight", "bias"))
+    x = make(units, 32, 32, 32)
+    return Problem({"x": x, "weight": make(32, 1, 3, 3), "bias": make(32), "padding": 1}, {"x": 1})
 
 
 def conv2d_channels_last(units: int, make: Make) -> Problem:
     problem = conv2d(units, make)
-    problem.arguments["x"] = make(units, 32, 32, 32).permute(0, 3, 1, 2)
+    problem.arguments["x"] = problem.arguments["x"].permute(0, 3, 1, 2)
     return problem
 
 
 def lltm_cell(units: int, make: Make) -> Problem:
     arguments = {name: make(units, 32) for name in ("input", "h", "c")}
     parameters = {"weight": make(96, 64).mul_(0.2), "bias": make(96)}
-    return Problem(arguments | parameters, dict.fromkeys(arguments, 1), tuple(parameters), (1, 1))
+    return Problem(arguments | parameters, dict.fromkeys(arguments, 1), (1, 1))
 
 
 def lltm(units: int, make: Make) -> Problem:
     arguments = {"input": make(units * SAMPLES, 32), "h0": make(units, 32), "c0": make(units, 32)}
-    parameters = {"weight": make(96, 64).mul_(0.2), "bias": make(96)}
-    rows = {"input": SAMPLES, "h0": 1, "c0": 1}
-    return Problem(
-        arguments | parameters | {"ray_offsets": make.offsets(units)}, rows, tuple(parameters), (SAMPLES, 1, 1)
-    )
+    parameters = {"weight": make(96, 64).mul_(0.2), "bias": make(96)} | rays(units, make)
+    return Problem(arguments | parameters, {"input": SAMPLES, "h0": 1, "c0": 1}, (SAMPLES, 1, 1))
 
 
 def composite(units: int, make: Make) -> Problem:
     n = units * SAMPLES
     t_starts = torch.linspace(0, 1 - 1 / SAMPLES, SAMPLES, device=make.device).to(make.dtype).repeat(units)
-    arguments = {
-        "density": make(n, low=0.0), "rgb": make(n, 3, low=0.0), "t_starts": t_starts, "t_ends": t_starts + 1 / SAMPLES,
-        "background": make(3, low=0.0), "ray_offsets": make.offsets(units),
-    }  # fmt: skip
-    rows = dict.fromkeys(("density", "rgb", "t_starts", "t_ends"), SAMPLES)
-    return Problem(arguments, rows, ("background",), (1, 1, 1, SAMPLES), fixed=("t_starts", "t_ends"))
+    of_samples = {"density": make(n, low=0.0), "rgb": make(n, 3, low=0.0)}
+    of_samples |= {"t_starts": t_starts, "t_ends": t_starts + 1 / SAMPLES}
+    arguments = of_samples | {"background": make(3, low=0.0)} | rays(units, make)
+    fixed = "t_starts", "t_ends"
+    return Problem(arguments, dict.fromkeys(of_samples, SAMPLES), (1, 1, 1, SAMPLES), fixed, shared=("background",))
 
 
 def spherical_harmonics(units: int, make: Make) -> Problem:
     directions = make(units, 3, dtype=torch.float32)
-    return Problem({"directions": directions, "dtype": make.dtype}, {"directions": 1})
+    return Problem({"directions": directions, "dtype": make.dtype}, {"directions": 1}, shared=())
 
 
 @dataclass(frozen=True)
@@ -154,8 +153,11 @@ LARGE = [
 ]
 
 
-def check_parts(op: str, problem: Problem, units: int, share: float) -> None:
-    """The op's result at the beginning, middle and end is that of these parts alone; so are the gradients."""
+def check_parts(op: str, problem: Problem, units: int, share: float) -> int:
+    """The op's result at the beginning, middle and end is that of these parts alone; so are the gradients.
+
+    Returns how many elements the largest input or output has.
+    """
     function = getattr(ops, op)
     firsts = sorted({0, (units - PART) // 2, units - PART})
     assert len(firsts) == 3 and firsts[0] + PART <= firsts[1] <= firsts[2] - PART
@@ -193,6 +195,7 @@ def check_parts(op: str, problem: Problem, units: int, share: float) -> None:
         for first, following in zip(firsts, firsts[1:], strict=False):
             between = slice((first + PART) * problem.rows[name], following * problem.rows[name])
             assert not gradients[name][between].any(), f"gradient of {name} where none came in"
+    return max(x.numel() for x in (*problem.arguments.values(), *outputs) if isinstance(x, Tensor))
 
 
 def assert_near(got: Tensor, wanted: Tensor, share: float, what: str) -> None:
@@ -263,59 +266,38 @@ def params_of(problems: list[Large]) -> list:
 
 
 @pytest.mark.parametrize("large, backend, device", params_of(LARGE))
-def test_parts_of_a_small_one(large: Large, backend: str, device: str):
-    for dtype, share in SHARE.items():
+@one_small_one_large
+def test_parts(large: Large, backend: str, device: str, is_large: bool):
+    if is_large:
+        needs(large.bytes, device)
+    for dtype in [torch.float16] if is_large else SHARE:
+        units = large.units if is_large else FEW
         with ops.backend(backend):
-            check_parts(large.op, large.make(3 * PART + 7, Make(dtype, device)), 3 * PART + 7, share)
-
-
-@pytest.mark.parametrize("large, backend, device", params_of(LARGE))
-def test_parts_of_a_large_one(large: Large, backend: str, device: str):
-    needs(large.bytes, device)
-    with ops.backend(backend):
-        problem = large.make(large.units, Make(torch.float16, device))
-        check_parts(large.op, problem, large.units, SHARE[torch.float16])
-
-
-def test_the_large_ones_are_large():
-    for large in LARGE:
-        few, more = (elements(large.op, large.make(units, Make(torch.float32, "cpu"))) for units in (1, 2))
-        a_unit = max(b - a for a, b in zip(few, more, strict=True))
-        assert a_unit * large.units > LIMIT, large.make.__name__
-
-
-def elements(op: str, problem: Problem) -> list[int]:
-    """Sizes of inputs, outputs and the gates that the LLTM keeps."""
-    tensors = [*problem.arguments.values(), *as_tuple(getattr(ops, op)(**problem.arguments))]
-    sizes = [x.numel() for x in tensors if isinstance(x, Tensor)]
-    return [*sizes, 3 * sizes[-1]] if op == "lltm_cell" else sizes
+            problem = large.make(units, Make(dtype, device))
+            n_largest = check_parts(large.op, problem, units, SHARE[dtype])
+    # The cell also keeps gates, which are three times its state.
+    assert not is_large or n_largest * (3 if large.op == "lltm_cell" else 1) > LIMIT
 
 
 @pytest.mark.parametrize("backend, device", fused_params("march"))
-def test_some_samples(backend: str, device: str):
+@one_small_one_large
+def test_samples(backend: str, device: str, is_large: bool):
+    if is_large:
+        needs(19e9, device)
     with ops.backend(backend):
-        assert check_march(3 * PART, device) > 300 * 1023
-
-
-@pytest.mark.parametrize("backend, device", fused_params("march"))
-def test_many_samples(backend: str, device: str):
-    needs(19e9, device)
-    with ops.backend(backend):
-        assert check_march(2**21 + 2**15, device) > LIMIT
+        n_samples = check_march(2**21 + 2**15 if is_large else FEW, device)
+    assert n_samples > (LIMIT if is_large else FEW * 1022)
 
 
 @pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
-def test_a_small_table(backend: str, device: str):
+@one_small_one_large
+def test_a_table(backend: str, device: str, is_large: bool):
+    if is_large:
+        needs(55e9, device)
     with ops.backend(backend):
-        for dtype in SHARE:
-            check_table([6, 8, 20], 2**9, dtype, device)
-
-
-@pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
-def test_a_large_table(backend: str, device: str):
-    needs(55e9, device)
-    with ops.backend(backend):
-        assert check_table([644, 700, 1000], 2**28, torch.float16, device) > LIMIT
+        for dtype in [torch.float16] if is_large else SHARE:
+            resolutions, entries = ([644, 700, 1000], 2**28) if is_large else ([6, 8, 20], 2**9)
+            assert check_table(resolutions, entries, dtype, device) > (LIMIT if is_large else 0)
 
 
 def check_channels(channels: int, device: str) -> int:
@@ -346,16 +328,12 @@ def check_channels(channels: int, device: str) -> int:
 
 
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
-def test_some_channels(backend: str, device: str):
+@one_small_one_large
+def test_channels(backend: str, device: str, is_large: bool):
+    if is_large:
+        needs(45e9, device)
     with ops.backend(backend):
-        check_channels(3 * PART + 4, device)
-
-
-@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
-def test_many_channels(backend: str, device: str):
-    needs(45e9, device)
-    with ops.backend(backend):
-        assert check_channels(2**25 + 8, device) > LIMIT
+        assert check_channels(2**25 + 8 if is_large else FEW - 3, device) > (LIMIT if is_large else 0)
 
 
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))

@@ -1,91 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nerfkit import ops
 from nerfkit.ops import lltm
-from nerfkit.ops.gradients import no_second_derivative
 from nerfkit.ops.lltm import why_no_kernel
 from nerfkit.ops.packed import offsets_from_counts
 from tests.naming import not_named, raises_naming
-from tests.ops.cases import cases
-from tests.ops.harness import checks_of, drawn_backends, fused_params
+from tests.ops.cases import lltm as lltm_case
+from tests.ops.harness import backend_params, dtype_name, fused_params
 
-TestLltm = checks_of("lltm")
 LONG = 50  # samples of one ray among short ones
 
 
-def problem(counts: list[int], seed: int = 0) -> tuple[torch.Tensor, ...]:
-    torch.manual_seed(seed)
-    r, i, h = len(counts), 2, 3
-    numbers = [torch.randn(*s).double() for s in ((sum(counts), i), (3 * h, h + i), (3 * h,), (r, h), (r, h))]
-    return numbers[0], offsets_from_counts(torch.tensor(counts, dtype=torch.int64)), *numbers[1:]
+def problem(counts: tuple, n_input: int = 2, n_state: int = 3, dtype: torch.dtype = torch.float64) -> list:
+    """Arguments of `lltm`."""
+    return lltm_case("rays", counts, n_input, n_state).arguments(dtype)
 
 
-@settings(max_examples=25, deadline=None)
-@given(
-    counts=st.lists(st.integers(0, 7), min_size=1, max_size=6), seed=st.integers(0, 99), data=st.data(),
-    backend=drawn_backends("lltm"),
-)  # fmt: skip
-def test_a_ray_can_be_cut_in_two(counts, seed, data, backend):
-    name, device = backend
-    x, offsets, weight, bias, h0, c0 = (x.to(device) for x in problem(counts, seed))
-    first = [data.draw(st.integers(0, n)) for n in counts]
-    second = [n - k for n, k in zip(counts, first, strict=True)]
-    is_first = torch.cat([torch.arange(n) < k for n, k in zip(counts, first, strict=True)]).to(device)
-    first, second = (offsets_from_counts(torch.tensor(n)).to(device) for n in (first, second))
-    with ops.backend(name):
-        h, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
-        h_a, *state = lltm(x[is_first], first, weight, bias, h0, c0)
-        h_b, h_end, c_end = lltm(x[~is_first], second, weight, bias, *state)
-    for got, wanted in ((h_a, h[is_first]), (h_b, h[~is_first]), (h_end, h_n), (c_end, c_n)):
-        torch.testing.assert_close(got, wanted)
-
-
-@pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
-@pytest.mark.parametrize("backend", ["cpp"])
-@pytest.mark.parametrize("i, h", [(19, 21), (16, 32), (1, 40), (40, 7)])
-def test_packs_and_what_is_left_of_them(backend, i, h):
-    torch.manual_seed(0)
-    counts = torch.randint(0, 9, (30,))
-    counts[7] = LONG
-    r, n, offsets = len(counts), int(counts.sum()), offsets_from_counts(counts)
-    shapes = (n, i), (3 * h, h + i), (3 * h,), (r, h), (r, h)
-    tensors = [torch.randn(*shape).double() * scale for shape, scale in zip(shapes, (1, 0.3, 1, 1, 1), strict=True)]
-    grads = [torch.randn(*shape).double() for shape in ((n, h), (r, h), (r, h))]
-
-    def run(backend: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        x, *rest = (tensor.to(dtype).requires_grad_() for tensor in tensors)
-        with ops.backend(backend):
-            outputs = lltm(x, offsets, *rest)
-        gradients = torch.autograd.grad(outputs, [x, *rest], [grad.to(dtype) for grad in grads])
-        return [result.detach().double() for result in (*outputs, *gradients)]
-
-    for got, wanted in zip(run(backend, torch.float32), run("torch", torch.float64), strict=True):
-        torch.testing.assert_close(got, wanted, rtol=0, atol=1e-5 * float(wanted.abs().max()))
-
-
-def test_rays_do_not_see_one_another():
-    x, offsets, *rest = problem([3, 4])
-    changed = x.clone()
-    changed[:3] += 1
-    before, after = (lltm(value, offsets, *rest)[0] for value in (x, changed))
-    assert torch.equal(before[3:], after[3:]) and not torch.equal(before[:3], after[:3])
-
-
-def test_an_empty_ray_hands_its_state_back():
-    x, offsets, weight, bias, h0, c0 = problem([0, 2, 0])
-    _, h_n, c_n = lltm(x, offsets, weight, bias, h0, c0)
-    assert torch.equal(h_n[[0, 2]], h0[[0, 2]]) and torch.equal(c_n[[0, 2]], c0[[0, 2]])
-
-
-@pytest.mark.parametrize("backend", ["torch", "cpp"])
-def test_state_may_change_in_place_before_the_backward_pass(backend):
-    if backend not in ops.available("lltm"):
-        pytest.skip("needs the C++ ops")
-    x, offsets, weight, bias, h0, c0 = problem([3, 2])
+@pytest.mark.parametrize("backend, device", backend_params("lltm"))
+def test_state_may_change_in_place_before_the_backward_pass(backend: str, device: str):
+    x, offsets, weight, bias, h0, c0 = (value.to(device) for value in problem((3, 2)))
     results = []
     for changed in (False, True):
         parameter, start, cell = weight.clone().requires_grad_(), h0.clone(), c0.clone()
@@ -99,41 +34,36 @@ def test_state_may_change_in_place_before_the_backward_pass(backend):
 
 
 @pytest.mark.parametrize("backend, device", fused_params("lltm"))
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=dtype_name)
 @pytest.mark.parametrize("n_state, n_input", [(16, 16), (5, 3), (64, 4)])
 def test_a_gradient_that_is_not_asked_for_changes_no_other(backend, device, dtype, n_state, n_input):
-    torch.manual_seed(0)
-    width, offsets = n_state + n_input, offsets_from_counts(torch.tensor([3, 0, 5])).to(device)
-    sizes = (8, n_input), (3 * n_state, width), (3 * n_state,), (3, n_state), (3, n_state)
-    x, weight, *rest = (torch.randn(*size).to(device, dtype).requires_grad_() for size in sizes)
-    results = []
-    for to_x, to_weight in ((True, True), (False, True), (True, False), (False, False)):
-        x.requires_grad_(to_x), weight.requires_grad_(to_weight)
-        wanted = [t for t in (x, weight, *rest) if t.requires_grad]
+    x, offsets, weight, *rest = (value.to(device) for value in problem((3, 0, 5), n_input, n_state, dtype))
+
+    def gradients(**wanted: bool) -> list[torch.Tensor]:
+        inputs = {"x": x, "weight": weight} | dict(zip(("bias", "h0", "c0"), rest, strict=True))
+        inputs = {name: value.detach().requires_grad_(wanted.get(name, True)) for name, value in inputs.items()}
         with ops.backend(backend):
-            outputs = lltm(x, offsets, weight, *rest)
-        gradients = torch.autograd.grad([y.sum() for y in outputs], wanted)
-        results.append(dict(zip(map(id, wanted), gradients, strict=True)))
-    everything = results[0]
-    assert len(everything) == 5
-    for some in results[1:]:
-        assert all(torch.equal(gradient, everything[key]) for key, gradient in some.items())
+            total = sum(y.sum() for y in lltm(inputs["x"], offsets, *list(inputs.values())[1:]))
+        total.backward()
+        return [value.grad for value in inputs.values()]
+
+    everything = gradients()
+    for wanted in ({"x": False}, {"weight": False}, {"x": False, "weight": False}):
+        some = gradients(**wanted)
+        assert all(torch.equal(a, b) for a, b in zip(some, everything, strict=True) if a is not None)
+        assert [gradient is None for gradient in some[:2]] == [name in wanted for name in ("x", "weight")]
 
 
 @pytest.mark.skipif("cpp" not in ops.available("lltm"), reason="needs the C++ ops")
 def test_the_number_of_threads_changes_no_bit():
-    torch.manual_seed(0)
-    counts = torch.randint(0, 20, (300,))
-    sizes = (int(counts.sum()), 5), (51, 22), (51,), (300, 17), (300, 17)
-    x, *rest = (torch.randn(*size).requires_grad_() for size in sizes)
-    results = []
-    threads = torch.get_num_threads()
+    x, offsets, *rest = problem(tuple(range(20)) * 15, 5, 17, torch.float32)
+    inputs, threads, results = [value.requires_grad_() for value in (x, *rest)], torch.get_num_threads(), []
     try:
         for n in (1, 2, 3):
             torch.set_num_threads(n)
             with ops.backend("cpp"):
-                outputs = lltm(x, offsets_from_counts(counts), *rest)
-            results.append([*outputs, *torch.autograd.grad([y.sum() for y in outputs], [x, *rest])])
+                outputs = lltm(inputs[0], offsets, *inputs[1:])
+            results.append([*outputs, *torch.autograd.grad([y.sum() for y in outputs], inputs)])
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
@@ -141,7 +71,7 @@ def test_the_number_of_threads_changes_no_bit():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_closed_gates_have_finite_gradients(dtype):
-    x, offsets, weight, bias, h0, c0 = problem([3, 2])
+    x, offsets, weight, bias, h0, c0 = problem((3, 2))
     for closed in (slice(0, 3), slice(3, 6), slice(0, 6)):  # input gates, output gates, both
         shut = bias.clone()
         shut[closed] = -1000
@@ -293,38 +223,11 @@ def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) ->
             assert not too_far, (part.__name__, too_far)
 
 
-def test_second_derivative_raises_instead_of_lying():
-    (case,) = (c for c in cases("lltm") if c.name == "one_ray")
-    arguments = case.arguments()
-    x = arguments[0].requires_grad_()
-    (gradient,) = torch.autograd.grad(lltm(*arguments)[0].sum(), x, create_graph=True)
+@pytest.mark.parametrize("backend, device", backend_params("lltm"))
+def test_second_derivative_raises_instead_of_lying(backend: str, device: str):
+    """Also where another gradient is not wanted."""
+    x, offsets, *rest = (value.to(device) for value in problem((5,)))
+    with ops.backend(backend):
+        (gradient,) = torch.autograd.grad(lltm(x.requires_grad_(), offsets, *rest)[0].sum(), x, create_graph=True)
     with raises_naming(NotImplementedError, "lltm", "second derivative"):
         gradient.sum().backward()
-
-
-def test_second_derivative_beside_a_gradient_that_is_not_wanted():
-    x = torch.ones(2, requires_grad=True)
-    unwanted, gradient = no_second_derivative("lltm", (None, 2 * x), (x,))
-    assert unwanted is None
-    with raises_naming(NotImplementedError, "lltm", "second derivative"):
-        gradient.sum().backward()
-
-
-@pytest.mark.parametrize(
-    "change, error, named",
-    [
-        ({"input": torch.rand(5)}, ValueError, ("input", "[N, I]", "[5]")),
-        ({"ray_offsets": torch.tensor([0.0, 5])}, TypeError, ("ray_offsets", "int64", "float32")),
-        ({"h0": torch.rand(3, 2)}, ValueError, ("h0", "[2, H]", "[3, 2]")),
-        ({"c0": torch.rand(2, 3)}, ValueError, ("c0", "[2, 2]", "[2, 3]")),
-        ({"weight": torch.rand(5, 6)}, ValueError, ("weight", "[6, 5]", "[5, 6]")),
-        ({"h0": torch.rand(2, 2).double()}, TypeError, ("input", "h0", "float32", "float64")),
-    ],
-)
-def test_bad_input(change, error, named):
-    good = {
-        "input": torch.rand(5, 3), "ray_offsets": torch.tensor([0, 2, 5]), "weight": torch.rand(6, 5),
-        "bias": torch.rand(6), "h0": torch.rand(2, 2), "c0": torch.rand(2, 2),
-    }  # fmt: skip
-    with raises_naming(error, *named):
-        lltm(**(good | change))

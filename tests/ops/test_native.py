@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compiled libraries beside the package: one built from other sources is named, not loaded."""
+"""The compiled libraries beside the package: the best for this CPU is loaded, one of other sources is named instead."""
 
+import os
+import platform
 import re
 import runpy
 import shutil
@@ -10,13 +12,116 @@ from pathlib import Path
 
 import pytest
 import setuptools
+import torch
 
 from nerfkit.ops import native
+from nerfkit.ops.native import Library
 from tests.naming import assert_names, not_named
 
-pytestmark = pytest.mark.slow
-
 ROOT = Path(__file__).resolve().parent.parent.parent
+LIBRARY_OF = {name: library for name, (library, _) in native.INSTRUCTION_SETS.items()} | {"DEFAULT": "_C.so"}
+
+
+@pytest.fixture
+def run_setup(monkeypatch):
+    """Runs setup.py on that machine without building anything; what it defines."""
+
+    def run(machine: str = "x86_64", **environment: str) -> dict:
+        monkeypatch.setattr(setuptools, "setup", lambda **_: None)
+        monkeypatch.setattr(platform, "machine", lambda: machine)
+        monkeypatch.delenv("NERFKIT_NATIVE", raising=False)
+        for name, value in ({"NERFKIT_CUDA": "0"} | environment).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.chdir(ROOT)
+        return runpy.run_path(str(ROOT / "setup.py"))
+
+    return run
+
+
+def test_setup_builds_what_is_looked_for(run_setup, monkeypatch):
+    names = run_setup()
+    assert names["schema_hash"]() == native.schema_hash()
+    marches = {f"{name}.so": march for name, march in names["INSTRUCTION_SETS"].items()}
+    assert marches == dict(native.INSTRUCTION_SETS.values()) | {native.LIBRARIES["cpp"]: ""}
+    if reason := names["why_pure_python"]():
+        pytest.skip(f"nothing is built here: {reason}")
+    assert [extension.name for extension in names["modules"]] == [f"nerfkit.{name[:-3]}" for name in marches]
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert names["libraries_for_cpus"]() == ["_C"]
+    assert [extension.name for extension in names["extensions"]()] == ["nerfkit._C"]
+
+
+def test_an_old_compiler_builds_what_it_can(run_setup, tmp_path: Path, capsys):
+    compiler = tmp_path / "g++"
+    compiler.write_text('#!/bin/sh\n[ "$1" != -march=x86-64-v4 ]\n')
+    compiler.chmod(0o755)
+    names = run_setup(NERFKIT_NATIVE="0", CXX=str(compiler))
+    capsys.readouterr()
+    assert names["libraries_for_cpus"]() == ["_C", "_C_avx2"]
+    assert_names(capsys.readouterr().err, "_C_avx512.so", "x86-64-v4")
+
+
+@pytest.mark.parametrize(
+    "capability, built, best",
+    [
+        ("AVX512", ["_C.so", "_C_avx2.so", "_C_avx512.so"], "_C_avx512.so"),
+        ("AVX512", ["_C.so", "_C_avx2.so"], "_C_avx2.so"),
+        ("AVX2", ["_C.so", "_C_avx2.so", "_C_avx512.so"], "_C_avx2.so"),
+        ("DEFAULT", ["_C.so", "_C_avx2.so", "_C_avx512.so"], "_C.so"),
+        ("SVE256", ["_C.so"], "_C.so"),
+        ("AVX512", [], "_C.so"),
+    ],
+)
+def test_the_best_library_is_taken(capability: str, built: list[str], best: str, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    for name in built:
+        (tmp_path / name).touch()
+    monkeypatch.setattr(native, "_load_from", lambda path, backend: Library(backend, path, True, "loaded"))
+    assert native._load("cpp").path.name == best
+    assert native._load("cuda").path.name == "_C_cuda.so"
+
+
+def test_a_library_that_does_not_load_gives_way(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(native, "_FOLDER", tmp_path)
+    monkeypatch.delenv("NERFKIT_DISABLE_NATIVE", raising=False)
+    for name in ("_C.so", "_C_avx512.so"):
+        (tmp_path / name).write_text("no library")
+    library = native._load("cpp")
+    assert not library.loaded and library.reason.startswith("_C_avx512.so "), "of the best one"
+    load = native._load_from
+    from_plain = lambda path, backend: Library(backend, path, True, "") if path.name == "_C.so" else load(path, backend)  # noqa: E731
+    monkeypatch.setattr(native, "_load_from", from_plain)
+    library = native._load("cpp")
+    assert library.loaded and library.path.name == "_C.so"
+    monkeypatch.setitem(native._libraries, "cpp", library)
+    assert native.faster_library() == "_C_avx512.so"
+
+
+@pytest.mark.parametrize("capability", LIBRARY_OF)
+@pytest.mark.long
+def test_kernels_for_other_cpus(capability: str):
+    """Every case of every op by that library: forward and backward."""
+    library = LIBRARY_OF[capability]
+    if not native.loaded("cpp"):
+        pytest.skip("needs the C++ ops")
+    if library == native.libraries()[0].path.name:
+        pytest.skip(f"{library} is the one that is loaded: all other tests run it")
+    if library not in [name for name, _ in native.libraries_for_cpu()]:
+        pytest.skip(f"this CPU has no {capability}")
+    if not (native.libraries()[0].path.parent / library).exists() and os.environ.get("NERFKIT_NATIVE") != "1":
+        pytest.skip(f"{library} is not built")
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": capability.lower()}
+    print_library = "from nerfkit.ops import native; print(native.libraries()[0].path.name)"
+    loaded = subprocess.run(
+        [sys.executable, "-c", print_library], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert loaded.stdout.strip() == library, loaded.stderr
+    parts = "cpp-cpu and (forward_is_the_naive_one or test_gradient or (equals_the_definition and lltm)) or whole_range"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops", "-k", parts]
+    tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert tests.returncode == 0, tests.stdout[-4000:]
 
 
 @pytest.fixture
@@ -58,15 +163,7 @@ def test_a_library_without_a_hash(text: str, checkout: Path):
     assert native.how_to_build("cpp").endswith("=1 pip install --no-build-isolation .")
 
 
-def test_setup_writes_the_hash_that_is_looked_for(monkeypatch):
-    monkeypatch.setattr(setuptools, "setup", lambda **_: None)
-    monkeypatch.chdir(ROOT)
-    assert runpy.run_path(str(ROOT / "setup.py"))["schema_hash"]() == native.schema_hash()
-    for library in native.libraries():
-        if library.loaded:
-            assert native.build_info(library.backend)["schema"] == native.schema_hash()
-
-
+@pytest.mark.slow
 def test_doctor_names_a_stale_library(tmp_path: Path):
     """After a pull that changed the schemas: the package imports, trains by its definitions and says what to type."""
     ignore = shutil.ignore_patterns("__pycache__", "_C_*.so")
@@ -83,3 +180,9 @@ def test_doctor_names_a_stale_library(tmp_path: Path):
     assert_names(library, "sources")
     assert_names(op, "torch")
     assert_names(done.stdout, "verdict")
+
+
+def test_a_loaded_library_says_what_it_was_built_from():
+    for library in native.libraries():
+        if library.loaded:
+            assert native.build_info(library.backend)["schema"] == native.schema_hash()

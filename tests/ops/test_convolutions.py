@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Convolutions: what kernels take at once and what is left over, memory formats, and how far a sample reaches."""
+
 import pytest
 import torch
 
 from nerfkit import ops
-from nerfkit.ops import depthwise_conv2d
-from tests.naming import raises_naming
-from tests.ops.harness import checks_of, fused_params
-
-TestDepthwiseConv2d = checks_of("depthwise_conv2d")
+from nerfkit.ops import depthwise_conv1d, depthwise_conv2d
+from nerfkit.ops.packed import offsets_from_counts
+from tests.ops.harness import fused_params
 
 every_fused = pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
 both_layouts = pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["NCHW", "NHWC"])
@@ -150,18 +150,20 @@ def test_windows_that_no_memory_holds(layout):
     torch.testing.assert_close(out[0, :, 0].detach(), wanted)
 
 
-@pytest.mark.parametrize(
-    "change, error, named",
-    [
-        ({"x": torch.rand(2, 3, 8)}, ValueError, ("x", "[B, C, H, W]", "[2, 3, 8]")),
-        ({"weight": torch.rand(3, 3, 3, 3)}, ValueError, ("weight", "[3, 1, kh, kw]", "[3, 3, 3, 3]")),
-        ({"bias": torch.rand(2)}, ValueError, ("bias", "[3]", "[2]")),
-        ({"weight": torch.rand(3, 1, 3, 3).double()}, TypeError, ("x", "weight", "float32", "float64")),
-        ({"stride": 2.0}, ValueError, ("depthwise_conv2d", "stride", "2", "2.0")),
-        ({"padding": (1, -1)}, ValueError, ("padding", "0", "2", "(1, -1)")),
-        ({"dilation": 5}, ValueError, ("kernel", "3", "dilation", "5", "8", "padding", "0")),
-    ],
-)
-def test_bad_input(change, error, named):
-    with raises_naming(error, *named):
-        depthwise_conv2d(**({"x": torch.rand(2, 3, 8, 8), "weight": torch.rand(3, 1, 3, 3)} | change))
+@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv1d"))
+@pytest.mark.parametrize("kernel, channels", [(3, 32), (7, 8)])
+def test_hundreds_of_empty_rays_between_two_samples(backend: str, device: str, kernel: int, channels: int):
+    torch.manual_seed(0)
+    counts = torch.randint(0, 4, (2000,)) * (torch.rand(2000) < 0.7)
+    counts[300:1000] = 0
+    counts[1500:1502] = 700
+    x = torch.randn(int(counts.sum()), channels)
+    weight, bias = torch.randn(channels, kernel), torch.randn(channels)
+    grad, results = torch.randn_like(x), []
+    for name, place in ("torch", "cpu"), (backend, device):
+        inputs = [value.to(place, copy=True).requires_grad_() for value in (x, weight, bias)]
+        with ops.backend(name):
+            out = depthwise_conv1d(*inputs, offsets_from_counts(counts).to(place))
+            results.append([value.cpu() for value in (out, *torch.autograd.grad(out, inputs, grad.to(place)))])
+    for wanted, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-3)

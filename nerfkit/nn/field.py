@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The multi-resolution feature grid as a module."""
+"""What a field is made of, as modules: the multi-resolution feature grid, and a small network of linear layers."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from nerfkit.ops import grid_encode
+from nerfkit.ops import grid_encode, mlp
 from nerfkit.ops.grid_encode import level_entries
+from nerfkit.ops.mlp import layers, n_parameters
 
 
 class FeatureGrid(nn.Module):
@@ -29,15 +30,9 @@ class FeatureGrid(nn.Module):
     ops = ("grid_encode",)
 
     def __init__(
-        self,
-        levels: int = 16,
-        features: int = 2,
-        log2_table: int = 19,
-        base_resolution: int = 16,
-        max_resolution: int = 2048,
-        device=None,
-        dtype: torch.dtype | None = None,
-    ):
+        self, levels: int = 16, features: int = 2, log2_table: int = 19, base_resolution: int = 16,
+        max_resolution: int = 2048, device=None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__()
         self.max_entries = 2**log2_table
         self.resolutions = level_resolutions(levels, base_resolution, max_resolution)
@@ -69,3 +64,45 @@ def level_resolutions(levels: int, base_resolution: int, max_resolution: int) ->
     """
     growth = (max_resolution / base_resolution) ** (1 / max(levels - 1, 1))
     return [round(base_resolution * growth**level) for level in range(levels)]
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them: equation and source at `nerfkit.ops.mlp`.
+
+    Args:
+        n_in: width of the inputs together; hidden: width of each hidden layer, n_hidden of them; n_out: of the output.
+
+    Call: inputs [N, I_k] that lie side by side -> [N, n_out]. `layers()` gives weight [out, in] and bias [out] of each
+    layer, as views of the one parameter that holds them all.
+
+    >>> MLP(n_in=5, hidden=16, n_hidden=2, n_out=3)(torch.rand(7, 2), torch.rand(7, 3)).shape
+    torch.Size([7, 3])
+    """
+
+    ops = ("mlp",)
+
+    def __init__(
+        self, n_in: int, hidden: int, n_hidden: int, n_out: int, device=None, dtype: torch.dtype | None = None
+    ):
+        super().__init__()
+        self.widths = (n_in, *[hidden] * n_hidden, n_out)
+        self.packed = nn.Parameter(torch.empty(n_parameters(self.widths), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1/sqrt(fan-in), as nn.Linear."""
+        with torch.no_grad():
+            for weight, bias in self.layers():
+                bound = weight.shape[1] ** -0.5
+                weight.uniform_(-bound, bound)
+                bias.uniform_(-bound, bound)
+
+    def layers(self) -> list[tuple[Tensor, Tensor]]:
+        """Weight [out, in] and bias [out] of each layer, as views."""
+        return layers(self.packed, self.widths)
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}"
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return mlp(self.packed, self.widths, *inputs)

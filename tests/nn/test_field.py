@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import torch
 
-from nerfkit.nn import FeatureGrid
+from nerfkit.nn import MLP, FeatureGrid
 from tests.naming import raises_naming
 
 
@@ -27,11 +27,13 @@ def test_it_learns_a_function_of_position():
     assert loss < 0.02 * target.var()
 
 
-def test_state_dict_round_trip():
-    first, second = (FeatureGrid(levels=2, log2_table=8, max_resolution=32) for _ in range(2))
-    second.load_state_dict(first.state_dict())
-    points = torch.rand(9, 3)
-    assert torch.equal(first(points), second(points))
+def test_layers_of_a_network_are_views():
+    net = MLP(2, 3, 1, 1)
+    with torch.no_grad():
+        for weight, bias in net.layers():
+            weight.zero_()
+            bias.fill_(2.0)
+    assert net(torch.randn(4, 2)).tolist() == [[2.0]] * 4
 
 
 def test_bad_input():

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs that do not fit: the error names the op, what is wrong, what was expected and what was given."""
+
+import math
+import re
+
+import pytest
+import torch
+
+from nerfkit import ops
+from nerfkit.ops.dispatch import OPS
+from tests.naming import raises_naming
+from tests.ops.cases import offsets
+
+rand = torch.rand
+ONE_RAY = offsets(4)
+
+GOOD = {
+    "trilinear": {"feats": rand(2, 8, 1), "points": rand(2, 3)},
+    "grid_encode": {"points": rand(2, 3), "table": rand(32, 2), "resolutions": [2], "max_entries": 32},
+    "depthwise_conv1d": {"x": rand(5, 2), "weight": rand(2, 3), "ray_offsets": offsets(2, 3)},
+    "depthwise_conv2d": {"x": rand(2, 3, 8, 8), "weight": rand(3, 1, 3, 3)},
+    "lltm_cell": {"input": rand(4, 3), "h": rand(4, 2), "c": rand(4, 2), "weight": rand(6, 5), "bias": rand(6)},
+    "lltm": {
+        "input": rand(5, 3), "ray_offsets": offsets(2, 3), "weight": rand(6, 5), "bias": rand(6), "h0": rand(2, 2),
+        "c0": rand(2, 2),
+    },
+    "mlp": {"parameters": rand(26), "widths": (3, 4, 2), "inputs": [rand(5, 3)]},
+    "march": {
+        "origins": rand(2, 3), "directions": rand(2, 3), "occupancy": torch.ones(4, 4, 4).bool(), "box": rand(2, 3),
+        "step": 0.1,
+    },
+    "count_visible": {
+        "density": rand(4), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY, "min_transmittance": 0.1,
+    },
+    "compact_samples": {
+        "origins": rand(2, 3), "directions": rand(2, 3), "t_starts": rand(4), "t_ends": rand(4),
+        "source_offsets": offsets(2, 2), "ray_offsets": offsets(1, 1), "n_rows": 3,
+    },
+    "spherical_harmonics": {"directions": rand(2, 3)},
+    "composite": {
+        "density": rand(4), "rgb": rand(4, 3), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY,
+        "background": rand(3),
+    },
+    "distortion": {
+        "weights": rand(4), "t_starts": rand(4), "t_ends": rand(4), "ray_offsets": ONE_RAY, "near": 0.0, "far": 1.0,
+        "linear": 1.0,
+    },
+    "lazy_adam": {
+        "param": rand(4, 2), "grad": rand(4, 2), "exp_avg": rand(4, 2), "exp_avg_sq": rand(4, 2),
+        "step": torch.tensor(1.0), "lr": torch.tensor(0.1),
+    },
+}  # fmt: skip
+DENSE = {"x": rand(1, 2, 5), "ray_offsets": None}
+LADDER = {"step": None, "ladder": torch.arange(4.0)}
+
+WRONG_SHAPE = [  # op, change, what is named: an error of value
+    ("trilinear", {"feats": rand(2, 7, 1)}, "feats [N, 8, F] [2, 7, 1]"),
+    ("trilinear", {"points": rand(3, 3)}, "points [2, 3] [3, 3]"),
+    ("trilinear", {"points": torch.ones(2, 3, device="meta")}, "points cpu meta"),
+    ("grid_encode", {"points": rand(2, 4)}, "points [N, 3] [2, 4]"),
+    ("grid_encode", {"table": rand(9, 2)}, "table 32 9"),
+    ("grid_encode", {"resolutions": [4, 2]}, "resolutions [4, 2]"),
+    ("grid_encode", {"max_entries": 48}, "max_entries 48"),
+    ("grid_encode", {"resolutions": [2] * 65}, "64 65"),
+    ("depthwise_conv1d", {"x": rand(5, 2, 1)}, "x [N, C] [5, 2, 1]"),
+    ("depthwise_conv1d", {"weight": rand(3, 3)}, "weight [2, k] [3, 3]"),
+    ("depthwise_conv1d", {"weight": rand(2, 4)}, "kernel 4"),
+    ("depthwise_conv1d", {"ray_offsets": torch.zeros(0).long()}, "ray_offsets [R+1] 0"),
+    ("depthwise_conv1d", {"stride": 2}, "stride 1"),
+    ("depthwise_conv1d", {"padding": 1}, "padding 1"),
+    ("depthwise_conv1d", {"stride": 2.0}, "stride 2.0"),
+    ("depthwise_conv1d", {"dilation": 1.0}, "dilation 1.0"),
+    ("depthwise_conv1d", DENSE | {"stride": (1,)}, "stride (1,)"),
+    ("depthwise_conv1d", DENSE | {"padding": 1.5}, "padding 1.5"),
+    ("depthwise_conv2d", {"x": rand(2, 3, 8)}, "x [B, C, H, W] [2, 3, 8]"),
+    ("depthwise_conv2d", {"weight": rand(3, 3, 3, 3)}, "weight [3, 1, kh, kw] [3, 3, 3, 3]"),
+    ("depthwise_conv2d", {"bias": rand(2)}, "bias [3] [2]"),
+    ("depthwise_conv2d", {"stride": 2.0}, "stride 2 2.0"),
+    ("depthwise_conv2d", {"padding": (1, -1)}, "padding 0 2 (1, -1)"),
+    ("depthwise_conv2d", {"dilation": 5}, "kernel 3 dilation 5 8 padding 0"),
+    ("lltm_cell", {"input": rand(4, 3, 1)}, "input [B, I] [4, 3, 1]"),
+    ("lltm_cell", {"h": rand(5, 2)}, "h [4, H] [5, 2]"),
+    ("lltm_cell", {"c": rand(4, 3)}, "c [4, 2] [4, 3]"),
+    ("lltm_cell", {"weight": rand(6, 4)}, "weight [6, 5] [6, 4]"),
+    ("lltm_cell", {"bias": rand(4)}, "bias [6] [4]"),
+    ("lltm", {"input": rand(5)}, "input [N, I] [5]"),
+    ("lltm", {"h0": rand(3, 2)}, "h0 [2, H] [3, 2]"),
+    ("lltm", {"c0": rand(2, 3)}, "c0 [2, 2] [2, 3]"),
+    ("lltm", {"weight": rand(5, 6)}, "weight [6, 5] [5, 6]"),
+    ("mlp", {"inputs": []}, "1 4 inputs 0 widths [3, 4, 2]"),
+    ("mlp", {"widths": (3,)}, "1 8 layers inputs widths [3]"),
+    ("mlp", {"inputs": [rand(5, 2)]}, "inputs widths[0] 3 2"),
+    ("mlp", {"inputs": [rand(5, 2), rand(4, 1)]}, "inputs[1] [5, I_1] [4, 1]"),
+    ("mlp", {"parameters": rand(25)}, "parameters [26] [25]"),
+    ("march", {"origins": rand(2, 2)}, "origins [R, 3] [2, 2]"),
+    ("march", {"directions": rand(3, 3)}, "directions [2, 3] [3, 3]"),
+    ("march", {"occupancy": torch.ones(4, 4).bool()}, "occupancy [X, Y, Z] [4, 4]"),
+    ("march", {"box": torch.ones(6)}, "box [2, 3] [6]"),
+    ("march", {"step": 0.0}, "step 0.0"),
+    ("march", {"step": None}, "step ladder"),
+    ("march", {"jitter": rand(3)}, "jitter [2] [3]"),
+    ("march", {"capacity": -1}, "capacity -1"),
+    ("march", {"ladder": rand(4)}, "ladder step 0.1"),
+    ("march", LADDER | {"near": 0.5}, "ladder near 0.5"),
+    ("march", LADDER | {"far": 9.0}, "ladder far 9.0"),
+    ("march", LADDER | {"ladder": torch.arange(2.0)}, "ladder 3 65536 2"),
+    ("march", LADDER | {"ladder": torch.arange(2.0**16 + 1)}, "ladder 65536 65537"),
+    ("march", LADDER | {"ladder": torch.zeros(4)}, "ladder increasing"),
+    ("march", LADDER | {"ladder": torch.tensor([0, 1, math.inf])}, "ladder finite"),
+    ("march", LADDER | {"ladder": torch.zeros(2, 4)}, "ladder [L] [2, 4]"),
+    ("count_visible", {"density": rand(4, 1)}, "density [N] [4, 1]"),
+    ("count_visible", {"t_starts": rand(5)}, "t_starts [4] [5]"),
+    ("count_visible", {"ray_offsets": torch.zeros(0).long()}, "ray_offsets 0 [0]"),
+    ("count_visible", {"min_transmittance": -0.1}, "min_transmittance 0 1 -0.1"),
+    ("count_visible", {"min_transmittance": math.nan}, "min_transmittance 0 1 nan"),
+    ("compact_samples", {"origins": rand(2, 2)}, "origins [R, 3] [2, 2]"),
+    ("compact_samples", {"t_ends": rand(5)}, "t_ends [4] [5]"),
+    ("compact_samples", {"source_offsets": offsets(4)}, "source_offsets [3] [2]"),
+    ("compact_samples", {"n_rows": -1}, "n_rows -1"),
+    ("spherical_harmonics", {"directions": rand(2, 4)}, "directions [R, 3] [2, 4]"),
+    ("spherical_harmonics", {"ray_index": torch.zeros(2, 1).long()}, "ray_index [N] [2, 1]"),
+    ("spherical_harmonics", {"ray_index": torch.zeros(2, device="meta").long()}, "ray_index cpu meta"),
+    ("composite", {"density": rand(4, 1)}, "density [N] [4, 1]"),
+    ("composite", {"rgb": rand(4, 4)}, "rgb [4, 3] [4, 4]"),
+    ("composite", {"background": rand(2, 3)}, "background [1, 3] [2, 3]"),
+    ("distortion", {"weights": rand(4, 1)}, "weights [N] [4, 1]"),
+    ("distortion", {"t_starts": rand(3)}, "t_starts [4] [3]"),
+    ("distortion", {"near": 2.0}, "near far 2.0 1.0"),
+    ("distortion", {"far": math.inf}, "far inf"),
+    ("distortion", {"near": -1.0}, "near -1.0"),
+    ("distortion", {"linear": 0.0}, "linear 0.0"),
+    ("lazy_adam", {"grad": rand(3)}, "grad [4, 2] [3]"),
+    ("lazy_adam", {"step": torch.ones(2)}, "step [2]"),
+    ("lazy_adam", {"found_inf": torch.zeros(0)}, "found_inf [0]"),
+    ("lazy_adam", {"beta1": 1.0}, "beta1 0 1 1.0"),
+    ("lazy_adam", {"beta2": math.nan}, "beta2 0 1 nan"),
+]
+WRONG_TYPE = [
+    ("trilinear", {"feats": torch.ones(2, 8, 1).int()}, "feats float32 int32"),
+    ("trilinear", {"points": rand(2, 3).half()}, "points float32 float16"),
+    ("grid_encode", {"points": rand(2, 3).half()}, "points float32 float64 float16"),
+    ("grid_encode", {"table": rand(32, 2).long()}, "table float32 int64"),
+    ("depthwise_conv1d", {"bias": rand(2).half()}, "x bias float32 float16"),
+    ("depthwise_conv2d", {"weight": rand(3, 1, 3, 3).double()}, "x weight float32 float64"),
+    ("lltm_cell", {"c": rand(4, 2).double()}, "input c float32 float64"),
+    ("lltm", {"weight": rand(6, 5).double()}, "input weight float32 float64"),
+    ("lltm", {"ray_offsets": torch.tensor([0.0, 2, 5])}, "ray_offsets int64 float32"),
+    ("mlp", {"parameters": rand(26).double()}, "inputs[0] parameters float32 float64"),
+    ("mlp", {"inputs": [torch.ones(5, 3).long()]}, "inputs[0] float32 int64"),
+    ("march", {"origins": rand(2, 3).half()}, "origins float32 float64 float16"),
+    ("march", {"occupancy": torch.ones(4, 4, 4)}, "occupancy bool float32"),
+    ("march", LADDER | {"ladder": torch.arange(4.0).double()}, "ladder float32 float64"),
+    ("count_visible", {"density": torch.ones(4).long()}, "density float32 bfloat16 int64"),
+    ("compact_samples", {"directions": rand(2, 3).double()}, "origins directions float32 float64"),
+    ("compact_samples", {"source_offsets": [0, 2, 4]}, "source_offsets int64 [3] list"),
+    ("spherical_harmonics", {"directions": rand(2, 3).half()}, "directions float32 float64 float16"),
+    ("spherical_harmonics", {"ray_index": torch.zeros(2).int()}, "ray_index int64 int32"),
+    ("spherical_harmonics", {"dtype": torch.int64}, "dtype torch.float32 torch.int64"),
+    ("composite", {"rgb": rand(4, 3).double()}, "density rgb float32 float64"),
+    ("composite", {"ray_offsets": ONE_RAY.int()}, "ray_offsets int64 int32"),
+    ("distortion", {"t_ends": rand(4).double()}, "weights t_ends float32 float64"),
+    ("lazy_adam", {"exp_avg_sq": rand(4, 2).double()}, "param exp_avg_sq float32"),
+    ("lazy_adam", {"lr": torch.tensor(0.1).double()}, "lr float32 float64"),
+]
+
+
+CALLS = [(ValueError, *bad) for bad in WRONG_SHAPE] + [(TypeError, *bad) for bad in WRONG_TYPE]
+
+
+def call(op: str, change: dict) -> None:
+    arguments = GOOD[op] | change
+    if op == "mlp":
+        return ops.mlp(arguments["parameters"], arguments["widths"], *arguments["inputs"])
+    return getattr(ops, op)(**arguments)
+
+
+def parts_of(named: str) -> list[str]:
+    """Words, numbers and shapes, which are set in brackets."""
+    return re.findall(r"\[[^]]*\]|\([^)]*\)|\S+\[\d\]|\S+", named)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_good_input(op: str):
+    call(op, {})
+
+
+@pytest.mark.parametrize("error, op, change, named", CALLS)
+def test_bad_input(error: type[Exception], op: str, change: dict, named: str):
+    with raises_naming(error, op, *parts_of(named)):
+        call(op, change)

@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ops of one point, row or element each: borders, extremes, and what a GPU's kernel does not take."""
+
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nerfkit import nn, ops
+from nerfkit.ops import grid_encode, lazy_adam, lltm, lltm_cell, mlp, spherical_harmonics, trilinear
+from nerfkit.ops.grid_encode import level_entries
+from nerfkit.ops.mlp import n_parameters, why_no_kernel
+from nerfkit.ops.spherical_harmonics import N_HARMONICS
+from tests.naming import not_named, raises_naming
+from tests.ops import naive
+from tests.ops.cases import adam_inputs, unit_vectors
+from tests.ops.harness import TOLERANCE, NativeCalls, assert_close, backend_params, dtype_name, fused_params
+
+needs_cpp = pytest.mark.skipif("cpp" not in ops.available("trilinear"), reason="needs the C++ ops")
+
+
+@needs_cpp
+@pytest.mark.parametrize("features, dtype", [(16, torch.float32), (33, torch.float32), (40, torch.float64)])
+@pytest.mark.slow
+def test_what_no_cache_keeps(features: int, dtype: torch.dtype):
+    """Results and gradients of more than 32 MB: written past the caches where a corner's features are whole lines."""
+    n = 2**25 // (features * dtype.itemsize) + 1
+    feats, points = torch.randn(n, 8, features, dtype=dtype), torch.rand(n, 3, dtype=dtype) * 2 - 1
+    grad, few = torch.randn(n, features, dtype=dtype), n // 8 + 1
+    results = []
+    for backend in ("cpp", "torch"):
+        with ops.backend(backend):
+            inputs = [x[:few].clone().requires_grad_() for x in (feats, points)]
+            gradients = torch.autograd.grad(trilinear(*inputs), inputs, grad[:few])
+            results.append((trilinear(feats, points), *gradients))
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
+
+
+def table_of(resolutions: list[int], max_entries: int, features: int) -> torch.Tensor:
+    rows = sum(level_entries(n, max_entries) for n in resolutions)
+    return torch.randn(rows, features).double()
+
+
+def test_gradient_at_a_cell_border_is_the_upper_cells():
+    table = torch.zeros(32, 1).double()
+    table[18:] = 1.0  # rises in the cell above x = 1/2 only
+    points = torch.tensor([[0.5, 0.3, 0.3]]).double().requires_grad_()
+    (gradient,) = torch.autograd.grad(grid_encode(points, table, [2], 32).sum(), points)
+    assert gradient[0].tolist() == pytest.approx([2.0, 0.0, 0.0])
+
+
+def test_not_a_number_reads_inside_the_table():
+    points = torch.tensor([[float("nan"), 0.5, float("inf")]])
+    out = grid_encode(points, table_of([4, 9], 64, 1).float(), [4, 9], 64)
+    assert out.shape == (1, 2) and out.isnan().all()
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+def test_is_adam_where_all_elements_have_a_gradient(backend: str, device: str):
+    dtype = torch.float64
+    wanted = torch.randn(6, 5, dtype=dtype, device=device).requires_grad_()
+    param = wanted.detach().clone()
+    adam = torch.optim.Adam([wanted], lr=2.0**-7, betas=(0.8, 0.95), eps=1e-3)
+    moments = [torch.zeros_like(param) for _ in range(2)]
+    with ops.backend(backend):
+        for step in range(1, 6):
+            wanted.grad = torch.randn_like(param)
+            adam.step()
+            number = torch.tensor(float(step), device=device)
+            lazy_adam(param, wanted.grad, *moments, number, torch.tensor(2.0**-7, device=device), 0.8, 0.95, 1e-3)
+    torch.testing.assert_close(param, wanted.detach(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+def test_the_first_step_is_as_long_as_the_rate_even_for_tiny_gradients(backend: str, device: str):
+    grad = torch.tensor([1e-9, -3e-7, 5.0, 0.0], device=device)
+    param, *moments = (torch.zeros(4, device=device) for _ in range(3))
+    step, lr = torch.tensor(1.0, device=device), torch.tensor(0.5, device=device)
+    with ops.backend(backend):
+        lazy_adam(param, grad, *moments, step, lr)
+    torch.testing.assert_close(param.cpu(), torch.tensor([-0.5, 0.5, -0.5, 0.0]), rtol=1e-5, atol=0)
+
+
+PARTS = [(slice(1, None), slice(1, None)), (slice(1, 5), slice(None)), (slice(None), slice(0, 3))]  # of 7 x 5
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_tensor_is_written_in_place(backend: str, device: str, part: tuple):
+    whole = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(7, 5, share=0.7)]
+    wanted = [x[part].clone() if isinstance(x, Tensor) and x.dim() else x for x in whole]
+    before = [whole[place].clone() for place in (0, 2, 3)]
+    with ops.backend("torch"):
+        results = lazy_adam(*wanted)
+    with ops.backend(backend):
+        lazy_adam(*(x[part] if isinstance(x, Tensor) and x.dim() else x for x in whole))
+    for place, old, result in zip((0, 2, 3), before, results, strict=True):
+        torch.testing.assert_close(whole[place][part], result)
+        old[part] = whole[place][part]
+        assert torch.equal(whole[place], old), "nothing beside the part changes"
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+def test_a_graph_of_the_old_values_raises(backend: str, device: str):
+    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(4, share=1.0)]
+    param = arguments[0].requires_grad_()
+    squares = (param * param).sum()
+    with ops.backend(backend):
+        lazy_adam(*arguments)
+    with pytest.raises(RuntimeError, match="inplace"):
+        squares.backward()
+
+
+@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
+def test_nan_stays_in_its_element(backend: str, device: str):
+    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(50, share=1.0)]
+    arguments[1][17] = math.nan
+    with ops.backend(backend):
+        for x in lazy_adam(*arguments):
+            assert (~x.isfinite()).nonzero().flatten().tolist() == [17]
+
+
+def test_nan_of_a_row_stays_in_it():
+    net = nn.MLP(16, 16, 2, 3)
+    x = torch.randn(40, 16)
+    x[17, 3] = float("nan")
+    assert (~net(x).isfinite()).any(1).nonzero().flatten().tolist() == [17]
+
+
+H100 = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=232448)
+L4 = SimpleNamespace(major=8, minor=9, shared_memory_per_block_optin=101376)
+T4 = SimpleNamespace(major=7, minor=5, shared_memory_per_block_optin=65536)
+
+
+@pytest.mark.parametrize(
+    "gpu, dtype, widths, inputs, named",
+    [
+        (H100, torch.float16, (96, 64, 64, 3), (16, 16, 64), None),
+        (H100, torch.bfloat16, (128, 16, 16), (128,), None),
+        (H100, torch.float32, (32, 64, 3), (32,), ("float16", "bfloat16", "float32")),
+        (H100, torch.float16, (32, 3), (32,), ("hidden", "0")),
+        (H100, torch.float16, (32, 64, 64, 64, 3), (32,), ("hidden", "3")),
+        (H100, torch.float16, (32, 128, 3), (32,), ("hidden", "16", "32", "64", "128")),
+        (H100, torch.float16, (32, 16, 64, 3), (32,), ("hidden", "16", "64")),
+        (H100, torch.float16, (32, 64, 3), (24, 8), ("inputs", "16", "24")),
+        (H100, torch.float16, (144, 64, 3), (128, 16), ("inputs", "128", "144")),
+        (H100, torch.float16, (32, 64, 17), (32,), ("outputs", "16", "17")),
+        (L4, torch.float16, (32, 64, 3), (32,), ("shared memory", "150000", "101376")),
+        (T4, torch.float16, (32, 64, 3), (32,), ("compute capability", "8.0", "7.5")),
+    ],
+)
+def test_why_a_gpu_has_no_kernel(gpu, dtype, widths: tuple, inputs: tuple, named: tuple | None, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    for device in ("cuda", torch.device("cuda:1")):
+        why = why_no_kernel(device, dtype, widths, inputs)
+        assert why is None if named is None else not not_named(why, *named), why
+    assert why_no_kernel("cpu", dtype, widths, inputs) is None
+
+
+@pytest.mark.parametrize("backend, device", fused_params("mlp"))
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_by_name_it_never_falls_back(backend: str, device: str, compiles: bool, monkeypatch):
+    """A kernel that takes only even widths, of a network of 7: refused by name, the definition under auto."""
+
+    def why_not(device, dtype, widths, input_widths) -> str | None:
+        return f"its kernel takes even widths, got {widths[1]}" if widths[1] % 2 else None
+
+    monkeypatch.setattr(sys.modules["nerfkit.ops.mlp"], "why_no_kernel", why_not)
+    torch._dynamo.reset()
+    call = torch.compile(mlp, backend="aot_eager", fullgraph=True) if compiles else mlp
+    x = torch.randn(9, 16, device=device, dtype=torch.float16)
+    for hidden, is_native in ((7, False), (16, True)):
+        widths = (16, hidden, 3)
+        parameters = (torch.randn(n_parameters(widths), device=device) / 4).half()
+        with ops.backend("torch"):
+            wanted = mlp(parameters, widths, x)
+        with ops.backend("auto"), NativeCalls() as seen:
+            got = mlp(parameters, widths, x)
+        assert bool(seen.calls) == is_native
+        assert is_native or torch.equal(got, wanted)
+        with ops.backend("auto"):
+            torch.testing.assert_close(call(parameters, widths, x), wanted, rtol=1e-2, atol=2e-2)
+        with ops.backend(backend):
+            if is_native:
+                torch.testing.assert_close(call(parameters, widths, x), wanted, rtol=1e-2, atol=2e-2)
+                continue
+            # Of torch.compile, whose own error repeats it, or as it is.
+            with raises_naming(RuntimeError, "mlp", f"'{backend}'", "7"):
+                call(parameters, widths, x)
+
+
+@pytest.mark.parametrize("backend, device", backend_params("spherical_harmonics"))
+@pytest.mark.parametrize("wanted", TOLERANCE, ids=dtype_name)
+@pytest.mark.parametrize("given", [torch.float32, torch.float64], ids=dtype_name)
+@pytest.mark.slow
+def test_any_type_from_any(backend: str, device: str, given: torch.dtype, wanted: torch.dtype):
+    """The result's type, the gradient's, and values that are rounded once; 300 rows are more than a block's.
+
+    Values beside the loops' of tests/ops/naive.py, gradients beside those of the definition in float64.
+    """
+    directions, ray_index = unit_vectors(40).to(given), torch.arange(300) % 40
+    grad = (torch.arange(300 * N_HARMONICS) % 7 / 4 - 0.5).view(300, N_HARMONICS)  # of few bits
+    results = []
+    for backend_, device_, given_, wanted_ in (
+        ("torch", "cpu", torch.float64, torch.float64), (backend, device, given, wanted),
+    ):  # fmt: skip
+        x = directions.to(device_, given_).requires_grad_()
+        with ops.backend(backend_):
+            out = spherical_harmonics(x, ray_index.to(device_), wanted_)
+            (x_grad,) = torch.autograd.grad(out, x, grad.to(device_, wanted_))
+        assert (out.dtype, x_grad.dtype) == (wanted_, given_) and not x_grad.requires_grad
+        results.append((out.detach().cpu(), x_grad.cpu()))
+    (_, exact_grad), (out, x_grad) = results
+    (exact,) = naive.spherical_harmonics(directions.detach().double().numpy(), ray_index.numpy())
+    exact = torch.from_numpy(exact)
+    half_a_bit = torch.finfo(wanted).eps / 2 if wanted.itemsize == 2 else 0
+    error = 1e-15 if given == wanted == torch.float64 else 4e-7
+    torch.testing.assert_close(out.double(), exact, rtol=half_a_bit, atol=error)
+    assert_close(x_grad, exact_grad, "gradient")
+
+
+@pytest.mark.parametrize("wrong", [5, -1, 2**40])
+def test_a_ray_that_is_not_there_is_an_error_on_the_cpu(wrong: int):
+    for backend in {"torch", "cpp"} & set(ops.available("spherical_harmonics")):
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
+            spherical_harmonics(torch.rand(5, 3), torch.tensor([0, wrong, 4]))
+        with ops.backend(backend), pytest.raises((RuntimeError, IndexError)):
+            spherical_harmonics(torch.rand(0, 3), torch.tensor([0]))
+
+
+def test_autocast_leaves_the_type_of_the_result_to_the_caller(device: str):
+    directions = torch.rand(5, 3, device=device)
+    wanted = spherical_harmonics(directions)
+    with torch.autocast(device, torch.bfloat16):
+        assert torch.equal(spherical_harmonics(directions), wanted)
+        assert spherical_harmonics(directions, dtype=torch.float16).dtype == torch.float16
+        assert spherical_harmonics(directions.half()).dtype == torch.float32
+
+
+def test_extreme_gates_stay_finite():
+    inputs = [x.double().requires_grad_() for x in (torch.full((2, 3), 1e4), torch.ones(2, 2), torch.ones(2, 2))]
+    weight = (torch.randn(6, 5).double() * 100).requires_grad_()
+    outputs = lltm_cell(*inputs, weight, torch.zeros(6).double())
+    gradients = torch.autograd.grad(sum(x.sum() for x in outputs), [*inputs, weight])
+    assert all(x.isfinite().all() for x in (*outputs, *gradients))
+
+
+@pytest.mark.parametrize("backend", ["torch", pytest.param("cpp", marks=needs_cpp)])
+@pytest.mark.parametrize("op", ["lltm_cell", "lltm"])
+@pytest.mark.parametrize("swept", ["input gate", "output gate", "candidate", "cell"])
+def test_float32_over_the_whole_range(backend, op, swept):
+    far = torch.tensor([-1e38, -1e20, -1e4, -0.0, 1e4, 1e20, 1e38, float("nan")])
+    values = torch.cat([torch.linspace(-110, 110, 20001), torch.linspace(-1, 1, 20001), far]).double()
+    n = len(values)
+    columns = {"input gate": 9.0, "output gate": 9.0, "candidate": 0.5, "cell": 0.1}
+    columns = {name: values if name == swept else torch.full((n,), value).double() for name, value in columns.items()}
+    cell = columns.pop("cell")[:, None]  # [n, 1]
+    gates = torch.stack(list(columns.values()), dim=1)  # [n, 3]
+    weight = torch.eye(3, 4).double().roll(1, dims=1)  # of the state nothing
+    tensors = gates, torch.zeros(n, 1), cell, weight, torch.zeros(3)
+
+    def run(backend: str, dtype: torch.dtype) -> torch.Tensor:
+        input, h, c, weight, bias = (x.to(dtype) for x in tensors)
+        with ops.backend(backend):
+            if op == "lltm_cell":
+                return torch.cat(lltm_cell(input, h, c, weight, bias)).double()
+            return torch.cat(lltm(input, torch.arange(n + 1), weight, bias, h, c)[1:]).double()
+
+    got, wanted = run(backend, torch.float32), run("torch", torch.float64).float().double()
+    torch.testing.assert_close(got, wanted, rtol=3e-7, atol=3e-7, equal_nan=True)
