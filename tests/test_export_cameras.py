@@ -18,7 +18,7 @@ from nerfkit.data.readers.transforms.reader import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
 from nerfkit.export.output import OutputFolder
-from nerfkit.rendering.path_files import read_path
+from nerfkit.rendering.paths import read_path
 from tests.balls import cameras, frame, write_run
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import PINHOLE, capture_in

@@ -18,7 +18,7 @@ from nerfkit.crop import Crop, read_crop
 from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.path_files import read_path
+from nerfkit.rendering.paths import read_path
 from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.training.trainer import Trainer

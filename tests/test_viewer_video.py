@@ -107,11 +107,17 @@ def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forget
     monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
     closed = []
 
-    class Writer(path_module.VideoWriter):
-        def close(self) -> None:
-            closed.append(super().close())
+    writing = path_module.video_writer
 
-    monkeypatch.setattr(path_module, "VideoWriter", Writer)
+    @contextmanager
+    def writer(*arguments):
+        try:
+            with writing(*arguments) as add:
+                yield add
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(path_module, "video_writer", writer)
     with watched(small_config, tmp_path / "run", seconds=100.0) as run:
         video = run.viewer.panels.path.video
 

@@ -20,10 +20,10 @@ from nerfkit.data.readers.colmap import model as colmap
 from nerfkit.data.readers.transforms.writer import check_writable, write_transforms
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError, UserError
-from nerfkit.export.camera_path import camera_path
 from nerfkit.export.output import OutputFolder
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
+from nerfkit.rendering.paths import to_nerfstudio
 from nerfkit.training.run.load import Run
 
 FORMATS = ("transforms", "colmap", "path")
@@ -200,7 +200,7 @@ def path_of(capture: Capture) -> dict[str, Any]:
             raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ")
     first = capture.images[0].lens
     poses = np.stack([image.camera_to_world for image in capture.images])
-    return camera_path(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)
+    return to_nerfstudio(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)
 
 
 def path_loss(capture: Capture) -> str | None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.device import out_of_memory
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
@@ -18,7 +18,6 @@ from nerfkit.ops.packed import ray_indices, sum_rays
 
 OUTPUTS = ("rgb", "depth", "median_depth", "opacity", "normal", "samples")
 MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
-
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
 
 
@@ -94,16 +93,11 @@ class ImageRenderer:
         if "samples" in outputs:
             result["samples"] = rendering.samples.ray_offsets.diff()[: end - start]
         if "normal" in outputs:
-            normals = self.model.normals(rendering.samples.positions)  # [N, 3]
-            result["normal"] = _mean_normal(normals, rendering.weights, rendering.samples.ray_offsets, rays)
+            normals = rendering.weights[:, None] * self.model.normals(rendering.samples.positions)  # [N, 3]
+            ray_index = ray_indices(rendering.samples.ray_offsets, normals.shape[0])
+            mean = sum_rays(normals, ray_index, end - start)  # [R, 3]
+            result["normal"] = torch.nn.functional.normalize(mean, dim=-1)
         return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}
-
-
-def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:
-    """Normal [R, 3] of each ray: the weighted mean of its samples', 0 where the opacity is 0."""
-    ray_index = ray_indices(ray_offsets, normals.shape[0])
-    mean = sum_rays(weights[:, None] * normals, ray_index, rays.origins.shape[0])
-    return torch.nn.functional.normalize(mean, dim=-1)
 
 
 def default_chunk(device: torch.device) -> int:

@@ -1,18 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera paths for novel views."""
+"""Camera paths for novel views: made around cameras, and in files.
+
+A file follows the transforms schema, or is the camera-path JSON of nerfstudio's viewer, in the frame of the scene's
+files:
+
+    {"camera_path": [{"camera_to_world": 16 numbers, rows of a 4x4, OpenGL axes, "fov": vertical degrees,
+                      "aspect": width / height}, ...],
+     "render_width": pixels, "render_height": pixels, "camera_type": "perspective", ...}
+"""
 
 from __future__ import annotations
 
 import math
+import warnings
+from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.readers.transforms.cameras_json import frames_of, number, parse_cameras, pose_of, read_json, size_of
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
 ELEVATION = 25.0  # degrees, of an orbit
+PATH_KEY = "camera_path"
+KNOWN = {  # keys of nerfstudio's file that are used, or only serve its editor
+    PATH_KEY, "camera_type", "render_width", "render_height", "default_fov", "default_transition_sec", "keyframes",
+    "fps", "seconds", "is_cycle", "smoothness_value",
+}  # fmt: skip
+FOV_LIMITS = (0.1, 179.0)  # degrees
+FPS = 24  # of a path that is written
 
 
 def look_at(eyes: Tensor, target: Tensor, up: Tensor) -> Tensor:
@@ -73,3 +98,69 @@ def _with_poses(like: Cameras, poses: Tensor) -> Cameras:
     """Cameras at `poses` with the first intrinsics of `like`, without distortion."""
     first = like.pinhole()[[0] * poses.shape[0]]
     return replace(first, camera_to_world=poses)
+
+
+def pinholes(poses: Any, fovs: Iterable[float], size: tuple[int, int]) -> Cameras:
+    """Cameras at poses [V, 3, 4] with vertical fields of view [V, radians], for images of one width and height."""
+    width, height = size
+    focal = torch.tensor([height / 2 / math.tan(fov / 2) for fov in fovs])[:, None].repeat(1, 2)
+    center = torch.tensor([[width / 2, height / 2]]).repeat(len(focal), 1)
+    return Cameras(torch.tensor(np.stack(poses), dtype=torch.float32), focal, center, width, height)
+
+
+def moved(cameras: Cameras, frame: Frame | None, to_model: bool) -> Cameras:
+    """Cameras of the scene's frame in the model's, or the other way round."""
+    if frame is None:
+        return cameras
+    poses = (frame.to_model if to_model else frame.to_input)(cameras.camera_to_world.double().numpy())
+    return replace(cameras, camera_to_world=torch.from_numpy(poses).to(cameras.camera_to_world.dtype))
+
+
+def read_path(file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None) -> Cameras:
+    """Cameras of a path file, in the frame of the scene's files; raises SceneError naming file, place and key.
+
+    Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
+    """
+    content = reading.read_json(file, SceneError, "path file")
+    if isinstance(content, dict) and PATH_KEY in content:
+        return _of_nerfstudio(content, shown(file), size, own_size)
+    given = own_size or size
+    return parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file)
+
+
+def _of_nerfstudio(
+    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
+) -> Cameras:
+    kind = content.get("camera_type", "perspective")
+    if kind != "perspective":
+        raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
+    if unused := sorted(key for key in set(content) - KNOWN if content[key] is not None):  # an empty crop is none
+        warnings.warn(f"{where}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
+    if own_size is None and ("render_width" in content or "render_height" in content):
+        stated = {"w": content.get("render_width"), "h": content.get("render_height")}
+        own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
+    poses, fovs = [], []
+    for index, entry in enumerate(frames_of({"frames": content[PATH_KEY]}, where)):
+        place, matrix = f"{where}: {PATH_KEY} {index}", entry.get("camera_to_world")
+        if isinstance(matrix, list) and len(matrix) == 16:
+            matrix = [matrix[start : start + 4] for start in range(0, 16, 4)]
+        poses.append(pose_of(matrix, f"{place}: camera_to_world as transform_matrix"))
+        fov = number({"fov": content.get("default_fov"), **entry}, "fov", place, *FOV_LIMITS)
+        fovs.append(math.radians(fov))
+    return pinholes(poses, fovs, own_size or size)
+
+
+def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
+    """The content of a file of nerfstudio's for poses [V, 3, 4] with vertical focal lengths [V] in pixels."""
+    cameras, keyframes = [], []
+    for pose, focal in zip(poses, focals.tolist(), strict=True):
+        matrix = np.concatenate([pose, [[0.0, 0.0, 0.0, 1.0]]])
+        view = {"fov": math.degrees(2 * math.atan(0.5 * height / focal)), "aspect": width / height}
+        cameras.append({"camera_to_world": matrix.flatten().tolist(), **view})
+        no_transition = {"override_transition_enabled": False, "override_transition_sec": None}
+        keyframes.append({"matrix": str(matrix.T.flatten().tolist()), **view, **no_transition})
+    return {
+        "default_fov": cameras[0]["fov"], "default_transition_sec": 1 / FPS, "keyframes": keyframes,
+        "camera_type": "perspective", "render_height": height, "render_width": width, "fps": FPS,
+        "seconds": len(cameras) / FPS, "is_cycle": False, "smoothness_value": 0.0, "camera_path": cameras, "crop": None,
+    }  # fmt: skip

@@ -10,9 +10,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.rendering.paths import pinholes
 
 FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
 
@@ -35,9 +35,7 @@ class Viewpoint(NamedTuple):
 
     def cameras(self, width: int, height: int) -> Cameras:
         """It, for frames of a size."""
-        focal = height / 2 / math.tan(self.fov / 2)
-        pose = torch.tensor(self.pose, dtype=torch.float32).view(1, 3, 4)
-        return Cameras(pose, torch.full((1, 2), focal), torch.tensor([[width / 2, height / 2]]), width, height)
+        return pinholes(self.matrix[None], [self.fov], (width, height))
 
 
 def rotation_of(wxyz: Any) -> np.ndarray:

@@ -23,8 +23,7 @@ from nerfkit.data.readers.transforms.cameras_json import number, pose_of, to_jso
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_json, shown
-from nerfkit.rendering.path_files import FOV_LIMITS, moved, read_path
-from nerfkit.rendering.paths import along
+from nerfkit.rendering.paths import FOV_LIMITS, along, moved, pinholes, read_path
 
 MAX_KEYFRAMES = 500
 MAX_FRAMES = 20_000
@@ -92,22 +91,13 @@ class CameraPath:
     def to_json(self, frame: Frame | None) -> str:
         """The content of its file."""
         cameras = self.cameras()
-        keys = moved(pinholes([key.pose for key in self.keyframes], [1.0] * len(self.keyframes)), frame, False)
-        listed = [
-            {"transform_matrix": [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]], "fov": math.degrees(key.fov),
-             "seconds": key.seconds}
-            for key, pose in zip(self.keyframes, keys.camera_to_world, strict=True)
-        ]  # fmt: skip
+        listed = []
+        for key in self.keyframes:
+            pose = key.pose if frame is None else frame.to_input(key.pose)
+            matrix = [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]
+            listed.append({"transform_matrix": matrix, "fov": math.degrees(key.fov), "seconds": key.seconds})
         content = to_json(moved(cameras, frame, to_model=False), [f"{i:05d}" for i in range(len(cameras))])
         return json.dumps({"fps": self.fps, "keyframes": {"loop": self.loop, "list": listed}, **content}, indent=1)
-
-
-def pinholes(poses: Any, fovs: Any, size: tuple[int, int] = (2, 2)) -> Cameras:
-    """Cameras at poses [F, 3, 4] with vertical fields of view [F], for images of one size."""
-    width, height = size
-    focal = torch.tensor([height / 2 / math.tan(fov / 2) for fov in fovs])[:, None].repeat(1, 2)
-    center = torch.tensor([[width / 2, height / 2]]).repeat(len(focal), 1)
-    return Cameras(torch.tensor(np.stack(poses), dtype=torch.float32), focal, center, width, height)
 
 
 def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:

@@ -17,7 +17,7 @@ import torch
 
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
-from nerfkit.rendering.video import VideoWriter, probe_video
+from nerfkit.rendering.images import probe_video, video_writer
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, FrameRenderer, Look
 from nerfkit.viewer.geometry import Viewpoint, in_browser
@@ -310,8 +310,7 @@ class VideoControls:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / VIDEO
-                writer = VideoWriter(file, path.fps)
-                try:
+                with video_writer(file, path.fps) as add:
                     for index, (pose, fov) in enumerate(zip(poses, fovs, strict=True)):
                         frame = renderer(Viewpoint.of(pose, fov), *path.size, look)
                         start = 0
@@ -320,10 +319,8 @@ class VideoControls:
                             frame.render(start, end)
                             start = end
                             yield
-                        writer.add(torch.from_numpy(frame.finish()).float() / 255)
+                        add(torch.from_numpy(frame.finish()).float() / 255)
                         self._report((index + 1) / len(poses))
-                finally:
-                    writer.close()
                 session.client.send_file_download(VIDEO, file.read_bytes())
         finally:
             self._show(None)
