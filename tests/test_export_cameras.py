@@ -17,7 +17,7 @@ from nerfkit.data.readers.colmap.model import read_model, write_model
 from nerfkit.data.readers.transforms.reader import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras
-from nerfkit.export.output import OutputFolder
+from nerfkit.export.writing import OutputFolder
 from nerfkit.rendering.paths import read_path
 from tests.balls import cameras, frame, write_run
 from tests.naming import assert_names, raises_naming

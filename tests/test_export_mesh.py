@@ -13,11 +13,10 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
-from nerfkit.export.grid import Grid, occupied_blocks
-from nerfkit.export.hidden import InImage, Occluder
-from nerfkit.export.surface import joined, piece_of_block
+from nerfkit.export.grid import Grid, joined, occupied_blocks, piece_of_block
+from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
-from nerfkit.export.work import Work
+from nerfkit.export.writing import Work
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
 from nerfkit.training.run.load import load_run
@@ -147,10 +146,10 @@ def test_a_point_hides_what_is_behind_it_and_no_more():
         (2.0, (24.1, 20.0)),  # beside it
         (1.1, (20.0, 20.0)),  # a little behind it
         (9.0, (3.5, 3.5)),  # alone
-        (float("inf"), (float("nan"), 2.0)),  # not in the image
+        (3.0, (float("nan"), 2.0)),  # not in the image
     ]
-    points = InImage(*(torch.tensor([row[k] for row in rows]) for k in range(2)))
-    occluder = Occluder(InImage(*(x[[0, 4]] for x in points)), 0.14, torch.tensor(50.0), (45, 30))
+    points = Seen(*(torch.tensor([row[k] for row in rows]) for k in range(2)), torch.arange(6) < 5)
+    occluder = Occluder(Seen(*(x[[0, 4, 5]] for x in points)), 0.14, torch.tensor(50.0), (45, 30))
     assert occluder.hides(points, torch.ones(6)).tolist() == [False, True, False, False, False, False]
 
 
@@ -168,14 +167,14 @@ def test_a_flat_floor_does_not_hide_itself(elevation: int):
     def seen(points):
         pixel, depth = camera.project(points, 0)
         inside = ((pixel >= 0) & (pixel < 128)).all(-1) & (depth > 0)
-        distance = torch.where(inside, (points - position).norm(dim=-1), torch.inf)
-        return InImage(distance, pixel), (position - points)[:, 2] / (points - position).norm(dim=-1)
+        distance = (points - position).norm(dim=-1)
+        return Seen(distance, pixel, inside), (position - points)[:, 2] / distance
 
     on_floor, cosine = seen(points)
     occluder = Occluder(on_floor, 0.02, camera.focal[0, 0], size)
-    assert not occluder.hides(on_floor, cosine)[on_floor.distance.isfinite()].any()
+    assert not occluder.hides(on_floor, cosine).any()
     below, cosine = seen(points - torch.tensor([0, 0, 0.06]))
-    inner = below.distance.isfinite() & (points[:, :2].abs() < 0.6).all(-1)
+    inner = below.inside & (points[:, :2].abs() < 0.6).all(-1)
     assert occluder.hides(below, cosine)[inner].float().mean() > 0.99
 
 
@@ -386,7 +385,7 @@ def test_corners_of_which_nothing_is_known_have_no_surface():
     (values,) = field.inside(grid, block[None])
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
-    assert 9 <= piece.vertices[:, 0].min() < 10 and len(piece.faces) > 50
+    assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -13,10 +13,9 @@ from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.ply import read_points
 from nerfkit.errors import UserError
-from nerfkit.export.points import PointCloud, points_of_view, thinned
-from nerfkit.export.splats import FLAT, rotations, splat_bytes
+from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
-from nerfkit.export.work import Work
+from nerfkit.export.writing import Work
 from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply

@@ -26,12 +26,10 @@ from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene_transform.frame import Frame, corner_text
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
-from nerfkit.export.domain import domain
-from nerfkit.export.grid import BLOCK, Grid
-from nerfkit.export.output import Output, OutputFolder, formats_of
-from nerfkit.export.views import Views, check_any
-from nerfkit.export.work import Work
+from nerfkit.export import cameras, fields, images, mesh, points
+from nerfkit.export.grid import BLOCK, Grid, domain
+from nerfkit.export.views import Views
+from nerfkit.export.writing import Output, OutputFolder, Work, formats_of
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run.load import Run, load_run
@@ -106,9 +104,7 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
 
 def training_views(run: Run, work: Work, finest: float) -> Views:
     """The training views, which are rendered as they are asked for, or at once."""
-    views = Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
-    check_any(views)
-    return views
+    return Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
 
 
 def where(run: Run, options: GeometryOptions) -> str:
@@ -124,9 +120,7 @@ def where(run: Run, options: GeometryOptions) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    output = Output(
-        run.folder, options.out, "mesh", formats_of(options.formats, mesh_files.FORMATS), mesh_files.FORMATS
-    )
+    output = Output(run.folder, options.out, "mesh", formats_of(options.formats, mesh.FORMATS), mesh.FORMATS)
     output.check(options.overwrite)
     cut = crop(run, options)
     tell_extent(run, cut)
@@ -161,13 +155,13 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         }
         moved = shape.in_files(target_frame(run, options))
         unit = run.frame.distance_to_input(1.0) if run.frame is not None and options.frame == "files" else 1.0
-        content = {format: mesh_files.mesh_bytes(moved, format) for format in output.formats}
+        content = {format: mesh.mesh_bytes(moved, format) for format in output.formats}
         thresholds = {
             "cell": grid.cell * unit,
             "level": options.level,
             "truncation_cells": fields.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
-            "hidden_by_cells": [hidden.COVERS, hidden.BEHIND, hidden.LEAST_COSINE],
+            "hidden_by_cells": [mesh.COVERS, mesh.BEHIND, mesh.LEAST_COSINE],
         }
         report(output.write(content, about(run, options, cut, counts=counts, thresholds=thresholds)), counts)
         work.remove()
@@ -204,7 +198,7 @@ def export_splats(run: Run, options: SplatsOptions) -> None:
         cloud = point_cloud(run, options, cut, work)
         counts = {"splats": len(cloud)}
         more = {"counts": counts, "thresholds": THRESHOLDS}
-        content = {"ply": splats.splat_bytes(cloud, options.sh_degree)}
+        content = {"ply": points.splat_bytes(cloud, options.sh_degree)}
         report(output.write(content, about(run, options, cut, **more)), counts)
         work.remove()
 
