@@ -7,6 +7,7 @@ import io
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -41,15 +42,21 @@ def npz_bytes(**values: np.ndarray) -> bytes:
     return content.getvalue()
 
 
-def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
-    """Image [H, W, 3] of values [H, W], low to high along a colormap."""
+@cache
+def _colors(colormap: str, device: torch.device) -> Tensor:
+    """[256, 3] in [0, 1]"""
     import matplotlib  # slow to import
 
+    return torch.from_numpy(matplotlib.colormaps[colormap](np.arange(256))[:, :3]).float().to(device)
+
+
+def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
+    """Image [H, W, 3] of values [H, W], low to high along a colormap."""
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
-    return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
+    return _colors(colormap, values.device)[(unit * 256).long().clamp(0, 255)]
 
 
-def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
+def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float], colormap: str = "turbo") -> Tensor:
     """Displayable image [H, W, 3] of the output `name`; depth and normals fade to white with the opacity."""
     image = images[name]
     if name == "rgb":
@@ -57,7 +64,7 @@ def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, floa
     opacity = images["opacity"][..., None]  # [H, W, 1]
     if name == "opacity":
         return opacity.expand(-1, -1, 3)
-    colors = image / 2 + 0.5 if name == "normal" else colorize(image, *depth_range)
+    colors = image / 2 + 0.5 if name == "normal" else colorize(image, *depth_range, colormap)
     return colors * opacity + (1 - opacity)
 
 
