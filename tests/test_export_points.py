@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from nerfkit.commands import export
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.ply import read_points
@@ -16,19 +15,16 @@ from nerfkit.errors import UserError
 from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
 from nerfkit.export.writing import Work
-from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.run.load import load_run
+from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
-from tests.processes import run_main
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("export") / "run")
-
-
-def call(run, kind, *arguments) -> None:
-    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +62,8 @@ def test_points_of_a_crop(run, tmp_path):
     assert read_ply(tmp_path / "p.ply")["vertices"][:, 2].max() <= CENTER[2] + 1e-6
 
 
-def test_what_other_views_see_through_is_left_out(run, monkeypatch):
+def test_what_other_views_see_through_is_left_out(run):
     """A depth that is wrong in one view floats before the surface of the others."""
-    from nerfkit.rendering.image_renderer import ImageRenderer
-    from nerfkit.training.run.load import load_run
-
     loaded = load_run(run, "cpu")
     with Work(run.parent / "some", {}) as work:
         image_of = ImageRenderer(loaded.model, loaded.background)
@@ -105,8 +98,6 @@ def test_pixels_without_a_direction_are_no_points():
 
 
 def test_thinning_keeps_means():
-    from nerfkit.export.points import PointCloud
-
     generator = np.random.default_rng(0)
     position = np.repeat(generator.uniform(size=(50, 3)), 20, axis=0) + 1e-7 * generator.normal(size=(1000, 3))
     normals = np.tile(np.float32([0, 0, 1]), (1000, 1))
@@ -125,6 +116,7 @@ def test_thinning_keeps_means():
 def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
     call(run, "splats", "--out", tmp_path / "new" / "s.ply", "--count", 2000)
     splats = read_ply(tmp_path / "new" / "s.ply")
+    assert len(splats["x"]) <= 2000
     names = [f"f_rest_{index}" for index in range(45)]
     assert {*names, "f_dc_0", "opacity", "scale_2", "rot_3"} < set(splats) and "f_rest_45" not in splats
     scale = np.exp(np.stack([splats[f"scale_{axis}"] for axis in range(3)], axis=1))
