@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from nerfkit.errors import SceneError
-from nerfkit.rendering.paths import moved, read_path
-from nerfkit.viewer.path import CameraPath, Keyframe, read_camera_path
+from nerfkit.rendering.paths import CameraPath, Keyframe, moved, read_camera_path, read_path
 from tests.test_crop import FRAME
 from tests.toy_scene import look_at
 

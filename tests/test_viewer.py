@@ -17,13 +17,12 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 from nerfkit.crop import Crop, read_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.paths import read_path
+from nerfkit.rendering.paths import Keyframe, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer.frames import OUTPUTS
 from nerfkit.viewer.geometry import rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
-from nerfkit.viewer.path import Keyframe
 from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import new_training, served, small_run, tiny_config, wait_for

@@ -22,11 +22,11 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
+from nerfkit.rendering.paths import CameraPath, Keyframe
 from nerfkit.viewer.engine import Engine
 from nerfkit.viewer.frames import ModelFrame, depth_range
 from nerfkit.viewer.geometry import nearest_view, viewpoint
 from nerfkit.viewer.panels.path import VideoControls
-from nerfkit.viewer.path import CameraPath, Keyframe
 from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
 from tests.naming import raises_naming

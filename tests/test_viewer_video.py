@@ -12,10 +12,10 @@ import pytest
 if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
+from nerfkit.rendering.paths import Keyframe
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels import path as path_module
-from nerfkit.viewer.path import Keyframe
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import new_training, vanish, wait_for
 

@@ -56,13 +56,11 @@ class PointCloud:
         return PointCloud(frame.to_input(self.positions), normals, self.colors, self.opacity, self.counts)
 
     def ply(self) -> bytes:
-        """The content of a PLY file."""
         colors = (self.colors * 255 + 0.5).clip(0, 255).astype(np.uint8)
         return ply_bytes(oriented_columns(self.positions, self.normals, colors))
 
 
 def joined(clouds: list[PointCloud]) -> PointCloud:
-    """Clouds as one."""
     return PointCloud(*(np.concatenate([getattr(c, name) for c in clouds]) for name in PointCloud.__dataclass_fields__))
 
 

@@ -81,7 +81,6 @@ class Output:
         self.about = self.stem.with_name(self.stem.name + ABOUT)
 
     def file(self, format: str) -> Path:
-        """The file of one format."""
         return self.stem.with_name(f"{self.stem.name}.{format}")
 
     def check(self, overwrite: bool) -> None:

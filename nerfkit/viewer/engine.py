@@ -137,7 +137,6 @@ class Engine:
             job.close()
 
     def wake(self) -> None:
-        """End a `wait`."""
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
@@ -194,7 +193,6 @@ class Engine:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether no frame is half drawn."""
         return self._drawing is None
 
     def step_job(self) -> bool:

@@ -81,7 +81,6 @@ class Session:
         self.ask()
 
     def viewpoint(self) -> Viewpoint:
-        """Where its camera is."""
         camera = self.client.camera
         return viewpoint(camera.wxyz, camera.position, camera.fov)
 
@@ -103,7 +102,6 @@ class Session:
             engine.forget(self.client.client_id)
 
     def change(self, **look: object) -> None:
-        """Change what it looks at."""
         self.look = replace(self.look, **look)
         self.ask()
 
@@ -117,7 +115,6 @@ class Session:
         return view
 
     def go_to(self, view: int) -> None:
-        """Move its camera to that of a training view."""
         cameras, self.at_view = self.state.scene.cameras, view
         self.go(cameras.camera_to_world[view].double().numpy(), vertical_fov(cameras, view))
 
@@ -135,7 +132,6 @@ class Session:
             camera.look_at, camera.fov = initial.look_at, initial.fov
 
     def level(self) -> None:
-        """Turn its camera upright."""
         self.client.camera.up_direction = np.array(self.state.scene.up)
 
     def show(self, image: np.ndarray, quality: int) -> None:
@@ -154,5 +150,4 @@ class Session:
         )
 
     def tell(self, title: str, text: str) -> None:
-        """Show a notification."""
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -14,6 +14,7 @@ import queue
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -76,23 +77,19 @@ class Viewer:
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
-        self.do_calls()
         self.tick()
         if not self.engine.step():
             self.engine.wait(IDLE_SECONDS)
 
     def tick(self) -> None:
-        """Let the panels do what is due, and free what browsers have left behind."""
+        """Do what was left to this thread, let the panels do what is due, and free what browsers have left behind."""
+        while not self._calls.empty():
+            self._try(self._calls.get())
         now = time.perf_counter()
         if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:
             self._leavings_since = None
             give_back()
         self._try(lambda: self.panels.tick(now))
-
-    def do_calls(self) -> None:
-        """Do what was left to this thread."""
-        while not self._calls.empty():
-            self._try(self._calls.get())
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -197,10 +194,9 @@ class TrainingViewer(Viewer):
             self.awake = True
         if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end
-        self.do_calls()
+        self.tick()
         due = self.engine.next()
         self.sharing.add_training(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
-        self.tick()
         if self.state.paused:
             self._pause(trainer)
         elif due is not None and self.sharing.has_budget(*due):
@@ -240,7 +236,5 @@ def give_back() -> None:
     viser's things of a browser refer to one another in circles, which Python by itself looks for rarely.
     """
     gc.collect()
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # only glibc has it; elsewhere memory stays with the process
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # only glibc has malloc_trim; elsewhere memory stays with the process
-        pass

@@ -26,7 +26,6 @@ class Panels:
         self.run = RunPanel(server, tabs.add_tab("Run"), state)
 
     def greet(self, session: Session) -> None:
-        """A client has come."""
         add_view_controls(self.view, session)
         session.ask()
 

@@ -18,10 +18,10 @@ import torch
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
 from nerfkit.rendering.images import probe_video, video_writer
+from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
 from nerfkit.viewer.frames import COMPARING, Look, ModelFrame
 from nerfkit.viewer.geometry import Viewpoint, in_browser
-from nerfkit.viewer.path import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
@@ -71,7 +71,6 @@ class PathPanel:
         session.go(poses[0], float(fovs[0]))
 
     def choose(self, index: int | None) -> None:
-        """Choose a keyframe."""
         self.chosen = index
         self.fill()
 

@@ -141,7 +141,6 @@ class RunPanel:
         return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
 
     def _plot(self) -> None:
-        """Curves over training time."""
         from viser import uplot
 
         for key, title in CURVES.items():
