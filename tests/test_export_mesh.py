@@ -75,23 +75,16 @@ def test_vertices_lie_on_the_ball_in_the_frame_of_the_files(shape):
     # All sides of it, and nothing of the hollow inside or of the small ball.
     assert all(offset[:, axis].min() < -0.95 * RADIUS < 0.95 * RADIUS < offset[:, axis].max() for axis in range(3))
     a, b, c = (vertices[faces[:, k]] - frame().to_input(CENTER) for k in range(3))
-    volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6
-    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04), (
-        "closed, and turned outwards"
-    )
+    volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6  # closed, and turned outwards
+    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04)
 
 
-def test_normals_point_outwards_in_the_frame_of_the_files(shape):
+def test_normals_point_outwards_and_colors_are_those_that_cameras_see(shape):
     outwards = shape["vertices"] - frame().to_input(CENTER)
     outwards /= np.linalg.norm(outwards, axis=1, keepdims=True)
     assert ((shape["normals"] * outwards).sum(1) > 0.85).mean() > 0.98
     assert np.linalg.norm(shape["normals"], axis=1) == pytest.approx(1, abs=1e-4)
-
-
-def test_colors_are_those_that_cameras_see(shape):
-    offset = frame().to_model(shape["vertices"]) - CENTER
-    wanted = 0.5 + 0.5 * offset / np.linalg.norm(offset, axis=1, keepdims=True)
-    error = np.abs(shape["colors"] / 255 - wanted)
+    error = np.abs(shape["colors"] / 255 - (0.5 + 0.5 * frame().directions_to_model(outwards)))
     assert error.mean() < 0.02 and np.quantile(error, 0.99) < 0.1
 
 
@@ -198,7 +191,8 @@ def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
     high = low + 18
 
     def places(name: str, *arguments) -> np.ndarray:
-        return exported(run, tmp_path / name, "--from", "density", "--frame", of, *arguments)["vertices"]
+        call(run, "mesh", "--resolution", 32, "--out", tmp_path / name, "--from", "density", "--frame", of, *arguments)
+        return read_ply(tmp_path / name)["vertices"]
 
     def kept(**more) -> None:
         (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of} | more))
@@ -258,7 +252,7 @@ def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unaske
 
 
 @pytest.mark.parametrize("source", ["density", "depth"])
-def test_a_killed_export_goes_on(run, tmp_path, monkeypatch, source):
+def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, source):
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
     kind = {"density": fields.DensityField, "depth": fields.DepthField}[source]
     inside, calls, killed_at = kind.inside, [], None
@@ -270,26 +264,18 @@ def test_a_killed_export_goes_on(run, tmp_path, monkeypatch, source):
         return inside(self, *arguments)
 
     monkeypatch.setattr(kind, "inside", counted)
-    exported(run, tmp_path / "whole.ply", "--from", source)
+    arguments = ("mesh", "--from", source, "--resolution", 32, "--out")
+    call(run, *arguments, tmp_path / "whole.ply")
     total = len(calls)
-    killed_at = total + 3
-    with pytest.raises(KeyboardInterrupt):
-        exported(run, tmp_path / "m.ply", "--from", source)
+    for options in (("--resolution", 30), ()):
+        killed_at = len(calls) + 3
+        with pytest.raises(KeyboardInterrupt):
+            call(run, *arguments, tmp_path / "m.ply", *options)
     killed_at = None
-    exported(run, tmp_path / "m.ply", "--from", source)
-    assert total > 3 and len(calls) == 2 * total, "three blocks were taken from before"
+    call(run, *arguments, tmp_path / "m.ply")
+    assert total > 3 and len(calls) == 2 * total + 3, "three blocks were taken from before, none of another grid"
     assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "whole.ply").read_bytes()
     assert not (tmp_path / "m.ply.work").exists()
-
-
-def test_parts_of_other_options_are_not_taken(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(mesh, "without_small_parts", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        exported(run, tmp_path / "m.ply", "--from", "density", "--level", 0.9)
-    monkeypatch.undo()
-    exported(run, tmp_path / "m.ply", "--from", "density")
-    exported(run, tmp_path / "new.ply", "--from", "density")
-    assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "new.ply").read_bytes()
 
 
 def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path, monkeypatch):
