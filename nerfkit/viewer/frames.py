@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.crop import Crop
-from nerfkit.device import out_of_memory
 from nerfkit.model.cropping import cropped
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import MAX_CHUNK, ImageRenderer
 from nerfkit.rendering.images import colorize, preview
 from nerfkit.viewer.geometry import Viewpoint
 from nerfkit.viewer.scene import ViewerScene
@@ -51,25 +50,14 @@ class ModelFrame:
         self.scene, self.look, self.size, self.n_rays = scene, look, (width, height), width * height
         self.device = scene.background.device
         self.cameras = viewpoint.cameras(width, height).to(self.device)
-        self.renderer = ImageRenderer(scene.model, scene.background, chunk=1, stays_on_device=True)
+        self.renderer = ImageRenderer(scene.model, scene.background, chunk=MAX_CHUNK, stays_on_device=True)
         self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
         self.values: dict[str, Tensor] = {}
 
     def render(self, start: int, end: int) -> None:
         """Render rays start..end; the device has finished them on return."""
-        try:
-            with cropped(self.scene.model, self.look.crop):
-                part = self.renderer.rays(self.cameras, 0, start, end, self.outputs)
-        except RuntimeError as error:
-            if not out_of_memory(error) or end - start < 2:
-                raise
-            part = None
-        if part is None:  # outside of the except clause: the error holds references to tensors
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            middle = (start + end) // 2
-            self.render(start, middle)
-            return self.render(middle, end)
+        with cropped(self.scene.model, self.look.crop):
+            part = self.renderer.in_chunks(self.cameras, 0, start, end, self.outputs)
         for name, value in part.items():
             if name not in self.values:
                 self.values[name] = value.new_zeros(self.n_rays, *value.shape[1:])
