@@ -83,7 +83,7 @@ class Engine:
 
     Args:
         start: camera, width, height, look -> PendingFrame.
-        deliver: gets a client, an image that is finished, and its stage.
+        deliver: gets a client, which may have gone, an image that is finished, and its stage.
         failed: gets a client, or -1 for a job, and the exception that its frame ended in.
         clock: seconds.
     """
@@ -256,8 +256,7 @@ class Engine:
     def _finish(self, drawing: _Drawing) -> None:
         client, stage, began = drawing.client, drawing.stage, self.clock()
         image = drawing.frame.finish()
-        if client.id in self.clients:
-            self.deliver(client.id, image, stage)
+        self.deliver(client.id, image, stage)
         client.drawn_at = self.clock()
         is_full = drawing.scale == 1.0
         if stage != FINE:
