@@ -141,6 +141,7 @@ def test_splats_too_far_away_for_float32_are_refused():
     with raises_naming(UserError, "float32", "--frame model"):
         splat_bytes(cloud, 0)
     assert splat_bytes(replace(cloud, positions=spread), 0)
+    assert b"property double x" in cloud.ply() and b"property float x" in replace(cloud, positions=spread).ply()
 
 
 def test_rotations_of_any_normal():

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import imageio.v3 as imageio
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -24,6 +25,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
+from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
@@ -128,6 +130,8 @@ def test_the_colors_of_depths_are_those_of_what_is_there():
     depth[1], opacity[1] = torch.linspace(50, 90, 64), 0.1
     assert depth_range(depth, opacity) == pytest.approx((2.02, 2.98), abs=0.01)
     assert depth_range(depth, 0 * opacity) == (0.0, 1.0)
+    wanted = matplotlib.colormaps["viridis"](((depth - 2) / 3).numpy())[..., :3]
+    assert np.allclose(colorize(depth, 2.0, 5.0, "viridis"), wanted, atol=1e-6)
 
 
 def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(shown):
