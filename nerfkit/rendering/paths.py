@@ -178,8 +178,8 @@ def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int
     return {
         "default_fov": cameras[0]["fov"], "default_transition_sec": 1 / NERFSTUDIO_FPS, "keyframes": keyframes,
         "camera_type": "perspective", "render_height": height, "render_width": width, "fps": NERFSTUDIO_FPS,
-        "seconds": len(cameras) / NERFSTUDIO_FPS, "is_cycle": False, "smoothness_value": 0.0, "crop": None,
-        "camera_path": cameras,
+        "seconds": len(cameras) / NERFSTUDIO_FPS, "is_cycle": False, "smoothness_value": 0.0,
+        "camera_path": cameras, "crop": None,
     }  # fmt: skip
 
 
