@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from nerfkit.commands import export
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.readers.transforms.cameras_json import to_json
@@ -18,6 +19,7 @@ from nerfkit.model.registry import build_model, register_model
 from nerfkit.model.sampling import build_sampler
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.folder import RunFolder, RunScene
+from tests.processes import run_main
 from tests.rigs import look_at
 
 CENTER, RADIUS, HOLLOW = np.array([0.1, -0.05, 0.15]), 0.5, 0.25  # model frame
@@ -110,3 +112,8 @@ def write_run(
     checkpoint.save(folder, tensors, {"step": 7, "seconds": 1.5, "n_rays": 1, "random": {}})
     folder.unlock()
     return path
+
+
+def call(run: Path, kind: str, *arguments: object) -> None:
+    """Export something of a run."""
+    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0

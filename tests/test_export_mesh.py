@@ -10,14 +10,12 @@ import torch
 from nerfkit.commands import export
 from nerfkit.crop import CROP
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
-from nerfkit.export.grid import Grid, occupied_blocks
-from nerfkit.export.hidden import InImage, Occluder
-from nerfkit.export.surface import joined, piece_of_block
+from nerfkit.export.grid import Grid, joined, occupied_blocks, piece_of_block
+from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
-from nerfkit.export.work import Work
+from nerfkit.export.writing import Work
 from nerfkit.model.compositing import Rendering, median_depth
 from nerfkit.model.sampling import Samples
 from nerfkit.training.run.load import load_run
@@ -26,12 +24,12 @@ from tests.balls import (
     CENTER,
     DENSITY,
     EDGE,
-    HOLLOW,
     RADIUS,
     SHELL,
     SPECK,
     SPECK_RADIUS,
     Balls,
+    call,
     cameras,
     config,
     frame,
@@ -39,7 +37,6 @@ from tests.balls import (
 )
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
-from tests.processes import run_main
 from tests.rigs import look_at
 
 pytest.importorskip("skimage")
@@ -52,17 +49,9 @@ def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("export") / "run")
 
 
-def call(run, kind, *arguments) -> None:
-    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
-
-
 def exported(run, out, *arguments):
     call(run, "mesh", "--resolution", RESOLUTION, "--out", out, *arguments)
     return read_ply(out)
-
-
-def in_model(vertices: np.ndarray) -> np.ndarray:
-    return frame().to_model(vertices)
 
 
 # Where the opacity of a cell is 0.2, a little outside of where the density has half of what it has inside.
@@ -80,29 +69,22 @@ def shape(request, run, tmp_path_factory):
 
 def test_vertices_lie_on_the_ball_in_the_frame_of_the_files(shape):
     vertices, faces = shape["vertices"], shape["faces"]
-    offset = in_model(vertices) - CENTER
+    offset = frame().to_model(vertices) - CENTER
     radius = np.linalg.norm(offset, axis=1)
     assert abs(radius.mean() - shape["radius"]) < 0.2 * CELL and np.abs(radius - RADIUS).max() < CELL
     # All sides of it, and nothing of the hollow inside or of the small ball.
     assert all(offset[:, axis].min() < -0.95 * RADIUS < 0.95 * RADIUS < offset[:, axis].max() for axis in range(3))
     a, b, c = (vertices[faces[:, k]] - frame().to_input(CENTER) for k in range(3))
-    volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6
-    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04), (
-        "closed, and turned outwards"
-    )
+    volume = np.einsum("ij,ij->", a, np.cross(b, c)) / 6  # closed, and turned outwards
+    assert volume == pytest.approx(4 / 3 * np.pi * (shape["radius"] / 0.25) ** 3, rel=0.04)
 
 
-def test_normals_point_outwards_in_the_frame_of_the_files(shape):
+def test_normals_point_outwards_and_colors_are_those_that_cameras_see(shape):
     outwards = shape["vertices"] - frame().to_input(CENTER)
     outwards /= np.linalg.norm(outwards, axis=1, keepdims=True)
     assert ((shape["normals"] * outwards).sum(1) > 0.85).mean() > 0.98
     assert np.linalg.norm(shape["normals"], axis=1) == pytest.approx(1, abs=1e-4)
-
-
-def test_colors_are_those_that_cameras_see(shape):
-    offset = in_model(shape["vertices"]) - CENTER
-    wanted = 0.5 + 0.5 * offset / np.linalg.norm(offset, axis=1, keepdims=True)
-    error = np.abs(shape["colors"] / 255 - wanted)
+    error = np.abs(shape["colors"] / 255 - (0.5 + 0.5 * frame().directions_to_model(outwards)))
     assert error.mean() < 0.02 and np.quantile(error, 0.99) < 0.1
 
 
@@ -116,25 +98,18 @@ def test_the_models_frame_and_what_is_said_beside_the_mesh(run, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m.export.json", "m.ply"], "nothing else is left"
 
 
-def test_small_parts_stay_if_that_is_asked(run, tmp_path):
-    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)
-    assert (np.linalg.norm(in_model(shape["vertices"]) - SPECK, axis=1) < 0.2).any()
-
-
-def test_what_no_camera_sees_is_hidden():
-    """The same mesh without the test of depths has the hollow inside, too."""
-    grid = Grid.over(np.array(BOX).reshape(2, 3), RESOLUTION)
-    model = Balls(config())
-    piece = whole(grid, fields.DensityField(model, 0.5, torch.device("cpu")))
-    radius = np.linalg.norm(grid.origin + grid.cell * piece.vertices - CENTER, axis=1)
-    assert (np.abs(radius - HOLLOW) < CELL).sum() > 100
+def test_small_parts_stay_if_that_is_asked_and_a_frame_may_be_none(tmp_path):
+    run = write_run(tmp_path / "run", turned=False)
+    vertices = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)["vertices"]
+    small = np.linalg.norm(vertices - SPECK, axis=1) < 0.2
+    assert small.any() and np.linalg.norm(vertices[~small] - CENTER, axis=1) == pytest.approx(RADIUS, abs=CELL)
 
 
 def test_what_a_shell_that_lets_light_through_hides_is_left_out(tmp_path):
     """The depth of its pixels is that of the core within."""
     run = write_run(tmp_path / "run", kind="shell")
     shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0)
-    radius = np.linalg.norm(in_model(shape["vertices"]) - CENTER, axis=1)
+    radius = np.linalg.norm(frame().to_model(shape["vertices"]) - CENTER, axis=1)
     assert radius.min() > RADIUS - SHELL - CELL and (radius > RADIUS - 1.5 * CELL).mean() > 0.98
     assert len(shape["faces"]) > 1000
 
@@ -147,14 +122,14 @@ def test_a_point_hides_what_is_behind_it_and_no_more():
         (2.0, (24.1, 20.0)),  # beside it
         (1.1, (20.0, 20.0)),  # a little behind it
         (9.0, (3.5, 3.5)),  # alone
-        (float("inf"), (float("nan"), 2.0)),  # not in the image
+        (3.0, (float("nan"), 2.0)),  # not in the image
     ]
-    points = InImage(*(torch.tensor([row[k] for row in rows]) for k in range(2)))
-    occluder = Occluder(InImage(*(x[[0, 4]] for x in points)), 0.14, torch.tensor(50.0), (45, 30))
+    points = Seen(*(torch.tensor([row[k] for row in rows]) for k in range(2)), torch.arange(6) < 5)
+    occluder = Occluder(Seen(*(x[[0, 4, 5]] for x in points)), 0.14, torch.tensor(50.0), (45, 30))
     assert occluder.hides(points, torch.ones(6)).tolist() == [False, True, False, False, False, False]
 
 
-@pytest.mark.parametrize("elevation", [15, 20, 30, 60])
+@pytest.mark.parametrize("elevation", [15, 60])
 def test_a_flat_floor_does_not_hide_itself(elevation: int):
     """Seen at a grazing angle by one camera; a second floor three cells below is hidden."""
     place = torch.arange(-60, 61) * 0.02
@@ -168,14 +143,14 @@ def test_a_flat_floor_does_not_hide_itself(elevation: int):
     def seen(points):
         pixel, depth = camera.project(points, 0)
         inside = ((pixel >= 0) & (pixel < 128)).all(-1) & (depth > 0)
-        distance = torch.where(inside, (points - position).norm(dim=-1), torch.inf)
-        return InImage(distance, pixel), (position - points)[:, 2] / (points - position).norm(dim=-1)
+        distance = (points - position).norm(dim=-1)
+        return Seen(distance, pixel, inside), (position - points)[:, 2] / distance
 
     on_floor, cosine = seen(points)
     occluder = Occluder(on_floor, 0.02, camera.focal[0, 0], size)
-    assert not occluder.hides(on_floor, cosine)[on_floor.distance.isfinite()].any()
+    assert not occluder.hides(on_floor, cosine).any()
     below, cosine = seen(points - torch.tensor([0, 0, 0.06]))
-    inner = below.distance.isfinite() & (points[:, :2].abs() < 0.6).all(-1)
+    inner = below.inside & (points[:, :2].abs() < 0.6).all(-1)
     assert occluder.hides(below, cosine)[inner].float().mean() > 0.99
 
 
@@ -208,37 +183,36 @@ def test_glb_holds_the_same_mesh(run, tmp_path):
 # ---- crop
 
 
-def test_a_crop_in_the_frame_of_the_files(run, tmp_path):
-    middle = frame().to_input(CENTER)
-    crop = [*(middle - 9), middle[0], middle[1] + 9, middle[2] + 9]
-    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--crop", *crop)
-    assert shape["vertices"][:, 0].max() <= middle[0] + 1e-3 < middle[0] + 1 and len(shape["faces"]) > 500
-    assert shape["vertices"][:, 0].max() > middle[0] - 0.3
-
-
 @pytest.mark.parametrize("of", ["files", "model"])
-def test_the_crop_of_the_run(tmp_path, of):
+def test_the_crop_of_the_run_or_of_the_option(tmp_path, of):
+    """The upper half of the ball, in either frame."""
     run = write_run(tmp_path / "run")
-    low, high = CENTER - [2, 2, 0], CENTER + [2, 2, 2]
-    if of == "files":
-        low, high = frame().to_input(CENTER) - [9, 9, 0], frame().to_input(CENTER) + 9
-    (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of}))
-    shape = exported(run, tmp_path / "m.ply", "--from", "density")
-    places = shape["vertices"] if of == "files" else in_model(shape["vertices"])
-    assert low[2] - 1e-3 <= places[:, 2].min() < low[2] + 0.3 and len(shape["faces"]) > 500
-    (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of, "on": False}))
-    whole = exported(run, tmp_path / "whole.ply", "--from", "density")["vertices"]
-    assert (whole if of == "files" else in_model(whole))[:, 2].min() < low[2] - 0.1, "a crop that is off cuts nothing"
-    (run / CROP).write_text(json.dumps({"min": [0, 0, 0], "max": [1, 0, 1]}))
+    low = (frame().to_input(CENTER) if of == "files" else CENTER) - [9, 9, 0]
+    high = low + 18
+
+    def places(name: str, *arguments) -> np.ndarray:
+        call(run, "mesh", "--resolution", 32, "--out", tmp_path / name, "--from", "density", "--frame", of, *arguments)
+        return read_ply(tmp_path / name)["vertices"]
+
+    def kept(**more) -> None:
+        (run / CROP).write_text(json.dumps({"min": list(low), "max": list(high), "frame": of} | more))
+
+    asked = places("asked.ply", "--crop", *low, *high)
+    kept()
+    cut = places("cut.ply")
+    assert low[2] - 1e-3 <= cut[:, 2].min() < low[2] + 0.3 and len(cut) > 500 and np.allclose(cut, asked)
+    kept(on=False)
+    assert places("whole.ply")[:, 2].min() < low[2] - 0.1, "a crop that is off cuts nothing"
+    kept(max=[0, 0, 0])
     with raises_naming(UserError, CROP, "min", "max"):
-        call(run, "mesh", "--out", tmp_path / "other.ply")
+        places("other.ply")
 
 
 def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     """Its grid of occupancy is of contracted space, and its box ends nothing."""
     box = (-0.3, -0.3, -0.3, 0.3, 0.3, 0.3)  # in which there is a part of the ball
     run = write_run(tmp_path / "run", space="contracted", box=box)
-    inner = in_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
+    inner = frame().to_model(exported(run, tmp_path / "inner.ply", "--from", "density")["vertices"])
     assert np.abs(inner).max() < 0.32 and len(inner) > 100
     said = capsys.readouterr().out
     assert "inner cube" in said and "--crop" in said and "; left out: " in said
@@ -250,128 +224,95 @@ def test_unbounded_space_reaches_as_far_as_the_crop(tmp_path, capsys):
     assert (np.linalg.norm(whole + CENTER - SPECK, axis=1) < 1.5 * SPECK_RADIUS).any(), "none of it is in the box"
 
 
-def test_a_crop_outside_of_the_scene_is_refused(run, tmp_path):
-    with raises_naming(UserError, "--crop", "900", "crop.json"):
-        call(run, "mesh", "--crop", 900, 900, 900, 901, 901, 901, "--out", tmp_path / "m.ply")
-    with raises_naming(UserError, "--crop", "min", "max"):
-        call(run, "mesh", "--crop", 1, 1, 1, 0, 2, 2, "--out", tmp_path / "m.ply")
-    assert not list(tmp_path.glob("m.ply"))
-
-
-def test_a_crop_of_empty_space_is_refused_before_views_are_rendered(run, tmp_path, monkeypatch):
+def test_a_crop_of_nothing_is_refused_before_views_are_rendered(run, tmp_path, monkeypatch):
     monkeypatch.setattr("nerfkit.export.views.Views.render", None)
-    corner = [-0.9, -0.8, -0.7, -0.7, -0.6, -0.5]
-    with raises_naming(UserError, "--level", "--crop", "training cameras", "--frame model"):
-        call(run, "mesh", "--frame", "model", "--crop", *corner, "--out", tmp_path / "m.ply")
+    for crop, named in (
+        ((900, 900, 900, 901, 901, 901), ("900", "crop.json")),
+        ((1, 1, 1, 0, 2, 2), ("min", "max")),
+        ((-0.9, -0.8, -0.7, -0.7, -0.6, -0.5), ("--level", "training cameras", "--frame model")),
+    ):
+        with raises_naming(UserError, "--crop", *named):
+            call(run, "mesh", "--frame", "model", "--crop", *crop, "--out", tmp_path / "m.ply")
     assert not list(tmp_path.iterdir())
 
 
 # ---- files, resuming, memory
 
 
-def test_nothing_is_replaced_unasked(run, tmp_path):
-    (tmp_path / "m.ply").write_text("mine")
-    with raises_naming(UserError, tmp_path / "m.ply", "--overwrite"):
-        exported(run, tmp_path / "m.ply")
-    assert (tmp_path / "m.ply").read_text() == "mine"
-    exported(run, tmp_path / "m.ply", "--overwrite", "--from", "density")
-
-
-def test_without_a_name_it_goes_to_the_run_folder(tmp_path):
+def test_without_a_name_it_goes_to_the_run_folder_and_nothing_is_replaced_unasked(tmp_path):
     run = write_run(tmp_path / "run")
-    call(run, "mesh", "--resolution", 24, "--from", "density")
-    assert len(read_ply(run / "export" / "mesh.ply")["faces"]) > 100
+    file = run / "export" / "mesh.ply"
+    for options in ((), ("--overwrite",)):
+        call(run, "mesh", "--resolution", 24, "--from", "density", *options)
+        assert len(read_ply(file)["faces"]) > 100
+        before = file.read_bytes()
+        with raises_naming(UserError, file, "--overwrite"):
+            call(run, "mesh")
+        assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("source", ["density", "depth"])
-def test_a_killed_export_goes_on(run, tmp_path, monkeypatch, source):
+def test_a_killed_export_goes_on_with_the_same_options(run, tmp_path, monkeypatch, source):
     monkeypatch.setattr(mesh, "BLOCKS_OF_A_PART", 1)
     kind = {"density": fields.DensityField, "depth": fields.DepthField}[source]
-    inside, calls = kind.inside, []
+    inside, calls, killed_at = kind.inside, [], None
 
-    def until(most):
-        def counted(self, *arguments):
-            if len(calls) >= most:
-                raise KeyboardInterrupt
-            calls.append(1)
-            return inside(self, *arguments)
+    def counted(self, *arguments):
+        if len(calls) == killed_at:
+            raise KeyboardInterrupt
+        calls.append(1)
+        return inside(self, *arguments)
 
-        return counted
-
-    monkeypatch.setattr(kind, "inside", until(1000))
-    exported(run, tmp_path / "whole.ply", "--from", source)
+    monkeypatch.setattr(kind, "inside", counted)
+    arguments = ("mesh", "--from", source, "--resolution", 32, "--out")
+    call(run, *arguments, tmp_path / "whole.ply")
     total = len(calls)
-    monkeypatch.setattr(kind, "inside", until(total + 3))
-    with pytest.raises(KeyboardInterrupt):
-        exported(run, tmp_path / "m.ply", "--from", source)
-    monkeypatch.setattr(kind, "inside", until(1000))
-    exported(run, tmp_path / "m.ply", "--from", source)
-    assert total > 3 and len(calls) == 2 * total, "three blocks were taken from before"
+    for options in (("--resolution", 30), ()):
+        killed_at = len(calls) + 3
+        with pytest.raises(KeyboardInterrupt):
+            call(run, *arguments, tmp_path / "m.ply", *options)
+    killed_at = None
+    call(run, *arguments, tmp_path / "m.ply")
+    assert total > 3 and len(calls) == 2 * total + 3, "three blocks were taken from before, none of another grid"
     assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "whole.ply").read_bytes()
     assert not (tmp_path / "m.ply.work").exists()
 
 
-def test_parts_of_other_options_are_not_taken(run, tmp_path, monkeypatch):
-    monkeypatch.setattr(mesh, "without_small_parts", lambda *arguments: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        exported(run, tmp_path / "m.ply", "--from", "density", "--level", 0.9)
-    monkeypatch.undo()
-    exported(run, tmp_path / "m.ply", "--from", "density")
-    exported(run, tmp_path / "new.ply", "--from", "density")
-    assert (tmp_path / "m.ply").read_bytes() == (tmp_path / "new.ply").read_bytes()
-
-
-def test_an_empty_scene_is_refused(tmp_path):
-    run = write_run(tmp_path / "run", amount=1e-6)
+def test_an_empty_scene_and_more_than_fits_into_memory_are_refused(run, tmp_path, monkeypatch):
+    empty = write_run(tmp_path / "run", amount=1e-6)
     for source in ("density", "depth"):
         with raises_naming(UserError, "surface", "--level"):
-            exported(run, tmp_path / "m.ply", "--from", source)
+            exported(empty, tmp_path / "m.ply", "--from", source)
     with raises_naming(UserError, "points"):
-        call(run, "points", "--out", tmp_path / "p.ply")
-
-
-def test_more_than_fits_into_memory_is_refused(run, tmp_path, monkeypatch):
+        call(empty, "points", "--out", tmp_path / "p.ply")
     monkeypatch.setattr("nerfkit.device.free_memory", lambda: 2**20)
     with raises_naming(UserError, "--resolution", "48"):
         exported(run, tmp_path / "m.ply", "--from", "density")
 
 
-@pytest.mark.parametrize(
-    "option, value", [("--resolution", 1), ("--level", 1.5), ("--min_part", -1), ("--formats", "obj")]
-)
-def test_values_out_of_range_are_named(run, option, value):
-    with raises_naming(UserError, option, value):
-        call(run, "mesh", "--from", "density", option, value)
-
-
-def test_what_to_export_must_be_said(run):
+def test_what_cannot_be_exported_is_named(run):
+    for option, value in (("--resolution", 1), ("--level", 1.5), ("--min_part", -1), ("--formats", "obj")):
+        with raises_naming(UserError, option, value):
+            call(run, "mesh", "--from", "density", option, value)
+    with raises_naming(UserError, "scene.obj", ".obj", "ply", "glb"):
+        call(run, "mesh", "--out", "scene.obj")
     with raises_naming(UserError, "mesh", "cameras"):
-        run_main(export, str(run), "texture")
+        call(run, "texture")
 
 
 # ---- parts
 
 
-class OneBall(fields.DensityField):
-    def __init__(self):
-        pass
-
-    def inside(self, grid, blocks):
-        points, _ = grid.points(blocks, torch.device("cpu"))
-        return grid.split(blocks, torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05))
-
-
-def whole(grid: Grid, field, at_once: int = 50):
-    """The surface of all blocks, some worked on at once."""
-    blocks = grid.all_blocks()
-    parts = [blocks[start : start + at_once] for start in range(0, len(blocks), at_once)]
-    values = [values for part in parts for values in field.inside(grid, part)]
-    return joined([piece_of_block(grid, *of_block) for of_block in zip(blocks, values, strict=True)])
+def one_ball(grid, blocks):
+    """What is inside of a ball of radius 0.6, at the corners of blocks."""
+    points, _ = grid.points(blocks, torch.device("cpu"))
+    return grid.split(blocks, torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05))
 
 
 def test_blocks_fit_together_without_a_seam():
-    grid, field = Grid.over(np.array([[-1.0, -0.9, -0.8], [1, 0.9, 0.8]]), 81), OneBall()
-    piece = whole(grid, field)
+    grid = Grid.over(np.array([[-1.0, -0.9, -0.8], [1, 0.9, 0.8]]), 81)
+    blocks = grid.all_blocks()
+    piece = joined([piece_of_block(grid, *of) for of in zip(blocks, one_ball(grid, blocks), strict=True)])
     edges = np.sort(np.concatenate([piece.faces[:, [0, 1]], piece.faces[:, [1, 2]], piece.faces[:, [2, 0]]]), axis=1)
     unique, counts = np.unique(edges, axis=0, return_counts=True)
     assert (counts == 2).all(), "every edge has two faces"
@@ -381,15 +322,14 @@ def test_blocks_fit_together_without_a_seam():
 
 
 def test_corners_of_which_nothing_is_known_have_no_surface():
-    grid, field = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), OneBall()
-    block = np.zeros(3, int)
-    (values,) = field.inside(grid, block[None])
+    grid, block = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), np.zeros(3, int)
+    (values,) = one_ball(grid, block[None])
     values[:9] = np.nan
     piece = piece_of_block(grid, block, values)
-    assert 9 <= piece.vertices[:, 0].min() < 10 and len(piece.faces) > 50
+    assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_block_that_a_camera_sees_a_point_of_is_not_left_out(seed):
     generator = torch.Generator().manual_seed(seed)
     camera, radius = cameras(3)[[seed]], 0.3
@@ -399,19 +339,6 @@ def test_a_block_that_a_camera_sees_a_point_of_is_not_left_out(seed):
     seen = ((pixel >= 0) & (pixel < torch.tensor(camera.size(0)))).all(-1) & (depth > 0)
     seen, found = seen.view(300, 60).any(1), fields.may_see(camera, centers, radius)
     assert found[seen].all() and 10 < seen.sum() <= found.sum() < 250
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_depths_are_fused_the_same_however_many_blocks_at_once(run, tmp_path, seed):
-    loaded = load_run(run, "cpu")
-    grid = Grid.over(np.array(BOX).reshape(2, 3), 40)
-    with Work(tmp_path / "m.ply", {}) as work:
-        field = fields.DepthField(export.training_views(loaded, work, 0.0), torch.device("cpu"))
-        blocks = np.random.default_rng(seed).permutation(grid.all_blocks())
-        together = field.inside(grid, blocks)
-        for block, values in zip(blocks, together, strict=True):
-            np.testing.assert_array_equal(field.inside(grid, block[None])[0], values)
-    assert sum(np.isfinite(values).any() and (values < 0.5).any() and (values > 0.5).any() for values in together) > 3
 
 
 def one_by_one(views, points: torch.Tensor, truncation: float) -> np.ndarray:
@@ -433,13 +360,16 @@ def one_by_one(views, points: torch.Tensor, truncation: float) -> np.ndarray:
     return torch.where(weights >= fields.MIN_WEIGHT, 0.5 - 0.5 * total / weights, torch.nan).numpy()
 
 
-def test_depths_are_fused_as_they_are_defined(run, tmp_path):
-    loaded, grid = load_run(run, "cpu"), Grid.over(np.array(BOX).reshape(2, 3), 40)
+def test_depths_are_fused_as_they_are_defined_however_many_blocks_at_once(run, tmp_path):
+    loaded, grid, cpu = load_run(run, "cpu"), Grid.over(np.array(BOX).reshape(2, 3), 40), torch.device("cpu")
     with Work(tmp_path / "m.ply", {}) as work:
         views = export.training_views(loaded, work, 0.0)
-        blocks = grid.all_blocks()
-        found = np.concatenate([x.ravel() for x in fields.DepthField(views, torch.device("cpu")).inside(grid, blocks)])
-        wanted = one_by_one(views, grid.points(blocks, torch.device("cpu"))[0], fields.TRUNCATION * grid.cell)
+        field, blocks = fields.DepthField(views, cpu), np.random.default_rng(0).permutation(grid.all_blocks())
+        together = field.inside(grid, blocks)
+        for block, values in zip(blocks, together, strict=True):
+            np.testing.assert_array_equal(field.inside(grid, block[None])[0], values)
+        found = np.concatenate([values.ravel() for values in together])
+        wanted = one_by_one(views, grid.points(blocks, cpu)[0], fields.TRUNCATION * grid.cell)
     assert (np.isfinite(found) == np.isfinite(wanted)).mean() > 0.9999 and np.isfinite(wanted).sum() > 10_000
     off = np.abs(found - wanted)[np.isfinite(found) & np.isfinite(wanted)]
     assert (off < 1e-4).mean() > 0.9995, "but for the few that rounding takes over the edge of a pixel"
@@ -471,10 +401,3 @@ def test_median_depth_of_packed_samples():
     assert median_depth(
         Rendering(torch.zeros(3, 3), rays, rays, alpha * before, samples), 0.9
     ).tolist() == pytest.approx([1.5 + (-np.log(0.9) - 0.1) / 1.0, 0, 4 + (-np.log(0.9) - 0.05) / 0.1], abs=1e-4)
-
-
-def test_a_frame_without_a_similarity(tmp_path):
-    run = write_run(tmp_path / "run", turned=False)
-    shape = exported(run, tmp_path / "m.ply", "--from", "density", "--min_part", 0.1)
-    assert np.linalg.norm(shape["vertices"] - CENTER, axis=1) == pytest.approx(RADIUS, abs=CELL)
-    assert isinstance(frame(), Frame)

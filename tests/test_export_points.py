@@ -1,35 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Points and splats of a field whose surface is known, read again by others where these are."""
+"""Points, splats and depths of a field whose surface is known, read again by others where these are."""
 
 import json
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from nerfkit.commands import export
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.ply import read_points
 from nerfkit.errors import UserError
-from nerfkit.export.points import PointCloud, points_of_view, thinned
-from nerfkit.export.splats import FLAT, rotations, splat_bytes
+from nerfkit.export import images
+from nerfkit.export.points import FLAT, PointCloud, points_of_view, rotations, splat_bytes, thinned
 from nerfkit.export.views import View, Views
-from nerfkit.export.work import Work
-from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, cameras, frame, write_run
+from nerfkit.export.writing import Work
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.run.load import load_run
+from tests.balls import CENTER, RADIUS, SPECK, SPECK_RADIUS, call, cameras, frame, write_run
 from tests.naming import raises_naming
 from tests.ply_files import read_ply
-from tests.processes import run_main
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return write_run(tmp_path_factory.mktemp("export") / "run")
-
-
-def call(run, kind, *arguments) -> None:
-    assert run_main(export, str(run), kind, "--device", "cpu", *map(str, arguments)) == 0
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +64,8 @@ def test_points_of_a_crop(run, tmp_path):
     assert read_ply(tmp_path / "p.ply")["vertices"][:, 2].max() <= CENTER[2] + 1e-6
 
 
-def test_what_other_views_see_through_is_left_out(run, monkeypatch):
+def test_what_other_views_see_through_is_left_out(run):
     """A depth that is wrong in one view floats before the surface of the others."""
-    from nerfkit.rendering.image_renderer import ImageRenderer
-    from nerfkit.training.run.load import load_run
-
     loaded = load_run(run, "cpu")
     with Work(run.parent / "some", {}) as work:
         image_of = ImageRenderer(loaded.model, loaded.background)
@@ -106,8 +100,6 @@ def test_pixels_without_a_direction_are_no_points():
 
 
 def test_thinning_keeps_means():
-    from nerfkit.export.points import PointCloud
-
     generator = np.random.default_rng(0)
     position = np.repeat(generator.uniform(size=(50, 3)), 20, axis=0) + 1e-7 * generator.normal(size=(1000, 3))
     normals = np.tile(np.float32([0, 0, 1]), (1000, 1))
@@ -126,6 +118,7 @@ def test_thinning_keeps_means():
 def test_splats_are_flat_discs_on_the_surface(run, tmp_path):
     call(run, "splats", "--out", tmp_path / "new" / "s.ply", "--count", 2000)
     splats = read_ply(tmp_path / "new" / "s.ply")
+    assert len(splats["x"]) <= 2000
     names = [f"f_rest_{index}" for index in range(45)]
     assert {*names, "f_dc_0", "opacity", "scale_2", "rot_3"} < set(splats) and "f_rest_45" not in splats
     scale = np.exp(np.stack([splats[f"scale_{axis}"] for axis in range(3)], axis=1))
@@ -148,6 +141,7 @@ def test_splats_too_far_away_for_float32_are_refused():
     with raises_naming(UserError, "float32", "--frame model"):
         splat_bytes(cloud, 0)
     assert splat_bytes(replace(cloud, positions=spread), 0)
+    assert b"property double x" in cloud.ply() and b"property float x" in replace(cloud, positions=spread).ply()
 
 
 def test_rotations_of_any_normal():
@@ -163,3 +157,57 @@ def test_plyfile_reads_splats(run, tmp_path):
     call(run, "splats", "--out", tmp_path / "s.ply", "--count", 500, "--sh_degree", 0)
     vertex = plyfile.PlyData.read(tmp_path / "s.ply")["vertex"]
     assert len(vertex) <= 500 and "f_rest_0" not in vertex and np.isfinite(vertex["scale_0"]).all()
+
+
+# ---- depths
+
+
+def test_depths_in_the_units_of_the_files(run, tmp_path):
+    call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz")
+    values = dict(np.load(tmp_path / "d" / "held_out_0.npz"))
+    row, column = 20, 21  # the ray to the centre of the ball
+    assert values["depth_median_ray"][row, column] == pytest.approx((2.5 - RADIUS) / 0.25, rel=0.01)
+    eye = frame().to_input(cameras().positions[0].double().numpy())
+    towards = (eye - frame().to_input(CENTER)) / np.linalg.norm(eye - frame().to_input(CENTER))
+    assert values["normal"][row, column] @ towards > 0.99 and values["opacity"][0, 0] == 0
+    assert json.loads((tmp_path / "d" / "export.json").read_text())["views"] == ["held_out_0", "held_out_1"]
+
+
+def test_exr_holds_the_same_as_float32(run, tmp_path):
+    exr = pytest.importorskip("OpenEXR")
+    call(run, "depth", "--out", tmp_path / "d", "--split", "test", "--formats", "npz,exr", "--depth", "median")
+    values = dict(np.load(tmp_path / "d" / "held_out_1.npz"))
+    with exr.File(str(tmp_path / "d" / "held_out_1.exr"), separate_channels=True) as file:
+        channels = {name: channel.pixels for name, channel in file.channels().items()}
+    assert set(channels) == {"R", "G", "B", "A", "Z", "N.X", "N.Y", "N.Z"}
+    assert all(channel.dtype == np.float32 for channel in channels.values())
+    assert (channels["Z"] == values["depth_median_z"]).all() and (channels["A"] == values["opacity"]).all()
+    assert (channels["N.Y"] == values["normal"][..., 1]).all()
+    assert channels["G"] == pytest.approx(values["rgb"][..., 1] ** 2.2, abs=0.02)
+
+
+def test_a_killed_export_of_images_goes_on(run, tmp_path, monkeypatch):
+    made, whole = [], images.image_bytes
+
+    def until_two(*arguments):
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        made.append(1)
+        return whole(*arguments)
+
+    arguments = ("depth", "--out", tmp_path / "d", "--split", "train", "--formats", "npz")
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(images, "image_bytes", until_two)
+        call(run, *arguments)
+    first, last = (tmp_path / "d" / f"photo_{view}.npz" for view in (0, 13))
+    began = first.stat().st_mtime_ns
+    call(run, *arguments)
+    assert first.stat().st_mtime_ns == began and last.exists()
+    with raises_naming(UserError, "--overwrite"):
+        call(run, *arguments)
+
+
+def test_what_is_missing_says_what_to_install(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "OpenEXR", None)
+    with raises_naming(UserError, "OpenEXR", 'pip install "nerfkit[export]"'):
+        call(run, "depth", "--out", tmp_path / "d", "--split", "test")

@@ -9,7 +9,7 @@ from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.metrics import psnr, ssim
 from nerfkit.model.renderer import Renderer
-from nerfkit.rendering import video
+from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import colorize, png_bytes, preview, to_uint8
 from tests.naming import raises_naming

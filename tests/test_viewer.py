@@ -15,21 +15,17 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
     pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop, read_crop
-from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.path_files import read_path
-from nerfkit.training.run.folder import RunFolder, describe
+from nerfkit.rendering.paths import Keyframe, read_path
+from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
-from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.frames import OUTPUTS
-from nerfkit.viewer.geometry import rotation_of, vertical_fov, viewpoint
+from nerfkit.viewer.geometry import rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
-from nerfkit.viewer.path import Keyframe
-from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.viewer import TrainingViewer
 from scripts.bench_viewer import FakeBrowser
-from tests.viewing import served, small_run, wait_for
+from tests.viewing import new_training, served, small_run, tiny_config, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -38,16 +34,7 @@ SIZE = (64, 48)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, toy_scene):
-    from nerfkit.config import Config
-
-    config = Config(device="cpu")
-    config.data.path, config.data.box = str(toy_scene), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
-    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
-    config.model.hidden = config.model.state = 16
-    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
-    config.trainer.samples, config.trainer.max_rays, config.trainer.learning_rate = 4096, 1024, 0.03
-    config.trainer.warmup, config.trainer.log_every, config.trainer.save_every = 10, 10, 0
-    return small_run(config, tmp_path_factory.mktemp("viewer") / "run")
+    return small_run(tiny_config(toy_scene), tmp_path_factory.mktemp("viewer") / "run", steps=100)
 
 
 @pytest.fixture
@@ -63,6 +50,14 @@ def browser(viewer):
     browser.close()
 
 
+@pytest.fixture
+def session(viewer, browser):
+    """That of the browser, which has seen a picture."""
+    at(browser)
+    (session,) = viewer.sessions.values()
+    return session
+
+
 def at(browser, position=(2.5, 0.5, 1.0)):
     """Its last picture when the camera rests at `position`."""
     browser.send(position)
@@ -70,28 +65,21 @@ def at(browser, position=(2.5, 0.5, 1.0)):
     while image.shape[1::-1] != browser.size or not browser.pictures.empty():
         image = browser.picture()[1]
     try:
-        return browser.picture(timeout=0.4)[1]  # with four rays a pixel
+        return browser.picture(timeout=0.3)[1]  # with four rays a pixel
     except queue.Empty:
         return image
 
 
-def session_of(viewer):
-    (session,) = wait_for(lambda: list(viewer.sessions.values()))
-    return session
-
-
-def test_a_picture_is_what_the_renderer_renders(viewer, browser):
-    image = at(browser)
-    session = session_of(viewer)
+def test_a_picture_is_what_the_renderer_renders(viewer, browser, session):
+    image = at(browser, (2.4, 0.5, 1.0))
     cameras = session.viewpoint().cameras(2 * SIZE[0], 2 * SIZE[1])
     wanted = ImageRenderer(viewer.scene.model, viewer.scene.background)(cameras, 0)["rgb"]
     wanted = wanted.view(SIZE[1], 2, SIZE[0], 2, 3).mean((1, 3)).numpy()
     assert np.abs(image / 255 - wanted).mean() < 0.02 and wanted.std() > 0.03
 
 
-def test_every_output_is_drawn(viewer, browser):
-    at(browser)
-    session, images = session_of(viewer), {}
+def test_every_output_is_drawn(viewer, browser, session):
+    images = {}
     session.go_to(0)
     for output in OUTPUTS:
         session.change(output=output)
@@ -112,11 +100,9 @@ def test_two_clients_have_cameras_and_looks_of_their_own(viewer, browser):
     assert np.abs(at(browser, (2.5, 0.5, 1.1)).astype(int) - first).mean() < 8
 
 
-def test_the_training_image_lies_on_the_rendering(viewer, browser):
+def test_the_training_image_lies_on_the_rendering(viewer, browser, session):
     """At a training camera the split screen shows that image, whatever the field says of depths."""
-    at(browser)
-    session, view = session_of(viewer), 2
-    cameras = viewer.scene.cameras
+    view, cameras = 2, viewer.scene.cameras
     pose = cameras.camera_to_world[view].numpy()
     browser.fov = vertical_fov(cameras, view)
     browser.send(pose[:, 3], pose[:, 3] - pose[:, 2])
@@ -127,7 +113,7 @@ def test_the_training_image_lies_on_the_rendering(viewer, browser):
     browser.send(pose[:, 3] + 1e-5, pose[:, 3] - pose[:, 2])
     image = at(browser, pose[:, 3])
     assert session.nearest[0] == view and session.nearest[1] < 1e-3
-    photo = viewer.scene.photos.image(view).numpy()
+    photo = viewer.scene.photo(view).numpy()
     (width, height), focal, center = cameras.size(view), cameras.focal[view].numpy(), cameras.center[view].numpy()
     scale = height / SIZE[1]  # of pixels there
     row, column = np.mgrid[0 : SIZE[1], 0 : SIZE[0]] + 0.5
@@ -135,31 +121,21 @@ def test_the_training_image_lies_on_the_rendering(viewer, browser):
     y = (row - SIZE[1] / 2) * scale + center[1]
     seen = (x > 1) & (x < width - 1) & (y > 1) & (y < height - 1)
     wanted = photo[np.clip(y.astype(int), 0, height - 1), np.clip(x.astype(int), 0, width - 1)]
-    assert seen.mean() > 0.4
-    assert np.abs(image / 255 - wanted)[seen].mean() < 0.06
+    assert seen.mean() > 0.4 and np.abs(image / 255 - wanted)[seen].mean() < 0.06
 
 
-def test_a_click_on_a_training_camera_goes_there(viewer, browser):
-    at(browser)
-    session = session_of(viewer)
+def test_a_click_on_a_training_camera_goes_there_and_next_goes_on(viewer, browser, session):
     browser.click("/cameras/1")
-    wanted = viewer.scene.cameras.camera_to_world[1].numpy()
-    camera = session.client.camera
-    wait_for(lambda: np.abs(camera.position - wanted[:, 3]).max() < 1e-3)
-    assert np.abs(rotation_of(camera.wxyz) * [1, -1, -1] - wanted[:, :3]).max() < 1e-3
+    poses, camera = viewer.scene.cameras.camera_to_world.numpy(), session.client.camera
+    wait_for(lambda: np.abs(camera.position - poses[1, :, 3]).max() < 1e-3)
+    wait_for(lambda: np.abs(rotation_of(camera.wxyz) * [1, -1, -1] - poses[1, :, :3]).max() < 1e-3)
     names = [message["type"] for message in browser.messages]
     assert "SetCameraPositionMessage" in names and "SetCameraLookAtMessage" in names
-
-
-def test_next_goes_on_from_where_the_camera_is(viewer, browser):
-    at(browser)
-    session = session_of(viewer)
-    positions = viewer.scene.cameras.positions.numpy()
     session.go_to(3)
-    browser.send(positions[3] + 1e-6)  # as a browser says where it is
+    browser.send(poses[3, :, 3] + 1e-6)  # as a browser says where it is
     wait_for(lambda: session.nearest[1] < 1e-3)
     assert session.current_view() == 3
-    browser.send(positions[7] + 1e-2)
+    browser.send(poses[7, :, 3] + 1e-2)
     wait_for(lambda: session.nearest[0] == 7)
     assert session.current_view() == 7
 
@@ -169,44 +145,43 @@ def test_the_crop_is_drawn_and_kept(viewer, browser, folder):
     panel = viewer.panels.crop
     panel.on.value = True
     panel._set(np.array([[-0.8, -0.8, -0.8], [0.8, 0.8, -0.5]]))  # below everything
-    part = at(browser, (2.5, 0.5, 1.01))
-    assert part.mean() > whole.mean() + 0.5
+    assert at(browser, (2.5, 0.5, 1.01)).mean() > whole.mean() + 0.5
     wanted = Crop((-0.8, -0.8, -0.8), (0.8, 0.8, -0.5))
     wait_for(lambda: read_crop(folder, None) == (wanted, True))
+    assert panel.outline.visible and panel.high.value == wanted.high and panel.handles[1].position[2] == -0.5
     panel.on.value = False
     panel._set(np.array([[-0.8, -0.8, -0.8], [0.8, 0.8, 0.8]]))
     wait_for(lambda: (read_crop(folder, None) or (0, 1))[1] is False)
 
 
-def test_a_path_is_kept_rendered_and_played(viewer, browser, folder):
-    at(browser)
-    session, panel = session_of(viewer), viewer.panels.path
+def test_a_path_is_kept_rendered_and_played(viewer, browser, session, folder):
+    panel = viewer.panels.path
     panel.path.fps, panel.path.size = 5, (32, 24)
     for position in ((2.5, 0.6, 1.0), (0.5, 2.5, 1.0)):
         at(browser, position)
         here = session.viewpoint()
-        panel.path.keyframes.append(Keyframe(np.array(here.pose).reshape(3, 4), here.fov, 1.0))
+        panel.path.keyframes.append(Keyframe(here.matrix, here.fov, 1.0))
     viewer.later(panel.fill)
     viewer.later(lambda: panel.files._save(session, panel.path.copy()))
     file = wait_for(lambda: next(iter(folder.glob("paths/path_*.json")), None))
     assert len(read_path(file, (8, 8))) == 6
     assert "paths/" in RunFolder.existing(folder).names()
     viewer.later(lambda: panel.video._start(session))
-    parts = wait_for(lambda: [m for m in browser.messages if m["type"] == "FileTransferPart"])
-    assert parts and wait_for(lambda: panel.video.client is None and not viewer.engine.jobs)
+    assert wait_for(lambda: [m for m in browser.messages if m["type"] == "FileTransferPart"])
+    assert wait_for(lambda: panel.video.client is None and not viewer.engine.jobs)
     panel.playing = (session.client.client_id, None)
     wait_for(lambda: panel.playing is None)
     assert np.allclose(session.client.camera.position, (0.5, 2.5, 1.0), atol=0.2)
 
 
 def test_an_error_in_a_panel_is_told_and_the_viewer_goes_on(viewer, browser, capfd):
-    at(browser)
     viewer.panels.crop.tick = lambda now: 1 / 0
     assert at(browser, (2.5, 0.7, 1.0)).shape == (SIZE[1], SIZE[0], 3)
     assert capfd.readouterr().err.count("division by zero") == 1
 
 
-def test_foreign_pages_are_refused(viewer):
+def test_foreign_pages_are_refused_and_nobody_is_asked_for_a_tunnel(viewer, browser, session, monkeypatch):
+    import requests
     from websockets.exceptions import InvalidStatus
     from websockets.sync.client import connect
 
@@ -217,24 +192,18 @@ def test_foreign_pages_are_refused(viewer):
     answer = http_get(viewer.page.port, "evil.example")
     assert b" 403 " in answer and b"evil.example" in answer
     assert b"Content-Security-Policy" in http_get(viewer.page.port, "localhost")
+    asked = []
+    monkeypatch.setattr(requests, "request", lambda *a, **k: asked.append(a))
+    monkeypatch.setattr(requests, "get", lambda *a, **k: asked.append(a))
+    browser.tell({"type": "ShareUrlRequest"})
+    time.sleep(0.2)
+    assert not asked and viewer.sessions
 
 
 def http_get(port: int, host: str) -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
         return connection.makefile("rb").read(4096)
-
-
-def test_nobody_is_asked_for_a_tunnel(viewer, browser, monkeypatch):
-    import requests
-
-    asked = []
-    monkeypatch.setattr(requests, "request", lambda *a, **k: asked.append(a))
-    monkeypatch.setattr(requests, "get", lambda *a, **k: asked.append(a))
-    at(browser)
-    browser.tell({"type": "ShareUrlRequest"})
-    time.sleep(0.2)
-    assert not asked and session_of(viewer)
 
 
 def test_a_port_that_is_taken_is_named_and_not_another_one_used():
@@ -251,31 +220,22 @@ def test_an_end_leaves_no_thread_and_no_port(folder):
         browser.send((2.5, 0.5, 1.0))
         browser.picture()
     browser.close()
-    left = [thread for thread in threading.enumerate() if thread not in before and "tqdm" not in thread.name]
-    assert not left
+    assert not [thread for thread in threading.enumerate() if thread not in before and "tqdm" not in thread.name]
     bound("127.0.0.1", port).close()
 
 
 def trained(config, out, with_viewer: bool):
     """Parameters and random states after a deterministic training, and how many pictures were seen meanwhile."""
     config.trainer.deterministic, config.trainer.steps = True, 60
-    scene = load_scene(config.data.path)
-    images = scene.split("train").load()
     seed_everything(0)
-    trainer = Trainer(config, scene.split("train").cameras, images, device="cpu")
-    folder = RunFolder.for_new_run(out)
-    folder.start(config, describe(scene))
-    if not with_viewer:
+    page = Page(ViewerOptions(port=0), "test") if with_viewer else None
+    trainer, folder, viewer = new_training(config, out, page)
+    if page is None:
         trainer.train(folder)
         return trainer, 0
-    page = Page(ViewerOptions(port=0), "test")
-    shown = ViewerScene.from_training(config, trainer.model, trainer.device, scene, images, folder)
-    viewer = TrainingViewer(shown, page)
-    viewer.attach(trainer)
-    browser = FakeBrowser(page.address, SIZE)
+    browser, moves = FakeBrowser(page.address, SIZE), [0]
     browser.send((2.5, 0.5, 1.0))
     wait_for(lambda: viewer.awake)
-    moves = [0]
 
     def move(trainer):  # the camera moves with every step
         moves[0] += 1
@@ -303,27 +263,9 @@ def test_a_training_that_is_looked_at_has_the_same_bits(small_config, tmp_path):
     assert seen.model.training == plain.model.training
 
 
-class FakeTrainer:
-    """Steps of a millisecond."""
-
-    step, seconds = 0, 0.0
-
-    def __init__(self):
-        self.on_step, self.on_log = [], []
-
-    def settle(self):
-        pass
-
-
-def test_without_a_client_a_step_costs_an_attribute(viewer):
+def test_without_a_client_a_step_costs_an_attribute():
     calls = []
     watched = TrainingViewer.__new__(TrainingViewer)
-    watched.awake = False
-    watched._between_steps = calls.append
-    watched.after_step(FakeTrainer())
+    watched.awake, watched._between_steps = False, calls.append
+    watched.after_step(None)
     assert not calls and set(vars(watched)) == {"awake", "_between_steps"}
-
-
-def test_a_viewpoint_is_that_of_the_browser():
-    pose = viewpoint((1.0, 0, 0, 0), (1.0, 2, 3), 0.5).pose  # OpenCV axes along the world's
-    assert pose == (1, 0, 0, 1, 0, -1, 0, 2, 0, 0, -1, 3)

@@ -14,125 +14,96 @@ if os.environ.get("REQUIRE_BROWSER") != "1":
 
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
-from tests.viewing import Browser, served, small_run, wait_for
+from tests.viewing import Browser, served, small_run, tiny_config, vanish, wait_for
 
 MUCH = os.urandom(24 * 2**20)  # bytes, more than sockets hold
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, toy_scene):
+    return small_run(tiny_config(toy_scene), tmp_path_factory.mktemp("viewer") / "run", steps=20)
+
+
 @pytest.fixture
-def viewer(small_config, tmp_path):
-    with served(small_run(small_config, tmp_path / "run", steps=20)) as viewer:
+def viewer(folder):
+    with served(folder) as viewer:
         yield viewer
 
 
-async def come(viewer) -> Browser:
+def come(viewer) -> Browser:
     """A browser that sees the scene."""
     browser = Browser(viewer)
-    await browser.come()
-    await browser.drag(0.2)
-    while not browser.n_pictures:
-        await asyncio.sleep(0.02)
+    browser.drag(0.1)
+    browser.pictures.get(timeout=20)
     return browser
 
 
-async def until(condition, seconds: float = 20.0) -> None:
-    await asyncio.to_thread(wait_for, condition, seconds)
-
-
 def test_browsers_that_vanish_leave_no_session_and_no_thread_and_are_freed_at_once(viewer, monkeypatch):
-    freed = []
+    freed, left = [], []
     give_back = viewer_module.give_back
     monkeypatch.setattr(viewer_module, "give_back", lambda: freed.append(give_back()))
     monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.5)
-
-    async def live() -> None:
-        browsers = [await come(viewer) for _ in range(3)]
-        browsers[0].connection.transport.abort()
-        browsers[1].connection.transport.abort()
-        await browsers[2].connection.close()
-
-    asyncio.run(live())
+    one, two, three = (come(viewer) for _ in range(3))
+    vanish(one)
+    vanish(two)
+    three.close()
     wait_for(lambda: not viewer.sessions and freed)
     threads = set(threading.enumerate())
-    left = []
-
-    async def live_again() -> None:
-        browsers = [await come(viewer) for _ in range(3)]
-        for session in viewer.sessions.values():
-            left.extend(map(weakref.ref, (session, session.client, session.client._websock_connection._state)))
-        for browser in browsers:
-            browser.connection.transport.abort()
-
-    asyncio.run(live_again())
+    browsers = [come(viewer) for _ in range(2)]
+    for session in viewer.sessions.values():
+        left.extend(map(weakref.ref, (session, session.client, session.client._websock_connection._state)))
+    del session
+    for browser in browsers:
+        vanish(browser)
     wait_for(lambda: not viewer.sessions and len(freed) > 1)
     time.sleep(0.7)
-    assert len(left) == 9 and not any(thing() for thing in left) and len(freed) == 2
+    assert len(left) == 6 and not any(thing() for thing in left) and len(freed) == 2
     assert not viewer.engine.clients and set(threading.enumerate()) <= threads
 
 
-def test_a_request_of_a_browser_that_has_left_is_not_drawn(viewer):
-    async def live() -> None:
-        browser = await come(viewer)
-        (session,) = viewer.sessions.values()
-        browser.connection.transport.abort()
-        await until(lambda: not viewer.sessions and not viewer.engine.clients)
-        session.change(output="depth")
-
-    asyncio.run(live())
+def test_a_browser_that_has_left_is_not_drawn_for_and_is_no_error(viewer, capfd):
+    browser = come(viewer)
+    (session,) = viewer.sessions.values()
+    vanish(browser)
+    wait_for(lambda: not viewer.sessions and not viewer.engine.clients)
+    session.change(output="depth")
     assert not viewer.engine.clients
-
-
-def test_a_picture_for_a_browser_that_is_leaving_is_no_error(viewer, capfd):
-    async def live() -> None:
-        browser = await come(viewer)
-        (session,) = viewer.sessions.values()
-        browser.connection.transport.abort()
-        await until(lambda: not viewer.sessions)
-        viewer.sessions[session.client.client_id] = session  # as before viser has told that it left
-        session._status_at = 0.0
-        session.ask()
-        await asyncio.sleep(1.0)
-
-    asyncio.run(live())
-    assert "viewer:" not in capfd.readouterr().err
+    viewer.sessions[session.client.client_id] = session  # as before viser has told that it left
+    session._status_at = 0.0
+    session.ask()
+    wait_for(lambda: not viewer.engine.next() and viewer.engine.is_between_frames)
+    assert viewer.engine.clients and "viewer:" not in capfd.readouterr().err
 
 
 def test_a_frozen_browser_is_hung_up_on_and_another_sees_on(viewer, monkeypatch):
     monkeypatch.setattr(page_module, "PING_SECONDS", 0.3)
-    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 2.0)
-
-    async def live() -> None:
-        still = await come(viewer)
-        (session,) = viewer.sessions.values()
-        other = await come(viewer)
-        still.freeze()
-        session.client.send_file_download("much", MUCH)  # there is no room to send a ping
-        seen = other.n_pictures
-        await other.drag(1.5)
-        assert len(viewer.sessions) == 2 and other.n_pictures >= seen + 5
-        await until(lambda: list(viewer.sessions.values()) not in ([], [session]) and len(viewer.sessions) == 1)
-        assert await still.is_hung_up()
-        seen = other.n_pictures
-        await other.drag(0.5)
-        assert other.n_pictures > seen
-        await other.connection.close()
-
-    asyncio.run(live())
+    monkeypatch.setattr(page_module, "FROZEN_SECONDS", 1.5)
+    still = come(viewer)
+    (session,) = viewer.sessions.values()
+    other = come(viewer)
+    still.freeze()
+    session.client.send_file_download("much", MUCH)  # there is no room to send a ping
+    seen = other.pictures.qsize()
+    other.drag(1.0)
+    assert len(viewer.sessions) == 2 and other.pictures.qsize() >= seen + 5
+    wait_for(lambda: list(viewer.sessions.values()) not in ([], [session]) and len(viewer.sessions) == 1)
+    assert still.is_hung_up()
+    seen = other.pictures.qsize()
+    other.drag(0.5)
+    assert other.pictures.qsize() > seen
+    other.close()
 
 
 def test_an_end_does_not_wait_for_a_frozen_browser(viewer):
-    async def live() -> None:
-        browser = await come(viewer)
-        browser.freeze()
-        (session,) = viewer.sessions.values()
-        session.client.send_file_download("much", MUCH)
-        await asyncio.sleep(0.5)
-        began = time.monotonic()
-        await asyncio.to_thread(viewer.page.stop)
-        assert time.monotonic() - began < 3 and not viewer.page.server._websock_server._server_thread.is_alive()
-        browser.connection.transport.abort()
-
-    asyncio.run(live())
+    browser = come(viewer)
+    browser.freeze()
+    (session,) = viewer.sessions.values()
+    session.client.send_file_download("much", MUCH)
+    time.sleep(0.5)
+    began = time.monotonic()
+    viewer.page.stop()
+    assert time.monotonic() - began < 3 and not viewer.page.server._websock_server._server_thread.is_alive()
+    assert browser.is_hung_up()
 
 
 class FakeConnection:

@@ -1,14 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the viewer's pictures, videos and photographs show, without a browser."""
+"""What the viewer's pictures, videos and photographs show, and a video that is asked for while a training goes on."""
 
+import os
+import time
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import imageio.v3 as imageio
+import matplotlib
 import numpy as np
 import pytest
 import torch
+
+if os.environ.get("REQUIRE_BROWSER") != "1":
+    pytest.importorskip("viser", reason="the viewer is not tested: pip install nerfkit[viewer,viewer-test]")
 
 from nerfkit.crop import Crop
 from nerfkit.data.cameras.cameras import Cameras
@@ -18,16 +26,22 @@ from nerfkit.data.scene import Views
 from nerfkit.errors import UserError
 from nerfkit.model.renderer import Renderer
 from nerfkit.model.stages import Decoder
+from nerfkit.rendering.images import colorize
+from nerfkit.rendering.paths import CameraPath, Keyframe
+from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import FrameRenderer, Photos, depth_range
-from nerfkit.viewer.geometry import nearest_view
+from nerfkit.viewer.frames import ModelFrame, depth_range
+from nerfkit.viewer.geometry import nearest_view, viewpoint
+from nerfkit.viewer.page import Page, ViewerOptions
+from nerfkit.viewer.panels import path as path_module
 from nerfkit.viewer.panels.path import VideoControls
-from nerfkit.viewer.path import CameraPath, Keyframe
-from nerfkit.viewer.scene import ViewerScene
+from nerfkit.viewer.scene import ViewerScene, photos
 from nerfkit.viewer.session import Session, State
+from scripts.bench_viewer import FakeBrowser
 from tests.naming import raises_naming
 from tests.posed_captures import LEFT, PINHOLE, capture_in, masks_in
 from tests.rigs import look_at
+from tests.viewing import new_training, vanish, wait_for
 
 SIZE = (32, 24)
 
@@ -43,48 +57,49 @@ def shown(small_config, monkeypatch) -> ViewerScene:
     )  # fmt: skip
 
 
-def state_of(scene: ViewerScene) -> State:
-    """Of a viewer that draws nothing by itself."""
-    engine = Engine(FrameRenderer(scene.model, scene.background), lambda drawn: None)
-    return State(scene, engine, lambda do: do(), {})
-
-
-def session_in(state: State, width: int, height: int) -> Session:
-    """A browser with a window of a size, whose camera stands beside the scene."""
-    camera = MagicMock(image_width=width, image_height=height, fov=0.7, wxyz=(1.0, 0, 0, 0), position=(0.0, 0, -2.5))
-    session = Session(MagicMock(client_id=3, camera=camera), state)
-    state.sessions[3] = session
+@pytest.fixture
+def session(shown) -> Session:
+    """A browser of a viewer that draws nothing by itself, whose camera stands beside the scene."""
+    engine = Engine(partial(ModelFrame, shown), MagicMock(), MagicMock())
+    camera = MagicMock(image_width=640, image_height=480, fov=0.7, wxyz=(1.0, 0, 0, 0), position=(0.0, 0, -2.5))
+    session = Session(MagicMock(client_id=3, camera=camera), State(shown, engine, lambda do: do()))
+    session.state.sessions[3] = session
     return session
+
+
+@pytest.fixture
+def video(session) -> VideoControls:
+    """Of one camera that looks at the scene."""
+    path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
+    return VideoControls(MagicMock(), session.state, SimpleNamespace(path=path))
 
 
 def pose_of(eye, target) -> np.ndarray:
     return look_at(np.array([eye], dtype=np.float64), np.array([target], dtype=np.float64))[0]
 
 
-def test_no_side_of_a_picture_is_longer_than_the_limit(shown):
-    session = session_in(state_of(shown), 640, 480)
+def test_a_viewpoint_is_that_of_the_browser():
+    pose = viewpoint((1.0, 0, 0, 0), (1.0, 2, 3), 0.5).pose  # OpenCV axes along the world's
+    assert pose == (1, 0, 0, 1, 0, -1, 0, 2, 0, 0, -1, 3)
+
+
+def test_no_side_of_a_picture_is_longer_than_the_limit(session):
     for limit, size in ((320, (320, 240)), (640, (640, 480)), (2048, (640, 480))):
         session.max_side = limit
         session.ask()
-        assert session.size() == size
         assert session.state.engine.clients[3].request.size == size
     session.client.camera.image_height, session.max_side = 1280, 320
     assert session.size() == (160, 320)
 
 
-def test_a_video_shows_the_crop_alone(shown):
+def test_a_video_shows_the_crop_alone(session, video):
     """A crop that the camera does not see leaves the background; one around everything leaves it as it is."""
-    state = state_of(shown)
-    session = session_in(state, *SIZE)
-    pose = pose_of((2.5, 0.5, 1.0), (0.0, 0, 0))
-    path = CameraPath([Keyframe(pose, 0.6)], fps=5, size=SIZE)
-    video = VideoControls(MagicMock(), state, SimpleNamespace(path=path))
     means = []
     for crop in (None, Crop((-0.8,) * 3, (0.8,) * 3), Crop((5.0,) * 3, (6.0,) * 3)):
-        state.crop = crop
+        session.state.crop = crop
         video._start(session)
-        while state.engine.jobs:
-            state.engine.step()
+        while session.state.engine.jobs:
+            session.state.engine.step()
         name, content = session.client.send_file_download.call_args.args
         (frame,) = imageio.imread(content, extension=".mp4")
         assert name.endswith(".mp4") and frame.shape == (SIZE[1], SIZE[0], 3)
@@ -92,14 +107,11 @@ def test_a_video_shows_the_crop_alone(shown):
     assert means[0] < 240 and means[1] == pytest.approx(means[0], abs=1) and means[2] > 253
 
 
-def test_there_is_no_video_of_errors(shown):
-    state = state_of(shown)
-    session = session_in(state, *SIZE)
+def test_there_is_no_video_of_errors(session, video):
     session.look = replace(session.look, output="error")
-    path = CameraPath([Keyframe(pose_of((2.5, 0.5, 1.0), (0.0, 0, 0)), 0.6)], fps=5, size=SIZE)
     with raises_naming(UserError, "training image"):
-        VideoControls(MagicMock(), state, SimpleNamespace(path=path))._start(session)
-    assert not state.engine.jobs
+        video._start(session)
+    assert not session.state.engine.jobs
 
 
 def test_the_nearest_training_view_looks_the_same_way():
@@ -119,6 +131,8 @@ def test_the_colors_of_depths_are_those_of_what_is_there():
     depth[1], opacity[1] = torch.linspace(50, 90, 64), 0.1
     assert depth_range(depth, opacity) == pytest.approx((2.02, 2.98), abs=0.01)
     assert depth_range(depth, 0 * opacity) == (0.0, 1.0)
+    wanted = matplotlib.colormaps["viridis"](((depth - 2) / 3).numpy())[..., :3]
+    assert np.allclose(colorize(depth, 2.0, 5.0, "viridis"), wanted, atol=1e-6)
 
 
 def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(shown):
@@ -127,9 +141,9 @@ def test_a_scene_whose_cameras_have_moved_lends_a_run_no_photographs(shown):
     poses[-1, 0, 3] += 0.01
     with raises_naming(UserError, shown.config.data.path, "other training views"):
         shown.add_images(replace(given, camera_to_world=poses))
-    assert shown.photos is None
+    assert shown.photo is None
     shown.add_images(given)
-    assert shown.photos.image(0).shape == (given.size(0)[1], given.size(0)[0], 3)
+    assert shown.photo(0).shape == (given.size(0)[1], given.size(0)[0], 3)
 
 
 @pytest.mark.parametrize("white_ignores", [False, True])
@@ -143,11 +157,104 @@ def test_photographs_are_cut_out_as_they_are_trained(tmp_path, white_ignores: bo
     cameras = Cameras.of_lenses(poses, [PINHOLE] * 2)
     views = Views(cameras, files, [image_header(file) for file in files], masks, white_ignores, cutout=True)
     background = torch.tensor([0.2, 0.4, 0.6])
-    pool = views.load()
-    of_files = Photos(cameras, lambda view: views[[view]].load().image(0), background)
-    of_memory = Photos(cameras, pool.image, background)
+    of_files = photos(lambda view: views[[view]].load().image(0), background)
+    of_memory = photos(views.load().image, background)
     outside = torch.from_numpy(LEFT if white_ignores else ~LEFT)
     for view in range(2):
-        image = of_files.image(view)
-        assert torch.equal(image, of_memory.image(view))
+        image = of_files(view)
+        assert torch.equal(image, of_memory(view))
         assert (image[outside] - background).abs().max() < 1e-6 < (image[~outside] - background).abs().max()
+
+
+# ---- a video beside a training
+
+WINDOW = (64, 48)
+ASKED_AT = 5  # step, at which the field changes much
+
+
+class Watched:
+    """A training without an end, a viewer of it, a browser, and its video of a camera that stands still."""
+
+    def __init__(self, config, out, page: Page, seconds: float):
+        config.trainer.steps = 10**6
+        self.trainer, self.folder, self.viewer = new_training(config, out, page)
+        self.viewer.sharing.training = 0.5
+        self.seconds, self.stops = seconds, []  # of the video; of the training for the viewer
+        self.frames, self.is_closed = [], False  # of the video, at which steps; whether its file is
+        self.trainer.on_step = [self._timed]
+        self.browser = FakeBrowser(page.address, WINDOW)
+        self.browser.send((2.5, 0.5, 1.0))
+        wait_for(lambda: self.viewer.sessions)
+
+    def train(self, until) -> None:
+        """Train until something is so, for a minute at most."""
+        end = time.monotonic() + 60
+        self.trainer.train(self.folder, should_stop=lambda: until() or time.monotonic() > end)
+        assert until()
+
+    @contextmanager
+    def writer(self, *arguments):
+        try:
+            with video_writer(*arguments) as add:
+                yield lambda image: self.frames.append(self.trainer.step) or add(image)
+        finally:
+            self.is_closed = True
+
+    def _timed(self, trainer) -> None:
+        if trainer.step == ASKED_AT:
+            (session,) = self.viewer.sessions.values()
+            here, panel = session.viewpoint(), self.viewer.panels.path
+            key = Keyframe(here.matrix, here.fov, self.seconds)
+            panel.path.keyframes, panel.path.fps, panel.path.size = [key, key], 4, WINDOW
+            self.viewer.later(lambda: panel.video._start(session))
+        began = time.monotonic()
+        self.viewer.after_step(trainer)
+        self.stops.append(time.monotonic() - began)
+
+
+video_writer = path_module.video_writer
+
+
+@pytest.fixture
+def watched(small_config, tmp_path, monkeypatch):
+    """Starts one, with a video of some seconds."""
+    page = Page(ViewerOptions(port=0), "test")
+
+    def start(seconds: float) -> Watched:
+        watched = Watched(small_config, tmp_path / "run", page, seconds)
+        monkeypatch.setattr(path_module, "video_writer", watched.writer)
+        return watched
+
+    yield start
+    page.stop()
+
+
+def test_a_video_is_rendered_beside_the_training_and_shows_one_step_of_it(watched):
+    run = watched(seconds=1.0)
+    run.train(lambda: run.viewer.panels.path.video.client is None and run.frames)
+    start = wait_for(lambda: of_type(run, "FileTransferStartDownload"))[0]
+    parts = wait_for(lambda: len(found := of_type(run, "FileTransferPart")) == start["part_count"] and found)
+    assert len(set(run.frames)) >= 3, "training goes on between frames"
+    assert max(run.stops[ASKED_AT:]) < 2, "of which a probe of ffmpeg, and pictures of half a second"
+    frames = imageio.imread(b"".join(part["content"] for part in parts), extension=".mp4").astype(int)
+    assert len(frames) == len(run.frames) and frames[0].std() > 1
+    assert np.abs(frames - frames[0]).mean() < 2, "the field of one step"
+    run.browser.close()
+
+
+def of_type(run: Watched, kind: str) -> list[dict]:
+    return [message for message in run.browser.messages if message["type"] == kind]
+
+
+def test_a_browser_that_vanishes_takes_its_video_with_it_and_the_training_forgets_it(watched, monkeypatch):
+    monkeypatch.setattr(viewer_module, "FREE_AFTER", 0.1)
+    run = watched(seconds=100.0)
+
+    def is_over() -> bool:
+        if len(run.frames) == 2:
+            vanish(run.browser)
+        return bool(run.frames) and not run.viewer.awake
+
+    run.train(is_over)
+    video = run.viewer.panels.path.video
+    assert run.is_closed and not run.viewer.engine.jobs and video.client is None and not video.cancel.visible

@@ -70,5 +70,4 @@ def test_commands_train_score_and_report_them(toy_scene, tmp_path, monkeypatch):
     torch.testing.assert_close(written, refined, rtol=1e-5, atol=1e-5)
     assert (refined - given).abs().max() > 1e-4
     subject = ViewerScene.from_run(loaded)
-    assert subject.photos is not None and torch.equal(subject.photos.cameras.camera_to_world, refined)
-    assert torch.equal(subject.cameras.camera_to_world, refined)
+    assert subject.photo is not None and torch.equal(subject.cameras.camera_to_world, refined)

@@ -1,30 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A viewer of a small run, served by a thread, for tests."""
+"""A viewer of a small run, served by a thread, or of a training, and a browser, for tests."""
 
 from __future__ import annotations
 
-import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 
+from nerfkit.config import Config
+from nerfkit.data.load import load_scene
+from nerfkit.training.run.folder import RunFolder, describe
 from nerfkit.training.run.load import load_run
+from nerfkit.training.trainer import Trainer
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.scene import ViewerScene
-from nerfkit.viewer.viewer import Viewer
-from scripts.bench_viewer import Circle, camera_message, decoded
+from nerfkit.viewer.viewer import TrainingViewer, Viewer
+from scripts.bench_viewer import Circle, FakeBrowser, decoded
 from tests.trainers import make_trainer
+
+
+def tiny_config(data: Path) -> Config:
+    """Options that train the toy scene in a second."""
+    config = Config(device="cpu")
+    config.data.path, config.data.box = str(data), (-0.8, -0.8, -0.8, 0.8, 0.8, 0.8)
+    config.model.levels, config.model.log2_table, config.model.max_resolution = 3, 12, 48
+    config.model.hidden = config.model.state = 16
+    config.sampling.step, config.sampling.occupancy_resolution = 0.04, 24
+    config.trainer.samples, config.trainer.max_rays, config.trainer.learning_rate = 4096, 1024, 0.03
+    config.trainer.warmup, config.trainer.log_every, config.trainer.save_every = 10, 10, 0
+    return config
 
 
 def small_run(config, folder: Path, steps: int = 300) -> Path:
     """A run folder of the toy scene, trained for seconds."""
     config.trainer.steps = steps
-    trainer = make_trainer(config)
-    trainer.train(folder)
+    make_trainer(config).train(folder)
     return folder
 
 
@@ -51,6 +66,20 @@ def served(folder: Path, max_side: int = 128) -> Iterator[Viewer]:
         page.stop()
 
 
+def new_training(config, out: Path, page: Page | None) -> tuple[Trainer, RunFolder, TrainingViewer | None]:
+    """A trainer of the toy scene, its run folder, and a viewer of it on a page."""
+    scene = load_scene(config.data.path)
+    images = scene.split("train").load()
+    trainer, folder = Trainer(config, scene.split("train").cameras, images, device="cpu"), RunFolder.for_new_run(out)
+    folder.start(config, describe(scene))
+    if page is None:
+        return trainer, folder, None
+    shown = ViewerScene.from_training(config, trainer.model, trainer.device, scene, images, folder)
+    viewer = TrainingViewer(shown, page)
+    viewer.attach(trainer)
+    return trainer, folder, viewer
+
+
 def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
     """The first true value of `condition`; fails after `seconds`."""
     end = time.monotonic() + seconds
@@ -60,48 +89,43 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> object:
     return value
 
 
-class Browser:
-    """A client of the viewer's websocket that drags, and may freeze: then nothing is read from its socket."""
+def vanish(browser: FakeBrowser) -> None:
+    """Let a browser end without a word."""
+    with suppress(OSError):  # it has
+        browser.connection.socket.shutdown(socket.SHUT_RDWR)
+
+
+class Browser(FakeBrowser):
+    """A browser that drags, and may freeze: then nothing is read from its socket."""
 
     def __init__(self, viewer: Viewer):
-        self.address, self.circle = viewer.page.address, Circle.around(viewer.scene)
-        self.n_pictures, self.angle = 0, 0.0
+        self.awake, self.circle, self.angle = threading.Event(), Circle.around(viewer.scene), 0.0
+        self.awake.set()
+        super().__init__(viewer.page.address, (64, 48))
 
-    async def come(self) -> None:
-        """Connect, and read from then on."""
-        import viser
-        from websockets.asyncio.client import connect
-
-        self.connection = await connect(
-            self.address.replace("http://", "ws://"), subprotocols=[f"viser-v{viser.__version__}"],
-            origin=self.address, max_size=2**26, compression=None, ping_interval=None,
-        )  # fmt: skip
-        self.reading = asyncio.create_task(self._read())
-
-    async def drag(self, seconds: float) -> None:
+    def drag(self, seconds: float) -> None:
         """Move the camera around, twenty times a second."""
-        import msgspec
-
         for _ in range(max(round(seconds * 20), 1)):
             self.angle += 0.03
-            place = self.circle.at(self.angle), self.circle.middle, self.circle.up
-            await self.connection.send(msgspec.msgpack.encode(camera_message(*place, 0.7, (64, 48))))
-            await asyncio.sleep(0.05)
+            self.circle.send(self, self.angle)
+            time.sleep(0.05)
 
     def freeze(self) -> None:
-        """Read nothing any more."""
-        self.connection.transport.pause_reading()
+        self.connection.recv_messages.high = 1  # frames that the library reads ahead
+        self.awake.clear()
 
-    async def is_hung_up(self) -> bool:
+    def is_hung_up(self) -> bool:
         """Read again what is left, which ends where the viewer has hung up."""
-        self.connection.transport.resume_reading()
-        return bool((await asyncio.wait([self.reading], timeout=5))[0])
+        self.awake.set()
+        self._thread.join(timeout=5)
+        return not self._thread.is_alive()
 
-    async def _read(self) -> None:
+    def _receive(self) -> None:
         from websockets.exceptions import ConnectionClosed
 
-        try:
-            async for frame in self.connection:
-                self.n_pictures += sum(message["type"] == "BackgroundImageMessage" for message in decoded(frame))
-        except ConnectionClosed:
-            return
+        with suppress(ConnectionClosed):
+            for frame in self.connection:
+                self.awake.wait()
+                for message in decoded(frame):
+                    if message["type"] == "BackgroundImageMessage":
+                        self.pictures.put(message)

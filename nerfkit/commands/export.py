@@ -26,12 +26,10 @@ from nerfkit.crop import Crop, active_crop, crop_of
 from nerfkit.data.readers.transforms.writer import path_from
 from nerfkit.data.scene_transform.frame import Frame, corner_text
 from nerfkit.errors import UserError
-from nerfkit.export import cameras, fields, hidden, images, mesh, mesh_files, points, splats
-from nerfkit.export.domain import domain
-from nerfkit.export.grid import BLOCK, Grid
-from nerfkit.export.output import Output, OutputFolder, formats_of
-from nerfkit.export.views import Views, check_any
-from nerfkit.export.work import Work
+from nerfkit.export import cameras, fields, images, mesh, points
+from nerfkit.export.grid import BLOCK, Grid, domain
+from nerfkit.export.views import Views
+from nerfkit.export.writing import Output, OutputFolder, Work, formats_of
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.rendering.images import file_stem
 from nerfkit.training.run.load import Run, load_run
@@ -103,9 +101,7 @@ def key(run: Run, **more: Any) -> dict[str, Any]:
 
 def training_views(run: Run, work: Work, finest: float) -> Views:
     """The training views, which are rendered as they are asked for, or at once."""
-    views = Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
-    check_any(views)
-    return views
+    return Views(ImageRenderer(run.model, run.background), run.cameras("train"), work, finest, run.device)
 
 
 def where(run: Run, options: GeometryOptions) -> str:
@@ -121,8 +117,8 @@ def where(run: Run, options: GeometryOptions) -> str:
 
 def export_mesh(run: Run, options: MeshOptions) -> None:
     """Write a mesh."""
-    formats = formats_of(options.formats, mesh_files.FORMATS)
-    output, cut = opened(run, options, "mesh", formats, mesh_files.FORMATS)
+    formats = formats_of(options.formats, mesh.FORMATS)
+    output, cut = opened(run, options, "mesh", formats, mesh.FORMATS)
     grid = Grid.over(domain(run.model, run.config, cut, run.frame), options.resolution)
     in_blocks = [grid.origin.tolist(), grid.cell, grid.cells, BLOCK]
     settings = {"from": options.source, "level": options.level, "grid": in_blocks}
@@ -150,13 +146,14 @@ def export_mesh(run: Run, options: MeshOptions) -> None:
         counts |= {"small_parts": n_small, "unseen_faces": n_unseen}
         frame = target_frame(run, options)
         unit = 1.0 if frame is None else frame.distance_to_input(1.0)
-        content = {format: mesh_files.mesh_bytes(shape.in_files(frame), format) for format in output.formats}
+        moved = shape.in_files(frame)
+        content = {format: mesh.mesh_bytes(moved, format) for format in output.formats}
         thresholds = {
             "cell": grid.cell * unit,
             "level": options.level,
             "truncation_cells": fields.TRUNCATION,
             "seen_within_cells": mesh.TOLERANCE,
-            "hidden_by_cells": [hidden.COVERS, hidden.BEHIND, hidden.LEAST_COSINE],
+            "hidden_by_cells": [mesh.COVERS, mesh.BEHIND, mesh.LEAST_COSINE],
         }
         report(output.write(content, about(run, options, cut, counts=counts, thresholds=thresholds)), counts)
         work.remove()
@@ -173,7 +170,7 @@ def export_cloud(run: Run, options: PointsOptions | SplatsOptions) -> None:
         cloud = points.gather(views, box, cut, options.count).in_files(target_frame(run, options))
         counts = {name: len(cloud)}
         if name == "splats":
-            content = splats.splat_bytes(cloud, options.sh_degree)
+            content = points.splat_bytes(cloud, options.sh_degree)
         else:
             content = cloud.ply()
             counts["pixels"] = int(cloud.counts.sum())

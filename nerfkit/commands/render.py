@@ -26,9 +26,8 @@ from nerfkit.model.cropping import cropped
 from nerfkit.parallel import ALONE, Processes
 from nerfkit.rendering import paths
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview
-from nerfkit.rendering.path_files import moved, read_path
-from nerfkit.rendering.video import probe_video, video_bytes
+from nerfkit.rendering.images import file_stem, npz_bytes, png_bytes, preview, probe_video, video_bytes
+from nerfkit.rendering.paths import moved, read_path
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run, load_run
 

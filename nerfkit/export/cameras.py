@@ -20,10 +20,10 @@ from nerfkit.data.readers.colmap import model as colmap
 from nerfkit.data.readers.transforms.writer import check_writable, write_transforms
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError, UserError
-from nerfkit.export.camera_path import camera_path
-from nerfkit.export.output import OutputFolder
+from nerfkit.export.writing import OutputFolder
 from nerfkit.files import OwnFolder
 from nerfkit.reading import shown
+from nerfkit.rendering.paths import to_nerfstudio
 from nerfkit.training.run.load import Run
 
 FORMATS = ("transforms", "colmap", "path")
@@ -40,7 +40,8 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     for split in splits:
         lenses, cameras = run.lenses(split), run.cameras(split)
         poses = cameras.camera_to_world.double().numpy()
-        poses[:, :, :3] = _rotations(poses[:, :, :3])
+        left, _, right = np.linalg.svd(poses[:, :, :3])
+        poses[:, :, :3] = left @ right  # the nearest rotations: these are some in float32 alone
         poses = frame.to_input(poses) if frame is not None else poses
         for view, entry in enumerate(run.scene.splits[split]["frames"]):
             name = str(entry["file_path"])
@@ -50,12 +51,6 @@ def capture_of(run: Run, splits: tuple[str, ...], frame: Frame | None) -> Captur
     if len({image.name for image in images}) < len(images):
         raise UserError("two of the run's views have one name; choose one --split")
     return Capture(run.scene.name, "run", images, splits=of_split)
-
-
-def _rotations(matrices: np.ndarray) -> np.ndarray:
-    """The rotations [V, 3, 3] nearest to matrices that are rotations in float32 alone."""
-    left, _, right = np.linalg.svd(matrices)
-    return left @ right
 
 
 def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Capture, Path | None, str]:
@@ -72,12 +67,12 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
     at_hand = _by_name(scene.images)
     split_of = {name: split for split, names in capture.splits.items() for name in names}
     found = [at_hand.get(image.name) or at_hand.get(f"{split_of[image.name]}/{image.name}") for image in capture.images]
-    if not all(found):
-        missing = next(image.name for image, there in zip(capture.images, found, strict=True) if there is None)
-        return capture, None, f"{as_in_run}: which image is {shown(missing)} is not clear"
-    names = {image.name: there.name for image, there in zip(capture.images, found, strict=True)}
+    pairs = list(zip(capture.images, found, strict=True))
+    if missing := [image.name for image, there in pairs if there is None]:
+        return capture, None, f"{as_in_run}: which image is {shown(missing[0])} is not clear"
+    names = {image.name: there.name for image, there in pairs}
     try:
-        images = [_of_file(image, there) for image, there in zip(capture.images, found, strict=True)]
+        images = [_of_file(*pair) for pair in pairs]
     except SceneError as error:
         return capture, None, f"{as_in_run}: {error}"
     splits = {split: [names[name] for name in listed] for split, listed in capture.splits.items()}
@@ -87,15 +82,17 @@ def with_files(capture: Capture, run: Run, frame_is_files: bool) -> tuple[Captur
         if scene.white_ignores or not all(image.mask for image in images):
             about_masks = "; without masks: a transforms.json has them for all images or none, and black is ignored"
             images = [replace(image, mask=None) for image in images]
-    of_run, capture = capture, replace(capture, images=images, splits=splits)
+    capture = replace(capture, images=images, splits=splits)
     if scene.points is None:
-        return capture, folder, f"no sparse points: the scene has none{about_masks}"
-    if not frame_is_files:
-        return capture, folder, f"no sparse points in --frame model{about_masks}"
-    if not _stand_alike(of_run.images, found, MOVED[data.poses]):
-        return capture, folder, f"no sparse points: the scene's cameras are not where the run's are{about_masks}"
-    count = f"{len(scene.points.positions)} sparse points of the scene"
-    return replace(capture, points=_points_of(scene, capture)), folder, count + about_masks
+        about_points = "no sparse points: the scene has none"
+    elif not frame_is_files:
+        about_points = "no sparse points in --frame model"
+    elif not _stand_alike(capture.images, found, MOVED[data.poses]):
+        about_points = "no sparse points: the scene's cameras are not where the run's are"
+    else:
+        about_points = f"{len(scene.points.positions)} sparse points of the scene"
+        capture = replace(capture, points=_points_of(scene, capture))
+    return capture, folder, about_points + about_masks
 
 
 def _stand_alike(images: list[PosedImage], others: list[PosedImage], moved: float) -> bool:
@@ -149,11 +146,12 @@ def refusals(capture: Capture) -> dict[str, str]:
     checks = {
         "transforms": lambda: check_writable(_listed(capture)),
         "colmap": lambda: colmap.check_writable(capture, text=True),
+        "path": lambda: path_of(capture),
     }
     refused = {}
-    for format in FORMATS:
+    for format, check in checks.items():
         try:
-            checks.get(format, lambda: path_of(capture))()
+            check()
         except UserError as error:
             refused[format] = str(error)
     return refused
@@ -171,13 +169,12 @@ def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder, of_r
     """
     names = []
     if "path" in formats:
-        content = json.dumps(path_of(of_run or capture), indent=1)
-        output.folder.write(PATH, content)
         names.append(PATH)
+        output.folder.write(PATH, json.dumps(path_of(of_run or capture), indent=1))
     if "transforms" in formats:
-        for name in (TRANSFORMS, *([POINTS] if capture.points is not None else [])):
+        names += [TRANSFORMS] if capture.points is None else [TRANSFORMS, POINTS]
+        for name in names:
             output.folder.note(name)
-            names.append(name)
         write_transforms(output.path / TRANSFORMS, _listed(capture))
     if "colmap" in formats:
         folder: OwnFolder = output.folder.child(MODEL, "export")
@@ -200,7 +197,7 @@ def path_of(capture: Capture) -> dict[str, Any]:
             raise UserError(f"image {shown(image.name)}: a camera path has one size, but images differ")
     first = capture.images[0].lens
     poses = np.stack([image.camera_to_world for image in capture.images])
-    return camera_path(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)
+    return to_nerfstudio(poses, np.array([image.lens.focal[1] for image in capture.images]), first.width, first.height)
 
 
 def path_loss(capture: Capture) -> str | None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,16 +18,7 @@ from nerfkit.model.base import Model
 CHUNK = 2**18  # points whose density is evaluated at once
 TRUNCATION = 4.0  # cells
 MIN_WEIGHT = 0.5  # of all views together, for a corner to be known
-
-
-class Field(Protocol):
-    """What a mesh is made from."""
-
-    def blocks(self, grid: Grid) -> np.ndarray:
-        """Blocks [N, 3] in which there may be a surface."""
-
-    def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
-        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
+MOST_LOADED = 256  # views in memory
 
 
 class DensityField:
@@ -39,10 +29,12 @@ class DensityField:
         self.optical = -math.log1p(-level)  # density * cell at the level
 
     def blocks(self, grid: Grid) -> np.ndarray:
+        """Blocks [N, 3] in which there may be a surface."""
         return occupied_blocks(grid, self.model)
 
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
         points, _ = grid.points(blocks, self.device)
         density = torch.cat([self.model.density(part).float() for part in points.split(CHUNK)])
         # Near the level this is as straight as the logarithm of the density, which is what a network gives.
@@ -59,15 +51,18 @@ class DepthField:
 
     @torch.no_grad()
     def blocks(self, grid: Grid) -> np.ndarray:
-        """Blocks that the truncated distance around a depth of some view reaches into."""
-        found: set[int] = set()
+        """Blocks [N, 3] that the truncated distance around a depth of some view reaches into."""
+        found = np.zeros(grid.n_blocks, dtype=bool)
         for view in self.views:
-            points, _ = points_of(view)
-            found.update(grid.blocks_of(points.double().cpu().numpy(), TRUNCATION * grid.cell).tolist())
-        return grid.unflat(np.array(sorted(found), dtype=np.int64))
+            rays, depth = view.camera.image_rays(0), view.depth.flatten()
+            rows = (depth > 0) & (view.opacity.flatten() > 0)
+            points = rays.origins[rows] + rays.directions[rows] * depth[rows, None]
+            grid.mark(found, points.double().cpu().numpy(), TRUNCATION * grid.cell)
+        return np.argwhere(found)
 
     @torch.no_grad()
     def inside(self, grid: Grid, blocks: np.ndarray) -> list[np.ndarray]:
+        """Values [X, Y, Z] at the corners of blocks [B, 3], 0.5 on the surface; NaN where nothing is known."""
         points, block = grid.points(blocks, self.device)  # [P, 3], [P]
         columns = points.T.contiguous()
         low, high = grid.bounds(blocks)
@@ -107,9 +102,6 @@ class DepthField:
         return view
 
 
-MOST_LOADED = 256  # views in memory
-
-
 def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
     """Whether balls around centers [B, 3] may be within the image of one camera, [B] bool; with distortion, all may."""
     if camera.lenses:
@@ -122,14 +114,6 @@ def may_see(camera: Cameras, centers: Tensor, radius: float) -> Tensor:
     size = torch.tensor(camera.size(0), device=centers.device)
     within = ((pixel > -reach[:, None]) & (pixel < size + reach[:, None])).all(-1)
     return torch.where(depth <= 2 * radius, depth >= -radius, within)
-
-
-def points_of(view: View, above: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Points [P, 3] at the median depth of a view's pixels whose opacity is above a value, and those pixels [P]."""
-    rays = view.camera.image_rays(0)
-    depth, opacity = view.depth.flatten(), view.opacity.flatten()
-    good = ((depth > 0) & (opacity > above)).nonzero()[:, 0]
-    return rays.origins[good] + rays.directions[good] * depth[good, None], good
 
 
 def check_level(level: float) -> None:

@@ -1,20 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A grid of cubic cells over a box, worked on in blocks of them: what is held in memory is one block's."""
+"""A grid of cubic cells over what is exported, worked on in blocks of them, and triangles through these.
+
+What is held in memory is one block's.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nerfkit.config import Config
+from nerfkit.crop import Crop
+from nerfkit.data.scene_transform.frame import Frame, corner_text
+from nerfkit.errors import UserError
+from nerfkit.export.writing import optional
 from nerfkit.model.base import Model
-from nerfkit.model.sampling import ContractedSampler
+from nerfkit.model.sampling import BoxSampler
 
 BLOCK = 16  # cells a side: fewer are far from a surface than in larger ones
-CORNERS_ALONG = np.arange(BLOCK + 1)
+LEVEL = 0.5  # of what is inside, on the surface
+NUDGE = 5e-4  # values are kept this far from the level, so that no vertex falls on a corner: by 0.001 cells at most
+NO_EDGE = -1  # of vertices inside of a cell
+
+
+def domain(model: Model, config: Config, crop: Crop | None, frame: Frame | None) -> np.ndarray:
+    """The box [2, 3] float64, in the model's frame, that holds what is exported.
+
+    It is where the sampler looks, cut to the crop's bounds. Raises UserError if nothing is left. In unbounded space it
+    is the crop's bounds, wherever they lie, and without a crop what is not contracted.
+    """
+    box = np.array(config.data.box).reshape(2, 3)
+    if config.sampling.kind == "contracted":
+        return box if crop is None else crop.bounds()
+    of_sampler = getattr(getattr(model, "sampler", None), "box", None)
+    box = box if of_sampler is None else of_sampler.double().cpu().numpy()
+    if crop is None:
+        return box
+    bounds = crop.bounds()
+    cut = np.stack([np.maximum(box[0], bounds[0]), np.minimum(box[1], bounds[1])])
+    if not (cut[0] < cut[1]).all():
+        corners = np.array(list(itertools.product(*box.T)))  # [8, 3]
+        if crop.frame == "files" and frame is not None:
+            corners = frame.to_input(corners)
+        raise UserError(
+            f"the crop from {corner_text(np.array([crop.low, crop.high]))} (frame: {crop.frame}) lies outside of what "
+            f"the run has, from {corner_text(np.stack([corners.min(axis=0), corners.max(axis=0)]))}; change --crop, or "
+            "delete the run's crop.json"
+        )
+    return cut
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,9 +73,29 @@ class Grid:
         return cls(box[0].astype(np.float64), cell, tuple(cells.tolist()))
 
     @property
-    def blocks(self) -> np.ndarray:
+    def n_blocks(self) -> np.ndarray:
         """Blocks along x, y, z, [3] int."""
         return -(-np.array(self.cells) // BLOCK)
+
+    def all_blocks(self) -> np.ndarray:
+        """All blocks [N, 3], x slowest."""
+        return np.argwhere(np.ones(self.n_blocks, dtype=bool))
+
+    def bounds(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lowest and highest corners [N, 3] of blocks [N, 3]."""
+        low = self.origin + self.cell * BLOCK * blocks
+        return low, low + self.cell * BLOCK
+
+    def mark(self, found: np.ndarray, points: np.ndarray, reach: float) -> None:
+        """Set, in `found` [n_blocks] bool, the blocks within `reach` of points [P, 3] along each axis.
+
+        `reach` must be less than a block.
+        """
+        upper = self.origin + self.cell * np.array(self.cells)
+        points = points[((points >= self.origin - reach) & (points <= upper + reach)).all(1)]
+        for shift in itertools.product((-reach, reach), repeat=3):
+            block = np.floor((points + shift - self.origin) / (self.cell * BLOCK)).astype(np.int64)
+            found[tuple(block.clip(0, self.n_blocks - 1).T)] = True
 
     def corners(self, block: np.ndarray) -> tuple[int, int, int]:
         """Corners of a block [3] along x, y, z: one more than cells, shared with the next block."""
@@ -44,18 +103,13 @@ class Grid:
 
     def points(self, blocks: np.ndarray, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions [P, 3] float32 of corners of blocks [B, 3], block after block, x slowest; the block [P] of each."""
-        positions = [self._points(block) for block in blocks]
-        counts = torch.tensor([len(part) for part in positions])
-        number = torch.arange(len(blocks)).repeat_interleave(counts)
-        return torch.tensor(np.concatenate(positions), dtype=torch.float32, device=device), number.to(device)
-
-    def _points(self, block: np.ndarray) -> np.ndarray:
-        """Corners [P, 3] float64 of one block."""
-        axes = [
-            self.origin[axis] + self.cell * (block[axis] * BLOCK + CORNERS_ALONG[:n])
-            for axis, n in enumerate(self.corners(block))
-        ]
-        return np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 3)
+        positions = []
+        for block in blocks:
+            corner = block * BLOCK + np.indices(self.corners(block)).reshape(3, -1).T
+            positions.append(self.origin + self.cell * corner)
+        number = np.repeat(np.arange(len(blocks)), [len(part) for part in positions])
+        values = torch.tensor(np.concatenate(positions), dtype=torch.float32, device=device)
+        return values.contiguous(), torch.from_numpy(number).to(device)
 
     def split(self, blocks: np.ndarray, values: Tensor) -> list[np.ndarray]:
         """Values [P] at the corners of blocks, in the order of `points`, as one array [X, Y, Z] for each."""
@@ -63,54 +117,80 @@ class Grid:
         parts = values.cpu().split([math.prod(shape) for shape in shapes])
         return [part.view(shape).numpy() for part, shape in zip(parts, shapes, strict=True)]
 
-    def bounds(self, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Lowest and highest corners [N, 3] of blocks [N, 3]."""
-        low = self.origin + self.cell * BLOCK * blocks
-        return low, low + self.cell * BLOCK
-
-    def all_blocks(self) -> np.ndarray:
-        """All blocks [N, 3], x slowest."""
-        return np.stack(np.meshgrid(*map(np.arange, self.blocks), indexing="ij"), axis=-1).reshape(-1, 3)
-
-    def blocks_of(self, points: np.ndarray, reach: float) -> np.ndarray:
-        """Flat numbers of the blocks within `reach` of points [P, 3] along each axis, unique; `reach` < a block."""
-        found, last = [], self.blocks - 1
-        inside = (
-            (points >= self.origin - reach) & (points <= self.origin + self.cell * np.array(self.cells) + reach)
-        ).all(1)
-        points = points[inside]
-        for shift in np.stack(np.meshgrid([-reach, reach], [-reach, reach], [-reach, reach]), axis=-1).reshape(8, 3):
-            block = np.floor((points + shift - self.origin) / (self.cell * BLOCK)).astype(np.int64)
-            found.append(np.unique(np.ravel_multi_index(block.clip(0, last).T, self.blocks)))
-        return np.unique(np.concatenate(found))
-
-    def unflat(self, numbers: np.ndarray) -> np.ndarray:
-        """Blocks [N, 3] of flat numbers [N]."""
-        return np.stack(np.unravel_index(numbers, self.blocks), axis=-1)
-
 
 def occupied_blocks(grid: Grid, model: Model) -> np.ndarray:
-    """Blocks [N, 3] that hold an occupied cell of the model's sampler, or are next to one; all if it has none.
+    """Blocks [N, 3] that hold an occupied cell of the model's sampler, or are next to one; all if it has no such cells.
 
     All, too, where the occupancy is of contracted space, whose cells are no boxes.
     """
-    sampler = getattr(model, "sampler", None)
-    occupancy, box = getattr(sampler, "occupancy", None), getattr(sampler, "box", None)
-    blocks = grid.all_blocks()
-    if occupancy is None or box is None or occupancy.dim() != 3 or tuple(box.shape) != (2, 3):
+    sampler, blocks = getattr(model, "sampler", None), grid.all_blocks()
+    if not isinstance(sampler, BoxSampler):
         return blocks
-    if isinstance(sampler, ContractedSampler):
-        return blocks
-    sides = np.array(occupancy.shape)
+    sides = np.array(sampler.occupancy.shape)
     counts = np.zeros(sides + 1, dtype=np.int64)  # of occupied cells below each corner
-    counts[1:, 1:, 1:] = occupancy.cpu().numpy().cumsum(0).cumsum(1).cumsum(2)
-    box = box.double().cpu().numpy()
+    counts[1:, 1:, 1:] = sampler.occupancy.cpu().numpy().cumsum(0).cumsum(1).cumsum(2)
+    box = sampler.box.double().cpu().numpy()
     low, high = ((corner - box[0]) / (box[1] - box[0]) * sides for corner in grid.bounds(blocks))
     first = (np.floor(low).astype(int) - 1).clip(0, sides)  # [N, 3]; occupancy was seen at random places of a cell
     end = (np.ceil(high).astype(int) + 1).clip(0, sides)
     total = np.zeros(len(blocks), dtype=np.int64)
-    for corner in range(8):  # inclusion and exclusion
-        upper = np.array([corner >> axis & 1 for axis in range(3)], dtype=bool)
-        at = np.where(upper, end, first)
-        total += (1 if upper.sum() % 2 else -1) * counts[tuple(at.T)]
+    for upper in itertools.product((False, True), repeat=3):  # inclusion and exclusion
+        total += (1 if sum(upper) % 2 else -1) * counts[tuple(np.where(upper, end, first).T)]
     return blocks[(total != 0) & (first < end).all(axis=1)]
+
+
+class Piece(NamedTuple):
+    """Triangles of some blocks. Vertices on one edge of the grid have one key, in whatever block they were found."""
+
+    vertices: np.ndarray  # [V, 3] float64, in cells from the grid's first corner
+    keys: np.ndarray  # [V] int64
+    faces: np.ndarray  # [F, 3] int64, counter-clockwise seen from outside
+
+
+NO_PIECE = Piece(np.zeros((0, 3)), np.zeros(0, np.int64), np.zeros((0, 3), np.int64))
+
+
+def piece_of_block(grid: Grid, block: np.ndarray, inside: np.ndarray) -> Piece:
+    """Triangles of one block, by marching cubes, where values [X, Y, Z] in [0, 1] at its corners are 0.5.
+
+    A value is NaN where nothing is known.
+    """
+    known = np.isfinite(inside)
+    values = np.where(known, inside, 0).astype(np.float32) - LEVEL
+    values = np.where(np.abs(values) < NUDGE, np.where(values < 0, -NUDGE, NUDGE), values)
+    if (values < 0).all() or (values > 0).all():
+        return NO_PIECE
+    measure = optional("skimage.measure", "a mesh")
+    # Faces of scikit-image's "ascent" turn to where values are smaller, outside.
+    vertices, faces, _, _ = measure.marching_cubes(values, 0.0, gradient_direction="ascent")
+    vertices, faces = vertices.astype(np.float64), faces.astype(np.int64)
+    for axis in range(3):  # a cell is known if its eight corners are
+        known = np.logical_and(*(np.delete(known, end, axis) for end in (0, -1)))
+    cell = np.floor(vertices[faces].mean(axis=1)).astype(int).clip(0, np.array(known.shape) - 1)  # [F, 3]
+    faces = faces[known[tuple(cell.T)]]
+    vertices = vertices + block * BLOCK
+    return Piece(vertices, _keys(grid, vertices), faces)
+
+
+def _keys(grid: Grid, vertices: np.ndarray) -> np.ndarray:
+    """The number [V] of the edge that a vertex is on; NO_EDGE for the few that are inside of a cell."""
+    off = np.abs(vertices - np.round(vertices))  # [V, 3]: along its edge alone a vertex is off the corners
+    rows, axis = np.arange(len(off)), off.argmax(axis=1)
+    off[rows, axis] = 0
+    whole = np.round(vertices).astype(np.int64)
+    whole[rows, axis] = np.floor(vertices[rows, axis]).astype(np.int64)
+    corners = np.array(grid.cells, dtype=np.int64) + 1
+    number = ((whole[:, 0] * corners[1] + whole[:, 1]) * corners[2] + whole[:, 2]) * 3 + axis
+    return np.where(off.max(axis=1, initial=0) < NUDGE / 4, number, NO_EDGE)
+
+
+def joined(pieces: list[Piece]) -> Piece:
+    """Pieces as one, in which a vertex that several have is there once."""
+    pieces = [NO_PIECE, *pieces]
+    starts = np.cumsum([0, *(len(piece.vertices) for piece in pieces[:-1])])
+    vertices, keys = (np.concatenate([getattr(piece, name) for piece in pieces]) for name in ("vertices", "keys"))
+    faces = np.concatenate([piece.faces + start for piece, start in zip(pieces, starts, strict=True)])
+    lonely = keys == NO_EDGE
+    keys[lonely] = -1 - np.arange(lonely.sum())  # each for itself
+    keys, first, number = np.unique(keys, return_index=True, return_inverse=True)
+    return Piece(vertices[first], keys, number[faces])

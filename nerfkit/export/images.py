@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from nerfkit.data.scene_transform.frame import Frame
-from nerfkit.export.missing import optional
+from nerfkit.export.writing import optional
 from nerfkit.rendering.images import npz_bytes
 
 FORMATS = ("exr", "npz")
@@ -34,19 +33,16 @@ def image_bytes(images: dict[str, np.ndarray], format: str, depth: str) -> bytes
     if format == "npz":
         return npz_bytes(**images)
     rgb, normal = linear(images["rgb"]), images["normal"]
-    channels = dict(zip("RGB", np.moveaxis(rgb, -1, 0), strict=True)) | {"A": images["opacity"], "Z": images[depth]}
-    channels |= {f"N.{axis}": normal[..., index] for index, axis in enumerate("XYZ")}
-    return exr_bytes({name: np.ascontiguousarray(values, dtype=np.float32) for name, values in channels.items()})
-
-
-def exr_bytes(channels: dict[str, np.ndarray]) -> bytes:
-    """The content of an EXR file with float32 channels [H, W]."""
+    channels = {"A": images["opacity"], "Z": images[depth]}
+    channels |= {name: rgb[..., index] for index, name in enumerate("RGB")}
+    channels |= {f"N.{name}": normal[..., index] for index, name in enumerate("XYZ")}
+    channels = {name: np.ascontiguousarray(values, dtype=np.float32) for name, values in channels.items()}
     exr = optional("OpenEXR", "an EXR file")
     header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage}
     with tempfile.TemporaryDirectory() as folder:
-        file = os.path.join(folder, "image.exr")
-        exr.File(header, channels).write(file)
-        return Path(file).read_bytes()
+        file = Path(folder) / "image.exr"
+        exr.File(header, channels).write(str(file))
+        return file.read_bytes()
 
 
 def linear(rgb: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trained field as triangles: surface in blocks, what is small or hidden left out, colors from the cameras."""
+"""A trained field as triangles: surface in blocks, what is small or hidden left out, colors from the cameras; files."""
 
 from __future__ import annotations
 
@@ -15,19 +15,22 @@ from nerfkit.crop import Crop
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import check_memory
 from nerfkit.errors import UserError
-from nerfkit.export.fields import Field
-from nerfkit.export.grid import BLOCK, Grid
-from nerfkit.export.hidden import InImage, Occluder
-from nerfkit.export.missing import optional
-from nerfkit.export.surface import Piece, joined, piece_of_block
+from nerfkit.export.fields import DensityField, DepthField
+from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
+from nerfkit.export.images import linear
 from nerfkit.export.views import Seen, View, Views
-from nerfkit.export.work import Work
+from nerfkit.export.writing import Work, optional, oriented_columns, ply_bytes
 
+FORMATS = ("ply", "glb")
 BLOCKS_OF_A_PART = 256  # that are worked on and kept together
 BYTES_PER_BLOCK = 2 * BLOCK**2 * 250  # of a surface through a block, with all that is computed of it
 BEST = 3  # cameras whose colors a vertex takes
 TOLERANCE = 1.5  # cells that a vertex may lie behind the median depth and still be seen
 CHUNK = 2**19  # vertices that a view sees at once
+LEVELS = 12  # of the depth buffer; the coarsest has squares of 2**11 pixels
+COVERS = 1.0  # cells that a point of the surface hides, at least; at most twice as many, for levels are powers of two
+BEHIND = 1.0  # cells that a point may lie behind what hides it and still be seen
+LEAST_COSINE = 0.25  # at which a surface still counts as sloping: within 14 degrees of it, it may hide itself
 
 
 class NoSurfaceError(UserError):
@@ -58,39 +61,35 @@ class Mesh:
         return replace(self, vertices=frame.to_input(self.vertices), normals=normals)
 
 
-def surface(grid: Grid, field: Field, work: Work) -> Mesh:
+def surface(grid: Grid, field: DensityField | DepthField, work: Work) -> Mesh:
     """The surface of a field, without color; parts that an earlier attempt made are taken from `work`."""
     blocks = field.blocks(grid)
     what = f"a mesh of {' x '.join(map(str, grid.cells))} cells (--resolution), in {len(blocks)} blocks"
     check_memory(len(blocks) * BYTES_PER_BLOCK, what, torch.device("cpu"))
-    parts = range(0, len(blocks), BLOCKS_OF_A_PART)
+
+    def piece_of(part: np.ndarray) -> Piece:
+        values = field.inside(grid, part)
+        return joined([piece_of_block(grid, *of_block) for of_block in zip(part, values, strict=True)])
+
     pieces = []
     with tqdm(total=len(blocks), desc="surface", unit="block", dynamic_ncols=True) as bar:
-        for start in parts:
+        for start in range(0, len(blocks), BLOCKS_OF_A_PART):
             part = blocks[start : start + BLOCKS_OF_A_PART]
-            arrays = work.part(f"blocks_{start:08d}", lambda part=part: _surface_of(grid, field, part))
+            arrays = work.part(f"blocks_{start:08d}", lambda part=part: piece_of(part)._asdict())
             pieces.append(Piece(**arrays))
             bar.update(len(part))
     piece = joined(pieces)
     if not len(piece.faces):
         raise NoSurfaceError("there is no surface: nowhere does the field reach the level")
     vertices = grid.origin + grid.cell * piece.vertices
-    colors = np.zeros((len(vertices), 3), dtype=np.uint8)
-    return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), colors)
-
-
-def _surface_of(grid: Grid, field: Field, blocks: np.ndarray) -> dict[str, np.ndarray]:
-    values = field.inside(grid, blocks)
-    return joined([piece_of_block(grid, *of_block) for of_block in zip(blocks, values, strict=True)])._asdict()
+    return Mesh(vertices, piece.faces, vertex_normals(vertices, piece.faces), np.zeros(vertices.shape, dtype=np.uint8))
 
 
 def vertex_normals(vertices: np.ndarray, faces: np.ndarray) -> np.ndarray:
     """Unit normals [V, 3] float32: the mean of the faces', weighted by their areas."""
     a, b, c = (vertices[faces[:, corner]] for corner in range(3))
-    areas = np.cross(b - a, c - a)  # [F, 3]
-    total = np.stack(
-        [sum(np.bincount(faces[:, k], areas[:, axis], len(vertices)) for k in range(3)) for axis in range(3)], axis=1
-    )
+    areas = np.repeat(np.cross(b - a, c - a), 3, axis=0)  # [3 F, 3], of each corner's face
+    total = np.stack([np.bincount(faces.ravel(), areas[:, axis], len(vertices)) for axis in range(3)], axis=1)
     return (total / np.linalg.norm(total, axis=1, keepdims=True).clip(1e-30)).astype(np.float32)
 
 
@@ -113,70 +112,101 @@ def cropped(mesh: Mesh, crop: Crop | None) -> Mesh:
     return mesh.keep(crop.inside(torch.from_numpy(mesh.vertices)).numpy()[mesh.faces].all(axis=1))
 
 
-class Colors:
-    """Colors of vertices, from the cameras that see them best, and which vertices are seen at all."""
+class Occluder:
+    r"""A surface that hides points from one camera.
 
-    def __init__(self, mesh: Mesh, device: torch.device):
-        self.mesh, self.device = mesh, device
-        self.middles = torch.from_numpy(mesh.vertices[mesh.faces].mean(axis=1)).float()  # [F, 3] of faces
-        self.best = torch.zeros(len(mesh.vertices), BEST)  # scores of the best cameras, on the CPU
-        self.colors = torch.zeros(len(mesh.vertices), BEST, 3, dtype=torch.uint8)
+    Each of its points is drawn into one level of a pyramid of depth buffers, that whose squares are at least as large
+    as a cell is there, and hides what is behind it in any: so near ones, which lie far apart in the image, leave no
+    gaps, and far ones do not hide what is beside them. As a square reaches over a slope, a point is seen up to
 
-    @torch.no_grad()
-    def look(self, views: Views, cell: float) -> None:
-        """Let all views see the vertices, of a mesh from cells of a size [model units]."""
-        vertices, normals = (torch.from_numpy(x).float() for x in (self.mesh.vertices, self.mesh.normals))
-        for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
-            occluder = self._occluder(view, vertices, cell)
-            for start in range(0, len(vertices), CHUNK):
-                part = slice(start, start + CHUNK)
-                points, normal = vertices[part].to(self.device), normals[part].to(self.device)
-                seen = view.see(points)
-                depth, _ = view.depth_at(seen)
-                cosine = ((view.camera.positions[0] - points) * normal).sum(-1) / seen.distance
-                near = (depth > 0) & (seen.distance < depth + TOLERANCE * cell)
-                visible = seen.inside & near & (cosine > 0) & ~occluder.hides(in_image(seen), cosine)
-                # Pixels per length of the surface: facing, near and through a long lens is best.
-                score = torch.where(visible, cosine * view.camera.focal[0].mean() / seen.distance, 0)
-                self._offer(part, score.cpu(), (view.color_at(seen) * 255 + 0.5).to(torch.uint8).cpu())
+    .. math::
+        cell\, (BEHIND + 2\, COVERS \tan\theta)
 
-    def _occluder(self, view: View, vertices: Tensor, cell: float) -> Occluder:
-        """The mesh as it hides itself from a view: its vertices, and the middles of its faces."""
-        chunks = (*vertices.split(CHUNK), *self.middles.split(CHUNK))
-        parts = [in_image(view.see(chunk.to(self.device))) for chunk in chunks]
-        surface = InImage(*(torch.cat(values) for values in zip(*parts, strict=True)))
-        return Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
+    behind the nearest, with theta between its normal and the way to the camera. Of two parallel sheets the farther one
+    is hidden if they are 2.3 cells apart, under whatever angle.
 
-    def _offer(self, part: slice, score: Tensor, color: Tensor) -> None:
-        """Take a view's colors where its score is above the worst of the best."""
-        best, colors = self.best[part], self.colors[part]
-        worst, slot = best.min(dim=1)
-        rows = (score > worst).nonzero()[:, 0]
-        best[rows, slot[rows]] = score[rows]
-        colors[rows, slot[rows]] = color[rows]
+    Args:
+        surface: S points on it, about a cell apart.
+        cell: in the unit of distances.
+        focal: [] pixels.
+        size: width and height of the image, pixels.
+    """
 
-    def result(self) -> tuple[np.ndarray, np.ndarray]:
-        """Which vertices are seen [V] bool, and the mean color [V, 3] uint8 of their best cameras."""
-        taken = (self.best > 0).float()  # [V, BEST]
-        mean = (self.colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
-        return (self.best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
+    def __init__(self, surface: Seen, cell: float, focal: Tensor, size: tuple[int, int]):
+        self.cell = cell
+        side = torch.where(surface.inside, COVERS * cell * focal / surface.distance, 1)  # [S] pixels
+        level = side.clamp(min=1).log2().ceil().long().clamp(max=LEVELS - 1)  # [S]
+        self.buffers: list[tuple[int, int, Tensor]] = []  # level, width, distances
+        for number in torch.unique(level[surface.inside]).tolist():
+            width, height = ((length - 1 >> number) + 1 for length in size)
+            mine = (surface.inside & (level == number)).nonzero()[:, 0]
+            buffer = torch.full((width * height,), math.inf, dtype=side.dtype, device=side.device)
+            buffer.scatter_reduce_(0, _square(surface.pixel[mine], number, width), surface.distance[mine], "amin")
+            self.buffers.append((number, width, buffer))
+
+    def hides(self, points: Seen, cosine: Tensor) -> Tensor:
+        """Which points [P] in the image are hidden, bool; `cosine` [P] of theta."""
+        nearest = torch.full_like(points.distance, math.inf)
+        pixel = torch.where(points.inside[:, None], points.pixel, 0)
+        for number, width, buffer in self.buffers:
+            nearest = torch.minimum(nearest, buffer[_square(pixel, number, width)])
+        cosine = cosine.abs().clamp(LEAST_COSINE, 1)
+        slope = (1 - cosine.square()).sqrt() / cosine
+        return points.inside & (points.distance > nearest + self.cell * (BEHIND + 2 * COVERS * slope))
 
 
-def in_image(seen: Seen) -> InImage:
-    """What a view has, for a depth buffer."""
-    return InImage(torch.where(seen.inside, seen.distance, math.inf), seen.pixel)
+def _square(pixel: Tensor, level: int, width: int) -> Tensor:
+    """Number [P] of the square of a level's buffer, `width` squares wide, in which pixels [P, 2] lie."""
+    place = pixel.long() >> level
+    return place[:, 1] * width + place[:, 0]
 
 
 def colored(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[Mesh, int]:
-    """The mesh with colors, without the faces that no camera sees, and how many those were."""
-    colors = Colors(mesh, device)
-    colors.look(views, cell)
-    has_color, color = colors.result()
+    """The mesh with colors, without the faces that no camera sees, and how many those were.
+
+    `cell` is the size of the cells that it was made from [model units].
+    """
+    has_color, color = _seen_colors(mesh, views, cell, device)
     kept = by_most_neighbours(mesh.faces, has_color)[mesh.faces].all(axis=1)
     if not kept.any():
         raise UserError("no training camera sees any of the surface: is the crop inside of something?")
     color = _from_neighbours(mesh.faces[kept], has_color, color)
     return replace(mesh, colors=color).keep(kept), int((~kept).sum())
+
+
+@torch.no_grad()
+def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) -> tuple[np.ndarray, np.ndarray]:
+    """Which vertices are seen [V] bool, and the mean color [V, 3] uint8 of the cameras that see them best."""
+    middles = mesh.vertices[mesh.faces].mean(axis=1)  # [F, 3] of faces
+    vertices, normals, middles = (torch.from_numpy(x).float() for x in (mesh.vertices, mesh.normals, middles))
+    best = torch.zeros(len(vertices), BEST)  # scores of the best cameras, on the CPU
+    colors = torch.zeros(len(vertices), BEST, 3, dtype=torch.uint8)
+    for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
+        occluder = _occluder(view, (*vertices.split(CHUNK), *middles.split(CHUNK)), cell, device)
+        chunks = (x.split(CHUNK) for x in (vertices, normals, best, colors))
+        for points, normal, best_here, colors_here in zip(*chunks, strict=True):
+            points, normal = points.to(device), normal.to(device)
+            seen = view.see(points)
+            depth, _ = view.depth_at(seen)
+            cosine = ((view.camera.positions[0] - points) * normal).sum(-1) / seen.distance
+            near = (depth > 0) & (seen.distance < depth + TOLERANCE * cell)
+            visible = seen.inside & near & (cosine > 0) & ~occluder.hides(seen, cosine)
+            # Pixels per length of the surface: facing, near and through a long lens is best.
+            score = torch.where(visible, cosine * view.camera.focal[0].mean() / seen.distance, 0).cpu()
+            worst, slot = best_here.min(dim=1)
+            rows = (score > worst).nonzero()[:, 0]
+            best_here[rows, slot[rows]] = score[rows]
+            colors_here[rows, slot[rows]] = (view.color_at(seen) * 255 + 0.5).to(torch.uint8).cpu()[rows]
+    taken = (best > 0).float()  # [V, BEST]
+    mean = (colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
+    return (best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
+
+
+def _occluder(view: View, chunks: tuple[Tensor, ...], cell: float, device: torch.device) -> Occluder:
+    """A surface, some points of which are in each chunk, as it hides itself from a view."""
+    parts = [view.see(chunk.to(device)) for chunk in chunks]
+    surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    return Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
 
 
 def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:
@@ -189,15 +219,27 @@ def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:
 def _from_neighbours(faces: np.ndarray, has_color: np.ndarray, color: np.ndarray) -> np.ndarray:
     """Colors [V, 3] in which corners without one have the mean of their neighbours', from neighbour to neighbour."""
     color, has_color = color.astype(np.float64), has_color.copy()
+    to, of = np.concatenate([faces[:, [k, other]] for k in range(3) for other in range(3) if other != k]).T  # edges
     while True:
-        total, count = np.zeros_like(color), np.zeros(len(color))
-        for k in range(3):
-            for other in ((k + 1) % 3, (k + 2) % 3):
-                rows = ~has_color[faces[:, k]] & has_color[faces[:, other]]
-                np.add.at(total, faces[rows, k], color[faces[rows, other]])
-                np.add.at(count, faces[rows, k], 1)
+        rows = ~has_color[to] & has_color[of]
+        count = np.bincount(to[rows], minlength=len(color))
         found = count > 0
         if not found.any():
             return (color + 0.5).astype(np.uint8)
+        total = np.stack([np.bincount(to[rows], color[of[rows], c], len(color)) for c in range(3)], axis=1)
         color[found] = total[found] / count[found, None]
         has_color |= found
+
+
+def mesh_bytes(mesh: Mesh, format: str) -> bytes:
+    """The content of a file of FORMATS; colors of a glTF are linear, as that format has them, its axes the mesh's."""
+    if format == "ply":
+        return ply_bytes(oriented_columns(mesh.vertices, mesh.normals, mesh.colors), mesh.faces)
+    trimesh = optional("trimesh", "a GLB file")
+    colors = (linear(mesh.colors / 255) * 255 + 0.5).astype(np.uint8)
+    opaque = np.full((len(colors), 1), 255, dtype=np.uint8)
+    shape = trimesh.Trimesh(
+        mesh.vertices, mesh.faces, vertex_normals=mesh.normals.astype(np.float64), process=False,
+        vertex_colors=np.concatenate([colors, opaque], axis=1),
+    )  # fmt: skip
+    return shape.export(file_type="glb", include_normals=True)

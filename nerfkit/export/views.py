@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.errors import UserError
-from nerfkit.export.work import Work
+from nerfkit.export.writing import Work
 from nerfkit.rendering.image_renderer import ImageRenderer
 
 
@@ -58,37 +58,29 @@ class View:
 
     def smooth_depth_at(self, seen: Seen, most: float) -> Tensor:
         """The depth [P] of `depth_at`, interpolated between four pixels where these differ by less than `most`."""
-        width, height = self.camera.size(0)
-        depth, _ = self.depth_at(seen)
-        (low_x, low_y), (right, down) = _cell(seen, width, height)
-        corners = [
-            self.depth[(low_y + j).clamp(max=height - 1), (low_x + i).clamp(max=width - 1)] for j, i in PIXELS
-        ]  # 4 of [P]
+        corners, right, down = self._around(self.depth, seen)
         stacked = torch.stack(corners)
-        above, below = torch.lerp(corners[0], corners[1], right), torch.lerp(corners[2], corners[3], right)
         smooth = ((stacked.amax(0) - stacked.amin(0)) < most) & (stacked.amin(0) > 0)
-        return torch.where(smooth, torch.lerp(above, below, down), depth)
+        return torch.where(smooth, _between(corners, right, down), self.depth_at(seen)[0])
 
     def color_at(self, seen: Seen) -> Tensor:
         """Color [P, 3] in [0, 1], interpolated between pixels."""
+        corners, right, down = self._around(self.rgb, seen)
+        return _between([corner.float() / 255 for corner in corners], right[:, None], down[:, None])
+
+    def _around(self, image: Tensor, seen: Seen) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The four pixels around points, the upper two first, and how far points are right of and below the first."""
         width, height = self.camera.size(0)
-        (low_x, low_y), (right, down) = _cell(seen, width, height)
-        a, b, c, d = (
-            self.rgb[(low_y + j).clamp(max=height - 1), (low_x + i).clamp(max=width - 1)].float() / 255
-            for j, i in PIXELS
-        )
-        right, down = right[:, None], down[:, None]
-        return torch.lerp(torch.lerp(a, b, right), torch.lerp(c, d, right), down)
+        place = torch.where(seen.inside[:, None], seen.pixel, 0) - 0.5
+        x, y = place[:, 0].clamp(0, width - 1), place[:, 1].clamp(0, height - 1)
+        columns = x.long(), (x.long() + 1).clamp(max=width - 1)
+        rows = y.long(), (y.long() + 1).clamp(max=height - 1)
+        return [image[row, column] for row in rows for column in columns], x - x.floor(), y - y.floor()
 
 
-PIXELS = ((0, 0), (0, 1), (1, 0), (1, 1))  # down and right of the upper left one
-
-
-def _cell(seen: Seen, width: int, height: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Column and row of the pixel centre up and left of each point, and how far it is from there, in pixels."""
-    place = torch.where(seen.inside[:, None], seen.pixel, 0) - 0.5
-    x, y = place[:, 0].clamp(0, width - 1), place[:, 1].clamp(0, height - 1)
-    return (x.long(), y.long()), (x - x.floor(), y - y.floor())
+def _between(corners: list[Tensor], right: Tensor, down: Tensor) -> Tensor:
+    above, below = torch.lerp(corners[0], corners[1], right), torch.lerp(corners[2], corners[3], right)
+    return torch.lerp(above, below, down)
 
 
 class Views:
@@ -104,10 +96,12 @@ class Views:
     def render(self) -> None:
         """Render what an earlier attempt has not."""
         for view in tqdm(range(len(self)), desc="views", unit="view", dynamic_ncols=True):
-            if self.work.kept(f"view_{view:05d}") is None:
-                self.work.keep(f"view_{view:05d}", self._rendered(view))
+            self._arrays(view)
 
-    def _rendered(self, view: int) -> dict:
+    def _arrays(self, view: int) -> dict[str, np.ndarray]:
+        return self.work.part(f"view_{view:05d}", lambda: self._rendered(view))
+
+    def _rendered(self, view: int) -> dict[str, np.ndarray]:
         images = self.image_of(self.cameras[view], 0, ("rgb", "opacity", "median_depth"))
         return {
             "rgb": (images["rgb"] * 255 + 0.5).to(torch.uint8).cpu().numpy(),
@@ -116,8 +110,7 @@ class Views:
         }
 
     def __getitem__(self, view: int) -> View:
-        arrays = self.work.part(f"view_{view:05d}", lambda: self._rendered(view))
-        values = {name: torch.from_numpy(arrays[name]).to(self.device) for name in ("rgb", "opacity", "depth")}
+        values = {name: torch.from_numpy(values).to(self.device) for name, values in self._arrays(view).items()}
         return View(self.cameras[view], **values)
 
     def __iter__(self) -> Iterator[View]:
@@ -131,9 +124,3 @@ def sized(camera: Cameras, finest: float) -> Cameras:
     scale = min(1.0, footprint / finest) if finest > 0 else 1.0
     width, height = (max(1, round(scale * side)) for side in camera.size(0))
     return camera if scale == 1 else camera.resized(width, height)
-
-
-def check_any(views: Views) -> None:
-    """Raise UserError if there are no views."""
-    if not len(views):
-        raise UserError("the run has no training views")

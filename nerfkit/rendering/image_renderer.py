@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from nerfkit.data.cameras.cameras import Cameras, Rays
+from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.device import out_of_memory
 from nerfkit.errors import UserError
 from nerfkit.model.base import Model
@@ -18,7 +18,6 @@ from nerfkit.ops.packed import ray_indices, sum_rays
 
 OUTPUTS = ("rgb", "depth", "median_depth", "opacity", "normal", "samples")
 MIN_CHUNK, MAX_CHUNK = 64, 2**20  # rays
-
 RAY_BYTES = 2**15  # of a ray through an untrained field, doubled
 
 
@@ -58,26 +57,32 @@ class ImageRenderer:
             what = f"outputs {unknown}; there are {', '.join(OUTPUTS)}" if unknown else f"view {view} of {len(cameras)}"
             raise UserError(f"cannot render {what}")
         width, height = cameras.size(view)
-        n_pixels = width * height
-        chunks, start, fitting = [], 0, getattr(self.model, "max_rays_rendered", MAX_CHUNK)
-        while start < n_pixels:
-            end = min(start + min(self.chunk, fitting), n_pixels)
+        values = self.in_chunks(cameras, view, 0, width * height, outputs)
+        return {name: value.unflatten(0, (height, width)) for name, value in values.items()}
+
+    def in_chunks(
+        self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]
+    ) -> dict[str, Tensor]:
+        """The same of pixels start..end alone, row by row: [end - start, ...]."""
+        chunks, fitting = [], getattr(self.model, "max_rays_rendered", MAX_CHUNK)
+        while start < end:
+            stop = min(start + min(self.chunk, fitting), end)
             try:
-                chunks.append(self.rays(cameras, view, start, end, outputs))
-                start = end
+                chunks.append(self.rays(cameras, view, start, stop, outputs))
+                start = stop
                 continue
             except RuntimeError as error:
                 if not out_of_memory(error) or self.chunk <= MIN_CHUNK:
                     raise
             # Outside of the except clause: the error holds references to the chunk's tensors.
-            self.chunk = max((end - start) // 2, MIN_CHUNK)
+            self.chunk = max((stop - start) // 2, MIN_CHUNK)
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
-        return {name: torch.cat([c[name] for c in chunks]).unflatten(0, (height, width)) for name in chunks[0]}
+        return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
 
     @torch.no_grad()
     def rays(self, cameras: Cameras, view: int, start: int, end: int, outputs: tuple[str, ...]) -> dict[str, Tensor]:
-        """The same of pixels start..end alone, row by row: [end - start, ...]."""
+        """The same of a chunk, with all the memory that it takes."""
         rays = cameras.image_rays(view, start, end)._replace(view=None)  # a view of these, not of the training's
         rendering = self.model(rays, self.background)
         result = {"rgb": rendering.color.clamp(0, 1), "opacity": rendering.opacity}
@@ -94,16 +99,11 @@ class ImageRenderer:
         if "samples" in outputs:
             result["samples"] = rendering.samples.ray_offsets.diff()[: end - start]
         if "normal" in outputs:
-            normals = self.model.normals(rendering.samples.positions)  # [N, 3]
-            result["normal"] = _mean_normal(normals, rendering.weights, rendering.samples.ray_offsets, rays)
+            normals = rendering.weights[:, None] * self.model.normals(rendering.samples.positions)  # [N, 3]
+            ray_index = ray_indices(rendering.samples.ray_offsets, normals.shape[0])
+            mean = sum_rays(normals, ray_index, end - start)  # [R, 3]
+            result["normal"] = torch.nn.functional.normalize(mean, dim=-1)
         return {name: value.float() if self.stays_on_device else value.float().cpu() for name, value in result.items()}
-
-
-def _mean_normal(normals: Tensor, weights: Tensor, ray_offsets: Tensor, rays: Rays) -> Tensor:
-    """Normal [R, 3] of each ray: the weighted mean of its samples', 0 where the opacity is 0."""
-    ray_index = ray_indices(ray_offsets, normals.shape[0])
-    mean = sum_rays(weights[:, None] * normals, ray_index, rays.origins.shape[0])
-    return torch.nn.functional.normalize(mean, dim=-1)
 
 
 def default_chunk(device: torch.device) -> int:

@@ -1,15 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images of values, and image files."""
+"""Images of values; image and video files."""
 
 from __future__ import annotations
 
 import io
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
+
+from nerfkit.errors import UserError
 
 
 def to_uint8(image: Tensor) -> np.ndarray:
@@ -25,9 +32,7 @@ def file_stem(name: str, view: int) -> str:
 
 def png_bytes(image: Tensor) -> bytes:
     """An image [H, W, 3] in [0, 1] as the content of a PNG file."""
-    content = io.BytesIO()
-    imageio.imwrite(content, to_uint8(image), format="png")
-    return content.getvalue()
+    return imageio.imwrite(imageio.RETURN_BYTES, to_uint8(image), format="png")
 
 
 def npz_bytes(**values: np.ndarray) -> bytes:
@@ -37,15 +42,21 @@ def npz_bytes(**values: np.ndarray) -> bytes:
     return content.getvalue()
 
 
-def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
-    """Image [H, W, 3] of values [H, W], low to high along a colormap."""
+@cache
+def _colors(colormap: str, device: torch.device) -> Tensor:
+    """[256, 3] in [0, 1]"""
     import matplotlib  # slow to import
 
+    return torch.from_numpy(matplotlib.colormaps[colormap](np.arange(256))[:, :3]).float().to(device)
+
+
+def colorize(values: Tensor, low: float, high: float, colormap: str = "turbo") -> Tensor:
+    """Image [H, W, 3] of values [H, W], low to high along a colormap."""
     unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
-    return torch.from_numpy(matplotlib.colormaps[colormap](unit.numpy())[..., :3]).float()
+    return _colors(colormap, values.device)[(unit * 256).long().clamp(0, 255)]
 
 
-def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float]) -> Tensor:
+def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, float], colormap: str = "turbo") -> Tensor:
     """Displayable image [H, W, 3] of the output `name`; depth and normals fade to white with the opacity."""
     image = images[name]
     if name == "rgb":
@@ -53,7 +64,7 @@ def preview(name: str, images: dict[str, Tensor], depth_range: tuple[float, floa
     opacity = images["opacity"][..., None]  # [H, W, 1]
     if name == "opacity":
         return opacity.expand(-1, -1, 3)
-    colors = image / 2 + 0.5 if name == "normal" else colorize(image, *depth_range)
+    colors = image / 2 + 0.5 if name == "normal" else colorize(image, *depth_range, colormap)
     return colors * opacity + (1 - opacity)
 
 
@@ -61,3 +72,55 @@ def comparison_image(truth: Tensor, render: Tensor) -> Tensor:
     """Truth | render | error, side by side; errors of 0.25 and more are the brightest."""
     error = (render - truth).abs().mean(-1)  # [H, W]
     return torch.cat([truth, render, colorize(error, 0, 0.25, "inferno")], dim=1)
+
+
+@contextmanager
+def video_writer(path: Path, fps: int) -> Iterator[Callable[[Tensor], None]]:
+    """Inside, appends images [H, W, 3] in [0, 1] to an MP4 (H.264); sizes are padded to even numbers by their edges."""
+    with imageio.get_writer(
+        path, format="FFMPEG", fps=fps, codec="libx264", quality=8, macro_block_size=1, ffmpeg_log_level="error"
+    ) as writer:
+
+        def add(image: Tensor) -> None:
+            height, width = image.shape[:2]
+            writer.append_data(np.pad(to_uint8(image), ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+
+        yield add
+
+
+def probe_video() -> str | None:
+    """Try to encode two frames; the reason if that fails, else None."""
+    try:
+        _encode([torch.zeros(64, 64, 3)] * 2, fps=10)
+        return None
+    except (OSError, RuntimeError, ValueError, ImportError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def video_bytes(frames: list[Path], fps: int) -> bytes:
+    """PNG `frames` as the content of an MP4 file; raises UserError (the frames stay) if ffmpeg fails."""
+    try:
+        return _encode((torch.from_numpy(np.array(imageio.imread(frame)[..., :3])) / 255 for frame in frames), fps)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(f"no video: {error}; the frames are kept in {frames[0].parent}") from None
+
+
+def _encode(images: Iterable[Tensor], fps: int) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:  # nobody can have put a link there that ffmpeg would follow
+        file = Path(folder) / "video.mp4"
+        with video_writer(file, fps) as add:
+            for image in images:
+                add(image)
+        content = file.read_bytes()
+    if not content:
+        raise RuntimeError("ffmpeg wrote an empty file")
+    return content
+
+
+def gif_bytes(frames: list[np.ndarray], fps: int, last: float = 0.0) -> bytes:
+    """Frames [H, W, 3] uint8 as the content of a GIF that repeats, its last frame shown for `last` more seconds."""
+    images, content = [Image.fromarray(frame) for frame in frames], io.BytesIO()
+    milliseconds = [1000 // fps] * len(images)
+    milliseconds[-1] += round(1000 * last)
+    images[0].save(content, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0)
+    return content.getvalue()

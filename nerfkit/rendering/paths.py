@@ -1,18 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Camera paths for novel views."""
+"""Camera paths for novel views: made around cameras, between keyframes that are edited, and in files.
+
+A file is in the frame of the scene's files, and is the camera-path JSON of nerfstudio's viewer
+
+    {"camera_path": [{"camera_to_world": 16 numbers, rows of a 4x4, OpenGL axes, "fov": vertical degrees,
+                      "aspect": width / height}, ...],
+     "render_width": pixels, "render_height": pixels, "camera_type": "perspective", ...}
+
+or follows the transforms schema, with every frame as `nerfkit render --path FILE` renders it, and keyframes beside:
+
+    "keyframes": {"loop": false, "list": [{"transform_matrix": 4x4, "fov": vertical degrees, "seconds": to the next}]}
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import replace
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.readers.transforms.cameras_json import (
+    frames_of,
+    number,
+    parse_cameras,
+    pose_of,
+    read_json,
+    size_of,
+    to_json,
+)
+from nerfkit.data.scene_transform.frame import Frame
+from nerfkit.errors import SceneError
+from nerfkit.reading import shown
 
 ELEVATION = 25.0  # degrees, of an orbit
+PATH_KEY = "camera_path"
+KNOWN = {  # keys of nerfstudio's file that are used, or only serve its editor
+    PATH_KEY, "camera_type", "render_width", "render_height", "default_fov", "default_transition_sec", "keyframes",
+    "fps", "seconds", "is_cycle", "smoothness_value",
+}  # fmt: skip
+FOV_LIMITS = (0.1, 179.0)  # degrees
+NERFSTUDIO_FPS = 24  # of a file of nerfstudio's that is written
+MAX_KEYFRAMES = 500
+MAX_FRAMES = 20_000
+SECONDS, FPS = 2.0, 30  # of a new keyframe, of a new path
+LIMITS = (0.05, 600.0)  # seconds to the next keyframe, where they are typed
 
 
 def look_at(eyes: Tensor, target: Tensor, up: Tensor) -> Tensor:
@@ -73,3 +114,166 @@ def _with_poses(like: Cameras, poses: Tensor) -> Cameras:
     """Cameras at `poses` with the first intrinsics of `like`, without distortion."""
     first = like.pinhole()[[0] * poses.shape[0]]
     return replace(first, camera_to_world=poses)
+
+
+def pinholes(poses: Any, fovs: Iterable[float], size: tuple[int, int]) -> Cameras:
+    """Cameras at poses [V, 3, 4] with vertical fields of view [V, radians], for images of one width and height."""
+    width, height = size
+    focal = torch.tensor([height / 2 / math.tan(fov / 2) for fov in fovs])[:, None].repeat(1, 2)
+    center = torch.tensor([[width / 2, height / 2]]).repeat(len(focal), 1)
+    return Cameras(torch.tensor(np.stack(poses), dtype=torch.float32), focal, center, width, height)
+
+
+def moved(cameras: Cameras, frame: Frame | None, to_model: bool) -> Cameras:
+    """Cameras of the scene's frame in the model's, or the other way round."""
+    if frame is None:
+        return cameras
+    poses = (frame.to_model if to_model else frame.to_input)(cameras.camera_to_world.double().numpy())
+    return replace(cameras, camera_to_world=torch.from_numpy(poses).to(cameras.camera_to_world.dtype))
+
+
+def read_path(file: Path, size: tuple[int, int], own_size: tuple[int, int] | None = None) -> Cameras:
+    """Cameras of a path file, in the frame of the scene's files; raises SceneError naming file, place and key.
+
+    Their images have `size` where the file states none, and `own_size` in any case where the file states angles alone.
+    """
+    content = reading.read_json(file, SceneError, "path file")
+    if isinstance(content, dict) and PATH_KEY in content:
+        return _of_nerfstudio(content, shown(file), size, own_size)
+    given = own_size or size
+    return parse_cameras({"w": given[0], "h": given[1], **read_json(file)}, file)
+
+
+def _of_nerfstudio(
+    content: dict[str, Any], where: str, size: tuple[int, int], own_size: tuple[int, int] | None
+) -> Cameras:
+    kind = content.get("camera_type", "perspective")
+    if kind != "perspective":
+        raise SceneError(f"{where}: camera_type {kind!r:.40} cannot be rendered, only perspective")
+    if unused := sorted(key for key in set(content) - KNOWN if content[key] is not None):  # an empty crop is none
+        warnings.warn(f"{where}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
+    if own_size is None and ("render_width" in content or "render_height" in content):
+        stated = {"w": content.get("render_width"), "h": content.get("render_height")}
+        own_size = size_of(stated, f"{where}: render_width and render_height as w and h")
+    poses, fovs = [], []
+    for index, entry in enumerate(frames_of({"frames": content[PATH_KEY]}, where)):
+        place, matrix = f"{where}: {PATH_KEY} {index}", entry.get("camera_to_world")
+        if isinstance(matrix, list) and len(matrix) == 16:
+            matrix = [matrix[start : start + 4] for start in range(0, 16, 4)]
+        poses.append(pose_of(matrix, f"{place}: camera_to_world as transform_matrix"))
+        fov = number({"fov": content.get("default_fov"), **entry}, "fov", place, *FOV_LIMITS)
+        fovs.append(math.radians(fov))
+    return pinholes(poses, fovs, own_size or size)
+
+
+def to_nerfstudio(poses: np.ndarray, focals: np.ndarray, width: int, height: int) -> dict[str, Any]:
+    """The content of a file of nerfstudio's for poses [V, 3, 4] with vertical focal lengths [V] in pixels."""
+    cameras, keyframes = [], []
+    for pose, focal in zip(poses, focals.tolist(), strict=True):
+        matrix = np.concatenate([pose, [[0.0, 0.0, 0.0, 1.0]]])
+        view = {"fov": math.degrees(2 * math.atan(0.5 * height / focal)), "aspect": width / height}
+        cameras.append({"camera_to_world": matrix.flatten().tolist(), **view})
+        no_transition = {"override_transition_enabled": False, "override_transition_sec": None}
+        keyframes.append({"matrix": str(matrix.T.flatten().tolist()), **view, **no_transition})
+    return {
+        "default_fov": cameras[0]["fov"], "default_transition_sec": 1 / NERFSTUDIO_FPS, "keyframes": keyframes,
+        "camera_type": "perspective", "render_height": height, "render_width": width, "fps": NERFSTUDIO_FPS,
+        "seconds": len(cameras) / NERFSTUDIO_FPS, "is_cycle": False, "smoothness_value": 0.0,
+        "camera_path": cameras, "crop": None,
+    }  # fmt: skip
+
+
+@dataclass
+class Keyframe:
+    """A camera on the path."""
+
+    pose: np.ndarray  # [3, 4] camera-to-world, OpenGL axes, model's frame
+    fov: float  # vertical [radians]
+    seconds: float = SECONDS  # to the next keyframe
+
+
+@dataclass
+class CameraPath:
+    """Keyframes in their order."""
+
+    keyframes: list[Keyframe] = field(default_factory=list)
+    loop: bool = False
+    fps: int = FPS
+    size: tuple[int, int] = (1280, 720)
+
+    def copy(self) -> CameraPath:
+        """The path as it is now, for a thread that does not edit it."""
+        return CameraPath(list(self.keyframes), self.loop, self.fps, self.size)
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the whole path."""
+        return sum(key.seconds for key in (self.keyframes if self.loop else self.keyframes[:-1]))
+
+    @property
+    def n_frames(self) -> int:
+        """Frames of its video; the last of an open path is its last keyframe."""
+        if not self.keyframes:
+            return 0
+        return max(round(self.seconds * self.fps) + (0 if self.loop else 1), 1)
+
+    def times(self) -> np.ndarray:
+        """Time of each frame [F], in seconds."""
+        return np.arange(self.n_frames) / self.fps
+
+    def at(self, times: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Poses [F, 3, 4] and vertical fields of view [F] at `times` [F]."""
+        keys = self.keyframes + self.keyframes[: self.loop]
+        numbers, starts = np.arange(len(keys)), np.cumsum([0.0, *(key.seconds for key in keys[:-1])])
+        u = np.interp(times, starts, numbers)  # in keyframes
+        poses = torch.from_numpy(np.stack([key.pose for key in self.keyframes])).double()  # [K, 3, 4]
+        if len(poses) > 1:
+            poses = along(poses, torch.from_numpy(u), self.loop)
+        return poses.expand(len(u), 3, 4).numpy(), np.interp(u, numbers, [key.fov for key in keys])
+
+    def cameras(self) -> Cameras:
+        """Every frame, in the model's frame."""
+        if not 0 < self.n_frames <= MAX_FRAMES:
+            raise SceneError(f"the path has {self.n_frames} frames; it must have 1 to {MAX_FRAMES}")
+        poses, fovs = self.at(self.times())
+        return pinholes(poses, fovs, self.size)
+
+    def to_json(self, frame: Frame | None) -> str:
+        """The content of its file."""
+        cameras = self.cameras()
+        listed = []
+        for key in self.keyframes:
+            pose = key.pose if frame is None else frame.to_input(key.pose)
+            matrix = [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]
+            listed.append({"transform_matrix": matrix, "fov": math.degrees(key.fov), "seconds": key.seconds})
+        content = to_json(moved(cameras, frame, to_model=False), [f"{i:05d}" for i in range(len(cameras))])
+        return json.dumps({"fps": self.fps, "keyframes": {"loop": self.loop, "list": listed}, **content}, indent=1)
+
+
+def read_camera_path(file: Path, frame: Frame | None, size: tuple[int, int]) -> CameraPath:
+    """The path of a file; of one without keyframes, each of its frames is one. Raises SceneError."""
+    content = reading.read_json(file, SceneError, "path file")
+    cameras = moved(read_path(file, size), frame, to_model=True)
+    path = CameraPath(size=max(cameras.sizes()))
+    path.fps = max(round(number(content, "fps", shown(file), 0, 1001)), 1) if "fps" in content else FPS
+    kept = content.get("keyframes")
+    if isinstance(kept, dict) and "list" in kept:
+        path.loop = bool(kept.get("loop"))
+        path.keyframes = [_keyframe(entry, i, shown(file), frame) for i, entry in enumerate(kept["list"])]
+        return path
+    if len(cameras) > MAX_KEYFRAMES:
+        raise SceneError(f"{shown(file)} has {len(cameras)} frames and no keyframes; at most {MAX_KEYFRAMES} are read")
+    for index, pose in enumerate(cameras.camera_to_world.double().numpy()):
+        height, focal = cameras.size(index)[1], float(cameras.focal[index, 1])
+        path.keyframes.append(Keyframe(pose, 2 * math.atan(height / 2 / focal), 1 / path.fps))
+    return path
+
+
+def _keyframe(entry: Any, index: int, where: str, frame: Frame | None) -> Keyframe:
+    place = f"{where}: keyframe {index}"
+    if not isinstance(entry, dict) or not {"transform_matrix", "fov", "seconds"} <= set(entry):
+        raise SceneError(f"{place} must have the keys transform_matrix, fov and seconds")
+    pose = pose_of(entry["transform_matrix"], place)
+    fov = math.radians(number(entry, "fov", place, *FOV_LIMITS))
+    seconds = number(entry, "seconds", place, 0, LIMITS[1] + 1)
+    return Keyframe(pose if frame is None else frame.to_model(pose), fov, seconds)

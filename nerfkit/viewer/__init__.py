@@ -3,7 +3,7 @@
 
 engine      requests of clients -> which frame is drawn next, in chunks of milliseconds; knows no browser
 pacing      measured times -> sizes of chunks and frames, and the share of a training
-frames      a model, a camera and a look -> pixels
+scene       a model with its cameras and images; frames: a scene, a camera and a look -> pixels
 page        the web page: one port, guarded; the only module that starts viser
 panels/     what is beside the frame
 """

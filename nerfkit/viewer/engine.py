@@ -33,15 +33,13 @@ class Request(NamedTuple):
 
 
 class PendingFrame(Protocol):
-    """One frame that is being drawn."""
+    """One frame that is being drawn: `render` returns when rays start..end are; `finish`, after all, is the image."""
 
     n_rays: int
 
-    def render(self, start: int, end: int) -> None:
-        """Render rays start..end; returns when they are rendered."""
+    def render(self, start: int, end: int) -> None: ...
 
-    def finish(self) -> Any:
-        """The image, after all rays."""
+    def finish(self) -> Any: ...
 
 
 class NextFrame(NamedTuple):
@@ -49,17 +47,6 @@ class NextFrame(NamedTuple):
 
     is_awaited: bool  # by somebody who has moved; others only show what has changed since
     seconds: float  # that it will take; 0 if unknown
-
-
-class FinishedFrame(NamedTuple):
-    """A frame for a client."""
-
-    client: int
-    request: Request
-    image: Any
-    stage: int
-    scale: float
-    seconds: float  # since the request changed
 
 
 @dataclass
@@ -78,7 +65,6 @@ class _Drawing:
 
     client: _Client
     request: Request
-    changed_at: float
     stage: int
     scale: float = 1.0
     frame: PendingFrame | None = None
@@ -86,19 +72,10 @@ class _Drawing:
     seconds: float = 0.0  # of rays
     overhead: float = 0.0  # seconds of all else
 
-
-@dataclass
-class Settings:
-    """What may change while it runs."""
-
-    frame_seconds: float = 1 / 15  # of a frame while the camera moves, where that suffices for the smallest
-    full_seconds: float = math.inf  # of a full frame, which is smaller where it would take longer
-    fine: bool = True  # whether the last frame has four rays a pixel
-
-
-def raised(client: int, error: Exception) -> None:
-    """What becomes of errors if nobody else takes them."""
-    raise error
+    @property
+    def is_wanted(self) -> bool:
+        """Whether its client wants nothing newer."""
+        return self.client.request is self.request
 
 
 class Engine:
@@ -106,7 +83,7 @@ class Engine:
 
     Args:
         start: camera, width, height, look -> PendingFrame.
-        deliver: gets every FinishedFrame.
+        deliver: gets a client, which may have gone, an image that is finished, and its stage.
         failed: gets a client, or -1 for a job, and the exception that its frame ended in.
         clock: seconds.
     """
@@ -114,12 +91,14 @@ class Engine:
     def __init__(
         self,
         start: Callable[[Any, int, int, Any], PendingFrame],
-        deliver: Callable[[FinishedFrame], None],
-        failed: Callable[[int, Exception], None] = raised,
+        deliver: Callable[[int, Any, int], None],
+        failed: Callable[[int, Exception], None],
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.start, self.deliver, self.failed, self.clock = start, deliver, failed, clock
-        self.settings = Settings()
+        self.frame_seconds = 1 / 15  # of a frame while the camera moves, where that suffices for the smallest
+        self.full_seconds = math.inf  # of a full frame, which is smaller where it would take longer
+        self.fine = True  # whether the last frame has four rays a pixel
         self.clients: dict[int, _Client] = {}
         self.jobs: list[Job] = []
         self.resolutions: dict[Any, Resolution] = {}
@@ -138,18 +117,18 @@ class Engine:
                 return
             else:
                 known.request, known.changed_at, known.stage, known.again = request, self.clock(), MOVING, False
-        self._changed.set()
+        self.wake()
 
     def forget(self, client: int) -> None:
         """A client has gone."""
         with self._lock:
             self.clients.pop(client, None)
-        self._changed.set()
+        self.wake()
 
     def add_job(self, job: Job) -> None:
         """Work for when no frame is wanted."""
         self.jobs.append(job)
-        self._changed.set()
+        self.wake()
 
     def drop_job(self, job: Job) -> None:
         """Nobody wants a job any more: it ends where it is."""
@@ -158,7 +137,6 @@ class Engine:
             job.close()
 
     def wake(self) -> None:
-        """End a `wait`."""
         self._changed.set()
 
     def wait(self, seconds: float) -> None:
@@ -187,27 +165,34 @@ class Engine:
 
     def step(self) -> bool:
         """Work for a moment, a chunk at most; False if there is nothing to do now. See `is_between_frames`."""
-        self._drop_outdated()
-        client = None if self._drawing else self._choose()
-        if client is None and self._drawing is None:
+        drawing = self._drawing
+        if drawing is not None:
+            # A small frame is finished even if there is a newer request: else a camera that never rests would never be
+            # seen.
+            outdated = drawing.stage != MOVING and not drawing.is_wanted
+            drawing = None if outdated or drawing.client.id not in self.clients else drawing
+        if drawing is None and (client := self._choose()) is not None:
+            with self._lock:
+                drawing = _Drawing(client, client.request, client.stage)
+        self._drawing = drawing
+        if drawing is None:
             return self.step_job()
         try:
-            if client is not None:
-                self._begin(client)
-            self._render_chunk(self._drawing)
-            if self._drawing.rays_done == self._drawing.frame.n_rays:
-                self._finish(self._drawing)
+            if drawing.frame is None:
+                self._begin(drawing)
+            self._render_chunk(drawing)
+            if drawing.rays_done == drawing.frame.n_rays:
+                self._finish(drawing)
         except Exception as error:
             with self._lock:
-                drawing, self._drawing = self._drawing, None
-                if drawing.client.request is drawing.request:
+                self._drawing = None
+                if drawing.is_wanted:
                     drawing.client.stage = DONE
             self.failed(drawing.client.id, error)
         return True
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether no frame is half drawn."""
         return self._drawing is None
 
     def step_job(self) -> bool:
@@ -230,25 +215,13 @@ class Engine:
 
     def _choose(self) -> _Client | None:
         """The client whose frame is next: one that moves before one that stands still, then who waited longest."""
-        now = self.clock()
-        due = [client for client in self._all() if self._is_due(client, now)]
+        now, last = self.clock(), FINE if self.fine else FULL
+        due = [
+            client
+            for client in self._all()
+            if client.stage == MOVING or (client.stage <= last and now - client.changed_at >= STILL_AFTER)
+        ]
         return min(due, key=lambda client: (client.stage, client.drawn_at), default=None)
-
-    def _is_due(self, client: _Client, now: float) -> bool:
-        last = FINE if self.settings.fine else FULL
-        return client.stage == MOVING or (client.stage <= last and now - client.changed_at >= STILL_AFTER)
-
-    def _drop_outdated(self) -> None:
-        """Forget the half drawn frame of a client that has gone, and a full one of which there is a newer request.
-
-        A small frame is finished: else a camera that never rests would never be seen.
-        """
-        drawing = self._drawing
-        if drawing is None:
-            return
-        outdated = drawing.stage != MOVING and drawing.client.request is not drawing.request
-        if outdated or drawing.client.id not in self.clients:
-            self._drawing = None
 
     def _resolution(self, request: Request) -> Resolution:
         return self.resolutions.setdefault(getattr(request.look, "output", None), Resolution())
@@ -260,14 +233,12 @@ class Engine:
             return 2 * width, 2 * height, 2.0
         if stage == FULL:
             expected = resolution.seconds(width * height)
-            scale = min(1.0, math.sqrt(self.settings.full_seconds / max(expected, 1e-9)))
+            scale = min(1.0, math.sqrt(self.full_seconds / max(expected, 1e-9)))
         else:
-            scale = resolution.scale(width * height, self.settings.frame_seconds)
+            scale = resolution.scale(width * height, self.frame_seconds)
         return max(round(width * scale), 1), max(round(height * scale), 1), scale
 
-    def _begin(self, client: _Client) -> None:
-        with self._lock:
-            self._drawing = drawing = _Drawing(client, client.request, client.changed_at, client.stage)
+    def _begin(self, drawing: _Drawing) -> None:
         began = self.clock()
         width, height, drawing.scale = self._size(drawing.request, drawing.stage)
         drawing.frame = self.start(drawing.request.camera, width, height, drawing.request.look)
@@ -283,17 +254,15 @@ class Engine:
         self.chunk.add(end - start, seconds)
 
     def _finish(self, drawing: _Drawing) -> None:
-        client, request, stage, scale = drawing.client, drawing.request, drawing.stage, drawing.scale
-        began = self.clock()
+        client, stage, began = drawing.client, drawing.stage, self.clock()
         image = drawing.frame.finish()
-        if client.id in self.clients:
-            self.deliver(FinishedFrame(client.id, request, image, stage, scale, began - drawing.changed_at))
+        self.deliver(client.id, image, stage)
         client.drawn_at = self.clock()
-        overhead = drawing.overhead + client.drawn_at - began
+        is_full = drawing.scale == 1.0
         if stage != FINE:
-            self._resolution(request).add(drawing.frame.n_rays, drawing.seconds, overhead, scale == 1.0)
+            overhead = drawing.overhead + client.drawn_at - began
+            self._resolution(drawing.request).add(drawing.frame.n_rays, drawing.seconds, overhead, is_full)
         with self._lock:
             self._drawing = None
-            if client.request is request:
-                is_full = stage == FULL or scale == 1.0
-                client.stage = DONE if stage == FINE else FINE if is_full else FULL
+            if drawing.is_wanted:
+                client.stage = DONE if stage == FINE else FINE if is_full or stage == FULL else FULL

@@ -1,44 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A model, a camera and a look -> a frame, rendered in chunks of rays; everything stays on the model's device."""
+"""A scene, a camera and a look -> a frame, rendered in chunks of rays; everything stays on the model's device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, lru_cache
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from nerfkit.crop import Crop
-from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.images.pixels import blend
-from nerfkit.device import out_of_memory
-from nerfkit.model.base import Model
 from nerfkit.model.cropping import cropped
-from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.rendering.image_renderer import MAX_CHUNK, ImageRenderer
+from nerfkit.rendering.images import colorize, preview
 from nerfkit.viewer.geometry import Viewpoint
+from nerfkit.viewer.scene import ViewerScene
 
 COMPARING = "error"  # the output that needs training images
-OUTPUTS = {  # of a look -> what is rendered for it
-    "color": ("rgb",),
-    "depth": ("rgb", "depth"),
-    "normals": ("rgb", "normal"),
-    "opacity": ("rgb",),
-    "samples": ("rgb", "samples"),
-    COMPARING: ("rgb", "depth"),
-}
+OUTPUTS = {  # of a look -> what the renderer is asked for
+    "color": "rgb", "depth": "depth", "normals": "normal", "opacity": "opacity", "samples": "samples", COMPARING: "rgb",
+}  # fmt: skip
 COLORMAPS = ("turbo", "viridis", "inferno", "gray")
 BRIGHTEST_ERROR = 0.25  # mean of the channels' differences
 NO_PHOTO = 0.35  # gray where the training image has no pixel
 SPLIT_LINE = (1.0, 0.8, 0.1)
 FOREGROUND = 0.5  # opacity above which a pixel has a depth
 QUANTILES = (0.02, 0.98)  # of the depths, ends of an automatic range
-KEPT_IMAGES = 8  # decoded
 MAX_SORTED = 2**16  # depths that quantiles are taken of
 
 
@@ -49,59 +38,26 @@ class Look:
     output: str = "color"  # of OUTPUTS
     colormap: str = "turbo"  # of depth, samples and error
     depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the frame's depths
-    view: int | None = None  # training image that the frame is compared with
+    view: int | None = None  # training image that the frame is compared with, in an error or a split screen
     split: float | None = None  # share of the width, from the left, that is the rendering; the rest is that image
     crop: Crop | None = None  # nothing outside of it is rendered
 
 
-class Photos:
-    """Training images [H, W, 3] in [0, 1], over the run's background; the last few stay in memory."""
-
-    def __init__(self, cameras: Cameras, read: Callable[[int], Tensor], background: Tensor):
-        self.cameras = cameras
-        self.image = lru_cache(KEPT_IMAGES)(lambda view: blend(read(view).cpu(), background.cpu()))  # of a view
-
-
-class FrameRenderer:
-    """Starts frames of one model; `photos` are there if the training images are."""
-
-    def __init__(self, model: Model, background: Tensor, photos: Photos | None = None):
-        self.model, self.background, self.photos = model, background, photos
-
-    def __call__(self, viewpoint: Viewpoint, width: int, height: int, look: Look) -> ModelFrame:
-        return ModelFrame(self, viewpoint, width, height, look)
-
-
 class ModelFrame:
-    """One frame, half drawn until `finish`."""
+    """One frame of a scene, half drawn until `finish`."""
 
-    def __init__(self, of: FrameRenderer, viewpoint: Viewpoint, width: int, height: int, look: Look):
-        self.look, self.size, self.n_rays = look, (width, height), width * height
-        self.model, self.device = of.model, of.background.device
+    def __init__(self, scene: ViewerScene, viewpoint: Viewpoint, width: int, height: int, look: Look):
+        self.scene, self.look, self.size, self.n_rays = scene, look, (width, height), width * height
+        self.device = scene.background.device
         self.cameras = viewpoint.cameras(width, height).to(self.device)
-        self.renderer = ImageRenderer(of.model, of.background, chunk=1, stays_on_device=True)
-        compares = look.view is not None and (look.split is not None or look.output == COMPARING)
-        self.photos = of.photos if compares else None
-        self.outputs = OUTPUTS[look.output]
-        if self.photos is not None and "depth" not in self.outputs:
-            self.outputs += ("depth",)
+        self.renderer = ImageRenderer(scene.model, scene.background, chunk=MAX_CHUNK, stays_on_device=True)
+        self.outputs = (OUTPUTS[look.output], *(["depth"] if look.view is not None else []))
         self.values: dict[str, Tensor] = {}
 
     def render(self, start: int, end: int) -> None:
         """Render rays start..end; the device has finished them on return."""
-        try:
-            with cropped(self.model, self.look.crop):
-                part = self.renderer.rays(self.cameras, 0, start, end, self.outputs)
-        except RuntimeError as error:
-            if not out_of_memory(error) or end - start < 2:
-                raise
-            part = None
-        if part is None:  # outside of the except clause: the error holds references to tensors
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-            middle = (start + end) // 2
-            self.render(start, middle)
-            return self.render(middle, end)
+        with cropped(self.scene.model, self.look.crop):
+            part = self.renderer.in_chunks(self.cameras, 0, start, end, self.outputs)
         for name, value in part.items():
             if name not in self.values:
                 self.values[name] = value.new_zeros(self.n_rays, *value.shape[1:])
@@ -112,38 +68,29 @@ class ModelFrame:
     @torch.no_grad()
     def finish(self) -> np.ndarray:
         """The image, [H, W, 3] uint8."""
-        width, height = self.size
+        look, (width, height) = self.look, self.size
         values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
-        photo, known = self._photo(values) if self.photos is not None else (None, None)
-        image = self._colors(values, photo, known)  # [H, W, 3]
-        if self.look.split is not None and photo is not None:
-            edge = round(self.look.split * width)
-            image = torch.cat([image[:, :edge], photo[:, edge:]], dim=1)
-            image[:, max(edge - 1, 0) : edge + 1] = image.new_tensor(SPLIT_LINE)
+        image = self._image(values)  # [H, W, 3]
+        if look.view is not None:
+            photo, known = self._photo(values)
+            if look.output == COMPARING:
+                error = colorize((image - photo).abs().mean(-1), 0.0, BRIGHTEST_ERROR, look.colormap)
+                image = torch.where(known[..., None], error, NO_PHOTO)
+            if look.split is not None:
+                edge = round(look.split * width)
+                image = torch.cat([image[:, :edge], photo[:, edge:]], dim=1)
+                image[:, max(edge - 1, 0) : edge + 1] = image.new_tensor(SPLIT_LINE)
         return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
 
-    def _colors(self, values: dict[str, Tensor], photo: Tensor | None, known: Tensor | None) -> Tensor:
-        """[H, W, 3]"""
-        output, opacity = self.look.output, values["opacity"][..., None]  # [H, W, 1]
-        if output == "opacity":
-            return opacity.expand(-1, -1, 3)
+    def _image(self, values: dict[str, Tensor]) -> Tensor:
+        """The output of the look, in colors."""
+        output, colormap = OUTPUTS[self.look.output], self.look.colormap
         if output == "samples":
-            return self._mapped(values["samples"], 0.0, max(float(values["samples"].max()), 1.0))
+            return colorize(values["samples"], 0.0, max(float(values["samples"].max()), 1.0), colormap)
         if output == "depth":
-            low, high = self.look.depth_range or depth_range(values["depth_ray"], values["opacity"])
-            return self._mapped(values["depth_ray"], low, high) * opacity + (1 - opacity)
-        if output == "normals":
-            return (values["normal"] / 2 + 0.5) * opacity + (1 - opacity)
-        if output == COMPARING and photo is not None:
-            error = (values["rgb"] - photo).abs().mean(-1)
-            return torch.where(known[..., None], self._mapped(error, 0.0, BRIGHTEST_ERROR), NO_PHOTO)
-        return values["rgb"]
-
-    def _mapped(self, values: Tensor, low: float, high: float) -> Tensor:
-        """Values [H, W], low to high along the colormap, as [H, W, 3]."""
-        table = colormap(self.look.colormap, self.device)
-        unit = ((values - low) / max(high - low, 1e-9)).clamp(0, 1)
-        return table[(unit * (len(table) - 1) + 0.5).long()]
+            ends = self.look.depth_range or depth_range(values["depth_ray"], values["opacity"])
+            return preview("depth_ray", values, ends, colormap)
+        return preview(output, values, (0.0, 1.0))
 
     def _photo(self, values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """The training image as it is seen on the rendered surface [H, W, 3], and where it has a pixel [H, W].
@@ -151,14 +98,13 @@ class ModelFrame:
         Where the camera is that of the image, this is the image, whatever the depth.
         """
         width, height = self.size
-        photos, view = self.photos, self.look.view
         rays = self.cameras.image_rays(0)
         depth = values["depth_ray"].flatten()[:, None]
         far = max(float(depth.max()), 1.0) * 100
         depth = torch.where(values["opacity"].flatten()[:, None] > FOREGROUND, depth, far)
         points = (rays.origins + rays.directions * depth).cpu()
-        pixel, ahead = photos.cameras.project(points, view)  # [R, 2], [R]
-        image = photos.image(view)  # [H', W', 3]
+        pixel, ahead = self.scene.cameras.project(points, self.look.view)  # [R, 2], [R]
+        image = self.scene.photo(self.look.view)  # [H', W', 3]
         size = torch.tensor([image.shape[1], image.shape[0]])
         known = (ahead > 0) & (pixel >= 0).all(-1) & (pixel < size).all(-1)
         place = torch.where(known[:, None], pixel / size * 2 - 1, 0.0)  # from -1 to 1, between the outer edges
@@ -184,9 +130,3 @@ def depth_range(depth: Tensor, opacity: Tensor) -> tuple[float, float]:
     seen = seen[:: math.ceil(len(seen) / MAX_SORTED)]
     low, high = torch.quantile(seen, seen.new_tensor(QUANTILES)).tolist()
     return low, high
-
-
-@cache
-def colormap(name: str, device: torch.device) -> Tensor:
-    """[256, 3] in [0, 1]"""
-    return torch.from_numpy(matplotlib.colormaps[name](np.arange(256))[:, :3]).float().to(device)

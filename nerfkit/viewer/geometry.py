@@ -10,9 +10,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.rendering.paths import pinholes
 
 FLIP = np.array([1.0, -1.0, -1.0])  # of the columns of a rotation, between the two kinds of axes
 
@@ -35,42 +35,26 @@ class Viewpoint(NamedTuple):
 
     def cameras(self, width: int, height: int) -> Cameras:
         """It, for frames of a size."""
-        focal = height / 2 / math.tan(self.fov / 2)
-        pose = torch.tensor(self.pose, dtype=torch.float32).view(1, 3, 4)
-        return Cameras(pose, torch.full((1, 2), focal), torch.tensor([[width / 2, height / 2]]), width, height)
+        return pinholes([self.matrix], [self.fov], (width, height))
 
 
 def rotation_of(wxyz: Any) -> np.ndarray:
     """Rotation [3, 3] of a quaternion [4], of any length."""
-    w, x, y, z = np.asarray(wxyz, dtype=np.float64) / np.linalg.norm(wxyz)
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    from viser.transforms import SO3
+
+    return SO3(np.asarray(wxyz, dtype=np.float64)).as_matrix()
 
 
 def quaternion_of(rotation: np.ndarray) -> np.ndarray:
-    """Unit quaternion [4], w first, of a rotation [3, 3]: the eigenvector of Bar-Itzhack's symmetric matrix."""
-    (a, b, c), (d, e, f), (g, h, i) = np.asarray(rotation, dtype=np.float64)
-    matrix = np.array(
-        [
-            [a + e + i, h - f, c - g, d - b],
-            [h - f, a - e - i, b + d, c + g],
-            [c - g, b + d, e - a - i, f + h],
-            [d - b, c + g, f + h, i - a - e],
-        ]
-    )
-    vector = np.linalg.eigh(matrix)[1][:, -1]
-    return vector if vector[0] >= 0 else -vector
+    """Quaternion [4], w first, of a rotation [3, 3]."""
+    from viser.transforms import SO3
+
+    return SO3.from_matrix(np.asarray(rotation, dtype=np.float64)).wxyz
 
 
 def viewpoint(wxyz: Any, position: Any, fov: float) -> Viewpoint:
     """The model's view of a camera in the browser."""
-    pose = np.concatenate([rotation_of(wxyz) * FLIP, np.asarray(position, dtype=np.float64)[:, None]], axis=1)
-    return Viewpoint.of(pose, fov)
+    return Viewpoint.of(np.column_stack([rotation_of(wxyz) * FLIP, position]), fov)
 
 
 def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -80,8 +64,7 @@ def in_browser(pose: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def vertical_fov(cameras: Cameras, view: int) -> float:
     """Vertical field of view of a camera without its distortion [radians]."""
-    _, height = cameras.size(view)
-    return 2 * math.atan(height / 2 / float(cameras.focal[view, 1]))
+    return 2 * math.atan(cameras.size(view)[1] / 2 / float(cameras.focal[view, 1]))
 
 
 def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int, float, float]:

@@ -8,7 +8,7 @@ import http
 import re
 import socket
 import warnings
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 AUTHORITY = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::(\d{1,5}))?", re.I)  # host, port
 ADDRESS = re.compile(r"\[[0-9a-f:.]+\]|\d{1,3}(\.\d{1,3}){3}", re.I)  # an address, which no name server can point here
-LOCAL = ("localhost",)
+LOCAL = ("localhost", "127.0.0.1", "::1")  # hosts that nobody else reaches
 PING_SECONDS = 10.0  # between two pings
 FROZEN_SECONDS = 20.0  # without an answer to a ping, and with nothing read
 INSTALL = 'pip install "nerfkit[viewer]"'
@@ -53,8 +53,8 @@ def check_options(options: ViewerOptions) -> None:
 
 def own_names(host: str, more: Iterable[str] = ()) -> frozenset[str]:
     """Names, in lower case, by which a browser may call a server that listens on `host`."""
-    names = {*LOCAL, host, *more}
-    if host not in ("127.0.0.1", "::1", *LOCAL):  # it is open to the network, under the names of this computer
+    names = {"localhost", host, *more}
+    if host not in LOCAL:  # it is open to the network, under the names of this computer
         names |= {socket.gethostname(), socket.getfqdn()}
     return frozenset(name.lower() for name in names if name)
 
@@ -87,20 +87,6 @@ def policy(host: str) -> str:
     )
 
 
-def watched(handler: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
-    """A handler of a connection that is ended when its browser is frozen."""
-
-    async def handle(connection: Any) -> None:
-        watch = asyncio.create_task(hang_up_when_frozen(connection))
-        try:
-            await handler(connection)
-        finally:
-            watch.cancel()
-            connection.transport.abort()  # a close that is polite waits for what is not read
-
-    return handle
-
-
 async def hang_up_when_frozen(connection: Any) -> None:
     """Return when the connection has ended, by itself or because its browser is frozen, such as a suspended tab.
 
@@ -109,24 +95,19 @@ async def hang_up_when_frozen(connection: Any) -> None:
     """
     from websockets.exceptions import ConnectionClosed
 
-    try:
+    async def answer() -> None:
+        """Wait for room to send a ping, and for its answer."""
+        await (await connection.ping())
+
+    with suppress(ConnectionClosed):
         while True:
-            await asyncio.sleep(PING_SECONDS)
-            while True:
-                unread = connection.transport.get_write_buffer_size()
-                try:
-                    await asyncio.wait_for(_answer(connection), FROZEN_SECONDS)
-                    break
-                except asyncio.TimeoutError:
-                    if connection.transport.get_write_buffer_size() >= unread:  # else it reads, over a slow line
-                        return connection.transport.abort()
-    except ConnectionClosed:
-        return
-
-
-async def _answer(connection: Any) -> None:
-    """Wait for room to send a ping, and for its answer."""
-    await (await connection.ping())
+            unread = connection.transport.get_write_buffer_size()
+            try:
+                await asyncio.wait_for(answer(), FROZEN_SECONDS)
+                await asyncio.sleep(PING_SECONDS)
+            except asyncio.TimeoutError:
+                if connection.transport.get_write_buffer_size() >= unread:  # else it reads, over a slow line
+                    return connection.transport.abort()
 
 
 class Page:
@@ -157,17 +138,15 @@ class Page:
     @property
     def address(self) -> str:
         """What to type into a browser on this computer."""
-        host = "localhost" if self.options.host in ("0.0.0.0", "::", "127.0.0.1", "::1") else self.options.host
-        return f"http://{host}:{self.port}"
+        host = self.options.host
+        return f"http://{'localhost' if host in (*LOCAL, '0.0.0.0', '::') else host}:{self.port}"
 
     def how_to_reach(self) -> str:
         """Lines for a terminal: the address, and how to reach it from another computer."""
         lines = [f"viewer    {self.address}"]
-        if self.options.host in ("127.0.0.1", "::1", "localhost"):
-            name = socket.gethostname()
-            lines.append(
-                f"          from another computer: ssh -L {self.port}:localhost:{self.port} {name}, then the same"
-            )
+        if self.options.host in LOCAL:
+            tunnel = f"ssh -L {self.port}:localhost:{self.port} {socket.gethostname()}"
+            lines.append(f"          from another computer: {tunnel}, then the same")
         else:
             lines.append("warning: everyone who reaches this port can look and change settings; there is no password")
         return "\n".join(lines)
@@ -200,19 +179,14 @@ def import_viser() -> Any:
 
 def bound(host: str, port: int) -> socket.socket:
     """A socket that listens on a port; UserError if that is taken, instead of another port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    family, dual = (socket.AF_INET6, socket.has_dualstack_ipv6()) if ":" in host else (socket.AF_INET, False)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG, dualstack_ipv6=dual)
     except OSError as error:
-        listener.close()
         raise UserError(
             f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --viewer.port, "
             "0 for any that is free, or another --viewer.host"
         ) from None
-    return listener
 
 
 @contextmanager
@@ -227,33 +201,32 @@ def _guarded(listener: socket.socket, names: frozenset[str]) -> Iterator[list[bo
     original, served = module.serve, []
 
     def serve(handler: Callable, host: str, port: int, *, process_request: Callable, **options: Any) -> Any:
+        async def handle(connection: Any) -> None:
+            watch = asyncio.create_task(hang_up_when_frozen(connection))
+            try:
+                await handler(connection)
+            finally:
+                watch.cancel()
+                connection.transport.abort()  # a close that is polite waits for what is not read
+
+        def process(connection: Any, request: Any) -> Any:
+            hosts, origins = (request.headers.get_all(name) for name in ("Host", "Origin"))
+            if why := refusal(hosts, origins, names):
+                return connection.respond(http.HTTPStatus.FORBIDDEN, f"refused: {why}\n")
+            response = process_request(connection, request)
+            if response is not None:
+                response.headers["Content-Security-Policy"] = policy(hosts[0])
+                response.headers["X-Content-Type-Options"] = "nosniff"
+            return response
+
         served.append(True)
-        return original(
-            watched(handler), sock=listener, process_request=checked(process_request, names), ping_interval=None,
-            **options,
-        )  # fmt: skip
+        return original(handle, sock=listener, process_request=process, ping_interval=None, **options)
 
     module.serve = serve
     try:
         yield served
     finally:
         module.serve = original
-
-
-def checked(process_request: Callable, names: frozenset[str]) -> Callable:
-    """Viser's function of connection and request, behind the check of their headers."""
-
-    def process(connection: Any, request: Any) -> Any:
-        hosts, origins = request.headers.get_all("Host"), request.headers.get_all("Origin")
-        if why := refusal(hosts, origins, names):
-            return connection.respond(http.HTTPStatus.FORBIDDEN, f"refused: {why}\n")
-        response = process_request(connection, request)
-        if response is not None:
-            response.headers["Content-Security-Policy"] = policy(hosts[0])
-            response.headers["X-Content-Type-Options"] = "nosniff"
-        return response
-
-    return process
 
 
 @contextmanager

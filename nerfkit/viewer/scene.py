@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from os.path import exists
 from typing import Any
 
@@ -14,7 +16,7 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Points
-from nerfkit.data.images.pixels import background_color
+from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
@@ -24,8 +26,8 @@ from nerfkit.model.base import Model
 from nerfkit.training.run.files import read_lines
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.run.load import Run
-from nerfkit.viewer.frames import Photos
 
+KEPT_IMAGES = 8  # decoded
 MAX_POINTS = 100_000  # that are shown, evenly spaced
 SHORTEST_TRACK = 3  # images that see a point, where that is known
 
@@ -43,7 +45,7 @@ class ViewerScene:
     frame: Frame | None  # how the model's frame lies in that of the files
     folder: RunFolder | None  # where files are kept
     names: list[str] = field(default_factory=list)  # of the training views
-    photos: Photos | None = None
+    photo: Callable[[int], Tensor] | None = None  # the image [H, W, 3] in [0, 1] of a training view
     points: Points | None = None  # in the model's frame
     history: list[dict[str, Any]] = field(default_factory=list)  # lines of the log
     notes: list[str] = field(default_factory=list)  # what is missing, and why
@@ -51,10 +53,9 @@ class ViewerScene:
     @classmethod
     def from_run(cls, run: Run) -> ViewerScene:
         """A finished run; its scene's images and points, where they still are."""
-        names = [str(frame.get("file_path", index)) for index, frame in enumerate(run.scene.splits["train"]["frames"])]
         scene = cls(
             run.scene.name, run.config, run.model, run.background, run.cameras("train"), run.scene.up, run.frame,
-            RunFolder.existing(run.folder), names, history=read_lines(run.folder),
+            RunFolder.existing(run.folder), run.scene.names("train"), history=read_lines(run.folder),
         )  # fmt: skip
         try:
             scene.add_images(run.given_cameras("train"))
@@ -70,8 +71,7 @@ class ViewerScene:
         views, background = scene.split("train"), background_color(config.data.background, device)
         return cls(
             scene.name, config, model, background, views.cameras, scene.up, scene.frame, folder, views.names,
-            Photos(views.cameras, images.image, background), shown_points(scene.points, scene.frame),
-            read_lines(folder.path),
+            photos(images.image, background), shown_points(scene.points, scene.frame), read_lines(folder.path),
         )  # fmt: skip
 
     @property
@@ -84,12 +84,6 @@ class ViewerScene:
         """Half of the box's diagonal."""
         return float(np.linalg.norm(self.box[1] - self.box[0])) / 2
 
-    def place(self, cameras: Cameras) -> None:
-        """Let the training views stand where `cameras` do, which have their lenses."""
-        self.cameras = cameras
-        if self.photos is not None:
-            self.photos.cameras = cameras
-
     def add_images(self, given: Cameras) -> None:
         """Add images and points from the scene's folder; raises UserError if they are not there, or if the cameras are
         not those that were `given`."""
@@ -99,15 +93,19 @@ class ViewerScene:
         scene = scene_of(self.config, self.frame)
         views = scene.split("train")
         poses = views.cameras.camera_to_world
-        if views.cameras.sizes() != given.sizes() or not torch.allclose(
-            poses, given.camera_to_world, rtol=1e-4, atol=1e-4
-        ):
+        same_sizes = views.cameras.sizes() == given.sizes()
+        if not same_sizes or not torch.allclose(poses, given.camera_to_world, rtol=1e-4, atol=1e-4):
             raise UserError(f"{data.path} has other training views than the run")
         if data.poses == "refine":
             poses = self.cameras.camera_to_world
-        self.photos = Photos(views.cameras, lambda view: views[[view]].load().image(0), self.background)
-        self.place(replace(views.cameras, camera_to_world=poses))
+        self.photo = photos(lambda view: views[[view]].load().image(0), self.background)
+        self.cameras = replace(views.cameras, camera_to_world=poses)
         self.points = shown_points(scene.points, self.frame)
+
+
+def photos(read: Callable[[int], Tensor], background: Tensor) -> Callable[[int], Tensor]:
+    """Images of training views over the run's background; the last few stay in memory."""
+    return lru_cache(KEPT_IMAGES)(lambda view: blend(read(view).cpu(), background.cpu()))
 
 
 def shown_points(points: Points | None, frame: Frame | None) -> Points | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,30 +26,20 @@ if TYPE_CHECKING:
 STATUS_SECONDS = 0.4  # between two texts
 
 
+@dataclass
 class State:
     """Shared by all sessions and panels."""
 
-    def __init__(
-        self,
-        scene: ViewerScene,
-        engine: Engine,
-        later: Callable[[Callable[[], None]], None],
-        sessions: dict[int, Session],  # of clients
-    ):
-        self.scene, self.engine, self.later, self.sessions = scene, engine, later, sessions
-        self.crop: Crop | None = None  # that is on
-        self.history = scene.history  # lines of the log
-        self.training: Trainer | None = None  # that goes on
-        self.sharing = Sharing()  # of time, between it and drawing
-        self.paused = False
-        self.initial_camera: Any = None  # of the page
-        self.max_side = 1280  # of a frame [pixels]
-
-    def set_crop(self, crop: Crop | None) -> None:
-        """Show every client the scene in this crop."""
-        self.crop = crop
-        for session in list(self.sessions.values()):
-            session.ask()
+    scene: ViewerScene
+    engine: Engine
+    later: Callable[[Callable[[], None]], None]  # has something done by the thread that renders
+    sessions: dict[int, Session] = field(default_factory=dict)  # of clients
+    crop: Crop | None = None  # that is on
+    training: Trainer | None = None  # that goes on
+    sharing: Sharing = field(default_factory=Sharing)  # of time, between it and drawing
+    paused: bool = False
+    initial_camera: Any = None  # of the page
+    max_side: int = 1280  # of a frame [pixels]
 
     def on(self, do: Callable[[Session], object], *events: Callable) -> None:
         """Have `do` called with the session that causes an event, such as `button.on_click`; not where a value is set
@@ -91,7 +81,6 @@ class Session:
         self.ask()
 
     def viewpoint(self) -> Viewpoint:
-        """Where its camera is."""
         camera = self.client.camera
         return viewpoint(camera.wxyz, camera.position, camera.fov)
 
@@ -106,14 +95,13 @@ class Session:
         here, scene, engine = self.viewpoint(), self.state.scene, self.state.engine
         look = replace(self.look, crop=self.state.crop)
         self.nearest = nearest_view(here.matrix, scene.cameras.camera_to_world.numpy(), scene.size)
-        if scene.photos is not None and (look.split is not None or look.output == COMPARING):
+        if scene.photo is not None and (look.split is not None or look.output == COMPARING):
             look = replace(look, view=self.nearest[0])
         engine.request(self.client.client_id, Request(here, self.size(), look))
         if self.client.client_id not in self.state.sessions:  # it has left meanwhile
             engine.forget(self.client.client_id)
 
     def change(self, **look: object) -> None:
-        """Change what it looks at."""
         self.look = replace(self.look, **look)
         self.ask()
 
@@ -127,29 +115,23 @@ class Session:
         return view
 
     def go_to(self, view: int) -> None:
-        """Move its camera to that of a training view."""
-        cameras = self.state.scene.cameras
-        self.at_view = view
+        cameras, self.at_view = self.state.scene.cameras, view
         self.go(cameras.camera_to_world[view].double().numpy(), vertical_fov(cameras, view))
 
     def go(self, pose: np.ndarray, fov: float) -> None:
         """Move its camera to a pose [3, 4] of the model's."""
         camera, (wxyz, position) = self.client.camera, in_browser(pose)
         with self.client.atomic():
-            camera.position, camera.wxyz = position, wxyz
-            camera.fov = fov
+            camera.position, camera.wxyz, camera.fov = position, wxyz, fov
 
     def reset(self) -> None:
         """Move its camera to where it started."""
         initial, camera, self.at_view = self.state.initial_camera, self.client.camera, None
         with self.client.atomic():
-            camera.up_direction = initial.up
-            camera.position = initial.position
-            camera.look_at = initial.look_at
-            camera.fov = initial.fov
+            camera.up_direction, camera.position = initial.up, initial.position
+            camera.look_at, camera.fov = initial.look_at, initial.fov
 
     def level(self) -> None:
-        """Turn its camera upright."""
         self.client.camera.up_direction = np.array(self.state.scene.up)
 
     def show(self, image: np.ndarray, quality: int) -> None:
@@ -168,5 +150,4 @@ class Session:
         )
 
     def tell(self, title: str, text: str) -> None:
-        """Show a notification."""
         self.client.add_notification(title, text, auto_close_seconds=10.0)

@@ -14,12 +14,16 @@ import queue
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from nerfkit.rendering.image_renderer import in_eval_mode
 from nerfkit.training.trainer import Trainer
-from nerfkit.viewer.engine import FINE, MOVING, Engine, FinishedFrame
-from nerfkit.viewer.frames import FrameRenderer, shrunk
+from nerfkit.viewer.engine import FINE, MOVING, Engine
+from nerfkit.viewer.frames import ModelFrame, shrunk
 from nerfkit.viewer.page import Page
 from nerfkit.viewer.panels import Panels
 from nerfkit.viewer.scene import ViewerScene
@@ -41,16 +45,15 @@ class Viewer:
 
     def __init__(self, scene: ViewerScene, page: Page):
         self.scene, self.page = scene, page
-        renderer = FrameRenderer(scene.model, scene.background, scene.photos)
-        self.engine = Engine(renderer, self._deliver, self._failed)
-        self.sessions: dict[int, Session] = {}
+        self.engine = Engine(partial(ModelFrame, scene), self._deliver, self._failed)
         self.awake = False  # whether a client is here, or work is left
         self._leavings_since: float | None = None  # when the first one left of the browsers whose things are not freed
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: set[str] = set()  # errors
         self._set_limits(trains=False)
         page.server.gui.set_panel_label(f"nerfkit: {scene.name}")
-        self.state = State(scene, self.engine, self.later, self.sessions)
+        self.state = State(scene, self.engine, self.later)
+        self.sessions = self.state.sessions  # of clients
         self.panels = Panels(page.server, self.state)
         page.server.on_client_connect(self._connected)
         page.server.on_client_disconnect(self._left)
@@ -74,23 +77,19 @@ class Viewer:
 
     def work_or_wait(self) -> None:
         """Work for a moment, or wait for something to do for one."""
-        self.do_calls()
         self.tick()
         if not self.engine.step():
             self.engine.wait(IDLE_SECONDS)
 
     def tick(self) -> None:
-        """Let the panels do what is due, and free what browsers have left behind."""
+        """Do what was left to this thread, let the panels do what is due, and free what browsers have left behind."""
+        while not self._calls.empty():
+            self._try(self._calls.get())
         now = time.perf_counter()
         if self._leavings_since is not None and now - self._leavings_since >= FREE_AFTER:
             self._leavings_since = None
             give_back()
         self._try(lambda: self.panels.tick(now))
-
-    def do_calls(self) -> None:
-        """Do what was left to this thread."""
-        while not self._calls.empty():
-            self._try(self._calls.get())
 
     def _try(self, call: Callable[[], None]) -> None:
         try:
@@ -110,15 +109,14 @@ class Viewer:
         self._leavings_since = self._leavings_since or time.perf_counter()
         self.awake = True
 
-    def _deliver(self, frame: FinishedFrame) -> None:
-        session = self.sessions.get(frame.client)
+    def _deliver(self, client: int, image: np.ndarray, stage: int) -> None:
+        session = self.sessions.get(client)
         if session is None:
             return
-        image = shrunk(frame.image) if frame.stage == FINE else frame.image
         try:
-            session.show(image, QUALITY[frame.stage == MOVING])
+            session.show(shrunk(image) if stage == FINE else image, QUALITY[stage == MOVING])
         except RuntimeError:
-            if frame.client in self.page.server.get_clients():
+            if client in self.page.server.get_clients():
                 raise  # else it has left meanwhile, and viser has removed its controls
 
     def _failed(self, client: int, error: Exception) -> None:
@@ -133,9 +131,9 @@ class Viewer:
 
     def _set_limits(self, trains: bool) -> None:
         """What frames may cost, beside a training or alone."""
-        settings, seconds = self.engine.settings, FRAME_SECONDS[self.scene.background.device.type]
-        settings.frame_seconds = seconds * MOVING_SHARE if trains else seconds
-        settings.full_seconds, settings.fine = (LONGEST_FRAME, False) if trains else (math.inf, True)
+        engine, seconds = self.engine, FRAME_SECONDS[self.scene.background.device.type]
+        engine.frame_seconds = seconds * MOVING_SHARE if trains else seconds
+        engine.full_seconds, engine.fine = (LONGEST_FRAME, False) if trains else (math.inf, True)
 
 
 class TrainingViewer(Viewer):
@@ -171,13 +169,13 @@ class TrainingViewer(Viewer):
         self.engine.refresh()
 
     def _log(self, line: dict[str, float]) -> None:
-        self.state.history.append(line)
+        self.scene.history.append(line)
         self._follow(self.state.training)
 
     def _follow(self, trainer: Trainer) -> None:
         """Training views stand where training has moved them, but for their frusta on the page."""
         if trainer.adjustments.poses is not None:
-            self.scene.place(trainer.adjustments.cameras(trainer.cameras).to("cpu"))
+            self.scene.cameras = trainer.adjustments.cameras(trainer.cameras).to("cpu")
 
     def after_step(self, trainer: Trainer) -> None:
         """Called after each training step."""
@@ -196,10 +194,9 @@ class TrainingViewer(Viewer):
             self.awake = True
         if not self.sessions:
             self.state.paused = False  # else a run whose browser was closed would never end
-        self.do_calls()
+        self.tick()
         due = self.engine.next()
         self.sharing.add_training(now - self._left_at, due.seconds if due else 0.0, bool(self.engine.jobs))
-        self.tick()
         if self.state.paused:
             self._pause(trainer)
         elif due is not None and self.sharing.has_budget(*due):
@@ -239,7 +236,5 @@ def give_back() -> None:
     viser's things of a browser refer to one another in circles, which Python by itself looks for rarely.
     """
     gc.collect()
-    try:
+    with suppress(AttributeError, OSError, TypeError):  # only glibc has it; elsewhere memory stays with the process
         ctypes.CDLL(None).malloc_trim(0)
-    except (AttributeError, OSError, TypeError):  # only glibc has malloc_trim; elsewhere memory stays with the process
-        pass

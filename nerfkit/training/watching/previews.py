@@ -29,8 +29,7 @@ from nerfkit.data.images.pixels import background_color, blend
 from nerfkit.data.scene import Scene, Views
 from nerfkit.errors import UserError
 from nerfkit.rendering.image_renderer import ImageRenderer, in_eval_mode
-from nerfkit.rendering.images import png_bytes, to_uint8
-from nerfkit.rendering.video import gif_bytes, video_bytes
+from nerfkit.rendering.images import gif_bytes, png_bytes, to_uint8, video_bytes
 from nerfkit.training.run.files import GIF, PREVIEWS, STRIP, VIDEO
 from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.trainer import Trainer

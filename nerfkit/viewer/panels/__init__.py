@@ -18,7 +18,6 @@ class Panels:
     """All panels of a page."""
 
     def __init__(self, server: viser.ViserServer, state: State):
-        state.initial_camera = server.initial_camera
         tabs = server.gui.add_tab_group()
         self.view = tabs.add_tab("View")
         self.cameras = CamerasPanel(server, tabs.add_tab("Scene"), state)
@@ -27,7 +26,6 @@ class Panels:
         self.run = RunPanel(server, tabs.add_tab("Run"), state)
 
     def greet(self, session: Session) -> None:
-        """A client has come."""
         add_view_controls(self.view, session)
         session.ask()
 

@@ -17,11 +17,12 @@ import torch
 
 from nerfkit.errors import UserError
 from nerfkit.reading import typed
-from nerfkit.rendering.video import VideoWriter, probe_video
+from nerfkit.rendering.images import probe_video, video_writer
+from nerfkit.rendering.paths import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
 from nerfkit.training.run.files import PATHS
-from nerfkit.viewer.frames import COMPARING, FrameRenderer, Look
+from nerfkit.viewer.frames import COMPARING, Look, ModelFrame
 from nerfkit.viewer.geometry import Viewpoint, in_browser
-from nerfkit.viewer.path import LIMITS, MAX_FRAMES, MAX_KEYFRAMES, CameraPath, Keyframe, read_camera_path
+from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
 
 if TYPE_CHECKING:
@@ -69,20 +70,14 @@ class PathPanel:
         poses, fovs = path.at(np.array([elapsed % max(path.seconds, 1e-9)]))
         session.go(poses[0], float(fovs[0]))
 
-    def replace(self, path: CameraPath) -> None:
-        """Edit another path."""
-        self.path, self.playing = path, None
-        self.choose(0 if path.keyframes else None)
-
     def choose(self, index: int | None) -> None:
-        """Choose a keyframe."""
         self.chosen = index
         self.fill()
 
     def fill(self) -> None:
         """Show the path in the fields and in the scene."""
         keys, chosen = self.path.keyframes, self.chosen
-        self.which.options = tuple(str(i) for i in range(len(keys))) or (NONE,)
+        self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
         self.which.value = NONE if chosen is None else str(chosen)
         self.fov.disabled = self.seconds.disabled = chosen is None
         if chosen is not None:
@@ -97,26 +92,24 @@ class PathPanel:
             self._drawn = self._draw(self.path)
 
     def _draw(self, path: CameraPath) -> list[Any]:
-        drawn = [self._draw_keyframe(path, index) for index in range(len(path.keyframes))]
-        if len(path.keyframes) > 1:
+        """A frustum for each keyframe, a click on which chooses it, and the way between them."""
+        drawn = []
+        for index, key in enumerate(path.keyframes):
+            wxyz, position = in_browser(key.pose)
+            frustum = self._scene.add_camera_frustum(
+                f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.state.scene.size,
+                thickness=2.0, thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz,
+                position=position, cast_shadow=False, receive_shadow=False,
+            )  # fmt: skip
+            self.state.on(lambda session, index=index: self.choose(index), frustum.on_click)
+            drawn.append(frustum)
+        if len(drawn) > 1:
             positions = path.at(np.linspace(0, path.seconds, CURVE_POINTS))[0][:, :, 3]  # [P, 3]
             points = np.stack([positions[:-1], positions[1:]], axis=1).astype(np.float32)
             drawn.append(
                 self._scene.add_line_segments("/path/curve", points, COLOR, thickness=3.0, thickness_units="screen")
             )
         return drawn
-
-    def _draw_keyframe(self, path: CameraPath, index: int) -> Any:
-        """A frustum; a click on it chooses its keyframe."""
-        key = path.keyframes[index]
-        wxyz, position = in_browser(key.pose)
-        frustum = self._scene.add_camera_frustum(
-            f"/path/{index}", key.fov, path.size[0] / path.size[1], scale=SIZE * self.state.scene.size, thickness=2.0,
-            thickness_units="screen", color=CHOSEN if index == self.chosen else COLOR, wxyz=wxyz, position=position,
-            cast_shadow=False, receive_shadow=False,
-        )  # fmt: skip
-        self.state.on(lambda session: self.choose(index), frustum.on_click)
-        return frustum
 
     def _add_keyframes(self, gui: viser.GuiApi) -> None:
         add = gui.add_button("Add this view", hint="Behind the keyframe that is chosen")
@@ -246,7 +239,9 @@ class PathFiles:
             self._read(file)
 
     def _read(self, file: Path) -> None:
-        self.panel.replace(read_camera_path(file, self.state.scene.frame, self.panel.path.size))
+        panel = self.panel
+        panel.path, panel.playing = read_camera_path(file, self.state.scene.frame, panel.path.size), None
+        panel.choose(0 if panel.path.keyframes else None)
 
     def _command(self, session: Session) -> None:
         """Show the command that renders what a client sees."""
@@ -286,7 +281,7 @@ class VideoControls:
     def _stop(self) -> None:
         if self.job is not None:
             self.state.engine.drop_job(self.job)
-            self._show(None)
+            self._show(None, None)
 
     def _start(self, session: Session) -> None:
         path, scene = self.panel.path.copy(), self.state.scene
@@ -298,44 +293,35 @@ class VideoControls:
             raise UserError("errors are against a training image, of which a path has none; choose another output")
         if why := probe_video():
             raise UserError(f"videos cannot be written here ({why})")
-        model = scene.model if self.state.training is None else deepcopy(scene.model)  # which would go on meanwhile
+        if self.state.training is not None:  # which would go on meanwhile
+            scene = replace(scene, model=deepcopy(scene.model))
         look = replace(session.look, crop=self.state.crop, split=None, view=None)
-        self.job = self._frames(session, path, FrameRenderer(model, scene.background), look)
-        self._show(session)
-        self.state.engine.add_job(self.job)
+        job = self._frames(session, path, scene, look)
+        self._show(session.client.client_id, job)
+        self.state.engine.add_job(job)
 
-    def _frames(self, session: Session, path: CameraPath, renderer: FrameRenderer, look: Look) -> Iterator[None]:
+    def _frames(self, session: Session, path: CameraPath, scene: ViewerScene, look: Look) -> Iterator[None]:
         """A job of the engine: renders frame after frame, a chunk of rays at a time, and sends the video."""
-        poses, fovs = path.at(path.times())
         try:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / VIDEO
-                writer = VideoWriter(file, path.fps)
-                try:
-                    for index, (pose, fov) in enumerate(zip(poses, fovs, strict=True)):
-                        frame = renderer(Viewpoint.of(pose, fov), *path.size, look)
+                with video_writer(file, path.fps) as add:
+                    for index, (pose, fov) in enumerate(zip(*path.at(path.times()), strict=True)):
+                        frame = ModelFrame(scene, Viewpoint.of(pose, fov), *path.size, look)
                         start = 0
                         while start < frame.n_rays:
                             end = min(start + self.state.engine.chunk.rays, frame.n_rays)
                             frame.render(start, end)
                             start = end
                             yield
-                        writer.add(torch.from_numpy(frame.finish()).float() / 255)
-                        self._report((index + 1) / len(poses))
-                finally:
-                    writer.close()
+                        add(torch.from_numpy(frame.finish()).float() / 255)
+                        self.bar.value = 100 * (index + 1) / path.n_frames
                 session.client.send_file_download(VIDEO, file.read_bytes())
         finally:
-            self._show(None)
+            self._show(None, None)
 
-    def _report(self, share: float) -> None:
-        self.bar.value = 100 * share
-
-    def _show(self, session: Session | None) -> None:
+    def _show(self, client: int | None, job: Iterator[None] | None) -> None:
         """Show that a video is rendered for a client, or that none is."""
-        if session is None:
-            self.client = self.job = None
-        else:
-            self.client, self.bar.value = session.client.client_id, 0.0
-        self.bar.visible = self.cancel.visible = session is not None
-        self.start.visible = session is None
+        self.client, self.job, self.bar.value = client, job, 0.0
+        self.bar.visible = self.cancel.visible = job is not None
+        self.start.visible = job is None

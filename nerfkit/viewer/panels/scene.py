@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from nerfkit.crop import CROP, Crop, read_crop, write_crop
 from nerfkit.errors import UserError
+from nerfkit.rendering.images import to_uint8
 from nerfkit.viewer.geometry import in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
 
@@ -38,7 +39,7 @@ class CamerasPanel:
         with tab:
             self._add_controls(server)
         self._add_frusta(server)
-        if state.scene.photos is not None:
+        if state.scene.photo is not None:
             state.engine.add_job(self._thumbnails())
 
     def _start_camera(self, server: viser.ViserServer) -> None:
@@ -48,11 +49,10 @@ class CamerasPanel:
         forward = -scene.cameras.camera_to_world[0, :, 2].numpy()
         depth = max(float(forward @ (scene.box.mean(0) - position)), 0.1 * self.size)
         server.scene.set_up_direction(scene.up)
-        initial.position = position
-        initial.look_at = position + forward * depth
-        initial.up = np.array(scene.up)
+        initial.position, initial.look_at, initial.up = position, position + forward * depth, np.array(scene.up)
         initial.fov = vertical_fov(scene.cameras, 0)
         initial.near, initial.far = 1e-3 * self.size, 1e3 * self.size
+        self.state.initial_camera = initial
 
     def _add_controls(self, server: viser.ViserServer) -> None:
         gui, scene = server.gui, self.state.scene
@@ -61,17 +61,15 @@ class CamerasPanel:
             "/box", BOX_COLOR, tuple(scene.box[1] - scene.box[0]), wireframe=True, position=scene.box.mean(0),
             visible=False,
         )  # fmt: skip
-        shown = gui.add_checkbox("Cameras", False, hint="Click one to go there")
+        self._show_if(gui.add_checkbox("Cameras", False, hint="Click one to go there"), self.root)
         size = gui.add_slider("Size of cameras", 0.2, 3.0, 0.1, 1.0)
-        shows_box = gui.add_checkbox("Box", False, hint="The box that the model fills")
+        self._show_if(gui.add_checkbox("Box", False, hint="The box that the model fills"), box)
 
-        def cameras_changed(session: Session) -> None:
-            self.root.visible = shown.value
+        def sized(session: Session) -> None:
             for frustum in self.frusta.values():
                 frustum.scale = FRUSTUM_SIZE * self.size * size.value
 
-        self.state.on(cameras_changed, shown.on_update, size.on_update)
-        self._show_if(shows_box, box)
+        self.state.on(sized, size.on_update)
         if scene.points is not None and len(scene.points.positions):
             cloud = server.scene.add_point_cloud(
                 "/points", scene.points.positions.astype(np.float32), scene.points.colors,
@@ -98,7 +96,7 @@ class CamerasPanel:
         """Put small training images into the frusta, one at a time."""
         views = list(self.frusta)
         for view in views[:: -(-len(views) // MAX_THUMBNAILS)]:
-            self.frusta[view].image = thumbnail(self.state.scene.photos.image(view))
+            self.frusta[view].image = thumbnail(self.state.scene.photo(view))
             yield
 
 
@@ -108,7 +106,7 @@ def thumbnail(image: torch.Tensor) -> np.ndarray:
     scale = min(1.0, THUMBNAIL / max(height, width))
     size = max(round(height * scale), 1), max(round(width * scale), 1)
     small = F.interpolate(image.permute(2, 0, 1)[None], size=size, mode="area")[0].permute(1, 2, 0)
-    return (small * 255 + 0.5).clamp(0, 255).to(torch.uint8).numpy()
+    return to_uint8(small)
 
 
 class CropPanel:
@@ -116,13 +114,31 @@ class CropPanel:
 
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
         self.state, self.box, self.size = state, state.scene.box, state.scene.size
-        self.crop, is_on, note = self._read()
         self._changed_at: float | None = None  # of what is not saved yet
-        with tab:
-            self._add_controls(server.gui, is_on, note)
-        self._add_handles(server.scene)
+        self.crop, is_on, note = self._read()
         state.crop = self.crop if is_on else None
+        corners = low, high = self.crop.bounds()
+        step, gui, scene = float(f"{self.size / 200:.1g}"), server.gui, server.scene
+        with tab:
+            self.on = gui.add_checkbox("Crop", is_on, hint="Nothing outside is rendered; exports leave it out, too")
+            self.low = gui.add_vector3("Lowest corner", tuple(low), step=step)
+            self.high = gui.add_vector3("Highest corner", tuple(high), step=step)
+            self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
+            whole = gui.add_button("Whole box")
+            self.text = gui.add_markdown(note)
+        self.outline = scene.add_box("/crop/box", CROP_COLOR, tuple(high - low), wireframe=True)
+        self.handles = [
+            scene.add_transform_controls(
+                f"/crop/{name}", HANDLE_SIZE * self.size, disable_rotations=True, position=corner, depth_test=False
+            )
+            for name, corner in zip(("low", "high"), corners, strict=True)
+        ]
         self._show()
+        fields, handles = (self.on, self.low, self.high), self.handles
+        state.on(lambda session: self._set(np.array([self.low.value, self.high.value])), *(f.on_update for f in fields))
+        state.on(lambda session: self._set(np.array([h.position for h in handles])), *(h.on_update for h in handles))
+        state.on(lambda session: self._show(), self.handles_shown.on_update)
+        state.on(lambda session: self._set(self.box), whole.on_click)
 
     def tick(self, now: float) -> None:
         """Save the crop when it has rested."""
@@ -143,44 +159,6 @@ class CropPanel:
             return whole, False, f"not read: {error}"
         return (*found, f"read from {folder.path / CROP}") if found is not None else (whole, False, "the whole box")
 
-    def _corners(self) -> np.ndarray:
-        """[2, 3] in the model's frame, of the crop or what surrounds it."""
-        corners = self.crop.corners().numpy()
-        return np.stack([corners.min(0), corners.max(0)])
-
-    def _add_controls(self, gui: viser.GuiApi, is_on: bool, note: str) -> None:
-        low, high = self._corners()
-        step = float(f"{self.size / 200:.1g}")
-        self.on = gui.add_checkbox("Crop", is_on, hint="Nothing outside is rendered; exports leave it out, too")
-        self.low = gui.add_vector3("Lowest corner", tuple(low), step=step)
-        self.high = gui.add_vector3("Highest corner", tuple(high), step=step)
-        self.handles_shown = gui.add_checkbox("Handles", False, hint="Move the corners in the image")
-        whole = gui.add_button("Whole box")
-        self.text = gui.add_markdown(note)
-        self.state.on(
-            lambda session: self._set(np.array([self.low.value, self.high.value])),
-            *(field.on_update for field in (self.on, self.low, self.high)),
-        )
-        self.state.on(lambda session: self._show(), self.handles_shown.on_update)
-        self.state.on(lambda session: self._set(self.box), whole.on_click)
-
-    def _add_handles(self, scene: viser.SceneApi) -> None:
-        corners = self._corners()
-        self.outline = scene.add_box(
-            "/crop/box", CROP_COLOR, tuple(corners[1] - corners[0]), wireframe=True, visible=False
-        )
-        self.handles = [
-            scene.add_transform_controls(
-                f"/crop/{name}", HANDLE_SIZE * self.size, disable_rotations=True, position=corner, depth_test=False,
-                visible=False,
-            )
-            for name, corner in zip(("low", "high"), corners, strict=True)
-        ]  # fmt: skip
-        self.state.on(
-            lambda session: self._set(np.array([handle.position for handle in self.handles])),
-            *(handle.on_update for handle in self.handles),
-        )
-
     def _set(self, corners: np.ndarray) -> None:
         """Take two corners [2, 3] of the model's frame, in any order."""
         low, high = np.sort(corners, axis=0).astype(np.float64)
@@ -188,17 +166,15 @@ class CropPanel:
         self.crop = Crop(tuple(low.tolist()), tuple(high.tolist()))
         self._changed_at = time.perf_counter()
         self._show()
-        self.state.set_crop(self.crop if self.on.value else None)
+        self.state.crop = self.crop if self.on.value else None
+        for session in list(self.state.sessions.values()):
+            session.ask()
 
     def _show(self) -> None:
-        """Show the crop in the fields and in the scene."""
-        corners = low, high = self._corners()
-        for field, corner in zip((self.low, self.high), corners, strict=True):
-            if not np.allclose(field.value, corner, rtol=0, atol=1e-9):
-                field.value = tuple(corner.tolist())
+        """Show the crop, or what surrounds it along the model's axes, in the fields and in the scene."""
+        low, high = corners = self.crop.bounds()
         self.outline.position, self.outline.dimensions = (low + high) / 2, tuple((high - low).tolist())
         self.outline.visible = bool(self.on.value or self.handles_shown.value)
-        for handle, corner in zip(self.handles, corners, strict=True):
+        for field, handle, corner in zip((self.low, self.high), self.handles, corners, strict=True):
+            field.value, handle.position = tuple(corner.tolist()), corner
             handle.visible = bool(self.handles_shown.value)
-            if not np.allclose(handle.position, corner, rtol=0, atol=1e-6):
-                handle.position = corner

@@ -32,19 +32,18 @@ BLUE = "#2a5ac8"
 
 def add_view_controls(tab: viser.GuiTabHandle, session: Session) -> None:
     """Show a client what is drawn for it, of which view, and how fast."""
-    gui, scene = session.client.gui, session.state.scene
+    gui = session.client.gui
     with tab:
         session.status = gui.add_markdown("...")
         _add_outputs(gui, session)
         _add_views(gui, session)
-        for note in scene.notes:
+        for note in session.state.scene.notes:
             gui.add_markdown(f"*{note}*")
 
 
 def _add_outputs(gui: viser.GuiApi, session: Session) -> None:
-    has_photos = session.state.scene.photos is not None
+    has_photos, far = session.state.scene.photo is not None, _far(session.state.scene)
     names = [name for name in OUTPUTS if name != COMPARING or has_photos]
-    far = _far(session.state.scene)
     output = gui.add_dropdown("Output", names, initial_value="color")
     colormap = gui.add_dropdown("Colors", COLORMAPS, initial_value=session.look.colormap)
     auto = gui.add_checkbox("Automatic range", True, hint="Colors from the nearest to the farthest depth in sight")
@@ -97,82 +96,66 @@ class RunPanel:
     """Progress of a training, its pause and how much time it gets, and curves over its time."""
 
     def __init__(self, server: viser.ViserServer, tab: viser.GuiTabHandle, state: State):
-        self.server, self.state, self.tab = server, state, tab
+        self.gui, self.state, self.tab = server.gui, state, tab
         self._text_at = self._plotted_at = -1e9
         self._n_plotted = -1
         self.plots: dict[str, Any] = {}
         with tab:
-            self.text = server.gui.add_markdown("...")
-            self.controls = server.gui.add_folder("Training", visible=False)
-            with self.controls:
-                self._add_controls(server.gui)
+            self.text = self.gui.add_markdown("...")
+            self.controls = self.gui.add_folder("Training", visible=False)
+        with self.controls:
+            self.pause = self.gui.add_checkbox("Pause", False, hint="It goes on when the last browser is closed")
+            share = self.gui.add_slider(
+                "Share of training", 0.5, 0.99, 0.01, state.sharing.training,
+                hint="Of the time, while cameras stand still; while one moves, training has half",
+            )  # fmt: skip
+
+        def paused(session: Session) -> None:
+            state.paused = self.pause.value
+            state.engine.wake()
+
+        state.on(paused, self.pause.on_update)
+        state.on(lambda session: setattr(state.sharing, "training", float(share.value)), share.on_update)
 
     def tick(self, now: float) -> None:
         """Update what has changed, if somebody is here to see it."""
-        if not self.state.sessions:
+        state = self.state
+        if not state.sessions:
             return
-        trains = self.state.training is not None
-        if trains != self.controls.visible:
-            self.controls.visible = trains
+        self.controls.visible = state.training is not None
         if now - self._text_at >= TEXT_SECONDS:
-            self._text_at = now
-            text = self._progress()
-            if text != self.text.content:
-                self.text.content = text
-        if now - self._plotted_at >= PLOT_SECONDS and len(self.state.history) != self._n_plotted:
-            self._plotted_at, self._n_plotted = now, len(self.state.history)
+            self._text_at, self.pause.value, self.text.content = now, state.paused, self._progress()
+        if now - self._plotted_at >= PLOT_SECONDS and len(state.scene.history) != self._n_plotted:
+            self._plotted_at, self._n_plotted = now, len(state.scene.history)
             self._plot()
-
-    def _add_controls(self, gui: viser.GuiApi) -> None:
-        self.pause = gui.add_checkbox("Pause", False, hint="It goes on when the last browser is closed")
-        share = gui.add_slider(
-            "Share of training", 0.5, 0.99, 0.01, 0.96,
-            hint="Of the time, while cameras stand still; while one moves, training has half",
-        )  # fmt: skip
-
-        def paused(session: Session) -> None:
-            self.state.paused = self.pause.value
-            self.state.engine.wake()
-
-        def shared(session: Session) -> None:
-            self.state.sharing.training = float(share.value)
-
-        self.state.on(paused, self.pause.on_update)
-        self.state.on(shared, share.on_update)
 
     def _progress(self) -> str:
         """How far training is."""
         state, trainer = self.state, self.state.training
-        line = next((line for line in reversed(state.history) if "loss" in line), {})
+        line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
         parts = [f"step {step} of {state.scene.config.trainer.steps}", f"{seconds:.0f} s of training"]
         if "psnr" in line:
             parts.append(f"PSNR {line['psnr']:.2f} dB on training rays")
-        if trainer is not None and not state.paused and self.pause.value:
-            self.pause.value = False
         doing = "paused" if state.paused else "training" if trainer else "not training"
         return f"**{doing}**: {', '.join(parts)}  \nmemory: {memory_in_use(state.scene.background.device)}"
 
     def _plot(self) -> None:
-        """Curves over training time."""
+        from viser import uplot
+
         for key, title in CURVES.items():
-            points = [(line["seconds"], line[key]) for line in self.state.history if key in line]
+            points = [(line["seconds"], line[key]) for line in self.state.scene.history if key in line]
             if len(points) < 2:
                 continue
             points = points[:: -(-len(points) // PLOTTED)]
             data = tuple(np.array(points, dtype=np.float64).T.copy())
             if key in self.plots:
                 self.plots[key].data = data
-            else:
-                self.plots[key] = self._new_plot(title, data)
-
-    def _new_plot(self, title: str, data: tuple[np.ndarray, ...]) -> Any:
-        from viser import uplot
-
-        with self.tab:
+                continue
             series = (uplot.Series(label="time [s]"), uplot.Series(label=title, stroke=BLUE, width=2))
             scales = {"x": uplot.Scale(time=False)}
-            return self.server.gui.add_uplot(data, series, title=title, scales=scales, aspect=2.0)
+            with self.tab:
+                self.plots[key] = self.gui.add_uplot(data, series, title=title, scales=scales, aspect=2.0)
 
 
 def memory_in_use(device: torch.device) -> str:

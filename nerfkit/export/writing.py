@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where exports go and how: never over what is there, unless asked, with a JSON that says how each was made.
+
+Binary PLY files of points, triangles and splats; parts of a long export, which a later attempt goes on with.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from nerfkit.errors import RunError, UserError
+from nerfkit.files import MARKER, OwnFolder, atomic_write
+from nerfkit.reading import shown
+from nerfkit.training.run.folder import RunFolder
+
+PACKAGES = {"skimage.measure": "scikit-image", "scipy.sparse": "scipy", "scipy.spatial": "scipy"}  # where names differ
+ABOUT = ".export.json"  # ending of the JSON beside an output
+FINISHED, UNFINISHED = "export.json", "unfinished.json"  # in a folder of outputs
+KEY = "of.json"  # in a folder of parts: what they are parts of
+PLY_TYPES = {"f4": "float", "f8": "double", "u1": "uchar"}
+DOUBLE_ABOVE = 1e4  # distances from the origin, in sizes, at which float32 has steps of 1/1000 of the size
+
+Arrays = dict[str, np.ndarray]
+
+
+def optional(module: str, what: str) -> ModuleType:
+    """A module of the extra `export`; raises UserError that says what to install for `what`."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module.startswith(error.name.split(".")[0]):
+            raise  # it is there, but lacks one of its own
+        package = PACKAGES.get(module, module)
+        raise UserError(f'{what} needs {package}, which is missing; type pip install "nerfkit[export]"') from None
+
+
+def formats_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    """Names of formats with commas between."""
+    names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
+    unknown = [name for name in names if name not in known]
+    if unknown or not names:
+        raise UserError(f"--formats {text!r}: unknown {', '.join(unknown) or 'nothing'}; choose of {','.join(known)}")
+    return names
+
+
+class Output:
+    """The files `<stem>.<format>` of one export and `<stem>.export.json`, in RUN/export or where the user says.
+
+    Args:
+        run: the run folder.
+        out: of the user: a file whose ending is one of the formats, a name without ending, or nothing.
+        name: of the file, if `out` is empty.
+        formats: that are written, endings without the dot; `known` are all of them.
+    """
+
+    def __init__(self, run: Path, out: str, name: str, formats: tuple[str, ...], known: tuple[str, ...]):
+        self.own: OwnFolder | None = None
+        self.stem, self.formats = Path(out).expanduser(), formats
+        ending = self.stem.suffix[1:].lower()
+        if not out:
+            self.own = RunFolder.existing(run).child("export", "export")
+            self.stem = self.own.path / name
+        elif ending in known:
+            self.formats, self.stem = (ending,), self.stem.with_suffix("")
+        elif ending.isalpha():
+            raise UserError(f"--out {shown(self.stem)}: the format .{ending} is not written, only {', '.join(known)}")
+        try:
+            self.stem.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"--out: cannot create the folder {shown(self.stem.parent)}: {error.strerror}") from None
+        self.about = self.stem.with_name(self.stem.name + ABOUT)
+
+    def file(self, format: str) -> Path:
+        return self.stem.with_name(f"{self.stem.name}.{format}")
+
+    def check(self, overwrite: bool) -> None:
+        """Raise RunError if a file is there already, before anything is computed."""
+        for file in (*map(self.file, self.formats), self.about):
+            if os.path.lexists(file) and (not overwrite or file.is_dir()):
+                raise RunError(f"{shown(file)} exists; choose another --out, or replace it with --overwrite")
+
+    def write(self, content: dict[str, bytes], about: dict[str, Any]) -> list[Path]:
+        """Write the content of each format and what there is to say about it; the files."""
+        files = {self.file(format): data for format, data in content.items()}
+        text = json.dumps({"files": [file.name for file in files], **about}, indent=1) + "\n"
+        for file, data in {**files, self.about: text}.items():
+            if self.own is not None:
+                self.own.note(file.name)
+            atomic_write(file, data)
+        return list(files)
+
+
+class OutputFolder:
+    """A folder of an export: new, empty, or of an unfinished one with the same key, which goes on.
+
+    A finished one is replaced if `overwrite` says so. `export.json`, written last, says how it was made.
+    """
+
+    def __init__(self, run: Path, out: str, name: str, overwrite: bool, key: dict[str, Any]):
+        if out:
+            self.folder = OwnFolder(Path(out).expanduser(), "export")
+            self.folder.claim()
+        else:
+            self.folder = RunFolder.existing(run).child("export", "export").child(name, "export")
+        self.path = self.folder.path
+        self.folder.lock()
+        if self.folder.owns(FINISHED):
+            if not overwrite:
+                self.folder.unlock()
+                raise RunError(
+                    f"{shown(self.path)} holds an export already; choose another --out, or replace it with --overwrite"
+                )
+            self.folder.clear()
+        _go_on(self.folder, UNFINISHED, key)
+
+    def finish(self, about: dict[str, Any]) -> None:
+        """Say how the export was made: it is complete."""
+        self.folder.write(FINISHED, json.dumps(about, indent=1) + "\n")
+        (self.path / UNFINISHED).unlink(missing_ok=True)
+        self.folder.unlock()
+
+
+def _go_on(folder: OwnFolder, name: str, key: dict[str, Any]) -> None:
+    """Keep what is in a folder if its file `name` holds the key, else start anew."""
+    folder.remove_leftovers()
+    text = json.dumps(key, sort_keys=True)
+    if not folder.owns(name) or (folder.path / name).read_text(encoding="utf-8", errors="replace") != text:
+        folder.clear()
+        folder.write(name, text)
+
+
+class Work:
+    """The folder `<output>.work` with parts of a long export, until that is complete.
+
+    Parts of another export, or of other options, are thrown away.
+    """
+
+    def __init__(self, output: Path, key: dict[str, Any]):
+        self.folder = OwnFolder(output.with_name(f"{output.name}.work"), "unfinished export")
+        self.folder.claim()
+        self.folder.lock()
+        _go_on(self.folder, KEY, key)
+
+    def __enter__(self) -> Work:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.folder.unlock()
+
+    def part(self, name: str, make: Callable[[], Arrays]) -> Arrays:
+        """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
+        file = f"{name}.npz"
+        if self.folder.owns(file):
+            try:
+                with np.load(self.folder.path / file, allow_pickle=False) as arrays:
+                    return dict(arrays)
+            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+                pass  # damaged: it is made again
+        content, arrays = BytesIO(), make()
+        np.savez(content, **arrays)
+        self.folder.write(file, content.getvalue())
+        return arrays
+
+    def remove(self) -> None:
+        """Delete the folder: the output is there."""
+        self.folder.clear()
+        self.folder.unlock()
+        (self.folder.path / MARKER).unlink(missing_ok=True)
+        try:
+            self.folder.path.rmdir()
+        except OSError as error:
+            raise RunError(f"cannot delete the folder {shown(self.folder.path)}: {error.strerror}") from None
+
+
+def ply_bytes(vertices: Arrays, faces: np.ndarray | None = None) -> bytes:
+    """The content of a PLY file: columns [V] of the vertices by name, and triangles [F, 3]."""
+    table = np.rec.fromarrays(list(vertices.values()), names=list(vertices))
+    lines = ["ply", "format binary_little_endian 1.0", f"element vertex {len(table)}"]
+    lines += [f"property {PLY_TYPES[column.dtype.str[1:]]} {name}" for name, column in vertices.items()]
+    content = table.tobytes()
+    if faces is not None:
+        lines += [f"element face {len(faces)}", "property list uchar int vertex_indices"]
+        rows = np.empty(len(faces), [("n", "u1"), ("vertices", "<i4", 3)])
+        rows["n"], rows["vertices"] = 3, faces
+        content += rows.tobytes()
+    return "\n".join([*lines, "end_header", ""]).encode() + content
+
+
+def columns(names: str, values: np.ndarray, kind: str) -> Arrays:
+    """Columns of values [V, N] by their names, with spaces between."""
+    return {name: values[:, index].astype(kind) for index, name in enumerate(names.split())}
+
+
+def oriented_columns(positions: np.ndarray, normals: np.ndarray, colors: np.ndarray) -> Arrays:
+    """Positions, normals [V, 3] and colors [V, 3] uint8."""
+    return {
+        **columns("x y z", positions, "<f8" if needs_double(positions) else "<f4"),
+        **columns("nx ny nz", normals, "<f4"),
+        **columns("red green blue", colors, "|u1"),
+    }
+
+
+def needs_double(positions: np.ndarray) -> bool:
+    """Whether positions [V, 3] lie so far from the origin, for their extent, that float32 would move them."""
+    size = float(np.ptp(positions, axis=0).max()) if len(positions) else 1.0
+    return float(np.abs(positions).max(initial=0)) > DOUBLE_ABOVE * max(size, 1e-30)
