@@ -13,7 +13,7 @@ from PIL import Image
 from nerfkit.commands import inspect
 from nerfkit.data.assemble import resolve_files
 from nerfkit.data.load import load_capture, load_scene
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, write_nerfstudio, write_synthetic

@@ -18,7 +18,7 @@ from nerfkit.config import ResolvedConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene, scene_of
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering

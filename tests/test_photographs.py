@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from nerfkit.data.load import load_capture
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import mapping, solve
 from nerfkit.data.sfm.photographs import choose_pairs, counts_up, find_photographs
 from nerfkit.data.sfm.video_frames import extract_frames

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nerfkit.data.capture import Capture, PosedImage
 from nerfkit.data.notes import notes_of
-from nerfkit.data.readers.colmap.model import Model, count_images, is_model, read_model
+from nerfkit.data.readers.colmap.model import count_images, files_in, read_model
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
@@ -33,28 +33,18 @@ def read(folder: Path) -> Capture:
     model_folder, notes = _find_model(folder)
     model = read_model(model_folder)
     names = [image.name for image in model.images]
-    image_folder, image_notes = _find_images(folder, [native(name, shown(model_folder)) for name in names])
+    paths = [native(name, shown(model_folder)) for name in names]
+    image_folder, image_notes = _find_images(folder, paths)
     masks, mask_notes = find_masks(folder, names)
-    return Capture(
-        name=folder.resolve().name,
-        format="colmap",
-        images=_posed_images(model, image_folder, masks),
-        points=model.points,
-        notes=notes_of(*notes, *model.notes, *image_notes, *mask_notes),
-    )
-
-
-def _posed_images(model: Model, folder: Path, masks: dict[str, Path]) -> list[PosedImage]:
-    return [
+    images = [
         PosedImage(
-            name=image.name,
-            file=folder / native(image.name, shown(model.folder)),
-            camera_to_world=image.camera_to_world,
-            lens=model.cameras[image.camera_id],
-            mask=masks.get(image.name),
+            image.name, image_folder / path, image.camera_to_world, model.cameras[image.camera_id],
+            masks.get(image.name),
         )
-        for image in model.images
-    ]
+        for image, path in zip(model.images, paths, strict=True)
+    ]  # fmt: skip
+    notes = notes_of(*notes, *model.notes, *image_notes, *mask_notes)
+    return Capture(folder.resolve().name, "colmap", images, model.points, notes=notes)
 
 
 def _models(folder: Path, parent: str) -> list[Path]:
@@ -64,26 +54,24 @@ def _models(folder: Path, parent: str) -> list[Path]:
         numbered = sorted((n for n in os.listdir(place) if n.isdecimal()), key=lambda n: (int(n), n)) if parent else []
     except (OSError, ValueError):  # there is no such folder
         return []
-    return [model for model in (*(place / name for name in numbered), place) if is_model(model)]
+    places = [*(place / name for name in numbered), place]
+    return [model for model in places if files_in(model, "cameras", "images")]
 
 
 def _find_model(folder: Path) -> tuple[Path, list[str]]:
     """The folder of the model, and a note if there are others."""
-    found = [_models(folder, parent) for parent in PARENTS]
-    models = next((group for group in found if group), None)
-    if models is None:
+    first, *others = [models for parent in PARENTS if (models := _models(folder, parent))] or [[]]
+    if not first:
         raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
-    others = [model for group in found if group is not models for model in group]
-    if len(models) == 1:
-        best, notes = models[0], []
-    else:
-        counts = [count_images(model) for model in models]
-        best = models[counts.index(max(counts))]
-        rest = [f"{_short(m, folder)} {n}" for m, n in zip(models, counts, strict=True) if m != best]
-        what = f"{_short(best, folder)} is read, the one of {len(models)} models with most images ({max(counts)}; "
+    best, notes = first[0], []
+    if len(first) > 1:
+        counts = {model: count_images(model) for model in first}
+        best = max(counts, key=counts.__getitem__)
+        rest = [f"{_short(model, folder)} {count}" for model, count in counts.items() if model != best]
+        what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images ({counts[best]}; "
         notes = [f"{what}{', '.join(rest[:5])}{', ...' * (len(rest) > 5)})"]
     if others:
-        listed = first_of(_short(model, folder) for model in others)
+        listed = first_of(_short(model, folder) for models in others for model in models)
         notes.append(f"{_short(best, folder)} is read; there are also models in {listed}")
     return best, notes
 
