@@ -257,8 +257,12 @@ def _check_values(lens: Lens) -> None:
     for axis, focal in zip("xy", lens.focal, strict=True):
         if not lowest <= focal <= highest:
             name = f"f{axis}" if f"f{axis}" in MODELS[lens.model][1] else "f"
-            raise SceneError(f"{where}: {name} must lie between {lowest:g} and {highest:g} pixels, got {focal:g}")
-    for name, value, side in zip(("cx", "cy"), lens.center, (lens.width, lens.height), strict=True):
+            wanted = f"between {lowest:g} and {highest:g} pixels"
+            raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {focal:g}")
+    for value, side in zip(lens.center, (lens.width, lens.height), strict=True):
         if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
+            place = "(cx {:g}, cy {:g})".format(*lens.center)
             size = f"{lens.width}x{lens.height}"
-            raise SceneError(f"{where}: {name} {value:g} lies far outside of {size} images; is it of another size?")
+            raise SceneError(
+                f"{where}: the principal point {place} lies far outside of {size} images; is it of another size?"
+            )
