@@ -186,16 +186,9 @@ def test_absurd_counts_take_no_memory(tmp_path, part: str, count: int):
 
 @pytest.mark.parametrize("form", ["bin", "txt"])
 def test_damaged_models(tmp_path, form: str):
-    """Cut at any length, or with some bytes changed: read, or refused in a line. A rig of two cameras is among them."""
+    """Cut at any length, or with some bytes changed: read, or refused in a line."""
     model = tmp_path / "sparse" / "0"
     write(model, a_capture(["a.png", "b.png", "c.png"], ("OPENCV", "PINHOLE"), n_points=12), form)
-    pose = struct.pack("<7d", 1, 0, 0, 0, 0.5, 0, 0)
-    rig, frame = b"1 2 CAMERA 1 CAMERA 2 1 1 0 0 0 0.5 0 0\n", b"1 1 1 0 0 0 0.5 0 0 2 CAMERA 1 1 CAMERA 2 2\n"
-    if form == "bin":
-        rig = struct.pack("<QIIiIiI?", 1, 1, 2, 0, 1, 0, 2, True) + pose
-        frame = struct.pack("<QII", 1, 1, 1) + pose + struct.pack("<IiIQiIQ", 2, 0, 1, 1, 0, 2, 2)
-    (model / f"rigs.{form}").write_bytes(rig)
-    (model / f"frames.{form}").write_bytes(frame)
     assert is_read(colmap.read, tmp_path)
     generator, loaded = np.random.default_rng(0), set()
     for file in sorted(model.iterdir()):
@@ -203,7 +196,7 @@ def test_damaged_models(tmp_path, form: str):
         for length in [*range(0, len(content), 100), len(content) - 1]:
             file.write_bytes(content[:length])
             is_whole = is_read(colmap.read, tmp_path)
-            assert not (is_whole and form == "bin" and file.stem in ("cameras", "images", "points3D")), "it is cut"
+            assert not (is_whole and form == "bin"), "a binary file that is cut is an error"
         for _ in range(30):
             file.write_bytes(mutated(content, generator))
             loaded.add(is_read(colmap.read, tmp_path))

@@ -19,9 +19,8 @@ from nerfkit.data.readers.colmap import records as shared
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
 
-CAMERA_SENSOR = 0  # of COLMAP's kinds of sensors
 MODEL_NAMES = {number: name for name, (number, _) in MODELS.items()} | {n: name for name, n in UNSUPPORTED.items()}
-SMALLEST = {"camera": 24, "image": 73, "point": 51, "rig": 8, "frame": 68}  # bytes of a record, at least
+SMALLEST = {"camera": 24, "image": 73, "point": 51}  # bytes of a record, at least
 OBSERVATION = 24  # bytes of a 2D point: x, y, its 3D point
 # Then a count of observations, 8 bytes, and of each an image id and an index, 4 bytes each.
 POINT = np.dtype([("id", "<u8"), ("position", "<f8", 3), ("color", "u1", 3), ("error", "<f8")])
@@ -81,10 +80,6 @@ class Records:
                 f"{self.place}: {count} {what} are announced, but only {left} bytes follow; the file is cut or damaged"
             )
         return count
-
-    def is_camera(self) -> bool:
-        """Whether the next kind of sensor is a camera."""
-        return self.whole("a sensor", "i") == CAMERA_SENSOR
 
     def model(self) -> str:
         """Name of a camera model, or its number if that is unknown."""

@@ -2,15 +2,13 @@
 """COLMAP's sparse models: folders of cameras, images and points3D files, either .bin or .txt.
 
 Poses turn from COLMAP's world-to-camera in OpenCV axes to camera-to-world in OpenGL axes; the world stays as it is.
-Models of rigs have rigs and frames files beside them. Their images file states the pose of each image nevertheless,
-and that one is taken; where it states none, the pose is made of the frame's and the rig's.
+Models of rigs have rigs and frames files beside them. Their images file states the pose of each image nevertheless.
 """
 
 from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -21,24 +19,13 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Points
 from nerfkit.data.readers.colmap import binary as colmap_binary
 from nerfkit.data.readers.colmap import text as colmap_text
-from nerfkit.data.readers.colmap.records import (
-    COORDINATE_LIMIT,
-    Frames,
-    ImageRecord,
-    Pose,
-    Rigs,
-    cameras_of,
-    frames_of,
-    images_of,
-    rigs_of,
-)
+from nerfkit.data.readers.colmap.records import COORDINATE_LIMIT, ImageRecord, cameras_of, images_of
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 FORMS: dict[str, ModuleType] = {".bin": colmap_binary, ".txt": colmap_text}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 QUATERNION_LIMITS = (1e-6, 1e6)  # of its length, which should be 1
-AGREEMENT = 1e-4  # between poses of images and of frames
 TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
 
 
@@ -87,14 +74,13 @@ def read_model(folder: Path) -> Model:
     if not images:
         raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
     _check_images(images, cameras)
-    world_to_camera, notes = _poses(images, folder, form)
-    order = sorted(range(len(images)), key=lambda index: images[index].name)
-    camera_to_world = _inverted(world_to_camera)
-    model_images = [ModelImage(images[i].name, images[i].camera_id, camera_to_world[i]) for i in order]
-    points, point_notes = _points(folder, form, np.array([images[i].id for i in order], np.int64))
+    images.sort(key=lambda image: image.name)
+    poses = _camera_to_world(images)
+    model_images = [ModelImage(image.name, image.camera_id, pose) for image, pose in zip(images, poses, strict=True)]
+    points, notes = _points(folder, form, np.array([image.id for image in images], np.int64))
     others = [name for name in files_in(folder, "images") if name != f"images{form}"]
     form_notes = [f"images{form} is read, not {other}, which may differ" for other in others]
-    return Model(folder, cameras, model_images, points, (*form_notes, *notes, *point_notes))
+    return Model(folder, cameras, model_images, points, (*form_notes, *notes))
 
 
 def _form(folder: Path) -> str | None:
@@ -125,74 +111,28 @@ def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
         names.add(name)
 
 
-def _poses(images: list[ImageRecord], folder: Path, form: str) -> tuple[np.ndarray, list[str]]:
-    """World to camera [N, 3, 4] in OpenCV axes, and notes."""
-    stated = _matrices(image.pose for image in images)
-    usable = np.isfinite(stated).all(axis=(1, 2))  # [N]
-    composed = np.full_like(stated, np.nan)
-    if len(files_in(folder, "rigs", "frames")) == 2:
-        rigs, frames = (FORMS[form].Records(folder / f"{part}s{form}", part) for part in ("rig", "frame"))
-        try:
-            composed = _composed(rigs_of(rigs), frames_of(frames), images)
-        except SceneError as error:
-            if not usable.all():
-                raise
-            return stated, [f"rigs and frames are not used, for the images have poses of their own: {error}"]
-    found = usable | np.isfinite(composed).all(axis=(1, 2))
-    if not found.all():
-        image = images[int(found.argmin())]
-        raise SceneError(
-            f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
-            f"{image.pose[4:]}, and none in frames{form}); leave it out of the model"
-        )
-    notes = []
-    if not usable.all():
-        missing = f"images without a pose in images{form}: {(~usable).sum()}"
-        notes.append(f"{missing}; theirs are made of those in frames and rigs")
-    scale = 1 + np.abs(stated[:, :, 3]).max(axis=1)  # [N]
-    differs = np.abs(stated - composed).max(axis=(1, 2)) > AGREEMENT * scale  # not so where one of them is NaN
-    if differs.any():
-        first = shown(images[int(differs.argmax())].name)
-        notes.append(
-            f"images with another pose in images{form} than in frames{form}: {differs.sum()} (first: {first}); that of "
-            f"images{form} is taken, while COLMAP takes the other: write the model anew if that is wrong"
-        )
-    return np.where(usable[:, None, None], stated, composed), notes
-
-
-def _composed(rigs: Rigs, frames: Frames, images: list[ImageRecord]) -> np.ndarray:
-    """World to camera [N, 3, 4] by way of the rigs; NaN where they do not say it."""
-    unknown = (float("nan"),) * 7
-    rows = [frames.get(image.id, (-1, -1, unknown)) for image in images]
-    rig_from_world = _matrices(pose for _, _, pose in rows)
-    camera_from_rig = _matrices(rigs.get((rig, sensor)) or unknown for rig, sensor, _ in rows)
-    composed = camera_from_rig[:, :, :3] @ rig_from_world
-    composed[:, :, 3] += camera_from_rig[:, :, 3]
-    is_its = np.array([sensor == image.camera_id for (_, sensor, _), image in zip(rows, images, strict=True)])
-    return np.where(is_its[:, None, None], composed, np.nan)
-
-
-def _matrices(poses: Iterable[Pose]) -> np.ndarray:
-    """[N, 3, 4] of quaternions w x y z, of any length, and translations; NaN where there is no pose in them."""
-    values = np.array(list(poses), np.float64).reshape(-1, 7)
+def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:
+    """Poses [N, 3, 4] in OpenGL axes, of quaternions w x y z, of any length, and translations."""
+    values = np.array([image.pose for image in images], np.float64)  # [N, 7]
     low, high = QUATERNION_LIMITS
     with np.errstate(over="ignore", invalid="ignore"):
         length = np.linalg.norm(values[:, :4], axis=1)
-        usable = (np.abs(values[:, 4:]) <= COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
-    values = np.where(usable[:, None], values, np.nan)
-    w, x, y, z = (values[:, :4] / np.where(usable, length, 1)[:, None]).T
+    usable = (np.abs(values[:, 4:]) <= COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
+    if not usable.all():
+        image = images[int(usable.argmin())]
+        raise SceneError(
+            f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
+            f"{image.pose[4:]}); leave it out of the model"
+        )
+    w, x, y, z = (values[:, :4] / length[:, None]).T
     rows = [
-        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w), values[:, 4]],
-        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w), values[:, 5]],
-        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y), values[:, 6]],
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
     ]
-    return np.moveaxis(np.array(rows), -1, 0).copy()
-
-
-def _inverted(world_to_camera: np.ndarray) -> np.ndarray:
-    """Camera to world [N, 3, 4] in OpenGL axes."""
-    rotation = world_to_camera[:, :, :3].transpose(0, 2, 1)  # [N, 3, 3]
-    center = -rotation @ world_to_camera[:, :, 3:]  # [N, 3, 1]
+    world_to_camera = np.moveaxis(np.array(rows), -1, 0).copy()  # [N, 3, 3]
+    rotation = world_to_camera.transpose(0, 2, 1)
+    center = -rotation @ values[:, 4:, None]  # [N, 3, 1]
     return np.concatenate([rotation * TO_OPENGL, center], axis=2)
 
 

@@ -22,9 +22,6 @@ FILE_LIMIT = 2**40  # bytes; of images, most of which is skipped
 POINTS_LIMIT = 2**34  # bytes of points, which are all kept
 
 Pose = tuple[float, ...]  # quaternion w x y z, translation
-Rigs = dict[tuple[int, int], Pose | None]  # rig to camera, by rig and camera; None where the file states none
-Frames = dict[int, tuple[int, int, Pose]]  # rig, camera, and world to rig, by image
-IDENTITY: Pose = (1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)  # of a rig's first camera
 
 
 class Record(Protocol):
@@ -34,8 +31,6 @@ class Record(Protocol):
 
     def whole(self, what: str, form: str = "I") -> int: ...  # `form` is struct's, of a binary file
     def numbers(self, count: int, what: str) -> tuple[float, ...]: ...  # NaN among them
-    def count(self, what: str, size: int) -> int: ...  # of things of at least `size` bytes in a binary file
-    def is_camera(self) -> bool: ...  # and no other kind of sensor
     def model(self) -> str: ...  # of a camera
     def name(self) -> bytes: ...
     def skip_points(self) -> None: ...  # 2D points of an image
@@ -86,34 +81,6 @@ def images_of(records: Iterable[Record]) -> list[ImageRecord]:
         images.append(ImageRecord(image_id, pose, camera_id, name, record.place))
         record.skip_points()
     return images
-
-
-def rigs_of(records: Iterable[Record]) -> Rigs:
-    """Cameras of rigs; other sensors are left out."""
-    rigs: Rigs = {}
-    for record in records:
-        rig_id, n_sensors = record.whole("the rig id"), record.count("sensors", 8)
-        for index in range(n_sensors):
-            is_camera, sensor_id = record.is_camera(), record.whole("the sensor id")
-            has_pose = index > 0 and record.whole("whether there is a pose", "B")
-            pose = IDENTITY if index == 0 else record.numbers(7, "of a sensor's pose, a value") if has_pose else None
-            if is_camera:
-                rigs[rig_id, sensor_id] = pose
-    return rigs
-
-
-def frames_of(records: Iterable[Record]) -> Frames:
-    """Poses of rigs by the images that were taken there."""
-    frames: Frames = {}
-    for record in records:
-        record.whole("the frame id")
-        rig_id, pose = record.whole("the rig id"), record.numbers(7, "of the frame's pose, a value")
-        for _ in range(record.count("images", 16)):
-            is_camera, sensor_id = record.is_camera(), record.whole("the sensor id")
-            image_id = record.whole("the image id", "Q")
-            if is_camera:
-                frames[image_id] = (rig_id, sensor_id, pose)
-    return frames
 
 
 def image_name(name: bytes, where: str) -> str:

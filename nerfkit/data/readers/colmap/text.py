@@ -14,7 +14,6 @@ from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
 
 LINE_LIMIT = 2**25  # bytes: a million 2D points
-CAMERA_SENSOR = b"CAMERA"  # of COLMAP's kinds of sensors
 
 
 class Records:
@@ -63,14 +62,6 @@ class Records:
             if not _is_number(value):
                 raise SceneError(f"{self.place}: {what} must be a number, got '{_shown(value)}'")
         return tuple(map(float, values))
-
-    def count(self, what: str, size: int) -> int:
-        """How many things follow."""
-        return self.whole(f"the number of {what}")
-
-    def is_camera(self) -> bool:
-        """Whether the next kind of sensor is a camera."""
-        return self.next("a sensor") == CAMERA_SENSOR
 
     def model(self) -> str:
         """Name of a camera model."""
