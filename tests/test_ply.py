@@ -78,7 +78,7 @@ BAD = {
     "list": (header(XYZ + "property list uchar int v\n"), BODY, "list", "vertex"),
     "list_before": (header(format="binary_little_endian", before=FACES), BODY, "list", "face"),
     "negative_count": (header(count=-1), BODY, "vertex", "-1"),
-    "huge_count": (header(count=10**30), BODY, "vertex", "1000000"),
+    "huge_count": (header(count=10**30), BODY, "element vert"),
     "nonsense": (header(after="propertee\n"), BODY, "propertee"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_much": (header(count=10**9), BODY, "1000000000"),

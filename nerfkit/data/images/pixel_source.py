@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,21 +28,7 @@ class DrawnPixels(NamedTuple):
     ignored: Tensor | None  # [R] bool, pixels that do not count; None if all count
 
 
-class PixelSource(Protocol):
-    """Random pixels of a pool of images, on one device."""
-
-    device: torch.device
-    text: str  # where the pixels are, for people
-    pool: ImagePool  # all images, wherever they are
-
-    def draw(self, n_pixels: int) -> DrawnPixels:
-        """Random pixels of what is on the device."""
-
-    def move_to(self, step: int) -> None:
-        """Make ready for training step `step`: a window has the images of that step, however it came there."""
-
-
-def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> PixelSource:
+def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> AllPixels | WindowOfPixels:
     """All images on the device, where they fit into half of its free memory, else a window of them.
 
     In `n_steps` of training every image comes into the window, if one step for each is enough.
@@ -65,23 +51,19 @@ class AllPixels:
 
     def draw(self, n_pixels: int) -> DrawnPixels:
         """Random pixels of random images."""
-        view, row, column, pixel = self._draw(n_pixels)
-        ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
-        return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
-
-    def _draw(self, n_pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """View, row, column and number in the pool [R] of random pixels."""
         drawing = {"device": self.device, "generator": generator_on(self.device)}
         if self.size is not None:
             width, height = self.size
-            sizes = (len(self.pool), height, width)
-            view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in sizes)
-            return view, row, column, (view * height + row) * width + column
-        pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
-        view = torch.searchsorted(self.pool.first, pixel, right=True) - 1
-        within, width = pixel - self.pool.first[view], self.widths[view]
-        row = within // width
-        return view, row, within - row * width, pixel
+            view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in (len(self.pool), height, width))
+            pixel = (view * height + row) * width + column
+        else:
+            pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
+            view = torch.searchsorted(self.pool.first, pixel, right=True) - 1
+            within, width = pixel - self.pool.first[view], self.widths[view]
+            row = within // width
+            column = within - row * width
+        ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
+        return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
 
     def move_to(self, step: int) -> None:
         """Nothing moves."""
@@ -106,23 +88,20 @@ class WindowOfPixels:
             )
         self.n_slots = n_slots
         self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
+        too_few = n_slots + (n_steps - 1) // self.every < len(pool)
         self.text = (
             f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
             f"{pool.bytes() / 2**30:.1f} GB, more than half of what is free there"
-            + (
-                "; TOO FEW STEPS for all of them to be seen"
-                if n_slots + (n_steps - 1) // self.every < len(pool)
-                else ""
-            )
+            + "; TOO FEW STEPS for all of them to be seen"
+            * too_few
         )
-        on_device = {"device": device}
-        self.colors = torch.empty(n_slots * self.slot_size, channels, dtype=torch.uint8, **on_device)
-        masked = pool.ignored is not None
-        self.ignored = torch.empty(n_slots * self.slot_size, dtype=torch.bool, **on_device) if masked else None
-        self.widths = torch.tensor([width for width, _ in pool.sizes], **on_device)  # [V]
+        n_pixels = n_slots * self.slot_size
+        self.colors = torch.empty(n_pixels, channels, dtype=torch.uint8, device=device)
+        self.ignored = None if pool.ignored is None else torch.empty(n_pixels, dtype=torch.bool, device=device)
+        self.widths = torch.tensor([width for width, _ in pool.sizes], device=device)  # [V]
         self.counts = torch.tensor([width * height for width, height in pool.sizes])  # [V] pixels
-        self.slot_view = torch.zeros(n_slots, dtype=torch.int64, **on_device)  # [K]
-        self.slot_end = torch.zeros(n_slots, dtype=torch.int64, **on_device)  # [K] pixels up to each slot's last
+        self.slot_view = torch.zeros(n_slots, dtype=torch.int64, device=device)  # [K]
+        self.slot_end = torch.zeros(n_slots, dtype=torch.int64, device=device)  # [K] pixels up to each slot's last
         self.views = [0] * n_slots  # slot_view, on the host
         self.refreshes = -1  # done
         self.thread = ThreadPoolExecutor(1, "images")

@@ -23,7 +23,6 @@ from nerfkit.data import ply
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.images.pixels import ImageHeader, image_header
 from nerfkit.data.notes import Note, notes_of
-from nerfkit.data.readers.transforms import pose_axes
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
@@ -34,6 +33,7 @@ from nerfkit.data.readers.transforms.cameras_json import (
 )
 from nerfkit.data.readers.transforms.lens import SIZE, is_number, is_set, lens_of, size_of, values_of_frame
 from nerfkit.data.readers.transforms.masks import Masks, find_masks, path_of
+from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
@@ -339,12 +339,8 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
 
 
 def _doubts_of_axes(folder: Path, images: list[PosedImage], points: Points | None, up: tuple | None) -> list[Note]:
-    """A warning where the poses may be in other axes; refuses those that certainly are."""
     poses = np.stack([image.camera_to_world for image in images])  # [V, 3, 4]
-    verdict = pose_axes.suspect(poses, [image.lens for image in images], points and points.positions, up)
-    if verdict is not None and verdict.is_certain:
-        raise SceneError(f"{shown(folder)}: {verdict.text}")
-    return [Note("warning", verdict.text)] if verdict is not None else []
+    return doubts_of_axes(shown(folder), poses, [image.lens for image in images], points and points.positions, up)
 
 
 def _unused_notes(contents: Contents) -> list[str]:
