@@ -8,7 +8,7 @@ import pytest
 
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.readers.colmap.model import read_model
+from nerfkit.data.readers.colmap.reader import read_model
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.errors import RunError
 from tests.captures import as_binary, random_poses, touch

@@ -11,7 +11,7 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.readers.colmap import reader as colmap
 from nerfkit.data.readers.colmap import text as colmap_text
-from nerfkit.data.readers.colmap.model import read_model
+from nerfkit.data.readers.colmap.reader import read_model
 from tests.captures import check_refused, is_read, mutated
 from tests.naming import assert_names
 from tests.test_colmap import a_capture, assert_equal, write

@@ -13,7 +13,7 @@ from nerfkit.commands import export, inspect
 from nerfkit.config import Config
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.readers.colmap.model import read_model
+from nerfkit.data.readers.colmap.reader import read_model
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.reader import read
 from nerfkit.errors import UserError

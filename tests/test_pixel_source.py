@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nerfkit.data.images import batch
-from nerfkit.data.images.pixel_source import REFRESH_EVERY, AllPixels, WindowOfPixels, pixel_source
+from nerfkit.data.images.batch import REFRESH_EVERY, AllPixels, WindowOfPixels, pixel_source
 from nerfkit.data.images.pool import ImagePool
 from nerfkit.errors import SceneError
 from tests.naming import raises_naming

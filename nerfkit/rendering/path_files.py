@@ -21,8 +21,7 @@ import torch
 
 from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.readers.transforms.cameras_json import frames_of, parse_cameras, pose_of, read_json
-from nerfkit.data.readers.transforms.lens import number, size_of
+from nerfkit.data.readers.transforms.cameras_json import frames_of, number, parse_cameras, pose_of, read_json, size_of
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown

@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.readers.transforms.cameras_json import pose_of, to_json
-from nerfkit.data.readers.transforms.lens import number
+from nerfkit.data.readers.transforms.cameras_json import number, pose_of, to_json
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_json, shown

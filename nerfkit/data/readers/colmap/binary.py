@@ -48,7 +48,6 @@ class Records:
 
     @property
     def place(self) -> str:
-        """File, record and byte for messages."""
         return self.place_of(self.index, self.start)
 
     def place_of(self, index: int, start: int) -> str:
@@ -57,7 +56,6 @@ class Records:
         return f"{shown(self.path)}: {record} at byte {start}"
 
     def bytes(self, wanted: int) -> bytes:
-        """The next bytes."""
         content = self._read(min(wanted, self.size - self.at))
         if len(content) != wanted:
             raise self._truncated()
@@ -65,11 +63,9 @@ class Records:
         return content
 
     def whole(self, what: str, form: str = "I") -> int:
-        """The next value, a whole number."""
         return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}")))[0]
 
     def numbers(self, count: int, what: str) -> tuple[float, ...]:
-        """The next numbers."""
         return struct.unpack(f"<{count}d", self.bytes(8 * count))
 
     def count(self, what: str, size: int, form: str = "I") -> int:
@@ -97,7 +93,6 @@ class Records:
         return content
 
     def skip_points(self) -> None:
-        """Leave out the 2D points of an image."""
         n_points = self.count("2D points", OBSERVATION, "Q")
         self._go_to(self.at + n_points * OBSERVATION)
 

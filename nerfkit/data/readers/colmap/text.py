@@ -33,7 +33,6 @@ class Records:
 
     @property
     def place(self) -> str:
-        """File and line for messages."""
         return self.place_of(self.number)
 
     def place_of(self, number: int) -> str:
@@ -41,7 +40,6 @@ class Records:
         return f"{shown(self.path)}: line {number}"
 
     def next(self, what: str) -> bytes:
-        """The next value."""
         value, *rest = self.rest.split(None, 1)[:2] or (b"",)
         if not value:
             raise SceneError(f"{self.place}: {what} is missing")
@@ -49,14 +47,12 @@ class Records:
         return value
 
     def whole(self, what: str, form: str = "") -> int:
-        """The next value, a whole number."""
         value = self.next(what)
         if not value.isdigit() or len(value) > 18:
             raise SceneError(f"{self.place}: {what} must be a whole number, got '{_shown(value)}'")
         return int(value)
 
     def numbers(self, count: int, what: str) -> tuple[float, ...]:
-        """The next numbers."""
         values = [self.next(what) for _ in range(count)]
         for value in values:
             if not _is_number(value):
@@ -64,7 +60,6 @@ class Records:
         return tuple(map(float, values))
 
     def model(self) -> str:
-        """Name of a camera model."""
         return self.next("the camera model").decode(errors="backslashreplace")
 
     def name(self) -> bytes:

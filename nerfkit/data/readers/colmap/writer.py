@@ -10,7 +10,7 @@ import numpy as np
 
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.capture import Capture, Points
-from nerfkit.data.readers.colmap.model import TO_OPENGL, files_in
+from nerfkit.data.readers.colmap.reader import TO_OPENGL, files_in
 from nerfkit.data.readers.colmap.records import image_name
 from nerfkit.errors import RunError, SceneError
 from nerfkit.files import atomic_write
@@ -100,18 +100,15 @@ def _world_to_camera(capture: Capture) -> list[list[float]]:
 
 
 def _quaternions(rotation: np.ndarray) -> np.ndarray:
-    """w x y z [N, 4], w not negative, of rotations [N, 3, 3]."""
-    r = np.moveaxis(rotation, 0, -1)
-    # Four times the outer product of the quaternion with itself: its longest row is the most exact.
-    outer = np.empty((len(rotation), 4, 4))
-    signs = np.array([[1, 1, 1], [1, -1, -1], [-1, 1, -1], [-1, -1, 1]])
-    for index in range(4):
-        outer[:, index, index] = 1 + signs[index] @ np.stack([r[0, 0], r[1, 1], r[2, 2]])
-    for i, (j, k) in enumerate([(1, 2), (2, 0), (0, 1)]):
-        outer[:, 0, i + 1] = outer[:, i + 1, 0] = r[k, j] - r[j, k]
-        outer[:, j + 1, k + 1] = outer[:, k + 1, j + 1] = r[j, k] + r[k, j]
-    longest = outer[np.arange(len(outer)), np.einsum("nii->ni", outer).argmax(axis=1)]  # [N, 4]
-    unit = longest / np.linalg.norm(longest, axis=1, keepdims=True)
+    """w x y z [N, 4], w not negative, of rotations [N, 3, 3]: eigenvectors of Bar-Itzhack's symmetric matrices."""
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = np.moveaxis(rotation, 0, -1)
+    rows = [
+        [xx + yy + zz, zy - yz, xz - zx, yx - xy],
+        [zy - yz, xx - yy - zz, xy + yx, xz + zx],
+        [xz - zx, xy + yx, yy - xx - zz, yz + zy],
+        [yx - xy, xz + zx, yz + zy, zz - xx - yy],
+    ]
+    unit = np.linalg.eigh(np.moveaxis(np.array(rows), -1, 0))[1][:, :, -1]  # of the largest eigenvalue
     return np.where(unit[:, :1] < 0, -unit, unit)
 
 

@@ -4,7 +4,10 @@
     {"camera_angle_x": radians, "x_fov": degrees, or "fl_x", "fl_y", "cx", "cy", "w", "h": pixels,
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
-Frames may have lenses of their own, see `lens.py`. Unsupported keys that would change the camera are errors; other
+A frame may hold intrinsics of its own, which override the file's: all keys of the focal length together, both of the
+size, and either coordinate of the principal point. `camera_model` says which lens it is, or else `is_fisheye`, or else
+it is OPENCV. The coefficients k3 and k4 are nerfstudio's, the sixth and eighth power of the radius; instant-ngp reads
+them differently, and OpenCV's fourth is another again. Unsupported keys that would change the camera are errors; other
 unused keys are named in a warning.
 """
 
@@ -22,20 +25,37 @@ import torch
 
 from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import SIDE_LIMIT, Lens
 from nerfkit.data.capture import check_rotation
-from nerfkit.data.readers.transforms.lens import (
-    DISTORTION,
-    FOCAL,
-    REFUSED,
-    SIZE,
-    is_number,
-    lens_of,
-    size_of,
-    values_of_frame,
-)
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
+ANGLES = {"x": {"camera_angle_x": 1.0, "x_fov": math.pi / 180}, "y": {"camera_angle_y": 1.0, "y_fov": math.pi / 180}}
+FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # families of intrinsics
+ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
+DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
+LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
+COEFFICIENT_LIMIT = 1e4
+RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
+TERMS = {  # coefficients of each camera model in COLMAP's order
+    "PINHOLE": (),
+    "SIMPLE_PINHOLE": (),
+    "SIMPLE_RADIAL": ("k1",),
+    "RADIAL": ("k1", "k2"),
+    "OPENCV": ("k1", "k2", "p1", "p2"),
+    RADIAL4: ("k1", "k2", "k3", "k4", "p1", "p2"),
+    "OPENCV_FISHEYE": ("k1", "k2", "k3", "k4"),
+}
+ONE_FOCAL = ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL")  # models whose pixels are square
+UNDISTORT = "undistort the images to a pinhole camera first"
+REFUSED = {  # keys of what is no such lens, or no fixed one, with advice
+    **dict.fromkeys(("fisheye", "equirectangular", "latlong", "b1", "b2", "skew"), UNDISTORT),
+    **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
+    **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
+    "rolling_shutter": "give images of a global shutter",
+    **dict.fromkeys(("from_na", "from_mitsuba"), "convert the poses to OpenGL axes"),
+    **dict.fromkeys(("transform_matrix_start", "transform_matrix_end"), "give one transform_matrix"),
+}
 SPLITS = ("train", "val", "test")
 NERFSTUDIO = {  # keys that only nerfstudio writes
     "camera_model", "applied_transform", "applied_scale", "mask_path", "ply_file_path", "orientation_override",
@@ -143,3 +163,161 @@ def pose_of(matrix: Any, where: str) -> np.ndarray:
         )
     check_rotation(pose[:3, :3], where)
     return pose[:3]
+
+
+def values_of_frame(content: dict[str, Any], frame: dict[str, Any], where: str) -> dict[str, Any]:
+    """The file's values and, instead of them, the frame's own; refuses lenses of which either gives a part."""
+    coefficients = (*DISTORTION, "distortion_params")
+    given = [key for key in coefficients if key in frame]
+    given += [key for key in ("camera_model", "is_fisheye") if key in frame and frame[key] != content.get(key)]
+    inherited = [key for key in coefficients if key not in frame and is_set(content.get(key))]
+    if given and inherited:
+        raise SceneError(
+            f"{where}: the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file; "
+            "give the frame all coefficients of its lens"
+        )
+    replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
+    return {key: value for key, value in content.items() if key not in replaced} | frame
+
+
+def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerfstudio: bool = False) -> Lens:
+    """The lens of images of a size [pixels]; what it cannot say is refused by name."""
+    for key, advice in REFUSED.items():
+        if is_set(values.get(key)):
+            raise SceneError(f"{where}: '{key}' is not supported; {advice}")
+    named = _named_model(values, where)
+    terms = {key: value for key, value in _coefficients(values, where).items() if value}
+    model = _model(named or "OPENCV", terms, where)
+    if model == RADIAL4 and named is None and not is_nerfstudio:
+        keys = " and ".join(f"'{key}'" for key in ("k3", "k4") if key in terms)
+        raise SceneError(
+            f"{where}: {keys} without 'camera_model' can mean several lenses; give camera_model OPENCV (powers 6 and "
+            "8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
+        )
+    (focal_x, focal_y), center = _intrinsics(values, where, width, height)
+    if model in ONE_FOCAL and focal_x != focal_y:
+        model = "OPENCV" if terms else "PINHOLE"
+    focal = (focal_x,) if model in ONE_FOCAL else (focal_x, focal_y)
+    try:
+        return Lens(model, (*focal, *center, *(terms.get(key, 0.0) for key in TERMS[model])), width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: {error}") from None
+
+
+def keys_of(lens: Lens, where: str) -> dict[str, Any]:
+    """The keys that `lens_of` reads as `lens`; raises SceneError if there are none."""
+    if lens.model not in TERMS:
+        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(TERMS)}")
+    (fl_x, fl_y), (cx, cy), names = lens.focal, lens.center, TERMS[lens.model]
+    values = {"w": lens.width, "h": lens.height, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
+    terms = dict(zip(names, lens.params[len(lens.params) - len(names) :], strict=True))
+    return {"camera_model": "OPENCV" if lens.model == RADIAL4 else lens.model, **values, **terms}
+
+
+def _named_model(values: dict[str, Any], where: str) -> str | None:
+    """The camera model that the keys name, if they do."""
+    named, is_fisheye = values.get("camera_model"), values.get("is_fisheye", False)
+    if not isinstance(is_fisheye, (bool, int)) or is_fisheye not in (False, True):
+        raise SceneError(f"{where}: 'is_fisheye' must be true or false, got {reprlib.repr(is_fisheye)}")
+    if named is None:
+        return "OPENCV_FISHEYE" if is_fisheye else None
+    if not isinstance(named, str) or named not in TERMS or named == RADIAL4:
+        known = ", ".join(model for model in TERMS if model != RADIAL4)
+        raise SceneError(
+            f"{where}: camera_model {reprlib.repr(named)} is not supported; {UNDISTORT}, or give one of {known}"
+        )
+    return named
+
+
+def _model(named: str, terms: dict[str, float], where: str) -> str:
+    """The model of the coefficients that are not zero, given the one that is named."""
+    if named == "OPENCV" and terms.keys() & {"k3", "k4"}:
+        named = RADIAL4
+    if unknown := [key for key in terms if key not in TERMS[named]]:
+        has = ", ".join(TERMS[named]) or "no coefficients"
+        raise SceneError(
+            f"{where}: lens distortion ({', '.join(unknown)}) is not of {named}, which has {has}; {UNDISTORT}"
+        )
+    return named if terms or named in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE") else "PINHOLE"
+
+
+def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
+    """Coefficients of distortion by key, from the list or one by one."""
+    limits = {"above": -COEFFICIENT_LIMIT, "below": COEFFICIENT_LIMIT}
+    terms = {key: number(values, key, where, **limits) for key in DISTORTION if key in values}
+    listed = values.get("distortion_params")
+    if listed is None:
+        return terms
+    if not isinstance(listed, list) or len(listed) != len(LISTED):
+        wanted = f"a list of {len(LISTED)} numbers ({', '.join(LISTED)})"
+        raise SceneError(f"{where}: 'distortion_params' must be {wanted}, got {reprlib.repr(listed)}")
+    for key, value in zip(LISTED, listed, strict=True):
+        named = f"distortion_params ({key})"
+        of_list = number({named: value}, named, where, **limits)
+        if terms.setdefault(key, of_list) != of_list:
+            raise SceneError(f"{where}: '{key}' is {terms[key]:g}, but 'distortion_params' has {of_list:g} for it")
+    return terms
+
+
+def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
+    """Focal lengths and principal point [pixels]."""
+    if "fl_x" in values:
+        values = {"fl_y": values["fl_x"]} | values
+    focal_x = _focal(values, where, "x", width)
+    if focal_x is None:
+        raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
+    focal_y = _focal(values, where, "y", height) or focal_x
+    center_x = number(values, "cx", where) if "cx" in values else width / 2
+    center_y = number(values, "cy", where) if "cy" in values else height / 2
+    if "w" not in values and not (0 <= center_x <= width and 0 <= center_y <= height):
+        raise SceneError(
+            f"{where}: the principal point ({center_x:g}, {center_y:g}) lies outside of {width}x{height} images; "
+            "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
+        )
+    return (focal_x, focal_y), (center_x, center_y)
+
+
+def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
+    """Focal length [pixels] along an axis with `side` pixels, by length or by angles of view, which have to agree."""
+    found = {key: number(values, key, where, above=0) for key in (f"fl_{axis}",) if key in values}
+    for key, unit in ANGLES[axis].items():
+        if key in values:
+            angle = unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit)
+            found[key] = 0.5 * side / math.tan(0.5 * angle)
+    first = next(iter(found), None)
+    for key, focal in found.items():
+        if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:
+            raise SceneError(
+                f"{where}: '{first}' means a focal length of {found[first]:.6g} pixels in images of {side}, but "
+                f"'{key}' {focal:.6g}; leave out the wrong one, or give 'w' and 'h' of '{first}'"
+            )
+    return found.get(first)
+
+
+def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
+    """The stated width and height."""
+    for key in SIZE:
+        value = values.get(key)
+        if not is_number(value) or not 1 <= value <= SIDE_LIMIT or value != int(value):
+            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
+            raise SceneError(f"{where}: '{key}' must be {wanted}, got {reprlib.repr(value)}")
+    return int(values["w"]), int(values["h"])
+
+
+def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, below: float = 1e9) -> float:
+    """The number `key`, between bounds; raises SceneError naming `where`."""
+    value = values[key]
+    if not is_number(value) or not above < value < below:
+        bounds = f"above {above:g} and below {below:.4g}"
+        raise SceneError(f"{where}: '{key}' must be a number {bounds}, got {reprlib.repr(value)}")
+    return float(value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number, which true is not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def is_set(value: Any) -> bool:
+    """Whether a value of a JSON file says something: none of zero, false, null or a list of these does."""
+    return any(value) if isinstance(value, list) else bool(value)

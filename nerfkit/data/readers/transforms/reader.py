@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
 
-Poses are camera-to-world in OpenGL axes, lenses those of `lens.py`. The dialects differ in what k3 and k4, masks and
-further files mean; the keys that are there tell them apart. Images that are missing are listed as well.
+The dialects differ in what k3 and k4, masks and further files mean; the keys that are there tell them apart. Images
+that are missing are listed as well.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
+    SIZE,
     SPLITS,
     frames_of,
+    is_number,
+    is_set,
+    lens_of,
     pose_of,
+    size_of,
     unused_keys,
+    values_of_frame,
 )
-from nerfkit.data.readers.transforms.lens import SIZE, is_number, is_set, lens_of, size_of, values_of_frame
 from nerfkit.data.readers.transforms.masks import Masks, find_masks, path_of
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError

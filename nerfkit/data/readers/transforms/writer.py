@@ -10,8 +10,7 @@ from typing import Any
 
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture
-from nerfkit.data.readers.transforms.cameras_json import SPLITS
-from nerfkit.data.readers.transforms.lens import LISTED, keys_of
+from nerfkit.data.readers.transforms.cameras_json import LISTED, SPLITS, keys_of
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
 from nerfkit.reading import shown
