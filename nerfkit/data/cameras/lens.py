@@ -98,13 +98,13 @@ class Lens:
     @property
     def focal(self) -> tuple[float, float]:
         """(fx, fy) [pixels]."""
-        named = self._named()
+        named = self.named()
         return named.get("fx", named.get("f")), named.get("fy", named.get("f"))
 
     @property
     def center(self) -> tuple[float, float]:
         """(cx, cy), the principal point from the upper left corner [pixels]."""
-        named = self._named()
+        named = self.named()
         return named["cx"], named["cy"]
 
     @property
@@ -122,7 +122,7 @@ class Lens:
         _check_size(width, height)
         scale_x, scale_y = width / self.width, height / self.height
         model = self.model if scale_x == scale_y else TWO_FOCALS.get(self.model, self.model)
-        named = self._named() | dict(zip(("fx", "fy"), self.focal, strict=True))
+        named = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True))
         for key in ("f", "fx", "cx"):
             named[key] = named.get(key, 0.0) * scale_x
         for key in ("fy", "cy"):
@@ -168,7 +168,7 @@ class Lens:
         if share > MAX_INVALID:
             invalid = torch.cat(list(self._node_chunks(spacing)))[~made.valid]
             nearest = torch.linalg.vector_norm(invalid - invalid.new_tensor(self.center), dim=-1).min().item()
-            params = ", ".join(f"{name} {value:g}" for name, value in self._named().items())
+            params = ", ".join(f"{name} {value:g}" for name, value in self.named().items())
             raise SceneError(
                 f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
                 f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point, where its "
@@ -180,7 +180,7 @@ class Lens:
     def _equations(self) -> Perspective | Fisheye:
         return _equations(self.model, self.params)
 
-    def _named(self) -> dict[str, float]:
+    def named(self) -> dict[str, float]:
         """Parameters by name."""
         return dict(zip(MODELS[self.model][1], self.params, strict=True))
 

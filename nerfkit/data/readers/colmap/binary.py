@@ -56,7 +56,7 @@ class Records:
         return f"{shown(self.path)}: {record} at byte {start}"
 
     def bytes(self, wanted: int) -> bytes:
-        content = self._read(min(wanted, self.size - self.at))
+        content = self.file.read(min(wanted, self.size - self.at))
         if len(content) != wanted:
             raise self._truncated()
         self.at += wanted
@@ -84,7 +84,7 @@ class Records:
 
     def name(self) -> bytes:
         """The bytes up to a zero byte."""
-        content, zero, _ = self._read(shared.NAME_LIMIT + 1).partition(b"\0")
+        content, zero, _ = self.file.read(shared.NAME_LIMIT + 1).partition(b"\0")
         if not zero and len(content) > shared.NAME_LIMIT:
             raise SceneError(f"{self.place}: the name is longer than {shared.NAME_LIMIT} bytes; is the file damaged?")
         if not zero:
@@ -95,13 +95,6 @@ class Records:
     def skip_points(self) -> None:
         n_points = self.count("2D points", OBSERVATION, "Q")
         self._go_to(self.at + n_points * OBSERVATION)
-
-    def _read(self, wanted: int) -> bytes:
-        """At most `wanted` bytes, which stay the next ones."""
-        try:
-            return self.file.read(wanted)
-        except OSError as problem:
-            raise SceneError(f"cannot read {shown(self.path)}: {problem.strerror}") from None
 
     def _go_to(self, offset: int) -> None:
         self.at = offset

@@ -52,7 +52,6 @@ class ModelImage:
 class Model:
     """A sparse model."""
 
-    folder: Path
     cameras: dict[int, Lens]  # by id
     images: list[ModelImage]  # sorted by name
     points: Points | None  # whose views are indices into `images`
@@ -66,8 +65,11 @@ def recognises(folder: Path) -> bool:
 
 def read(folder: Path) -> Capture:
     """The images of the sparse model, with or without a file; raises SceneError."""
-    model_folder, notes = _find_model(folder)
-    model = read_model(model_folder)
+    try:
+        model_folder, notes = _find_model(folder)
+        model = read_model(model_folder)
+    except OSError as problem:
+        raise SceneError(f"cannot read the model in {shown(folder)}: {problem.strerror}") from None
     names = [image.name for image in model.images]
     paths = [native(name, shown(model_folder)) for name in names]
     image_folder, image_notes = _find_images(folder, paths)
@@ -194,7 +196,7 @@ def read_model(folder: Path) -> Model:
     points, notes = _points(folder, form, np.array([image.id for image in images], np.int64))
     others = [name for name in files_in(folder, "images") if name != f"images{form}"]
     form_notes = [f"images{form} is read, not {other}, which may differ" for other in others]
-    return Model(folder, cameras, model_images, points, (*form_notes, *notes))
+    return Model(cameras, model_images, points, (*form_notes, *notes))
 
 
 def _form(folder: Path) -> str | None:
@@ -209,20 +211,17 @@ def _images(folder: Path, form: str) -> list[ImageRecord]:
 
 def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
     """Refuse ids and names that are there twice, and cameras that are not."""
-    ids: set[int] = set()
-    names: set[str] = set()
+    seen: set[int | str] = set()
     for image in images:
-        place, name = image.place, posixpath.normpath(image.name)
-        if image.id in ids:
-            raise SceneError(f"{place}: image id {image.id} is there twice")
-        if name in names:
-            raise SceneError(f"{place}: image name '{shown(image.name)}' is there twice; rename one of the images")
+        path, where = posixpath.normpath(image.name), f"{image.place}: image '{shown(image.name)}'"
+        if image.id in seen:
+            raise SceneError(f"{where}: image id {image.id} is there twice")
+        if path in seen:
+            raise SceneError(f"{where} is there twice; rename one of the images")
         if image.camera_id not in cameras:
             known = ", ".join(map(str, sorted(cameras)[:5])) + ", ..." * (len(cameras) > 5)
-            where = f"{place}: image '{shown(image.name)}'"
             raise SceneError(f"{where} has camera id {image.camera_id}; there is {known or 'none'}")
-        ids.add(image.id)
-        names.add(name)
+        seen |= {image.id, path}
 
 
 def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:

@@ -80,19 +80,11 @@ class Records:
 
 def _lines(path: Path, limit_bytes: int) -> Iterator[tuple[int, bytes]]:
     """Number and text of all lines of a file, with empty ones and remarks, without the spaces around them."""
-    number = 0
     with open_regular(path, limit_bytes, "COLMAP file", SceneError) as file:
-        while True:
-            try:
-                text = file.readline(LINE_LIMIT + 1)
-            except OSError as problem:
-                raise SceneError(f"cannot read {shown(path)}: {problem.strerror}") from None
-            if not text:
-                return
-            number += 1
-            if len(text) > LINE_LIMIT:
+        for number, line in enumerate(iter(lambda: file.readline(LINE_LIMIT + 1), b""), 1):
+            if len(line) > LINE_LIMIT:
                 raise SceneError(f"{shown(path)}: line {number} is longer than {LINE_LIMIT} bytes")
-            yield number, (text.removeprefix(b"\xef\xbb\xbf") if number == 1 else text).strip()
+            yield number, (line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line).strip()
 
 
 def _shown(value: bytes) -> str:

@@ -25,7 +25,7 @@ import torch
 
 from nerfkit import reading
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import SIDE_LIMIT, Lens
+from nerfkit.data.cameras.lens import MODELS, SIDE_LIMIT, Lens
 from nerfkit.data.capture import check_rotation
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
@@ -37,16 +37,7 @@ DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", 
 LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
 COEFFICIENT_LIMIT = 1e4
 RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
-TERMS = {  # coefficients of each camera model in COLMAP's order
-    "PINHOLE": (),
-    "SIMPLE_PINHOLE": (),
-    "SIMPLE_RADIAL": ("k1",),
-    "RADIAL": ("k1", "k2"),
-    "OPENCV": ("k1", "k2", "p1", "p2"),
-    RADIAL4: ("k1", "k2", "k3", "k4", "p1", "p2"),
-    "OPENCV_FISHEYE": ("k1", "k2", "k3", "k4"),
-}
-ONE_FOCAL = ("SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL")  # models whose pixels are square
+CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", RADIAL4, "OPENCV_FISHEYE")
 UNDISTORT = "undistort the images to a pinhole camera first"
 REFUSED = {  # keys of what is no such lens, or no fixed one, with advice
     **dict.fromkeys(("fisheye", "equirectangular", "latlong", "b1", "b2", "skew"), UNDISTORT),
@@ -194,23 +185,23 @@ def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerf
             f"{where}: {keys} without 'camera_model' can mean several lenses; give camera_model OPENCV (powers 6 and "
             "8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
         )
-    (focal_x, focal_y), center = _intrinsics(values, where, width, height)
-    if model in ONE_FOCAL and focal_x != focal_y:
+    intrinsics = _intrinsics(values, where, width, height)
+    if "fx" not in MODELS[model][1] and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
         model = "OPENCV" if terms else "PINHOLE"
-    focal = (focal_x,) if model in ONE_FOCAL else (focal_x, focal_y)
+    named_values = intrinsics | {"f": intrinsics["fx"]} | terms
     try:
-        return Lens(model, (*focal, *center, *(terms.get(key, 0.0) for key in TERMS[model])), width, height)
+        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model][1]), width, height)
     except SceneError as error:
         raise SceneError(f"{where}: {error}") from None
 
 
 def keys_of(lens: Lens, where: str) -> dict[str, Any]:
     """The keys that `lens_of` reads as `lens`; raises SceneError if there are none."""
-    if lens.model not in TERMS:
-        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(TERMS)}")
-    (fl_x, fl_y), (cx, cy), names = lens.focal, lens.center, TERMS[lens.model]
+    if lens.model not in CAMERA_MODELS:
+        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(CAMERA_MODELS)}")
+    (fl_x, fl_y), (cx, cy) = lens.focal, lens.center
     values = {"w": lens.width, "h": lens.height, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
-    terms = dict(zip(names, lens.params[len(lens.params) - len(names) :], strict=True))
+    terms = {name: value for name, value in lens.named().items() if name in LISTED}
     return {"camera_model": "OPENCV" if lens.model == RADIAL4 else lens.model, **values, **terms}
 
 
@@ -221,8 +212,8 @@ def _named_model(values: dict[str, Any], where: str) -> str | None:
         raise SceneError(f"{where}: 'is_fisheye' must be true or false, got {reprlib.repr(is_fisheye)}")
     if named is None:
         return "OPENCV_FISHEYE" if is_fisheye else None
-    if not isinstance(named, str) or named not in TERMS or named == RADIAL4:
-        known = ", ".join(model for model in TERMS if model != RADIAL4)
+    if named not in CAMERA_MODELS or named == RADIAL4:
+        known = ", ".join(model for model in CAMERA_MODELS if model != RADIAL4)
         raise SceneError(
             f"{where}: camera_model {reprlib.repr(named)} is not supported; {UNDISTORT}, or give one of {known}"
         )
@@ -233,8 +224,9 @@ def _model(named: str, terms: dict[str, float], where: str) -> str:
     """The model of the coefficients that are not zero, given the one that is named."""
     if named == "OPENCV" and terms.keys() & {"k3", "k4"}:
         named = RADIAL4
-    if unknown := [key for key in terms if key not in TERMS[named]]:
-        has = ", ".join(TERMS[named]) or "no coefficients"
+    own = [name for name in MODELS[named][1] if name in LISTED]
+    if unknown := [key for key in terms if key not in own]:
+        has = ", ".join(own) or "no coefficients"
         raise SceneError(
             f"{where}: lens distortion ({', '.join(unknown)}) is not of {named}, which has {has}; {UNDISTORT}"
         )
@@ -259,22 +251,21 @@ def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
     return terms
 
 
-def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
-    """Focal lengths and principal point [pixels]."""
+def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> dict[str, float]:
+    """Focal lengths fx and fy, and principal point cx and cy [pixels]."""
     if "fl_x" in values:
         values = {"fl_y": values["fl_x"]} | values
-    focal_x = _focal(values, where, "x", width)
-    if focal_x is None:
+    fx = _focal(values, where, "x", width)
+    if fx is None:
         raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    focal_y = _focal(values, where, "y", height) or focal_x
-    center_x = number(values, "cx", where) if "cx" in values else width / 2
-    center_y = number(values, "cy", where) if "cy" in values else height / 2
-    if "w" not in values and not (0 <= center_x <= width and 0 <= center_y <= height):
+    fy = _focal(values, where, "y", height) or fx
+    cx, cy = (number(values, k, where) if k in values else n / 2 for k, n in (("cx", width), ("cy", height)))
+    if "w" not in values and not (0 <= cx <= width and 0 <= cy <= height):
         raise SceneError(
-            f"{where}: the principal point ({center_x:g}, {center_y:g}) lies outside of {width}x{height} images; "
+            f"{where}: the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images; "
             "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
         )
-    return (focal_x, focal_y), (center_x, center_y)
+    return {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
 
 
 def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
