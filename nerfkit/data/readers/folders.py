@@ -16,8 +16,6 @@ IMAGE_EXTENSIONS = frozenset(
 )
 IMAGE_FOLDERS = ("images", "images_2", "images_4", "images_8")  # the original, and its usual reductions
 MASKS = "masks"
-DEPTH_LIMIT = 16  # folders within one another
-FILES_LIMIT = 2_000_000
 
 
 def list_images(folder: Path) -> list[str]:
@@ -26,14 +24,12 @@ def list_images(folder: Path) -> list[str]:
     seen: set[tuple[int, int]] = set()  # folders, which links may lead back to
     for place, folders, files in os.walk(folder, onerror=_cannot_list, followlinks=True) if is_folder(folder) else ():
         status, inner = os.stat(place), os.path.relpath(place, folder)
-        if (status.st_dev, status.st_ino) in seen or inner.count("/") >= DEPTH_LIMIT:
+        if (status.st_dev, status.st_ino) in seen:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
         names += [posixpath.normpath(f"{inner}/{name}") for name in files if _is_image(name)]
-        if len(names) > FILES_LIMIT:
-            raise SceneError(f"{shown(folder)} holds more than {FILES_LIMIT} images; is it the right folder?")
     return sorted(names)
 
 

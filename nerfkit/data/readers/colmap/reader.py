@@ -68,11 +68,11 @@ def read(folder: Path) -> Capture:
     try:
         model_folder, notes = _find_model(folder)
         model = read_model(model_folder)
+        names = [image.name for image in model.images]
+        paths = [native(name, shown(model_folder)) for name in names]
+        image_folder, image_notes = _find_images(folder, paths)
     except OSError as problem:
-        raise SceneError(f"cannot read the model in {shown(folder)}: {problem.strerror}") from None
-    names = [image.name for image in model.images]
-    paths = [native(name, shown(model_folder)) for name in names]
-    image_folder, image_notes = _find_images(folder, paths)
+        raise SceneError(f"cannot read {shown(folder)}: {problem.strerror}") from None
     masks, mask_notes = find_masks(folder, names)
     images = [
         PosedImage(
@@ -122,47 +122,33 @@ def _short(path: Path, folder: Path) -> str:
 def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     """The folder that `names` of images are in, and notes: if it is not images, and of images without a pose."""
     probes = names[:: -(-len(names) // PROBES)]
+
+    def n_there(place: Path) -> int:
+        return sum(in_any_case(place / name) is not None for name in probes)
+
     usual = [folder / name for name in IMAGE_FOLDERS if is_folder(folder / name)]
-    for candidate in usual:
-        if 2 * _n_there(candidate, probes) >= len(probes):
-            break
-    else:
-        candidates = [*usual, *_subfolders(folder), folder]
-        counts = [_n_there(candidate, probes) for candidate in candidates]
-        if not any(counts):
+    found = next((place for place in usual if 2 * n_there(place) >= len(probes)), None)
+    if found is None:
+        inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_folder(path))
+        counts = {place: n_there(place) for place in [*usual, *inner[:FOLDERS_LIMIT], folder]}
+        found = max(counts, key=counts.__getitem__)
+        if not counts[found]:
             place = usual[0] if usual else folder / IMAGE_FOLDERS[0]
             missing = f"no image of the model is in {shown(folder)} (first: {first_of(names, 1)})"
             return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
-        candidate = candidates[counts.index(max(counts))]
-    notes = [f"images are taken from {_short(candidate, folder)}"] if candidate.name != IMAGE_FOLDERS[0] else []
-    return candidate, notes + _unregistered(candidate, names, within_names=candidate == folder)
-
-
-def _n_there(folder: Path, names: list[str]) -> int:
-    return sum(in_any_case(folder / name) is not None for name in names)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    """Folders in `folder`, in order of their names."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as problem:
-        raise SceneError(f"cannot list {shown(folder)}: {problem.strerror}") from None
-    return [folder / name for name in names if is_folder(folder / name)][:FOLDERS_LIMIT]
-
-
-def _unregistered(folder: Path, names: list[str], within_names: bool) -> list[str]:
-    """A note of the images in `folder` that are not among `names`, with `within_names` only in folders of those."""
+    notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
-    tops = {name.partition("/")[0] if "/" in name else "" for name in known}
-    known |= {os.path.relpath(in_any_case(folder / name) or folder / name, folder) for name in known}
-    files = list_images(folder)
-    if within_names:
-        files = [file for file in files if (file.partition("/")[0] if "/" in file else "") in tops]
-    without = [file for file in files if file not in known]
-    if not without:
-        return []
-    return [f"{len(without)} of {len(files)} images in {shown(folder.name)} have no pose ({first_of(without)})"]
+    tops = {_top(name) for name in known}
+    known |= {os.path.relpath(in_any_case(found / name) or found / name, found) for name in known}
+    files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
+    if without := [file for file in files if file not in known]:
+        notes.append(f"{len(without)} of {len(files)} images in {shown(found.name)} have no pose ({first_of(without)})")
+    return found, notes
+
+
+def _top(name: str) -> str:
+    """The outermost folder of a name, if it is in one."""
+    return name.partition("/")[0] if "/" in name else ""
 
 
 def files_in(folder: Path, *parts: str) -> list[str]:

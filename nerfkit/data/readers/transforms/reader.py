@@ -45,7 +45,7 @@ from nerfkit.reading import in_any_case, shown
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
-SNIFFED = 2**28  # bytes of JSON that are looked through for scenes
+SNIFFED = 2**28  # bytes of a JSON file that is looked through for a scene, at most
 MARKS = (b'"frames"', b'"transform_matrix"', b'"file_path"')
 REFUSED = {  # keys that change the pixels, with advice
     "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
@@ -143,17 +143,16 @@ def _contents(folder: Path) -> tuple[Contents, list[str | Note]]:
 
 def _scene_files(folder: Path) -> list[Path]:
     """JSON files of `folder` that look like posed images, by name."""
-    found, left = [], SNIFFED
+    found = []
     try:
         names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
     except OSError:
         return []
     for name in names:
         try:
-            text = reading.read_regular(folder / name, left, "scene file", SceneError)
+            text = reading.read_regular(folder / name, SNIFFED, "scene file", SceneError)
         except SceneError:
             continue
-        left -= len(text)
         if all(mark in text for mark in MARKS):
             found.append(folder / name)
     return found
