@@ -13,119 +13,33 @@ from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
 from nerfkit.errors import SceneError
 
 SIZE = (640, 500)
-POINTS = torch.tensor(
-    [(0, 0, 2), (0.3, -0.2, 1), (-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64
-)
+POINTS = torch.tensor([(-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64)
 PROJECTED = {  # parameters, and the pixels of POINTS: those of COLMAP's models by pycolmap 4.2.1
-    "SIMPLE_PINHOLE": (
-        (500, 320, 250),
-        [(320, 250), (470, 150), (80, 390), (570, 531.25), (311.66666666667, 66.666666666667)],
-    ),
-    "PINHOLE": (
-        (500, 520, 310, 250),
-        [(310, 250), (460, 146), (70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)],
-    ),
-    "SIMPLE_RADIAL": (
-        (500, 320, 250, -0.12),
-        [
-            (320, 250),
-            (467.66, 151.56),
-            (88.89344, 384.81216),
-            (553.0078125, 512.1337890625),
-            (311.80138888889, 69.630555555556),
-        ],
-    ),
-    "RADIAL": (
-        (500, 320, 250, -0.12, 0.03),
-        [
-            (320, 250),
-            (467.73605, 151.5093),
-            (88.206866432, 385.212661248),
-            (555.41393280029, 514.84067440033),
-            (311.7968513696, 69.530730131173),
-        ],
-    ),
-    "OPENCV": (
-        (500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
-        [
-            (310, 250),
-            (457.46105, 147.850472),
-            (77.553266432, 391.24516769792),
-            (545.44322967529, 526.38898887634),
-            (301.74143470293, 62.72535933642),
-        ],
-    ),
-    "OPENCV_FISHEYE": (
-        (300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
-        [
-            (320, 245),
-            (406.57593257982, 185.35880200057),
-            (187.95257062177, 324.59525604188),
-            (449.50419452155, 395.5486261313),
-            (315.19666915807, 135.8042788602),
-        ],
-    ),
-    "FULL_OPENCV": (
-        (500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
-        [
-            (310, 250),
-            (457.84547939813, 147.58393428396),
-            (76.181067658589, 392.07763495379),
-            (547.64207835796, 528.96164183506),
-            (301.71932467466, 62.219481889461),
-        ],
-    ),
-    "SIMPLE_RADIAL_FISHEYE": (
-        (300, 320, 245, -0.03),
-        [
-            (320, 245),
-            (406.06822426565, 187.6211838229),
-            (189.5799275245, 321.07837561071),
-            (446.98118300217, 387.85383087744),
-            (315.22575878706, 139.96669331532),
-        ],
-    ),
-    "RADIAL_FISHEYE": (
-        (300, 320, 245, -0.03, 0.004),
-        [
-            (320, 245),
-            (406.07317883411, 187.61788077726),
-            (189.54513301414, 321.09867240842),
-            (447.07029452781, 387.95408134378),
-            (315.22546525421, 139.96023559271),
-        ],
-    ),
-    "SIMPLE_FISHEYE": (
-        (300, 320, 245),
-        [
-            (320, 245),
-            (406.37853521033, 187.41430985978),
-            (188.56554622073, 321.67009803791),
-            (448.58685370625, 389.66021041954),
-            (315.20796864413, 139.57531017092),
-        ],
-    ),
-    "FISHEYE": (
-        (300, 310, 320, 245),
-        [
-            (320, 245),
-            (406.37853521033, 185.49478685511),
-            (188.56554622073, 324.2257679725),
-            (448.58685370625, 394.48221743352),
-            (315.20796864413, 136.06115384328),
-        ],
-    ),
-    "RADIAL4_TANGENTIAL": (
-        (500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
-        [
-            (310, 250),
-            (457.4594450915, 147.85158473656),
-            (77.586419755039, 391.22505468194),
-            (545.24182014546, 526.15333972643),
-            (301.74153384183, 62.727627634517),
-        ],
-    ),
-}
+    "SIMPLE_PINHOLE": ((500, 320, 250),
+        [(80, 390), (570, 531.25), (311.66666666667, 66.666666666667)]),
+    "PINHOLE": ((500, 520, 310, 250),
+        [(70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)]),
+    "SIMPLE_RADIAL": ((500, 320, 250, -0.12),
+        [(88.89344, 384.81216), (553.0078125, 512.1337890625), (311.80138888889, 69.630555555556)]),
+    "RADIAL": ((500, 320, 250, -0.12, 0.03),
+        [(88.206866432, 385.212661248), (555.41393280029, 514.84067440033), (311.7968513696, 69.530730131173)]),
+    "OPENCV": ((500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
+        [(77.553266432, 391.24516769792), (545.44322967529, 526.38898887634), (301.74143470293, 62.72535933642)]),
+    "OPENCV_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
+        [(187.95257062177, 324.59525604188), (449.50419452155, 395.5486261313), (315.19666915807, 135.8042788602)]),
+    "FULL_OPENCV": ((500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
+        [(76.181067658589, 392.07763495379), (547.64207835796, 528.96164183506), (301.71932467466, 62.219481889461)]),
+    "SIMPLE_RADIAL_FISHEYE": ((300, 320, 245, -0.03),
+        [(189.5799275245, 321.07837561071), (446.98118300217, 387.85383087744), (315.22575878706, 139.96669331532)]),
+    "RADIAL_FISHEYE": ((300, 320, 245, -0.03, 0.004),
+        [(189.54513301414, 321.09867240842), (447.07029452781, 387.95408134378), (315.22546525421, 139.96023559271)]),
+    "SIMPLE_FISHEYE": ((300, 320, 245),
+        [(188.56554622073, 321.67009803791), (448.58685370625, 389.66021041954), (315.20796864413, 139.57531017092)]),
+    "FISHEYE": ((300, 310, 320, 245),
+        [(188.56554622073, 324.2257679725), (448.58685370625, 394.48221743352), (315.20796864413, 136.06115384328)]),
+    "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
+        [(77.586419755039, 391.22505468194), (545.24182014546, 526.15333972643), (301.74153384183, 62.727627634517)]),
+}  # fmt: skip
 FISHEYES = [model for model in MODELS if model.endswith("FISHEYE")]
 PERSPECTIVES = [model for model in MODELS if model not in FISHEYES]
 PHONE = Lens("OPENCV", (1375, 1375, 545, 955, 0.058, -0.08, -0.001, 0.0002), 1080, 1920)
@@ -194,7 +108,7 @@ def test_the_fourth_coefficient_is_not_opencvs():
     without = Lens("RADIAL4_TANGENTIAL", (*shared, 0.1, 0.02, 0.003, 0.0, 0.001, 0.002), *SIZE).project(POINTS)
     same = Lens("FULL_OPENCV", (*shared, 0.1, 0.02, 0.001, 0.002, 0.003, 0.0, 0.0, 0.0), *SIZE).project(POINTS)
     torch.testing.assert_close(without, same, rtol=0, atol=1e-10)
-    pixels = Lens("RADIAL4_TANGENTIAL", (1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0.5, 0, 0), *SIZE).project(POINTS[3:4])
+    pixels = Lens("RADIAL4_TANGENTIAL", (1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0.5, 0, 0), *SIZE).project(POINTS[1:2])
     x, y = 0.8 / 1.6, 0.9 / 1.6
     factor = 1 + 0.5 * (x * x + y * y) ** 4
     np.testing.assert_allclose(pixels, [(x * factor, y * factor)], rtol=1e-14)
@@ -202,7 +116,7 @@ def test_the_fourth_coefficient_is_not_opencvs():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_unprojected_directions_are_those_projected(model: str):
-    for seed in range(40):
+    for seed in range(20):
         lens = random_lens(model, seed)
         pixels = random_pixels(lens, 200, seed)
         directions, residual = lens.unproject(pixels)
@@ -213,14 +127,6 @@ def test_unprojected_directions_are_those_projected(model: str):
         back, _ = lens.unproject(lens.project(directions[good] * 7))
         torch.testing.assert_close(back, directions[good], rtol=0, atol=1e-9)
         torch.testing.assert_close(directions[good].norm(dim=-1), torch.ones(int(good.sum())).double())
-
-
-@pytest.mark.parametrize("model", PERSPECTIVES)
-def test_unprojected_points_in_front(model: str):
-    directions = torch.nn.functional.normalize(POINTS, dim=-1)
-    back, residual = lens_of(model).unproject(lens_of(model).project(POINTS))
-    torch.testing.assert_close(back, directions, rtol=0, atol=1e-9)
-    assert residual.max() < 1e-9
 
 
 @pytest.mark.parametrize("model", FISHEYES)
@@ -256,8 +162,8 @@ def test_nothing_is_seen_behind(model: str):
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_of_projections(model: str):
     lens = lens_of(model)
-    points = POINTS.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lens.project, points)
+    axis = torch.tensor([(0.0, 0, 2)], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lens.project, torch.cat([axis, POINTS]).requires_grad_())
     unseen = torch.tensor([(0.0, 0, -1), (0, 0, 0), (3, 4, -1e-300)], dtype=torch.float64)
     points = torch.cat([POINTS, unseen]).requires_grad_()
     lens.project(points).nansum().backward()
@@ -265,7 +171,7 @@ def test_gradients_of_projections(model: str):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("size", [(320, 250), (1280, 1000), (160, 126), (641, 499)])
+@pytest.mark.parametrize("size", [(320, 250), (641, 499)])
 def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, int]):
     lens = lens_of(model)
     resized = lens.resized(*size)
@@ -313,9 +219,8 @@ def test_the_map_of_a_pinhole(params: tuple[float, ...]):
             np.testing.assert_allclose(directions[row * 130 + column], wanted, atol=1e-7)
 
 
-@pytest.mark.parametrize("chunk", [1, 1000, 2**20])
-def test_the_map_of_a_distorted_lens(monkeypatch, chunk: int):
-    monkeypatch.setattr(lens_module, "CHUNK", chunk)
+def test_the_map_of_a_distorted_lens(monkeypatch):
+    monkeypatch.setattr(lens_module, "CHUNK", 1000)
     for model in ("OPENCV", "RADIAL4_TANGENTIAL", "OPENCV_FISHEYE"):
         lens = lens_of(model).resized(160, 110)
         _, _, centres = grid_of_pixels(lens)
@@ -345,7 +250,7 @@ def test_the_fold_of_a_barrel():
     assert abs(named - farthest) < 1 and message.isprintable() and len(message) < 600
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_ray_is_silently_wrong(seed: int):
     rng = np.random.default_rng(seed)
     for model in MODELS:
@@ -394,35 +299,21 @@ def test_a_few_invalid_corners_are_marked():
 
 BAD = {  # arguments, and what the error has to name
     "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
-    "unknown_long": (("M" * 10_000, (1.0,), 4, 4), "MMM"),
     "unknown_newline": (("A\nB", (1.0,), 4, 4), "A\\nB"),
-    "unknown_number": ((4, (1.0,), 4, 4), "4"),
     "unknown_none": ((None, (1.0,), 4, 4), "None"),
-    "unknown_list": ((["OPENCV"], (1.0,), 4, 4), "OPENCV"),
-    "lower_case": (("opencv", (1.0,), 4, 4), "'opencv'"),
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
-    "many_params": (("SIMPLE_PINHOLE", (500.0, 500.0, 320.0, 240.0), 640, 480), "SIMPLE_PINHOLE", "3", "4"),
     "no_params": (("PINHOLE", None, 640, 480), "PINHOLE", "None"),
     "text": (("SIMPLE_PINHOLE", ("500", 320.0, 240.0), 640, 480), "f", "'500'"),
-    "true": (("SIMPLE_PINHOLE", (True, 320.0, 240.0), 640, 480), "f", "True"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
-    "infinite": (("SIMPLE_PINHOLE", (500.0, 320.0, -math.inf), 640, 480), "cy", "-inf"),
     "coefficient_nan": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, math.nan), 640, 480), "k1", "nan"),
-    "coefficient_1e30": (("SIMPLE_RADIAL_FISHEYE", (500.0, 320.0, 240.0, 1e30), 640, 480), "k1", "1e+30"),
     "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1", "1000"),
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
-    "focal_negative": (("SIMPLE_PINHOLE", (-500.0, 320.0, 240.0), 640, 480), "f ", "-500"),
     "focal_1e9": (("PINHOLE", (1e9, 500.0, 320.0, 240.0), 640, 480), "fx", "1e+09"),
-    "focal_tiny": (("PINHOLE", (1e-9, 500.0, 320.0, 240.0), 640, 480), "fx", "1e-09"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
-    "center_negative": (("PINHOLE", (500.0, 500.0, -32000.0, 240.0), 640, 480), "cx", "-32000", "640x480"),
     "width_zero": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 0, 4), "width", "0"),
-    "height_negative": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, -4), "height", "-4"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
     "width_10_to_400": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 10**400, 4), "width", "1000"),
-    "width_float": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4.0, 4), "width", "4.0"),
     "width_true": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), True, 4), "width", "True"),
-    "width_text": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), "4\n", 4), "width", "4\\n"),
     **{model: ((model, (1.0,), 4, 4), model, "image_undistorter") for model in UNSUPPORTED},
 }
 
@@ -443,7 +334,7 @@ def test_bad_sizes_to_resize_to():
         PHONE.resized(10, 10**6)
 
 
-@pytest.mark.parametrize("value", [1e-300, -1e-300, 5e-324, 1e12, -1e12])
+@pytest.mark.parametrize("value", [-1e-300, 1e12])
 def test_extreme_coefficients_end(value: float):
     for model in MODELS:
         params = [300.0 if name[0] in "fc" else value for name in MODELS[model][1]]
@@ -453,10 +344,3 @@ def test_extreme_coefficients_end(value: float):
         found = residual <= 0.05
         assert not found[-1] and (found[:-1].all() or abs(value) > 1)
         assert (lens.project(directions[found]) - pixels[found[:-1]]).norm(dim=-1).le(0.05).all()
-
-
-def test_empty_tensors():
-    for model in MODELS:
-        assert lens_of(model).project(torch.empty(0, 3)).shape == (0, 2)
-        directions, residual = lens_of(model).unproject(torch.empty(0, 2))
-        assert directions.shape == (0, 3) and residual.shape == (0,)
