@@ -81,7 +81,7 @@ def test_every_image_comes_once_in_a_turn():
     assert came[:20] != came[20:40]
 
 
-@pytest.mark.parametrize("step", [0, 1, 16, 17, 100, 320, 5000, 100_000])
+@pytest.mark.parametrize("step", [0, 17, 320, 5000])
 def test_the_window_depends_on_the_step_alone(step: int):
     walked, jumped = (WindowOfPixels(pool_of_numbers(SIZES["mixed"], True), CPU, 8 * 4 * 63) for _ in range(2))
     for earlier in range(max(0, step - 400), step + 1):
