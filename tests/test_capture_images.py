@@ -20,25 +20,29 @@ from tests.posed_captures import FOCAL, PINHOLE, SIZE, capture_in, colmap_in, wr
 from tests.processes import run_main
 from tests.toy_scene import write_scene
 
+TURNS = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
 
-@pytest.mark.parametrize("orientation, turn", [(6, Image.Transpose.ROTATE_90), (8, Image.Transpose.ROTATE_270)])
-def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int, turn: Image.Transpose):
+
+def with_orientation(file: Path, orientation: int, is_turned: bool = True) -> None:
+    """Give an image an EXIF orientation, and turn its pixels so that it looks the same, if they are to be."""
+    tags = Image.Exif()
+    tags[274] = orientation
+    image = Image.open(file)
+    image.load()
+    (image.transpose(TURNS[orientation]) if is_turned else image).save(file, exif=tags)
+
+
+@pytest.mark.parametrize("orientation", [6, 8])
+def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int):
     """Where the lens is of the image as EXIF turns it; of the stored pixels where that is the lens's shape."""
     folder = colmap_in(tmp_path, [PINHOLE] * 5)
     plain = load_scene(str(folder)).split("train").load().stack()
-    tags = Image.Exif()
-    tags[274] = orientation
-    image = Image.open(folder / "images" / "r_01.png")
-    image.load()
-    image.transpose(turn).save(folder / "images" / "r_01.png", exif=tags)
-    image.save(folder / "images" / "r_03.png", exif=tags)  # a tag that is a lie: these pixels are not turned
-    assert torch.equal(load_scene(str(folder)).split("train").load().stack()[1], plain[1])
-    shown = load_scene(str(folder)).split("train").load().stack()[3]
-    other = Image.open(folder / "images" / "r_03.png")
-    assert torch.equal(shown, torch.from_numpy(np.asarray(other).copy())), "as they are stored"
+    with_orientation(folder / "images" / "r_01.png", orientation)
+    with_orientation(folder / "images" / "r_03.png", orientation, is_turned=False)  # a tag that is a lie
+    assert torch.equal(load_scene(str(folder)).split("train").load().stack(), plain)
 
 
-@pytest.mark.parametrize("aside", [0.0, 1.0, 4.0])
+@pytest.mark.parametrize("aside", [1.0, 4.0])
 def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
     """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
     capture = capture_in(tmp_path, [PINHOLE] * 20)
@@ -58,28 +62,12 @@ def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
     """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
     folder = colmap_in(tmp_path, [PINHOLE] * 5)
     assert not any("EXIF" in note.text for note in load_scene(str(folder)).notes)
-    tags = Image.Exif()
-    tags[274] = orientation
-    turn = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90}[orientation]
     for name in ("r_01.png", "r_02.png"):
-        image = Image.open(folder / "images" / name)
-        image.load()
-        image.transpose(turn).save(folder / "images" / name, exif=tags)
-    note = next(note for note in load_scene(str(folder)).notes if "EXIF" in note.text)
-    assert "2 of 5" in note.text and "r_01.png" in note.text
+        with_orientation(folder / "images" / name, orientation)
+    (note,) = [note.text for note in load_scene(str(folder)).notes if "EXIF" in note.text]
+    assert_names(note, "2 of 5", "r_01.png")
     run_main(inspect, str(folder))
     assert "EXIF orientation: 2" in capsys.readouterr().out
-
-
-def test_images_that_cannot_be_read_are_not_ready_to_train(tmp_path, capsys):
-    """All of them are decoded, as training does."""
-    folder = colmap_in(tmp_path, [PINHOLE] * 40)
-    for name in ("r_05.png", "r_06.png", "r_07.png", "r_08.png", "r_33.png"):
-        file = folder / "images" / name
-        file.write_bytes(file.read_bytes()[:-100])
-    assert run_main(inspect, str(folder)) == 1
-    verdict = capsys.readouterr().out.split("verdict")[1]
-    assert_names(verdict, "r_05.png", "r_06.png", "r_07.png", "truncated", "2 more", "r_08.png, r_33.png")
 
 
 def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
@@ -118,30 +106,24 @@ def test_missing_images_are_left_out_with_a_count(tmp_path):
         load_scene(str(folder))
 
 
-def upper(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.rename(file.with_name(file.name.upper()))
-
-
-@pytest.mark.parametrize("images", ["images", "images_2"])
-@pytest.mark.parametrize("kind", ["colmap", "nerfstudio", "synthetic"])
-def test_images_are_found_in_any_case_and_that_is_said(tmp_path, kind: str, images: str):
-    if kind == "colmap":
+@pytest.mark.parametrize("images", ["images", "images_2", "train"])
+def test_images_are_found_in_any_case_and_that_is_said(tmp_path, images: str):
+    if images == "images":
         colmap_in(tmp_path, [PINHOLE] * 5)
-    elif kind == "nerfstudio":
+    elif images == "images_2":
         write_nerfstudio(tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
-    else:
-        images, _ = "train", write_scene(tmp_path)
-    if images == "images_2":
         (tmp_path / "images").rename(tmp_path / images)
+    else:
+        write_scene(tmp_path)
     pixels = load_scene(str(tmp_path)).split("train").load().stack()
-    upper(tmp_path / images)
+    for file in (tmp_path / images).iterdir():
+        file.rename(file.with_name(file.name.upper()))
     scene = load_scene(str(tmp_path))
     assert torch.equal(scene.split("train").load().stack(), pixels)
     assert all(file.name.startswith("R_") for file in scene.split("train").files)
-    (note,) = [note for note in scene.notes if "another case" in note.text]
-    assert_names(note.text, f"{len(pixels)} of {14 if kind == 'synthetic' else 5} images")
-    assert " is R_0" in note.text
+    (note,) = [note.text for note in scene.notes if "another case" in note.text]
+    assert_names(note, f"{len(pixels)} of {14 if images == 'train' else 5} images")
+    assert " is R_0" in note
     assert not any("missing" in note.text or "no pose" in note.text or "no image" in note.text for note in scene.notes)
 
 
@@ -159,7 +141,7 @@ def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
     assert found[0] is None and found[2] == folder / "r_01.png", "it is the other's"
 
 
-@pytest.mark.parametrize("smaller", [(13, 11), (9, 8), (7, 6)])
+@pytest.mark.parametrize("smaller", [(13, 11), (9, 8)])
 def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, int]):
     folder = colmap_in(tmp_path, [PINHOLE] * 5)
     (folder / "images").rename(folder / "images_2")
