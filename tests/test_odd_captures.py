@@ -9,7 +9,7 @@ import pytest
 from nerfkit.commands import inspect, train
 from nerfkit.config import Config
 from nerfkit.data.load import load_scene
-from nerfkit.data.scene_transform.doubts import SAMPLED_PIXELS, doubts_of_pictures, sampled_pixels
+from nerfkit.data.scene_transform.doubts import doubts_of_pictures
 from nerfkit.errors import ConfigError, SceneError
 from tests.naming import assert_names, raises_naming
 from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
@@ -175,14 +175,6 @@ def test_pictures_that_show_nothing():
     silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in pictures]
     assert not doubts_of_pictures(silhouette), "black, but for where it is opaque"
     assert not doubts_of_pictures([])
-
-
-def test_the_sample_of_a_picture_is_of_all_its_columns():
-    side = SAMPLED_PIXELS
-    columns = np.repeat(np.arange(side, dtype=np.uint16)[None] % 256, 64, axis=0).astype(np.uint8)
-    sample = sampled_pixels(columns.reshape(-1, 1))
-    assert len(sample) == SAMPLED_PIXELS and len(np.unique(sample)) > 200
-    assert np.array_equal(sample, sampled_pixels(columns.reshape(-1, 1)))
 
 
 @pytest.mark.parametrize(
