@@ -56,20 +56,9 @@ def test_the_format_that_knows_more_is_read(tmp_path):
     assert load_capture(str(tmp_path / "with")).format != "colmap"
     (tmp_path / "with/transforms.json").write_text('{"frames": [')
     check_refused(load_capture, str(tmp_path / "with"), "transforms.json", "JSON")
-
-
-def test_a_run_reads_its_scene_alike_later(tmp_path):
-    capture = a_capture(["a.png", "b.png"], n_points=3)
-    touch(tmp_path, "images/a.png", "images/b.png")
-    write_transforms(tmp_path / "transforms.json", replace(capture, points=None))
-    assert load_capture(str(tmp_path)).format == "transforms"
-    write_model(tmp_path / "sparse/0", capture)
-    assert load_capture(str(tmp_path)).format == "colmap"
-    assert load_capture(str(tmp_path), "transforms").format == "transforms"
-    (tmp_path / "transforms.json").unlink()
-    assert format_elsewhere(str(tmp_path), "colmap") == "colmap"
-    for missing in ("transforms", "auto"):
-        assert format_elsewhere(str(tmp_path), missing) == "auto"
+    (tmp_path / "with/transforms.json").unlink()
+    formats = {format: format_elsewhere(str(tmp_path / "with"), format) for format in ("colmap", "transforms", "auto")}
+    assert formats == {"colmap": "colmap", "transforms": "auto", "auto": "auto"}, "of a run, for its scene elsewhere"
 
 
 def test_folders_without_a_model(tmp_path):
