@@ -24,23 +24,6 @@ def views(toy_scene) -> TrainingViews:
     return TrainingViews(cameras, torch.stack(places, dim=-1).to(torch.uint8), "white")
 
 
-def test_a_ray_leads_through_its_pixel(views):
-    batch = views.draw(500)
-    for ray, pixel in enumerate(batch.pixels[:100].tolist()):
-        view, row, column = pixel
-        point = batch.rays.origins[ray] + 2 * batch.rays.directions[ray]
-        seen, depth = views.cameras.project(point[None], view)
-        assert seen[0].tolist() == pytest.approx([column + 0.5, row + 0.5], abs=2e-3) and depth > 0
-        assert batch.view[ray] == view
-
-
-def test_every_view_row_and_column_is_drawn(views):
-    pixels, cameras = views.draw(4000).pixels, views.cameras
-    for axis, n in enumerate((len(cameras), cameras.height, cameras.width)):
-        counts = pixels[:, axis].long().bincount(minlength=n)
-        assert len(counts) == n and counts.min() > 0.5 * 4000 / n and counts.max() < 2 * 4000 / n
-
-
 def test_samples_are_shifted_by_a_random_part_of_a_step(views):
     jitter = views.draw(4000).jitter
     assert 0 <= jitter.min() < 0.01 and 0.99 < jitter.max() <= 1

@@ -21,13 +21,6 @@ def setting(small_config, toy_scene):
     return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
 
 
-def test_chunks_give_one_image(setting):
-    renderer, cameras = setting
-    whole, parts = (ImageRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
-    assert whole["rgb"].shape == (22, 26, 3)
-    torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
-
-
 def test_depth_along_the_ray_and_along_the_axis(setting):
     """depth_z is the distance of what is seen from the camera's plane, whatever the pixel."""
     renderer, cameras = setting

@@ -88,14 +88,6 @@ def test_captures_of_any_unit_that_are_fine(name: str, scale: float, tmp_path: P
     assert frame.scale * scale == pytest.approx(one.scale, rel=1e-6)
 
 
-@pytest.mark.parametrize("value, change", [(1e8, "divide"), (float("nan"), "leave")])
-def test_positions_that_no_unit_explains_are_refused(value: float, change: str, tmp_path: Path):
-    poses = ring(20)
-    poses[3, 0, 3] = value
-    with raises_naming(SceneError, "frame 3", "transform_matrix", change):
-        load_scene(str(write_capture(tmp_path / "odd", poses)))
-
-
 def test_poses_of_another_unit_than_the_box(tmp_path: Path):
     """In a format whose scenes stand in a known box, and with a box that is given."""
     poses = ring(20)

@@ -202,13 +202,6 @@ def test_only_regular_files_are_opened(tmp_path):
         image_header(tmp_path / "nothing.png")
 
 
-def test_a_decoder_without_memory(tmp_path, monkeypatch):
-    (tmp_path / "a.png").write_bytes(WHOLE)
-    monkeypatch.setattr(Image.Image, "crop", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with raises_naming(SceneError, "a.png", "MemoryError"):
-        read(tmp_path / "a.png")
-
-
 def test_an_image_that_changed(tmp_path):
     (tmp_path / "a.png").write_bytes(WHOLE)
     was = image_header(tmp_path / "a.png")._replace(width=8)

@@ -90,12 +90,6 @@ def test_refused_by_name(tmp_path, name: str):
     check_refused(read_points, put(tmp_path, text, body), "p.ply", *named)
 
 
-def test_missing_and_folders(tmp_path):
-    check_refused(read_points, tmp_path / "p.ply", "p.ply")
-    (tmp_path / "p.ply").mkdir()
-    check_refused(read_points, tmp_path / "p.ply", "p.ply", "folder")
-
-
 @pytest.mark.parametrize("text, body", [(header(), BODY), (header(format="binary_little_endian"), BINARY)])
 def test_mutated(tmp_path, text: str, body: bytes):
     generator, loaded = np.random.default_rng(0), set()

@@ -89,13 +89,6 @@ def test_refused_by_name(tmp_path, name: str):
     check_refused(read, put(tmp_path, content), *named)
 
 
-def test_two_poses_in_the_place_of_one(tmp_path):
-    content = content_of()
-    matrix = content["frames"][1].pop("transform_matrix")
-    put(tmp_path, frame_of(content, 1, transform_matrix_start=matrix, transform_matrix_end=matrix))
-    check_refused(read, tmp_path, "frame 1", "transform_matrix_start")
-
-
 def test_mutated(tmp_path):
     content = content_of(
         3, camera_model="OPENCV", k1=0.1, k3=0.0, distortion_params=[0.1, 0, 0, 0, 0, 0], camera_angle_x=0.7610,

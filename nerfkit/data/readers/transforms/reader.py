@@ -192,16 +192,14 @@ def _image_file(folder: Path, name: Any, where: str) -> Path:
     """The file of an image: as it is named, or with the first known extension that exists, or where it should be."""
     path = str(path_of(folder, name, "file_path", where))
     stem, extension = os.path.splitext(path)
-    if extension.lower() not in EXTENSIONS:
-        stem = path
-    elif os.path.exists(path):
-        return Path(path)
-    candidates = [*(stem + known for known in EXTENSIONS), path]
-    for candidate in filter(os.path.exists, candidates):
-        if os.path.isdir(candidate):
-            raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
-        return Path(candidate)
-    return next((file for candidate in [path, *candidates] if (file := in_any_case(Path(candidate)))), Path(path))
+    if extension.lower() in EXTENSIONS:
+        candidates = [path, *(stem + known for known in EXTENSIONS)]
+    else:
+        candidates = [*(path + known for known in EXTENSIONS), path]
+    there = next(filter(os.path.exists, candidates), None)
+    if there is not None and os.path.isdir(there):
+        raise SceneError(f"{where}: 'file_path' {shown(name)} is a folder; name an image in it")
+    return Path(there or next(filter(None, map(in_any_case, map(Path, candidates))), path))
 
 
 def _check_distinct(frames: list[_Frame]) -> None:
