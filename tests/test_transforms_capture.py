@@ -154,10 +154,10 @@ def test_masks_that_are_reduced_like_their_images(tmp_path):
 
 
 def test_masks_beside_images(tmp_path):
-    picture(tmp_path / "images/dynamic_mask_1.png")
+    picture(tmp_path / "images/dynamic_mask_2.png")
     picture(tmp_path / "images/dynamic_mask_7.png")
     capture = read(put(tmp_path, content_of(aabb_scale=1)))
-    assert [image.mask for image in capture.images] == [None, tmp_path / "images/dynamic_mask_1.png", None]
+    assert [image.mask for image in capture.images] == [None, None, tmp_path / "images/dynamic_mask_2.png"]
     assert capture.white_ignores and any("1 of 3" in note.text and "white" in note.text for note in capture.notes)
     for name in ("rays_1.dat", "1.alpha.png"):  # files that mean other pixels
         picture(tmp_path / "images/1.png")
