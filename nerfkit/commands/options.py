@@ -304,7 +304,9 @@ def first_look(arguments: list[str]) -> argparse.Namespace:
 def _config_of_run(folder: str) -> Config:
     """What a resumed run was trained with; Python code of its is not imported unless it is given again."""
     config = read_config(Path(folder))
-    return replace(config, out=folder, model=replace(config.model, module=""), trainer=replace(config.trainer, loss=""))
+    return replace(
+        config, out=folder, model=replace(config.model, module=""), trainer=replace(config.trainer, loss="")
+    )
 
 
 def _check_resume(options: TrainOptions) -> None:

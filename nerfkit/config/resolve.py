@@ -68,7 +68,9 @@ def _forget(new: Any, before: Mapping[str, Decision]) -> None:
             setattr(target, name, None)
 
 
-def _asked(option: str, value: Any, before: Mapping[str, Decision], presets: Mapping[str, tuple[Any, str]]) -> Decision:
+def _asked(
+    option: str, value: Any, before: Mapping[str, Decision], presets: Mapping[str, tuple[Any, str]]
+) -> Decision:
     """Who set an option that is not auto."""
     if option in before and before[option].value == value:  # it was auto when these options were resolved
         return before[option]
