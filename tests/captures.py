@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nerfkit.data.cameras.lens import MODELS
 from nerfkit.data.capture import Capture
 from nerfkit.errors import SceneError
 
@@ -28,6 +30,34 @@ def random_poses(count: int, generator: np.random.Generator) -> np.ndarray:
     rotation = np.linalg.qr(generator.normal(size=(count, 3, 3)))[0]
     rotation *= np.sign(np.linalg.det(rotation))[:, None, None]
     return np.concatenate([rotation, generator.normal(size=(count, 3, 1))], axis=2)
+
+
+def as_binary(folder: Path) -> None:
+    """Turn a text model of COLMAP's, as nerfkit writes it, into a binary one."""
+    parts = {}
+    for name in ("cameras", "images", "points3D"):
+        file = folder / f"{name}.txt"
+        parts[name] = [line.split() for line in file.read_text().splitlines()[1:]]
+        file.unlink()
+    cameras = [
+        struct.pack("<IiQQ", int(camera_id), MODELS[model][0], int(width), int(height))
+        + struct.pack(f"<{len(params)}d", *map(float, params))
+        for camera_id, model, width, height, *params in parts["cameras"]
+    ]
+    images = [
+        struct.pack("<I7dI", int(image_id), *map(float, pose), int(camera_id)) + name.encode() + b"\0"
+        + struct.pack("<Q", len(seen) // 3)
+        + b"".join(struct.pack("<2dq", -1, -1, int(point_id)) for point_id in seen[2::3])
+        for (image_id, *pose, camera_id, name), seen in zip(parts["images"][::2], parts["images"][1::2], strict=True)
+    ]  # fmt: skip
+    points = [
+        struct.pack("<Q3d3BdQ", int(point_id), *map(float, x), *map(int, color), float(error), len(track) // 2)
+        + struct.pack(f"<{len(track)}I", *map(int, track))
+        for point_id, *x, r, g, b, error, track in ([*row[:8], row[8:]] for row in parts["points3D"])
+        for color in [(r, g, b)]
+    ]
+    for name, records in (("cameras", cameras), ("images", images), ("points3D", points)):
+        (folder / f"{name}.bin").write_bytes(struct.pack("<Q", len(records)) + b"".join(records))
 
 
 def assert_short(message: str) -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from nerfkit.data import ply
+from nerfkit.data.capture import Points
+
 WIDTH, HEIGHT, FOCAL = 24, 16, 20.0
 SMALL = (  # options with which training takes a second
     "--config cpu --device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 32 --model.hidden 8 "
@@ -43,14 +46,9 @@ def write_capture(
     content = {"camera_model": "PINHOLE", **lens, **keys, "frames": frames}
     if points is not None:
         content["ply_file_path"] = "points.ply"
-        write_points(folder / "points.ply", points)
+        nothing = np.zeros(len(points), np.int64)
+        ply.write_points(
+            folder / "points.ply", Points(points, np.full((len(points), 3), 128, np.uint8), nothing, nothing)
+        )
     (folder / "transforms.json").write_text(json.dumps(content))
     return folder
-
-
-def write_points(file: Path, points: np.ndarray) -> None:
-    """Points [P, 3] as a PLY file, all gray."""
-    columns = "".join(f"property float {axis}\n" for axis in "xyz")
-    columns += "".join(f"property uchar {color}\n" for color in ("red", "green", "blue"))
-    rows = "".join(f"{x:.9g} {y:.9g} {z:.9g} 128 128 128\n" for x, y, z in points)
-    file.write_text(f"ply\nformat ascii 1.0\nelement vertex {len(points)}\n{columns}end_header\n{rows}")

@@ -13,10 +13,11 @@ from PIL import Image
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
+from tests.captures import as_binary
 from tests.processes import run_main
 from tests.toy_scene import look_at, plain_intrinsics, trace_directions
 
@@ -52,10 +53,15 @@ def capture_in(folder: Path, lenses: list[Lens], distance: float = 3.0) -> Captu
     return Capture("toy", "test", images)
 
 
-def colmap_in(folder: Path, lenses: list[Lens], text: bool = False, **options) -> Path:
+def colmap_in(folder: Path, lenses: list[Lens], **options) -> Path:
     """The toy scene as a COLMAP folder."""
-    write_model(folder / "sparse" / "0", capture_in(folder, lenses, **options), text)
+    write_colmap(folder, capture_in(folder, lenses, **options))
     return folder
+
+
+def write_colmap(folder: Path, capture: Capture) -> None:
+    write_model(folder / "sparse" / "0", capture)
+    as_binary(folder / "sparse" / "0")
 
 
 def write_synthetic(folder: Path, capture: Capture) -> None:
@@ -86,8 +92,8 @@ WRITERS = {
     "nerf_synthetic": write_synthetic,
     "nerfstudio": write_nerfstudio,
     "llff": write_llff,
-    "colmap": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
-    "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture, text=True),
+    "colmap": write_colmap,
+    "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
 }
 
 

@@ -11,14 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit import config as config_module
 from nerfkit.commands.inspect import InspectData, examine
-from nerfkit.commands.options import train_options
-from nerfkit.config import ResolvedConfig
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
-from nerfkit.data.load import load_capture, load_scene, scene_of
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering
@@ -104,6 +101,8 @@ def test_inspection_of_what_is_cut_out(masked):
     cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
     assert not is_ready
     assert_names(cut, "1 of 20 images have neither mask nor alpha")
+    with raises_naming(SceneError, "data.masks", "1 of 20"):
+        load_scene(str(masked), cutout=True)
 
 
 def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
@@ -119,44 +118,6 @@ def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
         assert torch.equal(image[..., :3], plain.image(view)[..., :3])
     batch = TrainingViews(views.cameras, images, "white").draw(500)
     assert (batch.weight == 1).all() and 0 < (batch.pixels[:, 3] == 0).float().mean() < 1
-
-
-def test_an_image_that_would_keep_its_background_is_refused(tmp_path):
-    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 20)
-    for file in (scene / "images").iterdir():
-        Image.open(file).convert("RGB").save(file)
-    masks_in(scene, ~LEFT)
-    masks = sorted((scene / "masks").iterdir())
-    masks[3].unlink()
-    with raises_naming(SceneError, "data.masks", "1 of 20", "r_03"):
-        load_scene(str(scene), cutout=True)
-
-
-def test_a_place_is_trained_over_random_backgrounds_and_an_object_over_white(tmp_path):
-    folder = colmap_in(tmp_path / "place", [PINHOLE] * 20)
-    for file in (folder / "images").iterdir():
-        Image.open(file).convert("RGB").save(file)
-
-    def options_of(*arguments: str) -> ResolvedConfig:
-        options = train_options(["--config", "cpu", "--device", "cpu", "--data.path", str(folder), *arguments])
-        return options.resolved(scene_of(options))
-
-    place = options_of()
-    assert (place.sampling.kind, place.data.box) == ("contracted", (-1.0, -1, -1, 1, 1, 1))
-    assert place.data.background == "random" and place.sampling.far < 1e4
-    assert options_of("--data.background", "black").data.background == "black"
-    boxed = options_of("--data.box", *map(str, BOX))
-    assert boxed.data.background == "white" and boxed.sampling.kind == "box"
-    chosen = options_of("--trainer.distortion", "0", "--sampling.near", "0")
-    assert chosen.trainer.distortion == 0 and chosen.sampling.near == 0
-    in_box = options_of("--sampling.kind", "box")
-    assert in_box.data.box == tuple(load_scene(str(folder)).frame.box.flatten().tolist())
-    scene = load_scene(str(tmp_path / "place"))
-    views = scene.split("train")
-    config = config_module.load(["cpu"])
-    config.device, config.data.box = "cpu", tuple(scene.frame.box.flatten().tolist())
-    trainer = Trainer(config, views.cameras, views.load(), scene=scene)
-    assert trainer.config.data.background == "random", "from Python, too, so that the run can go on"
 
 
 def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):

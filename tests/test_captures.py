@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures from their files to rays and scores: one scene in every format, lenses, images of several sizes."""
+"""Captures from their files to rays and scores: every format, lenses, and images turned, reduced or missing."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,15 +10,19 @@ import pytest
 import torch
 from PIL import Image
 
+from nerfkit.commands import inspect
+from nerfkit.data.assemble import resolve_files
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.batch import TrainingViews
-from nerfkit.data.load import load_scene
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.scene import Scene
+from nerfkit.errors import SceneError
 from nerfkit.training.evaluator import evaluate
-from tests.naming import assert_names
+from tests.naming import assert_names, raises_naming
 from tests.posed_captures import (
     BOX,
+    FOCAL,
     LARGE,
     PINHOLE,
     SIZE,
@@ -27,14 +33,17 @@ from tests.posed_captures import (
     colmap_in,
     psnr_of,
     trained,
+    write_nerfstudio,
+    write_synthetic,
 )
+from tests.processes import run_main
+from tests.toy_scene import write_scene
 
 
-@pytest.mark.parametrize("lenses", [[PINHOLE] * 20, [PINHOLE] * 5], ids=["20 images", "5 images"])
 @pytest.mark.parametrize("format", WRITERS)
-def test_every_format_gives_the_same_rays(tmp_path, format: str, lenses: list[Lens]):
+def test_every_format_gives_the_same_rays(tmp_path, format: str):
     """After each one's frame is taken out, they are those that the images were traced along."""
-    capture = capture_in(tmp_path, lenses)
+    capture = capture_in(tmp_path, [PINHOLE] * 20)
     WRITERS[format](tmp_path, capture)
     scene = load_scene(str(tmp_path))
     local = PINHOLE.direction_map().directions.double()
@@ -49,9 +58,8 @@ def test_every_format_gives_the_same_rays(tmp_path, format: str, lenses: list[Le
             np.testing.assert_allclose(directions, local.numpy() @ pose[:, :3].T, atol=1e-5)
             np.testing.assert_array_equal(views.load().image(view).numpy(), np.asarray(Image.open(file)))
             found += 1
-    assert found == len(lenses), "all of them"
-    if format != "nerf_synthetic":
-        assert len(scene.views.get("test", views).files) == (3 if len(lenses) == 20 else 5)
+    assert found == 20, "all of them"
+    assert format == "nerf_synthetic" or len(scene.split("test").files) == 3
 
 
 def test_a_lens_that_is_heeded_scores_higher(tmp_path, small_config):
@@ -70,23 +78,12 @@ def mixed(folder: Path) -> Scene:
     return load_scene(str(colmap_in(folder, [PINHOLE, LARGE] * 10)), box=BOX)
 
 
-def test_pixels_of_several_sizes_are_drawn_equally(tmp_path):
+def test_a_ray_leads_through_its_pixel_in_images_of_several_sizes(tmp_path):
     views = mixed(tmp_path).split("train")
     images = views.load()
     assert set(images.sizes) == {SIZE, (52, 44)}
-    training = TrainingViews(views.cameras, images, "white")
-    view, row, column, color, _ = training.source.draw(200_000)
-    pixel = images.first[view] + row * torch.tensor([width for width, _ in images.sizes])[view] + column
-    for index, (width, height) in enumerate(images.sizes):
-        share = (view == index).float().mean().item()
-        assert share == pytest.approx(width * height / len(images.pixels), rel=0.08)
-        drawn = view == index
-        assert column[drawn].max() == width - 1 and row[drawn].max() == height - 1 and row.min() == column.min() == 0
-        assert torch.equal(color[drawn], images.image(index)[row[drawn], column[drawn]])
-    counts = pixel.bincount(minlength=len(images.pixels))
-    assert counts.float().var() / counts.float().mean() == pytest.approx(1, abs=0.1), "as of a Poisson process"
-    batch = training.draw(300)
-    for ray in range(300):
+    batch = TrainingViews(views.cameras, images, "white").draw(100)
+    for ray in range(100):
         seen, _ = views.cameras.project((batch.rays.origins + batch.rays.directions)[ray : ray + 1], batch.view[ray])
         column, row = seen[0].floor().long().tolist()
         assert torch.equal(batch.pixels[ray], images.image(batch.view[ray])[row, column])
@@ -101,3 +98,173 @@ def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
     assert_names(metrics["protocol"]["size"], *{f"{width}x{height}" for width, height in views.cameras.sizes()})
     assert metrics["n_views"] == 3 and all(row["psnr"] > 5 for row in metrics["views"])
+
+
+TURNS = {3: Image.Transpose.ROTATE_180, 6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270}
+
+
+def with_orientation(file: Path, orientation: int, is_turned: bool = True) -> None:
+    """Give an image an EXIF orientation, and turn its pixels so that it looks the same, if they are to be."""
+    tags = Image.Exif()
+    tags[274] = orientation
+    image = Image.open(file)
+    image.load()
+    (image.transpose(TURNS[orientation]) if is_turned else image).save(file, exif=tags)
+
+
+@pytest.mark.parametrize("orientation", [6, 8])
+def test_an_image_on_its_side_gives_the_same_pixels(tmp_path, orientation: int):
+    """Where the lens is of the image as EXIF turns it; of the stored pixels where that is the lens's shape."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    plain = load_scene(str(folder)).split("train").load().stack()
+    with_orientation(folder / "images" / "r_01.png", orientation)
+    with_orientation(folder / "images" / "r_03.png", orientation, is_turned=False)  # a tag that is a lie
+    assert torch.equal(load_scene(str(folder)).split("train").load().stack(), plain)
+
+
+@pytest.mark.parametrize("aside", [1.0, 4.0])
+def test_a_default_box_beside_what_is_looked_at(tmp_path, capsys, aside: float):
+    """The default box of NeRF-synthetic scenes is around the origin, which is not where every such file looks."""
+    capture = capture_in(tmp_path, [PINHOLE] * 20)
+    offset = np.array([[0, 0, 0, aside], [0, 0, 0, 0], [0, 0, 0, 0]])
+    images = [replace(image, camera_to_world=image.camera_to_world + offset) for image in capture.images]
+    write_synthetic(tmp_path, replace(capture, images=images))
+    warned = load_scene(str(tmp_path)).frame.warnings()
+    assert len(warned) == (aside > 1.5) and all("data.box" in line and f"({aside:g}, " in line for line in warned)
+    run_main(inspect, str(tmp_path))
+    assert ("data.box" in capsys.readouterr().out.split("verdict")[1]) == (aside > 1.5)
+    box = (aside - 1, -1, -1, aside + 1, 1, 1)
+    assert not load_scene(str(tmp_path), box=box).frame.warnings()
+
+
+@pytest.mark.parametrize("orientation", [3, 6])
+def test_images_that_are_turned_are_counted(tmp_path, capsys, orientation: int):
+    """Turned by 180 degrees their shape tells nothing, so that a user has to know."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    assert not any("EXIF" in note.text for note in load_scene(str(folder)).notes)
+    for name in ("r_01.png", "r_02.png"):
+        with_orientation(folder / "images" / name, orientation)
+    (note,) = [note.text for note in load_scene(str(folder)).notes if "EXIF" in note.text]
+    assert_names(note, "2 of 5", "r_01.png")
+    run_main(inspect, str(folder))
+    assert "EXIF orientation: 2" in capsys.readouterr().out
+
+
+def test_the_page_is_printed_where_headers_are_damaged(tmp_path, capsys):
+    """Of images whose sizes a file states, and of those whose sizes are looked up; all have names in the verdict."""
+    broken = {"r_05.png": b"", "r_06.png": b"\0" * 50, "r_07.png": b"\x89PNG\r\n\x1a\n", "r_33.png": b""}
+    folder = colmap_in(tmp_path / "colmap", [PINHOLE] * 40)
+    for name, content in broken.items():
+        (folder / "images" / name).write_bytes(content)
+    assert run_main(inspect, str(folder)) == 1
+    page, verdict = capsys.readouterr().out.split("verdict")
+    assert_names(page, "40 listed, 40 exist, 0 missing", "of no readable header or mask: 4", "memory")
+    assert_names(verdict, *broken, "empty (0 bytes)", "copy it again")
+    assert "missing (" not in verdict
+    toy = write_scene(tmp_path / "toy")
+    (toy / "train" / "r_0.png").write_bytes(b"")
+    assert run_main(inspect, str(toy)) == 1
+    assert_names(capsys.readouterr().out.split("verdict")[1], "r_0.png", "empty (0 bytes)")
+    for file in (folder / "images").iterdir():
+        file.write_bytes(b"")
+    assert run_main(inspect, str(folder)) == 1
+    assert_names(capsys.readouterr().out, "40 listed", "verdict", "and 37 more", "r_39.png")
+
+
+def test_missing_images_are_left_out_with_a_count(tmp_path):
+    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    names = [f"r_{index:02d}.png" for index in range(20)]
+    for name in names[:10]:
+        (folder / "images" / name).unlink()
+    scene = load_scene(str(folder))
+    assert {split: len(views.files) for split, views in scene.views.items()} == {"train": 10}, "too few for a test view"
+    (note,) = [note for note in scene.notes if "missing" in note.text]
+    assert_names(note.text, "10 of 20", "10", names[0])
+    assert sorted(file.name for file in scene.split("train").files) == names[10:]
+    (folder / "images" / names[10]).unlink()
+    with raises_naming(SceneError, "data.path", "9 of 20", "11", names[0]):
+        load_scene(str(folder))
+
+
+@pytest.mark.parametrize("images", ["images", "images_2", "train"])
+def test_images_are_found_in_any_case_and_that_is_said(tmp_path, images: str):
+    if images == "images":
+        colmap_in(tmp_path, [PINHOLE] * 5)
+    elif images == "images_2":
+        write_nerfstudio(tmp_path, capture_in(tmp_path, [PINHOLE] * 5))
+        (tmp_path / "images").rename(tmp_path / images)
+    else:
+        write_scene(tmp_path)
+    pixels = load_scene(str(tmp_path)).split("train").load().stack()
+    for file in (tmp_path / images).iterdir():
+        file.rename(file.with_name(file.name.upper()))
+    scene = load_scene(str(tmp_path))
+    assert torch.equal(scene.split("train").load().stack(), pixels)
+    assert all(file.name.startswith("R_") for file in scene.split("train").files)
+    (note,) = [note.text for note in scene.notes if "another case" in note.text]
+    assert_names(note, f"{len(pixels)} of {14 if images == 'train' else 5} images")
+    assert " is R_0" in note
+    assert not any("missing" in note.text or "no pose" in note.text or "no image" in note.text for note in scene.notes)
+
+
+def test_a_file_is_one_image_s_and_of_two_alike_none_is_taken(tmp_path):
+    folder = colmap_in(tmp_path, [PINHOLE] * 5) / "images"
+    for alike in ("R_00.png", "r_00.PNG"):
+        (folder / alike).write_bytes((folder / "r_00.png").read_bytes())
+    (folder / "r_00.png").unlink()
+    notes = load_scene(str(tmp_path)).notes
+    assert any("1 are missing, the first: r_00.png" in note.text for note in notes), notes
+    assert any("2 of 6 images in images have no pose" in note.text for note in notes), notes
+    capture = load_capture(str(tmp_path))
+    images = [replace(capture.images[1], name="R_01.png", file=folder / "R_01.png"), *capture.images]
+    found = [image.found for image in resolve_files(replace(capture, images=images)).images]
+    assert found[0] is None and found[2] == folder / "r_01.png", "it is the other's"
+
+
+@pytest.mark.parametrize("smaller", [(13, 11), (9, 8)])
+def test_reduced_images_stand_in_for_missing_ones(tmp_path, smaller: tuple[int, int]):
+    folder = colmap_in(tmp_path, [PINHOLE] * 5)
+    (folder / "images").rename(folder / "images_2")
+    for file in (folder / "images_2").iterdir():
+        Image.open(file).resize(smaller, Image.Resampling.BOX).save(file)
+    cameras = load_scene(str(folder)).split("train").cameras
+    assert (cameras.width, cameras.height) == smaller
+    factors = torch.tensor(smaller) / torch.tensor(SIZE)
+    torch.testing.assert_close(cameras.focal[0], FOCAL * factors)
+
+
+@pytest.fixture
+def opened(monkeypatch) -> Counter:
+    """How often each image file was opened, by name."""
+    counts, original = Counter(), Image.open
+
+    def counting(file, *arguments, **more):
+        counts[Path(getattr(file, "name", file)).name] += 1
+        return original(file, *arguments, **more)
+
+    monkeypatch.setattr(Image, "open", counting)
+    return counts
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_inspection_opens_an_image_once(tmp_path, opened, broken: bool):
+    """For its header, its soundness and what it shows, be it sampled or not."""
+    folder = colmap_in(tmp_path, [PINHOLE] * 20)
+    if broken:
+        file = folder / "images" / "r_07.png"
+        file.write_bytes(file.read_bytes()[:-100])
+    opened.clear()
+    assert run_main(inspect, str(folder)) == broken
+    assert opened == {f"r_{index:02d}.png": 1 for index in range(20)}
+
+
+@pytest.mark.parametrize("write", [write_nerfstudio, write_synthetic, None])
+def test_loading_opens_an_image_for_its_header_and_to_decode_it(tmp_path, opened, write):
+    """Once for its header, too, where the reader needs its size."""
+    capture = capture_in(tmp_path, [PINHOLE] * 5)
+    write(tmp_path, capture) if write else write_model(tmp_path / "sparse/0", capture)
+    opened.clear()
+    views = load_scene(str(tmp_path)).split("train")
+    assert opened == {f"r_{index:02d}.png": 1 for index in range(5)}
+    views.load()
+    assert opened == {f"r_{index:02d}.png": 2 for index in range(5)}

@@ -8,18 +8,17 @@ import pytest
 
 from nerfkit.data.load import format_elsewhere, load_capture
 from nerfkit.data.readers.colmap import reader as colmap
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
 from tests.captures import check_refused, touch
 from tests.naming import assert_names
-from tests.test_colmap import FORMS, a_capture, assert_equal, assert_same_points
+from tests.test_colmap import a_capture, assert_equal, assert_same_points, write
 
 
 @pytest.mark.parametrize("place", ["sparse/0", "sparse/7", "colmap/sparse/0", "sparse", "colmap/sparse", "."])
-@pytest.mark.parametrize("text", FORMS)
-def test_places_of_the_model(tmp_path, place: str, text: bool):
+def test_places_of_the_model(tmp_path, place: str):
     capture = a_capture(["b.png", "a/1.png"], n_points=3)
-    write_model(tmp_path / place, capture, text=text)
+    write(tmp_path / place, capture, "bin" if place == "sparse/0" else "txt")
     touch(tmp_path, "images/b.png")  # the other file is missing, and stays in the list
     assert colmap.recognises(tmp_path)
     read = colmap.read(tmp_path)
@@ -53,24 +52,13 @@ def test_the_format_that_knows_more_is_read(tmp_path):
         assert load_capture(str(folder)).format == "transforms", "it knows which are tests, or what counts"
     check_refused(load_capture, str(tmp_path / "wiht"), "does not exist", str(tmp_path / "with"))
     check_refused(load_capture, str(tmp_path / "with/transforms.json"), "not a folder", f"folder {tmp_path / 'with'}")
-    (tmp_path / "with/sparse/0/images.bin").write_bytes(b"broken")
+    (tmp_path / "with/sparse/0/images.txt").write_bytes(b"broken")
     assert load_capture(str(tmp_path / "with")).format != "colmap"
     (tmp_path / "with/transforms.json").write_text('{"frames": [')
     check_refused(load_capture, str(tmp_path / "with"), "transforms.json", "JSON")
-
-
-def test_a_run_reads_its_scene_alike_later(tmp_path):
-    capture = a_capture(["a.png", "b.png"], n_points=3)
-    touch(tmp_path, "images/a.png", "images/b.png")
-    write_transforms(tmp_path / "transforms.json", replace(capture, points=None))
-    assert load_capture(str(tmp_path)).format == "transforms"
-    write_model(tmp_path / "sparse/0", capture)
-    assert load_capture(str(tmp_path)).format == "colmap"
-    assert load_capture(str(tmp_path), "transforms").format == "transforms"
-    (tmp_path / "transforms.json").unlink()
-    assert format_elsewhere(str(tmp_path), "colmap") == "colmap"
-    for missing in ("transforms", "auto"):
-        assert format_elsewhere(str(tmp_path), missing) == "auto"
+    (tmp_path / "with/transforms.json").unlink()
+    formats = {format: format_elsewhere(str(tmp_path / "with"), format) for format in ("colmap", "transforms", "auto")}
+    assert formats == {"colmap": "colmap", "transforms": "auto", "auto": "auto"}, "of a run, for its scene elsewhere"
 
 
 def test_folders_without_a_model(tmp_path):
@@ -86,7 +74,7 @@ def test_folders_without_a_model(tmp_path):
 def test_the_model_with_most_images_is_read(tmp_path):
     names = [f"{index}.png" for index in range(9)]
     for number, count in ((0, 2), (1, 5), (2, 5), (10, 9)):
-        write_model(tmp_path / "sparse" / str(number), a_capture(names[:count]), text=number == 10)
+        write_model(tmp_path / "sparse" / str(number), a_capture(names[:count]))
     read = colmap.read(tmp_path)
     assert len(read.images) == 9
     assert_names(read.notes[0].text, "sparse/10", "of 4", "9", "sparse/0 2", "sparse/1 5", "sparse/2 5")
@@ -100,21 +88,21 @@ def test_the_model_with_most_images_is_read(tmp_path):
 @pytest.mark.parametrize(
     "files, place",
     [
-        (["images/x y/a b.png", "images_2/x y/a b.png"], "images"),
-        (["images_8/x y/a b.png", "images_2/x y/a b.png"], "images_2"),
-        (["images_4/x y/a b.png"], "images_4"),
-        (["photos/x y/a b.png", "images/other.png"], "photos"),
-        (["x y/a b.png", "images/other.png"], "."),
+        (["images/x/a.png", "images_2/x/a.png"], "images"),
+        (["images_8/x/a.png", "images_2/x/a.png"], "images_2"),
+        (["images_4/x/a.png"], "images_4"),
+        (["photos/x/a.png", "images/other.png"], "photos"),
+        (["x/a.png", "images/other.png"], "."),
         (["other/c.png"], "images"),
     ],
 )
 def test_places_of_the_images(tmp_path, files: list[str], place: str):
-    write_model(tmp_path / "sparse" / "0", a_capture(["x y/a b.png"]))
+    write_model(tmp_path / "sparse" / "0", a_capture(["x/a.png"]))
     touch(tmp_path, *files)
     read = colmap.read(tmp_path)
-    assert read.images[0].file == tmp_path / place / "x y" / "a b.png"
+    assert read.images[0].file == tmp_path / place / "x" / "a.png"
     assert place == "images" or any(place in note.text or "itself" in note.text for note in read.notes)
-    assert read.images[0].file.exists() or any("x y/a b.png" in note.text for note in read.notes)
+    assert read.images[0].file.exists() or any("x/a.png" in note.text for note in read.notes)
 
 
 def test_images_without_a_pose_are_counted(tmp_path):

@@ -16,7 +16,8 @@ from nerfkit.config import Config
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.load import load_scene
-from nerfkit.data.readers.colmap.model import read_model, write_model
+from nerfkit.data.readers.colmap.reader import read_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.reader import read
 from nerfkit.errors import UserError
 from nerfkit.export import cameras as export_cameras

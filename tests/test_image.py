@@ -21,13 +21,6 @@ def setting(small_config, toy_scene):
     return Renderer(small_config), load_scene(str(toy_scene)).split("test").cameras
 
 
-def test_chunks_give_one_image(setting):
-    renderer, cameras = setting
-    whole, parts = (ImageRenderer(renderer, torch.ones(3), chunk)(cameras, 0) for chunk in (10**6, 100))
-    assert whole["rgb"].shape == (22, 26, 3)
-    torch.testing.assert_close(whole["rgb"], parts["rgb"], rtol=0, atol=1e-5)
-
-
 def test_depth_along_the_ray_and_along_the_axis(setting):
     """depth_z is the distance of what is seen from the camera's plane, whatever the pixel."""
     renderer, cameras = setting
@@ -39,47 +32,26 @@ def test_depth_along_the_ray_and_along_the_axis(setting):
     assert (images["depth_z"] < 0.97 * images["depth_ray"]).any(), "towards the corners they differ"
 
 
-def test_out_of_memory_halves_the_chunk(setting, monkeypatch):
-    renderer, cameras = setting
-    wanted = ImageRenderer(renderer, torch.ones(3))(cameras, 0)["rgb"]
-    sizes = []
-    image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain = image_of.rays
-
-    def hungry(cameras, view, start, end, outputs):
-        sizes.append(end - start)
-        if end - start > 130:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(cameras, view, start, end, outputs)
-
-    monkeypatch.setattr(image_of, "rays", hungry)
-    torch.testing.assert_close(image_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
-    assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
-
-
-@pytest.mark.parametrize("backend, device", backend_params("compact_samples"))
-def test_out_of_memory_of_any_backend_is_known(setting, monkeypatch, backend: str, device: str):
-    """An op that asks for more than any machine has."""
+@pytest.mark.parametrize("backend, device", [(None, "cpu"), *backend_params("compact_samples")])
+def test_out_of_memory_halves_the_chunk(setting, monkeypatch, backend: str | None, device: str):
+    """Also that of any backend's op, which asks for more than any machine has; other errors are not swallowed."""
     renderer, cameras = setting
     rays, t, none = torch.zeros(1, 3, device=device), torch.zeros(0, device=device), torch.zeros(2, device=device)
     image_of = ImageRenderer(renderer, torch.ones(3), chunk=512)
-    plain, sizes = image_of.rays, []
+    wanted, plain, sizes = image_of(cameras, 0)["rgb"], image_of.rays, []
 
     def hungry(cameras, view, start, end, outputs):
         sizes.append(end - start)
-        if end - start > 300:
+        if end - start > 130 and backend is None:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        if end - start > 130:
             with ops.backend(backend):
                 ops.compact_samples(rays, rays, t, t, none.long(), none.long(), 2**44)
         return plain(cameras, view, start, end, outputs)
 
     monkeypatch.setattr(image_of, "rays", hungry)
-    image_of(cameras, 0)
-    assert sizes[:2] == [512, 256]
-
-
-def test_other_errors_are_not_swallowed(setting, monkeypatch):
-    renderer, cameras = setting
-    image_of = ImageRenderer(renderer, torch.ones(3))
+    torch.testing.assert_close(image_of(cameras, 0)["rgb"], wanted, rtol=0, atol=1e-5)
+    assert sizes[:3] == [512, 256, 128] and max(sizes[3:]) == 128
     monkeypatch.setattr(image_of, "rays", lambda *a: (_ for _ in ()).throw(RuntimeError("shape mismatch")))
     with pytest.raises(RuntimeError, match="shape mismatch"):
         image_of(cameras, 0)
@@ -141,13 +113,6 @@ def test_psnr_and_ssim_are_what_they_are_called():
 def test_ssim_of_a_gpu_is_that_of_the_cpu():
     render, truth = torch.rand(60, 40, 3), torch.rand(60, 40, 3)
     assert ssim(render, truth, "cuda") == pytest.approx(ssim(render.double(), truth.double()), abs=1e-6)
-
-
-def test_ssim_sees_into_shadows_and_lights():
-    """What differs below 0.15, or above 0.85 alone, is not the same."""
-    dark = 0.15 * torch.rand(40, 32, 3)
-    for image in (dark, 1 - dark):
-        assert ssim(image, image.flip(0)) < 0.5 and ssim(image, image) == pytest.approx(1, abs=1e-6)
 
 
 def test_8_bits_are_rounded():

@@ -13,122 +13,35 @@ from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
 from nerfkit.errors import SceneError
 
 SIZE = (640, 500)
-POINTS = torch.tensor(
-    [(0, 0, 2), (0.3, -0.2, 1), (-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64
-)
+POINTS = torch.tensor([(-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64)
 PROJECTED = {  # parameters, and the pixels of POINTS: those of COLMAP's models by pycolmap 4.2.1
-    "SIMPLE_PINHOLE": (
-        (500, 320, 250),
-        [(320, 250), (470, 150), (80, 390), (570, 531.25), (311.66666666667, 66.666666666667)],
-    ),
-    "PINHOLE": (
-        (500, 520, 310, 250),
-        [(310, 250), (460, 146), (70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)],
-    ),
-    "SIMPLE_RADIAL": (
-        (500, 320, 250, -0.12),
-        [
-            (320, 250),
-            (467.66, 151.56),
-            (88.89344, 384.81216),
-            (553.0078125, 512.1337890625),
-            (311.80138888889, 69.630555555556),
-        ],
-    ),
-    "RADIAL": (
-        (500, 320, 250, -0.12, 0.03),
-        [
-            (320, 250),
-            (467.73605, 151.5093),
-            (88.206866432, 385.212661248),
-            (555.41393280029, 514.84067440033),
-            (311.7968513696, 69.530730131173),
-        ],
-    ),
-    "OPENCV": (
-        (500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
-        [
-            (310, 250),
-            (457.46105, 147.850472),
-            (77.553266432, 391.24516769792),
-            (545.44322967529, 526.38898887634),
-            (301.74143470293, 62.72535933642),
-        ],
-    ),
-    "OPENCV_FISHEYE": (
-        (300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
-        [
-            (320, 245),
-            (406.57593257982, 185.35880200057),
-            (187.95257062177, 324.59525604188),
-            (449.50419452155, 395.5486261313),
-            (315.19666915807, 135.8042788602),
-        ],
-    ),
-    "FULL_OPENCV": (
-        (500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
-        [
-            (310, 250),
-            (457.84547939813, 147.58393428396),
-            (76.181067658589, 392.07763495379),
-            (547.64207835796, 528.96164183506),
-            (301.71932467466, 62.219481889461),
-        ],
-    ),
-    "SIMPLE_RADIAL_FISHEYE": (
-        (300, 320, 245, -0.03),
-        [
-            (320, 245),
-            (406.06822426565, 187.6211838229),
-            (189.5799275245, 321.07837561071),
-            (446.98118300217, 387.85383087744),
-            (315.22575878706, 139.96669331532),
-        ],
-    ),
-    "RADIAL_FISHEYE": (
-        (300, 320, 245, -0.03, 0.004),
-        [
-            (320, 245),
-            (406.07317883411, 187.61788077726),
-            (189.54513301414, 321.09867240842),
-            (447.07029452781, 387.95408134378),
-            (315.22546525421, 139.96023559271),
-        ],
-    ),
-    "SIMPLE_FISHEYE": (
-        (300, 320, 245),
-        [
-            (320, 245),
-            (406.37853521033, 187.41430985978),
-            (188.56554622073, 321.67009803791),
-            (448.58685370625, 389.66021041954),
-            (315.20796864413, 139.57531017092),
-        ],
-    ),
-    "FISHEYE": (
-        (300, 310, 320, 245),
-        [
-            (320, 245),
-            (406.37853521033, 185.49478685511),
-            (188.56554622073, 324.2257679725),
-            (448.58685370625, 394.48221743352),
-            (315.20796864413, 136.06115384328),
-        ],
-    ),
-    "RADIAL4_TANGENTIAL": (
-        (500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
-        [
-            (310, 250),
-            (457.4594450915, 147.85158473656),
-            (77.586419755039, 391.22505468194),
-            (545.24182014546, 526.15333972643),
-            (301.74153384183, 62.727627634517),
-        ],
-    ),
-}
+    "SIMPLE_PINHOLE": ((500, 320, 250),
+        [(80, 390), (570, 531.25), (311.66666666667, 66.666666666667)]),
+    "PINHOLE": ((500, 520, 310, 250),
+        [(70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)]),
+    "SIMPLE_RADIAL": ((500, 320, 250, -0.12),
+        [(88.89344, 384.81216), (553.0078125, 512.1337890625), (311.80138888889, 69.630555555556)]),
+    "RADIAL": ((500, 320, 250, -0.12, 0.03),
+        [(88.206866432, 385.212661248), (555.41393280029, 514.84067440033), (311.7968513696, 69.530730131173)]),
+    "OPENCV": ((500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
+        [(77.553266432, 391.24516769792), (545.44322967529, 526.38898887634), (301.74143470293, 62.72535933642)]),
+    "OPENCV_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
+        [(187.95257062177, 324.59525604188), (449.50419452155, 395.5486261313), (315.19666915807, 135.8042788602)]),
+    "FULL_OPENCV": ((500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
+        [(76.181067658589, 392.07763495379), (547.64207835796, 528.96164183506), (301.71932467466, 62.219481889461)]),
+    "SIMPLE_RADIAL_FISHEYE": ((300, 320, 245, -0.03),
+        [(189.5799275245, 321.07837561071), (446.98118300217, 387.85383087744), (315.22575878706, 139.96669331532)]),
+    "RADIAL_FISHEYE": ((300, 320, 245, -0.03, 0.004),
+        [(189.54513301414, 321.09867240842), (447.07029452781, 387.95408134378), (315.22546525421, 139.96023559271)]),
+    "SIMPLE_FISHEYE": ((300, 320, 245),
+        [(188.56554622073, 321.67009803791), (448.58685370625, 389.66021041954), (315.20796864413, 139.57531017092)]),
+    "FISHEYE": ((300, 310, 320, 245),
+        [(188.56554622073, 324.2257679725), (448.58685370625, 394.48221743352), (315.20796864413, 136.06115384328)]),
+    "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
+        [(77.586419755039, 391.22505468194), (545.24182014546, 526.15333972643), (301.74153384183, 62.727627634517)]),
+}  # fmt: skip
 FISHEYES = [model for model in MODELS if model.endswith("FISHEYE")]
 PERSPECTIVES = [model for model in MODELS if model not in FISHEYES]
-PHONE = Lens("OPENCV", (1375, 1375, 545, 955, 0.058, -0.08, -0.001, 0.0002), 1080, 1920)
 BARREL = Lens("RADIAL", (500.0, 320.0, 240.0, -0.8, 0.1), 640, 480)
 OPENGL = torch.tensor([1.0, -1.0, -1.0], dtype=torch.float64)
 
@@ -155,11 +68,10 @@ def random_pixels(lens: Lens, n: int, seed: int = 0) -> torch.Tensor:
     return unit * torch.tensor([lens.width, lens.height])
 
 
-def grid_of_pixels(lens: Lens) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Columns, rows and centres [H*W, 2] of all pixels, row by row."""
+def grid_of_pixels(lens: Lens) -> torch.Tensor:
+    """Centres [H*W, 2] of all pixels, row by row."""
     pixel = torch.arange(lens.width * lens.height)
-    column, row = pixel % lens.width, pixel // lens.width
-    return column, row, torch.stack([column, row], dim=-1).double() + 0.5
+    return torch.stack([pixel % lens.width, pixel // lens.width], dim=-1).double() + 0.5
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -184,17 +96,12 @@ def test_projections_are_colmaps(model: str):
         np.testing.assert_allclose(lens.project(points), camera.img_from_cam(points.numpy()), rtol=0, atol=1e-9)
 
 
-def test_numbers_of_colmaps_models():
-    numbers = [number for number, _ in MODELS.values() if number is not None] + list(UNSUPPORTED.values())
-    assert sorted(numbers) == list(range(18))
-
-
 def test_the_fourth_coefficient_is_not_opencvs():
     shared = (500.0, 510.0, 320.0, 240.0)
     without = Lens("RADIAL4_TANGENTIAL", (*shared, 0.1, 0.02, 0.003, 0.0, 0.001, 0.002), *SIZE).project(POINTS)
     same = Lens("FULL_OPENCV", (*shared, 0.1, 0.02, 0.001, 0.002, 0.003, 0.0, 0.0, 0.0), *SIZE).project(POINTS)
     torch.testing.assert_close(without, same, rtol=0, atol=1e-10)
-    pixels = Lens("RADIAL4_TANGENTIAL", (1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0.5, 0, 0), *SIZE).project(POINTS[3:4])
+    pixels = Lens("RADIAL4_TANGENTIAL", (1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0.5, 0, 0), *SIZE).project(POINTS[1:2])
     x, y = 0.8 / 1.6, 0.9 / 1.6
     factor = 1 + 0.5 * (x * x + y * y) ** 4
     np.testing.assert_allclose(pixels, [(x * factor, y * factor)], rtol=1e-14)
@@ -202,10 +109,12 @@ def test_the_fourth_coefficient_is_not_opencvs():
 
 @pytest.mark.parametrize("model", MODELS)
 def test_unprojected_directions_are_those_projected(model: str):
-    for seed in range(40):
+    for seed in range(20):
         lens = random_lens(model, seed)
         pixels = random_pixels(lens, 200, seed)
-        directions, residual = lens.unproject(pixels)
+        directions, residual = lens.unproject(torch.cat([pixels, torch.full((1, 2), math.nan)]))
+        assert residual[-1].isinf()
+        directions, residual = directions[:-1], residual[:-1]
         good = residual.isfinite()
         assert directions.dtype == residual.dtype == torch.float64
         assert good.double().mean() > 0.5 and residual[good].max() < 1e-6
@@ -213,14 +122,6 @@ def test_unprojected_directions_are_those_projected(model: str):
         back, _ = lens.unproject(lens.project(directions[good] * 7))
         torch.testing.assert_close(back, directions[good], rtol=0, atol=1e-9)
         torch.testing.assert_close(directions[good].norm(dim=-1), torch.ones(int(good.sum())).double())
-
-
-@pytest.mark.parametrize("model", PERSPECTIVES)
-def test_unprojected_points_in_front(model: str):
-    directions = torch.nn.functional.normalize(POINTS, dim=-1)
-    back, residual = lens_of(model).unproject(lens_of(model).project(POINTS))
-    torch.testing.assert_close(back, directions, rtol=0, atol=1e-9)
-    assert residual.max() < 1e-9
 
 
 @pytest.mark.parametrize("model", FISHEYES)
@@ -246,26 +147,21 @@ def test_a_fisheye_beyond_90_degrees(model: str):
     assert lens.unproject(far)[1].isinf().all()
 
 
-@pytest.mark.parametrize("model", PERSPECTIVES)
-def test_nothing_is_seen_behind(model: str):
-    points = torch.tensor([(0, 0, -1), (0.1, 0.2, -3), (1, 1, 0), (0, 0, 0)], dtype=torch.float64)
-    pixels = lens_of(model).project(torch.cat([points, POINTS]))
-    assert pixels[:4].isnan().all() and pixels[4:].isfinite().all()
-
-
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_of_projections(model: str):
     lens = lens_of(model)
-    points = POINTS.clone().requires_grad_()
-    assert torch.autograd.gradcheck(lens.project, points)
-    unseen = torch.tensor([(0.0, 0, -1), (0, 0, 0), (3, 4, -1e-300)], dtype=torch.float64)
+    axis = torch.tensor([(0.0, 0, 2)], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lens.project, torch.cat([axis, POINTS]).requires_grad_())
+    unseen = torch.tensor([(0.0, 0, -1), (0, 0, 0), (3, 4, -1e-300)], dtype=torch.float64)  # the last one by fisheyes
     points = torch.cat([POINTS, unseen]).requires_grad_()
-    lens.project(points).nansum().backward()
+    pixels = lens.project(points)
+    assert pixels[3:5].isnan().all() and pixels[5].isnan().all() == (model in PERSPECTIVES)
+    pixels.nansum().backward()
     assert points.grad.isfinite().all() and points.grad[0].abs().sum() > 0
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("size", [(320, 250), (1280, 1000), (160, 126), (641, 499)])
+@pytest.mark.parametrize("size", [(320, 250), (641, 499)])
 def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, int]):
     lens = lens_of(model)
     resized = lens.resized(*size)
@@ -275,52 +171,30 @@ def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, 
     if scale[0] == scale[1]:
         assert resized.model == model and resized.resized(*SIZE) == lens
     assert lens.resized(*SIZE) == lens
+    with pytest.raises(SceneError, match="height"):
+        lens.resized(10, 10**6)
 
 
 def test_focal_center_and_pinholes():
     assert lens_of("SIMPLE_RADIAL").focal == (500, 500) and lens_of("SIMPLE_RADIAL").center == (320, 250)
     assert lens_of("FULL_OPENCV").focal == (500, 520) and lens_of("FULL_OPENCV").center == (310, 250)
     for model, (_, names) in MODELS.items():
-        undistorted = lens_of(model, params=tuple(300 * (name[0] in "fc") for name in names))
-        assert undistorted.is_pinhole == (model in PERSPECTIVES)
-        assert undistorted.is_fisheye == (model in FISHEYES)
+        values = [300.0 * (name[0] in "fc") for name in names]
+        undistorted = Lens(model, values, *SIZE)
+        assert undistorted == Lens(model, tuple(map(int, values)), *SIZE) and len({undistorted}) == 1
+        assert undistorted.is_pinhole == (model in PERSPECTIVES) and undistorted.is_fisheye == (model in FISHEYES)
         for index, name in enumerate(names):
             if name[0] in "kp":
-                params = undistorted.params[:index] + (1e-9,) + undistorted.params[index + 1 :]
-                assert not lens_of(model, params=params).is_pinhole
+                assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
 
 
-def test_equal_lenses():
-    params = PROJECTED["RADIAL"][0]
-    lenses = [Lens("RADIAL", params, 640, 480), Lens("RADIAL", tuple(float(value) for value in params), 640, 480)]
-    lenses += [Lens("RADIAL", list(params), 640, 480), Lens("RADIAL", tuple(np.array(params, float)), 640, 480)]
-    others = [replace(lenses[0], width=641), replace(lenses[0], params=(*params[:-1], 0.031))]
-    others += [lens_of("SIMPLE_RADIAL"), Lens("RADIAL_FISHEYE", params, 640, 480)]
-    assert len(set(lenses)) == 1 and len({*lenses, *others}) == 5
-    assert all(type(value) is float for value in lenses[2].params)
-
-
-@pytest.mark.parametrize("params", [(90.0, 95.0, 60.0, 40.0), (90.0, 95.0, 60.0, 40.0, 0.0, 0.0, 0.0, 0.0)])
-def test_the_map_of_a_pinhole(params: tuple[float, ...]):
-    lens = Lens("PINHOLE" if len(params) == 4 else "OPENCV", params, 130, 70)
-    directions, valid, max_residual = lens.direction_map()
-    assert directions.shape == (130 * 70, 3) and directions.dtype == torch.float32
-    assert valid.shape == (130 * 70,) and valid.all() and max_residual < 1e-9
-    for row in (0, 1, 69):
-        for column in (0, 7, 129):
-            x, y = (column + 0.5 - 60) / 90, (row + 0.5 - 40) / 95
-            wanted = np.array([x, -y, -1]) / math.sqrt(x * x + y * y + 1)
-            np.testing.assert_allclose(directions[row * 130 + column], wanted, atol=1e-7)
-
-
-@pytest.mark.parametrize("chunk", [1, 1000, 2**20])
-def test_the_map_of_a_distorted_lens(monkeypatch, chunk: int):
-    monkeypatch.setattr(lens_module, "CHUNK", chunk)
+def test_the_map_of_a_distorted_lens(monkeypatch):
+    monkeypatch.setattr(lens_module, "CHUNK", 1000)
     for model in ("OPENCV", "RADIAL4_TANGENTIAL", "OPENCV_FISHEYE"):
         lens = lens_of(model).resized(160, 110)
-        _, _, centres = grid_of_pixels(lens)
-        directions, valid, max_residual = lens.direction_map()
-        assert valid.all() and 0 < max_residual < 1e-9
+        centres = grid_of_pixels(lens)
+        directions, valid = lens.direction_map()
+        assert valid.all()
         assert (directions.norm(dim=-1) - 1).abs().max() < 1e-6
         back = lens.project(directions.double() * OPENGL)
         assert (back - centres).norm(dim=-1).max() < 1e-4  # float32
@@ -338,14 +212,20 @@ def test_the_fold_of_a_barrel():
     assert BARREL.project(points).isnan().any(-1).tolist() == [False, True, True, True]
     with pytest.raises(SceneError) as caught:
         BARREL.direction_map()
-    _, residual = BARREL.unproject(grid_of_pixels(BARREL)[2])
+    _, residual = BARREL.unproject(grid_of_pixels(BARREL))
     message, share = str(caught.value), residual.isinf().double().mean().item()
     assert all(part in message for part in ("RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter"))
     named = float(message.split("beyond ")[1].split()[0])
     assert abs(named - farthest) < 1 and message.isprintable() and len(message) < 600
+    lens = replace(BARREL, params=(500.0, 180.0, 131.0, -0.8, 0.1), width=360, height=262)  # of a few such corners
+    directions, valid = lens.direction_map()
+    radius = (grid_of_pixels(lens) - torch.tensor(lens.center, dtype=torch.float64)).norm(dim=-1)
+    assert not valid.all() and valid.double().mean() > 0.98
+    assert valid.equal(radius < (radius[valid].max() + radius[~valid].min()) / 2), "those farthest from the centre"
+    assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_no_ray_is_silently_wrong(seed: int):
     rng = np.random.default_rng(seed)
     for model in MODELS:
@@ -363,12 +243,8 @@ def test_no_ray_is_silently_wrong(seed: int):
             assert residual[~found].isinf().all()
             axis = torch.tensor([0.0, 0, 1], dtype=torch.float64)
             ways = torch.stack([axis + t * (directions[found] - axis) for t in np.linspace(0, 1, 20)])
-            radii = (
-                (lens.project(ways.flatten(0, 1)) - torch.tensor(lens.center, dtype=torch.float64))
-                .norm(dim=-1)
-                .unflatten(0, (20, -1))
-            )
-            assert (radii.diff(dim=0) > 0).all()
+            offsets = lens.project(ways.flatten(0, 1)) - torch.tensor(lens.center, dtype=torch.float64)
+            assert (offsets.norm(dim=-1).unflatten(0, (20, -1)).diff(dim=0) > 0).all()
 
 
 def test_the_fold_of_tangential_distortion():
@@ -381,48 +257,23 @@ def test_the_fold_of_tangential_distortion():
     torch.testing.assert_close((directions[:, 0] / directions[:, 2])[2].item(), 3.0, rtol=0, atol=1e-9)
 
 
-def test_a_few_invalid_corners_are_marked():
-    lens = replace(BARREL, params=(500.0, 180.0, 131.0, -0.8, 0.1), width=360, height=262)
-    directions, valid, max_residual = lens.direction_map()
-    centres = grid_of_pixels(lens)[2]
-    radius = (centres - torch.tensor(lens.center, dtype=torch.float64)).norm(dim=-1)
-    assert not valid.all() and valid.double().mean() > 0.98 and max_residual < 1e-6
-    assert valid.equal(radius < (radius[valid].max() + radius[~valid].min()) / 2), "those farthest from the centre"
-    assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
-    assert (directions.norm(dim=-1) - 1).abs().max() < 1e-6
-
-
 BAD = {  # arguments, and what the error has to name
     "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
-    "unknown_long": (("M" * 10_000, (1.0,), 4, 4), "MMM"),
     "unknown_newline": (("A\nB", (1.0,), 4, 4), "A\\nB"),
-    "unknown_number": ((4, (1.0,), 4, 4), "4"),
     "unknown_none": ((None, (1.0,), 4, 4), "None"),
-    "unknown_list": ((["OPENCV"], (1.0,), 4, 4), "OPENCV"),
-    "lower_case": (("opencv", (1.0,), 4, 4), "'opencv'"),
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
-    "many_params": (("SIMPLE_PINHOLE", (500.0, 500.0, 320.0, 240.0), 640, 480), "SIMPLE_PINHOLE", "3", "4"),
     "no_params": (("PINHOLE", None, 640, 480), "PINHOLE", "None"),
     "text": (("SIMPLE_PINHOLE", ("500", 320.0, 240.0), 640, 480), "f", "'500'"),
-    "true": (("SIMPLE_PINHOLE", (True, 320.0, 240.0), 640, 480), "f", "True"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
-    "infinite": (("SIMPLE_PINHOLE", (500.0, 320.0, -math.inf), 640, 480), "cy", "-inf"),
     "coefficient_nan": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, math.nan), 640, 480), "k1", "nan"),
-    "coefficient_1e30": (("SIMPLE_RADIAL_FISHEYE", (500.0, 320.0, 240.0, 1e30), 640, 480), "k1", "1e+30"),
     "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1", "1000"),
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
-    "focal_negative": (("SIMPLE_PINHOLE", (-500.0, 320.0, 240.0), 640, 480), "f ", "-500"),
     "focal_1e9": (("PINHOLE", (1e9, 500.0, 320.0, 240.0), 640, 480), "fx", "1e+09"),
-    "focal_tiny": (("PINHOLE", (1e-9, 500.0, 320.0, 240.0), 640, 480), "fx", "1e-09"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
-    "center_negative": (("PINHOLE", (500.0, 500.0, -32000.0, 240.0), 640, 480), "cx", "-32000", "640x480"),
     "width_zero": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 0, 4), "width", "0"),
-    "height_negative": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, -4), "height", "-4"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
     "width_10_to_400": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 10**400, 4), "width", "1000"),
-    "width_float": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4.0, 4), "width", "4.0"),
     "width_true": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), True, 4), "width", "True"),
-    "width_text": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), "4\n", 4), "width", "4\\n"),
     **{model: ((model, (1.0,), 4, 4), model, "image_undistorter") for model in UNSUPPORTED},
 }
 
@@ -434,36 +285,3 @@ def test_bad_lenses(name: str):
         Lens(*arguments)
     message = str(caught.value)
     assert all(part in message for part in named) and message.isprintable() and len(message) < 600, message
-
-
-def test_bad_sizes_to_resize_to():
-    with pytest.raises(SceneError, match="width"):
-        PHONE.resized(0, 10)
-    with pytest.raises(SceneError, match="height"):
-        PHONE.resized(10, 10**6)
-
-
-@pytest.mark.parametrize("value", [1e-300, -1e-300, 5e-324, 1e12, -1e12])
-def test_extreme_coefficients_end(value: float):
-    for model in MODELS:
-        params = [300.0 if name[0] in "fc" else value for name in MODELS[model][1]]
-        lens = Lens(model, tuple(params), 600, 600)
-        pixels = random_pixels(lens, 50)
-        directions, residual = lens.unproject(torch.cat([pixels, torch.full((1, 2), math.nan).double()]))
-        found = residual <= 0.05
-        assert not found[-1] and (found[:-1].all() or abs(value) > 1)
-        assert (lens.project(directions[found]) - pixels[found[:-1]]).norm(dim=-1).le(0.05).all()
-
-
-def test_empty_tensors():
-    for model in MODELS:
-        assert lens_of(model).project(torch.empty(0, 3)).shape == (0, 2)
-        directions, residual = lens_of(model).unproject(torch.empty(0, 2))
-        assert directions.shape == (0, 3) and residual.shape == (0,)
-
-
-def test_a_map_on_every_device(device: str):
-    lens = PHONE.resized(54, 96)
-    directions, valid, _ = lens.direction_map(device=device)
-    assert directions.device.type == valid.device.type == device
-    torch.testing.assert_close(directions.cpu(), lens.direction_map().directions, rtol=0, atol=1e-6)

@@ -12,6 +12,7 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.notes import notes_of
 from nerfkit.data.readers import llff
 from tests.captures import check_refused, is_read, random_poses, touch
+from tests.naming import assert_names
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
 
@@ -69,23 +70,20 @@ def test_the_least_reduced_images_are_taken(tmp_path, folders: list[str], taken:
     assert capture.images[0].lens.width == 64, "the size is that of the original images"
 
 
-def test_masks_are_matched_by_stem(tmp_path):
+def test_files_beside_those_of_the_poses(tmp_path):
+    """Masks are matched by stem; images elsewhere, and what is no image, are not counted."""
     capture_of(tmp_path)
+    touch(tmp_path, "images/Thumbs.db", "images/._b.JPG", "images/more/c.png")
     touch(tmp_path, "masks/a 1.jpg", "masks/b.png", "masks/c.png")
     capture = llff.read(tmp_path)
     assert [image.mask and image.mask.name for image in capture.images] == ["a 1.jpg", None, "b.png"]
-    assert "1 of 3" in capture.notes[0].text and "a 10.png" in capture.notes[0].text
-    assert "1 of 3" in capture.notes[1].text and "c.png" in capture.notes[1].text
+    inner, without, unused = (note.text for note in capture.notes)
+    assert_names(inner, "1 images")
+    assert_names(without, "1 of 3", "a 10.png")
+    assert_names(unused, "1 of 3", "c.png")
 
 
-def test_files_that_are_no_images(tmp_path):
-    capture_of(tmp_path)
-    touch(tmp_path, "images/Thumbs.db", "images/.DS_Store", "images/._b.JPG", "images/more/c.png")
-    capture = llff.read(tmp_path)
-    assert len(capture.images) == 3 and "1 images" in capture.notes[0].text
-
-
-@pytest.mark.parametrize("n_poses", [1, 2, 4, 20])
+@pytest.mark.parametrize("n_poses", [2, 4])
 def test_counts_that_differ(tmp_path, n_poses: int):
     folder = capture_of(tmp_path, table_of(n_poses))
     check_refused(llff.read, folder, f"{n_poses} poses", "3 images", "poses_bounds.npy")
@@ -97,6 +95,8 @@ def test_no_images(tmp_path):
     check_refused(llff.read, tmp_path, "images_4", str(tmp_path))
     (tmp_path / "images").mkdir()
     check_refused(llff.read, tmp_path, "2 poses", "0 images")
+    assert not llff.recognises(tmp_path / "images") and not llff.recognises(tmp_path / "a\0b")
+    check_refused(llff.read, tmp_path / "images", "poses_bounds.npy")
 
 
 def with_value(column: int, value: float, row: int = 1) -> np.ndarray:
@@ -116,30 +116,20 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 TABLES = {  # arrays, and what the error has to name
     "integers": (np.zeros((3, 17), int), "float64", "int64"),
-    "halves": (np.zeros((3, 17), np.float16), "float16"),
-    "complex": (np.zeros((3, 17), complex), "complex128"),
     "objects": (np.full((3, 17), None), "object"),
-    "text": (np.full((3, 17), "1.5"), "float64"),
-    "records": (np.zeros(3, [("a", float)]), "float64"),
     "columns": (np.zeros((3, 15)), "17", "(3, 15)"),
     "transposed": (np.zeros((17, 3)), "17", "(17, 3)"),
-    "flat": (np.zeros(51), "17", "(51,)"),
-    "deep": (np.zeros((3, 17, 1)), "17", "(3, 17, 1)"),
     "empty": (np.zeros((0, 17)), "(0, 17)"),
-    "scalar": (np.float64(3), "17", "()"),
     "nan": (with_value(2, np.nan), "row 1", "column 2", "nan"),
     "infinite": (with_value(13, -np.inf), "row 1", "column 13", "-inf"),
     "position": (with_value(8, 1e200, row=2), "row 2", "column 8", "1e+200"),
-    "height": (with_value(4, 48.5), "row 1", "column 4", "48.5"),
-    "height_zero": (with_value(4, 0), "row 1", "column 4", "got 0"),
-    "width": (with_value(9, 1e7), "row 1", "column 9", "1e+07"),
-    "focal": (with_value(14, -50), "row 1", "column 14", "-50"),
-    "focal_zero": (with_value(14, 0, row=0), "row 0", "column 14", "got 0"),
-    "near": (with_value(15, -1), "row 1", "column 15", "-1"),
-    "far": (with_value(16, 2), "row 1", "column 16", "2"),
+    "height": (with_value(4, 48.5), "row 1", "height", "48.5"),
+    "width": (with_value(9, 1e7), "row 1", "width", "10000000"),
+    "focal": (with_value(14, -50), "row 1", "focal length", "-50"),
+    "near": (with_value(15, -1), "row 1", "nearest", "-1"),
+    "far": (with_value(16, 2), "row 1", "farthest", "2"),
     "mirrored": (turned(np.diag([1.0, 1, -1])), "row 2", "-1"),
     "scaled": (turned(np.eye(3) * 2), "row 2", "8"),
-    "zeros": (turned(np.zeros((3, 3))), "row 2", "0"),
     "skewed": (turned(np.eye(3) + np.eye(3, k=1)), "row 2", "rotation"),
 }
 
@@ -165,14 +155,10 @@ FILES = {
     "empty": b"",
     "text": b"1 2 3",
     "zip": zipped(),
-    "pickle": b"\x80\x04\x95" + bytes(20),
     "version": b"\x93NUMPY\x09\x00" + bytes(100),
-    "header": npy("{'descr': '<f8'"),
     "code": npy("__import__('os').abort()"),
     "nested": npy("(" * 9000 + ")" * 9000),
     "huge": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 17)}"),
-    "overflow": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, 17)}"),
-    "digits": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1" + "0" * 5000 + ", 17)}"),
 }
 
 
@@ -180,13 +166,6 @@ FILES = {
 def test_files_that_are_no_array(tmp_path, name: str):
     (capture_of(tmp_path) / "poses_bounds.npy").write_bytes(FILES[name])
     check_refused(llff.read, tmp_path, "poses_bounds.npy")
-
-
-def test_folders_instead_of_files(tmp_path):
-    assert not llff.recognises(tmp_path) and not llff.recognises(tmp_path / "a\0b")
-    check_refused(llff.read, tmp_path, "poses_bounds.npy")
-    (tmp_path / "poses_bounds.npy").mkdir()
-    check_refused(llff.read, tmp_path, "folder")
 
 
 def test_truncated_and_mutated_files(tmp_path):
@@ -197,7 +176,7 @@ def test_truncated_and_mutated_files(tmp_path):
         file.write_bytes(content[:length])
         assert not is_read(llff.read, tmp_path)
     loaded = set()
-    for trial in range(600):
+    for trial in range(200):
         changed = bytearray(content)
         for place in generator.integers(128 if trial % 3 else len(content), size=generator.integers(1, 4)):
             changed[place] ^= 1 << int(generator.integers(8))

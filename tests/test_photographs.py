@@ -10,7 +10,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from nerfkit.data.load import load_capture
-from nerfkit.data.readers.colmap.model import write_model
+from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.sfm import extract_frames, mapping, solve
 from nerfkit.data.sfm.photographs import choose_pairs, find_photographs
 from nerfkit.errors import SceneError

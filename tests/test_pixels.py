@@ -83,11 +83,6 @@ KINDS = {  # file, pixels, and how far they may be off
         with_alpha(RGB, np.where((RGB == RGB[2, 3]).all(-1), 0, 255)),
         0,
     ),
-    "transparent_gray": (
-        png(GRAY, 8, 0, chunk(b"tRNS", struct.pack(">H", GRAY[1, 1]))),
-        with_alpha(gray(GRAY), np.where(GRAY == GRAY[1, 1], 0, 255)),
-        0,
-    ),
     "gray_16": (png(LEVELS_16, 16, 0), gray(np.rint(LEVELS_16 / 257)), 0),
     "rgb_16": (png(gray(LEVELS_16), 16, 2), gray(np.rint(LEVELS_16 / 257)), 1),  # Pillow keeps the high byte
     "rgba_16": (png(RGBA.astype(">u2") * 257, 16, 6), RGBA, 0),
@@ -97,8 +92,6 @@ KINDS = {  # file, pixels, and how far they may be off
     "webp": (saved(Image.fromarray(RGB), "WEBP", lossless=True), RGB, 0),
     "webp_alpha": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), RGBA, 0),
     "jpeg": (saved(Image.fromarray(gray(GRAY)), "JPEG", quality=100), gray(GRAY), 4),
-    "jpeg_gray": (saved(Image.fromarray(GRAY), "JPEG", quality=100, progressive=True), gray(GRAY), 4),
-    "jpeg_upright": (saved(Image.fromarray(GRAY), "JPEG", quality=100, exif=exif(1)), gray(GRAY), 4),
     "jpegs_of_a_phone": (
         saved(Image.fromarray(GRAY), "MPO", quality=100, save_all=True, append_images=[Image.fromarray(255 - GRAY)]),
         gray(GRAY),
@@ -107,18 +100,17 @@ KINDS = {  # file, pixels, and how far they may be off
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("extension", ["png", "jpg"])  # what is in a file counts, not its name
 @pytest.mark.parametrize("kind", KINDS)
-def test_kinds_of_images(tmp_path, kind: str, extension: str):
+def test_kinds_of_images(tmp_path, kind: str):
     content, wanted, off = KINDS[kind]
-    file = tmp_path / f"a.{extension}"
+    file = tmp_path / "a.png"  # what is in a file counts, not its name
     file.write_bytes(content)
     pixels = read(file)
     assert pixels.shape == wanted.shape
     np.testing.assert_allclose(pixels.astype(int), wanted.astype(int), rtol=0, atol=off)
 
 
-@pytest.mark.parametrize("kind", ["palette", "gray_alpha", "gray_16", "bits", "webp_alpha"])
+@pytest.mark.parametrize("kind", ["palette", "gray_16", "webp_alpha"])
 def test_resizing_is_the_same_for_every_kind(tmp_path, kind: str):
     content, wanted, _ = KINDS[kind]
     (tmp_path / "a.png").write_bytes(content)
@@ -147,10 +139,10 @@ SEEN = {  # by EXIF orientation: where the stored pixels are seen, in numpy's ow
 }
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "JPEG"])
 @pytest.mark.parametrize("orientation", SEEN)
-def test_pixels_are_turned_as_exif_says(tmp_path, orientation: int, format: str):
+def test_pixels_are_turned_as_exif_says(tmp_path, orientation: int):
     """And as they are stored where the header is told to forget it."""
+    format = ("PNG", "WEBP", "JPEG")[orientation % 3]
     options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 100}, "PNG": {}}[format]
     (tmp_path / "a").write_bytes(saved(Image.fromarray(gray(GRAY)), format, exif=exif(orientation), **options))
     header = image_header(tmp_path / "a")
@@ -178,25 +170,16 @@ WHOLE = png(RGB, 8, 2)
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 7 5\n%%EndComments\nshowpage\n"
 BOMB = zlib.compress(bytes(2**26))  # of a thousandth of its size
 REFUSED = {
-    "text": (b"text", "PNG", "JPEG", "WebP"),
     "empty": (b"", "empty (0 bytes)", "copy it again, or take it away"),
-    "eps": (EPS, "PNG", "JPEG", "WebP"),
+    "eps": (EPS, "PNG", "JPEG", "WebP"),  # of which Pillow would start a program
     "gif": (saved(IMAGE, "GIF"), "PNG", "JPEG", "WebP"),
-    "tiff": (saved(IMAGE, "TIFF"), "PNG", "JPEG", "WebP"),
-    "bmp": (saved(IMAGE, "BMP"), "PNG", "JPEG", "WebP"),
     "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "CMYK", "RGB"),
     "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit", "gray"),
     "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], "EXIF", "5"),
     "animated_png": (saved(IMAGE, "PNG", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
-    "animated_webp": (saved(IMAGE, "WEBP", save_all=True, append_images=[IMAGE.rotate(180)]), "animated"),
     "cut_short": (WHOLE[:-40], "truncated", "copy it again, or take it away"),
-    "cut_shorter": (WHOLE[:30],),
-    "flipped": (WHOLE[:60] + bytes([WHOLE[60] ^ 8]) + WHOLE[61:],),
     "pixels_of_a_bomb": (png(RGB[:1], 8, 2, size=(20_000, 20_000)), "400000000"),
-    "side_of_a_bomb": (png(RGB[:1], 8, 2, size=(2**31 - 1, 2**31 - 1)), (2**31 - 1) ** 2),
     "text_of_a_bomb": (png(RGB, 8, 2, chunk(b"zTXt", b"a\0\0" + BOMB)),),
-    "no_side": (png(RGB[:1], 8, 2, size=(0, 5)),),
-    "no_palette": (png(INDEX, 8, 3),),
 }
 
 
@@ -209,18 +192,6 @@ def test_refused_images(tmp_path, kind: str):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_starts_programs_does_not(tmp_path, monkeypatch):
-    """Pillow runs Ghostscript, the `gs` of the path, on what looks like EPS."""
-    ran = tmp_path / "ran"
-    (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {ran}\n")
-    (tmp_path / "gs").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(SceneError):
-        read(tmp_path / "a.png")
-    assert not ran.exists()
-
-
 def test_only_regular_files_are_opened(tmp_path):
     os.mkfifo(tmp_path / "a.png")
     with raises_naming(SceneError, tmp_path / "a.png", "pipe"):
@@ -231,23 +202,11 @@ def test_only_regular_files_are_opened(tmp_path):
         image_header(tmp_path / "nothing.png")
 
 
-def test_a_decoder_without_memory(tmp_path, monkeypatch):
-    (tmp_path / "a.png").write_bytes(WHOLE)
-    monkeypatch.setattr(Image.Image, "crop", lambda *_: (_ for _ in ()).throw(MemoryError))
-    with raises_naming(SceneError, "a.png", "MemoryError"):
-        read(tmp_path / "a.png")
-
-
 def test_an_image_that_changed(tmp_path):
     (tmp_path / "a.png").write_bytes(WHOLE)
     was = image_header(tmp_path / "a.png")._replace(width=8)
     with raises_naming(SceneError, "a.png", "7x5", "8x5"):
         read_image(tmp_path / "a.png", was, np.zeros((5, 8, 3), dtype=np.uint8))
-
-
-def test_blend():
-    pixels = torch.tensor([[255, 0, 0, 255], [255, 0, 0, 0]], dtype=torch.uint8)
-    assert blend(pixels, torch.ones(3)).tolist() == [[1, 0, 0], [1, 1, 1]]
 
 
 def test_colors_are_blended_as_they_are_stored():

@@ -11,6 +11,9 @@ import numpy as np
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import ImageHeader
 from nerfkit.data.notes import Note
+from nerfkit.errors import SceneError
+
+ROTATION_TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -55,3 +58,14 @@ class Capture:
     def format_again(self) -> str:
         """The data.format that reads the same folder again: of photographs, poses are looked for again."""
         return "auto" if self.is_solved else self.format
+
+
+def check_rotation(rotation: np.ndarray, where: str) -> None:
+    """Raise SceneError naming `where` if a matrix [3, 3] is no rotation."""
+    determinant = float(np.linalg.det(rotation))
+    if abs(determinant - 1) > ROTATION_TOLERANCE:
+        cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"
+        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g} instead of 1: {cause}")
+    skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
+    if skew > ROTATION_TOLERANCE:
+        raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")

@@ -16,7 +16,7 @@ from nerfkit.data.assemble import fitted_lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.images.pixels import image_header
 from nerfkit.data.load import load_capture
-from nerfkit.data.readers.colmap import model as colmap
+from nerfkit.data.readers.colmap import writer as colmap
 from nerfkit.data.readers.transforms.writer import check_writable, write_transforms
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.errors import SceneError, UserError
@@ -145,7 +145,7 @@ def refusals(capture: Capture) -> dict[str, str]:
     """The formats of FORMATS that cannot hold the cameras, and why."""
     checks = {
         "transforms": lambda: check_writable(_listed(capture)),
-        "colmap": lambda: colmap.check_writable(capture, text=True),
+        "colmap": lambda: colmap.check_writable(capture),
         "path": lambda: path_of(capture),
     }
     refused = {}
@@ -181,7 +181,7 @@ def write(capture: Capture, formats: tuple[str, ...], output: OutputFolder, of_r
         for part in ("cameras", "images", "points3D"):
             folder.note(f"{part}.txt")
             names.append(f"{MODEL}/{part}.txt")
-        colmap.write_model(folder.path, capture, text=True)
+        colmap.write_model(folder.path, capture)
     return names
 
 

@@ -17,8 +17,7 @@ from tqdm import tqdm
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.images.batch import TrainingViews
-from nerfkit.data.images.pixel_source import WindowOfPixels
+from nerfkit.data.images.batch import TrainingViews, WindowOfPixels
 from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json

@@ -9,6 +9,7 @@ much memory, of evenly spaced points, between which they are interpolated.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
@@ -85,9 +86,8 @@ class Cameras:
                     f"Cameras: {name} must have shape [{', '.join(['V', *map(str, shape[1:])])}], "
                     f"got {list(getattr(self, name).shape)}"
                 )
-        for side in (*_unique(self.width), *_unique(self.height)):
-            if not isinstance(side, int) or side < 1:
-                raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
+        if not all(isinstance(side, int) and side >= 1 for size in set(self.sizes()) for side in size):
+            raise SceneError(f"Cameras: width and height must be whole pixels, got {self.width} and {self.height}")
 
     @classmethod
     def of_lenses(cls, camera_to_world: Tensor, lenses: list[Lens]) -> Cameras:
@@ -110,7 +110,7 @@ class Cameras:
         table = self.table and replace(
             self.table, **{name: getattr(self.table, name)[views] for name in ("first", "across", "step")}
         )
-        return replace(self._each(lambda tensor: tensor[views]), lenses=lenses, table=table)
+        return replace(_each_tensor(self, lambda tensor: tensor[views]), lenses=lenses, table=table)
 
     def size(self, view: int | None = None) -> tuple[int, int]:
         """Width and height of one view, or of all; raises SceneError if they differ."""
@@ -131,12 +131,8 @@ class Cameras:
 
     def to(self, device: torch.device | str) -> Cameras:
         """The same cameras on `device`."""
-        moved = self._each(lambda tensor: tensor.to(device))
-        return replace(moved, table=_each_tensor(self.table, lambda tensor: tensor.to(device)) if self.table else None)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Cameras:
-        """The same cameras with every tensor of theirs changed."""
-        return _each_tensor(self, change)
+        table = self.table and _each_tensor(self.table, lambda tensor: tensor.to(device))
+        return replace(_each_tensor(self, lambda tensor: tensor.to(device)), table=table)
 
     def pinhole(self) -> Cameras:
         """The same cameras without distortion."""
@@ -176,17 +172,17 @@ class Cameras:
         if self.table is None:
             return None
         width, height = self.size(view)
-        pixel = torch.arange(width * height, device=self.focal.device)
-        row, column = pixel // width, pixel % width
-        known = self.table.at(torch.full_like(pixel, view), column, row)[1]
-        return known.unflatten(0, (height, width))
+        return self.table.at(*self._pixels(view, 0, width * height))[1].unflatten(0, (height, width))
 
     def image_rays(self, view: int, start: int = 0, end: int | None = None) -> Rays:
         """Rays of pixels start..end of one image, row by row."""
         width, height = self.size(view)
-        end = width * height if end is None else end
-        pixel = torch.arange(start, end, device=self.focal.device)
-        return self.rays(torch.full_like(pixel, view), pixel % width, pixel // width)
+        return self.rays(*self._pixels(view, start, width * height if end is None else end))
+
+    def _pixels(self, view: int, start: int, end: int) -> tuple[Tensor, Tensor, Tensor]:
+        """View, column and row of pixels start..end of one image."""
+        pixel, width = torch.arange(start, end, device=self.focal.device), self.size(view)[0]
+        return torch.full_like(pixel, view), pixel % width, pixel // width
 
     def project(self, points: Tensor, view: int) -> tuple[Tensor, Tensor]:
         """Pixel coordinates [P, 2] and depth along -z [P] of world points [P, 3] in one view."""
@@ -204,7 +200,7 @@ class Cameras:
 
 def _table(lenses: list[Lens]) -> DirectionTable:
     distinct = list(dict.fromkeys(lenses))
-    spacing = _spacing(distinct)
+    spacing, _ = _spacing(distinct)
     nodes = {lens: lens.nodes(spacing) for lens in distinct}  # across, down
     ends = torch.tensor([across * down for across, down in nodes.values()]).cumsum(0).tolist()
     first = dict(zip(distinct, [0, *ends], strict=False))
@@ -225,19 +221,18 @@ def _table(lenses: list[Lens]) -> DirectionTable:
 
 def table_size(lenses: list[Lens]) -> int:
     """How many directions cameras of distinct lenses keep; none of pinholes."""
-    if all(lens.is_pinhole for lens in lenses):
-        return 0
-    spacing = _spacing(lenses)
-    return sum(across * down for across, down in (lens.nodes(spacing) for lens in lenses))
+    return 0 if all(lens.is_pinhole for lens in lenses) else _spacing(lenses)[1]
 
 
-def _spacing(lenses: list[Lens]) -> int:
-    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens."""
-    if len(lenses) == 1:
-        return 1
+def _spacing(lenses: list[Lens]) -> tuple[int, int]:
+    """The closest of SPACINGS with which the table of all lenses has MAX_DIRECTIONS nodes at most; 1 for one lens.
+
+    And how many nodes it has.
+    """
     for spacing in SPACINGS:
-        if sum(across * down for across, down in (lens.nodes(spacing) for lens in lenses)) <= MAX_DIRECTIONS:
-            return spacing
+        n_nodes = sum(math.prod(lens.nodes(spacing)) for lens in lenses)
+        if n_nodes <= MAX_DIRECTIONS or len(lenses) == 1:
+            return spacing, n_nodes
     raise SceneError(
         f"the {len(lenses)} lenses with distortion have more than {MAX_DIRECTIONS * spacing**2} pixels together; "
         "raise data.downscale, or undistort the images with COLMAP's image_undistorter"
@@ -247,10 +242,6 @@ def _spacing(lenses: list[Lens]) -> int:
 def one_or_all(values: list[int]) -> int | Tensor:
     """The value that all of [V] have, or all of them."""
     return values[0] if len(set(values)) == 1 else torch.tensor(values)
-
-
-def _unique(side: Any) -> list[Any]:
-    return side.unique().tolist() if isinstance(side, Tensor) else [side]
 
 
 def _each_tensor(thing: Any, change: Callable[[Tensor], Tensor]) -> Any:

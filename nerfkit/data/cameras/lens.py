@@ -68,7 +68,6 @@ class DirectionMap(NamedTuple):
 
     directions: Tensor  # [N, 3] float32, of unit length, OpenGL axes: x right, y up, z backwards
     valid: Tensor  # [N] bool; where False, no direction leads to the node, and `directions` holds the axis
-    max_residual: float  # pixels, of the valid ones
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,12 @@ class Lens:
     height: int
 
     def __post_init__(self) -> None:
-        _check_model(self.model)
+        if self.model in list(UNSUPPORTED):
+            raise SceneError(f"camera model {self.model} is not supported; {UNDISTORT}")
+        if self.model not in list(MODELS):  # a list: what cannot be hashed is none of them either
+            raise SceneError(
+                f"unknown camera model {_got(self.model)}; known are {', '.join(MODELS)}; else {UNDISTORT}"
+            )
         _check_size(self.width, self.height)
         object.__setattr__(self, "params", _checked_params(self.model, self.params))
         _check_values(self)
@@ -94,13 +98,13 @@ class Lens:
     @property
     def focal(self) -> tuple[float, float]:
         """(fx, fy) [pixels]."""
-        named = self._named()
+        named = self.named()
         return named.get("fx", named.get("f")), named.get("fy", named.get("f"))
 
     @property
     def center(self) -> tuple[float, float]:
         """(cx, cy), the principal point from the upper left corner [pixels]."""
-        named = self._named()
+        named = self.named()
         return named["cx"], named["cy"]
 
     @property
@@ -118,7 +122,7 @@ class Lens:
         _check_size(width, height)
         scale_x, scale_y = width / self.width, height / self.height
         model = self.model if scale_x == scale_y else TWO_FOCALS.get(self.model, self.model)
-        named = self._named() | dict(zip(("fx", "fy"), self.focal, strict=True))
+        named = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True))
         for key in ("f", "fx", "cx"):
             named[key] = named.get(key, 0.0) * scale_x
         for key in ("fy", "cy"):
@@ -151,61 +155,42 @@ class Lens:
             return self.width, self.height
         return tuple(1 + max(1, math.ceil((side - 1) / spacing)) for side in (self.width, self.height))
 
-    def direction_map(self, spacing: int = 1, device: torch.device | str = "cpu") -> DirectionMap:
+    def direction_map(self, spacing: int = 1) -> DirectionMap:
         """Directions at `nodes(spacing)`, 1 for all pixels; raises SceneError if more than 2 % of them have none."""
-        columns, rows = self.nodes(spacing)
-        directions = torch.empty(columns * rows, 3, device=device)
-        valid = torch.empty(columns * rows, dtype=torch.bool, device=device)
-        max_residual, start = 0.0, 0
-        for pixels in self._node_chunks(columns, rows, device):
+        directions, valid = [], []
+        for pixels in self._node_chunks(spacing):
             found, residual = self.unproject(pixels)  # [N, 3], [N]
-            part, good = slice(start, start + len(pixels)), residual <= TOLERANCE
-            directions[part], valid[part] = _for_rays(found, good), good
-            max_residual = max(max_residual, residual.where(good, 0).max().item())
-            start += len(pixels)
-        self._check_share(valid, columns, rows)
-        return DirectionMap(directions, valid, max_residual)
+            valid.append(residual <= TOLERANCE)
+            x, y, z = torch.where(valid[-1][:, None], found, found.new_tensor([0.0, 0.0, 1.0])).unbind(-1)
+            directions.append(normalize(torch.stack([x, -y, -z], dim=-1), dim=-1).float())
+        made = DirectionMap(torch.cat(directions), torch.cat(valid))
+        share = (~made.valid).sum().item() / len(made.valid)
+        if share > MAX_INVALID:
+            invalid = torch.cat(list(self._node_chunks(spacing)))[~made.valid]
+            nearest = torch.linalg.vector_norm(invalid - invalid.new_tensor(self.center), dim=-1).min().item()
+            params = ", ".join(f"{name} {value:g}" for name, value in self.named().items())
+            raise SceneError(
+                f"the lens {self.model} of {self.width}x{self.height} images, {params}, has no directions for "
+                f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point, where its "
+                f"polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
+            )
+        return made
 
     @property
     def _equations(self) -> Perspective | Fisheye:
         return _equations(self.model, self.params)
 
-    def _named(self) -> dict[str, float]:
+    def named(self) -> dict[str, float]:
         """Parameters by name."""
         return dict(zip(MODELS[self.model][1], self.params, strict=True))
 
-    def _node_chunks(self, columns: int, rows: int, device: torch.device | str) -> Iterator[Tensor]:
+    def _node_chunks(self, spacing: int) -> Iterator[Tensor]:
         """Nodes [N, 2] in pixels, float64, a few rows at a time."""
-        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64, device=device)
-        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64, device=device)
+        columns, rows = self.nodes(spacing)
+        x = torch.linspace(0.5, self.width - 0.5, columns, dtype=torch.float64)
+        y = torch.linspace(0.5, self.height - 0.5, rows, dtype=torch.float64)
         for part in y.split(max(1, CHUNK // columns)):
             yield torch.cartesian_prod(part, x).flip(-1)
-
-    def _check_share(self, valid: Tensor, columns: int, rows: int) -> None:
-        """Refuse the lens if too many of its nodes are not valid."""
-        share = (~valid).sum().item() / len(valid)
-        if share <= MAX_INVALID:
-            return
-        nearest, start = math.inf, 0
-        for pixels in self._node_chunks(columns, rows, valid.device):
-            bad = pixels[~valid[start : start + len(pixels)]] - pixels.new_tensor(self.center)
-            nearest = min(nearest, torch.linalg.vector_norm(bad, dim=-1).min().item() if len(bad) else math.inf)
-            start += len(pixels)
-        raise SceneError(
-            f"the lens {self.model} of {self.width}x{self.height} images, {self._described()}, has no directions for "
-            f"{100 * share:.3g} % of the pixels, beyond {nearest:.4g} pixels from its principal point, where its "
-            f"polynomial folds back; crop the images, calibrate with another model, or {UNDISTORT}"
-        )
-
-    def _described(self) -> str:
-        return ", ".join(f"{name} {value:g}" for name, value in self._named().items())
-
-
-def _for_rays(directions: Tensor, valid: Tensor) -> Tensor:
-    """Unit directions [N, 3] float32 in OpenGL axes of those in OpenCV's; the axis where not valid."""
-    x, y, z = directions.unbind(-1)
-    x, y, z = torch.where(valid, x, 0), torch.where(valid, y, 0), torch.where(valid, z, 1)
-    return normalize(torch.stack([x, -y, -z], dim=-1), dim=-1).float()
 
 
 @lru_cache(maxsize=4096)
@@ -220,35 +205,30 @@ def _equations(model: str, params: tuple[float, ...]) -> Perspective | Fisheye:
     return Perspective((k1, k2, k3, 0.0), (k4, k5, k6), (p1, p2))
 
 
-def _check_model(model: str) -> None:
-    if isinstance(model, str) and model in UNSUPPORTED:
-        raise SceneError(f"camera model {model} is not supported; {UNDISTORT}")
-    if not isinstance(model, str) or model not in MODELS:
-        name = shown(reprlib.repr(model))
-        raise SceneError(f"unknown camera model {name}; known are {', '.join(MODELS)}; else {UNDISTORT}")
+def _got(value: object) -> str:
+    return shown(reprlib.repr(value))
 
 
 def _check_size(width: int, height: int) -> None:
     for name, side in (("width", width), ("height", height)):
         if not isinstance(side, int) or isinstance(side, bool) or not 1 <= side <= SIDE_LIMIT:
-            got = shown(reprlib.repr(side))
-            raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {got}")
+            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
+            raise SceneError(f"{name} must be {wanted}, got {_got(side)}")
 
 
 def _checked_params(model: str, params: tuple[float, ...]) -> tuple[float, ...]:
     """The parameters as floats; raises SceneError of a wrong number of them, and of what is no number."""
     names = MODELS[model][1]
     if not isinstance(params, (tuple, list)) or len(params) != len(names):
-        got = f"{len(params)}: " if isinstance(params, (tuple, list)) else ""
-        got += shown(reprlib.repr(params))
-        raise SceneError(f"camera model {model} has {len(names)} parameters ({', '.join(names)}), got {got}")
+        wanted = f"{len(names)} parameters ({', '.join(names)})"
+        count = f"{len(params)}: " if isinstance(params, (tuple, list)) else ""
+        raise SceneError(f"camera model {model} has {wanted}, got {count}{_got(params)}")
     for name, value in zip(names, params, strict=True):
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if not is_number or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
             limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
-            got = shown(reprlib.repr(value))
-            raise SceneError(f"camera model {model}: {name} must be a number {limits}, got {got}")
-    return tuple(float(value) for value in params)
+            raise SceneError(f"camera model {model}: {name} must be a number {limits}, got {_got(value)}")
+    return tuple(map(float, params))
 
 
 def _check_values(lens: Lens) -> None:
@@ -257,8 +237,12 @@ def _check_values(lens: Lens) -> None:
     for axis, focal in zip("xy", lens.focal, strict=True):
         if not lowest <= focal <= highest:
             name = f"f{axis}" if f"f{axis}" in MODELS[lens.model][1] else "f"
-            raise SceneError(f"{where}: {name} must lie between {lowest:g} and {highest:g} pixels, got {focal:g}")
-    for name, value, side in zip(("cx", "cy"), lens.center, (lens.width, lens.height), strict=True):
+            wanted = f"between {lowest:g} and {highest:g} pixels"
+            raise SceneError(f"{where}: the focal length {name} must lie {wanted}, got {focal:g}")
+    for value, side in zip(lens.center, (lens.width, lens.height), strict=True):
         if not -CENTER_MARGIN * side <= value <= (1 + CENTER_MARGIN) * side:
+            place = "(cx {:g}, cy {:g})".format(*lens.center)
             size = f"{lens.width}x{lens.height}"
-            raise SceneError(f"{where}: {name} {value:g} lies far outside of {size} images; is it of another size?")
+            raise SceneError(
+                f"{where}: the principal point {place} lies far outside of {size} images; is it of another size?"
+            )

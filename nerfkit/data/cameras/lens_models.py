@@ -58,11 +58,9 @@ class Perspective:
 
     def unproject(self, distorted: Tensor) -> Tensor:
         """Unit directions [N, 3] of (x', y') [N, 2] float64; where there is none, `project` of it is NaN or far off."""
-        if self.is_pinhole:
-            plane = distorted
-        else:
-            plane = self._undistort_radial(distorted)
-            plane = self._newton(plane, distorted) if any(self.tangential) else plane
+        plane = distorted if self.is_pinhole else self._undistort_radial(distorted)
+        if any(self.tangential):
+            plane = self._newton(plane, distorted)
         return normalize(torch.cat([plane, torch.ones_like(plane[:, :1])], dim=-1), dim=-1)
 
     def _sees(self, points: Tensor) -> Tensor:
@@ -70,7 +68,7 @@ class Perspective:
         plane = points[:, :2] / points[:, 2:]
         seen = (points[:, 2] > 0) & (plane.square().sum(-1) < self.fold**2)
         if any(self.tangential):
-            (xx, xy), yy = self._slopes(plane)
+            xx, xy, yy = self._slopes(plane)
             seen &= (xx > 0) & (xx * yy > xy * xy)  # positive definite, as it is at the centre
         return seen
 
@@ -93,14 +91,14 @@ class Perspective:
         distorted_y = factor * y + 2 * p2 * x * y + p1 * (r2 + 2 * y * y)
         return torch.stack([distorted_x, distorted_y], dim=-1)
 
-    def _slopes(self, plane: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """(dx'/dx, dx'/dy = dy'/dx), dy'/dy at (x, y) [N, 2], [N] each."""
+    def _slopes(self, plane: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """dx'/dx, dx'/dy = dy'/dx and dy'/dy at (x, y) [N, 2], [N] each."""
         (x, y), (p1, p2) = plane.unbind(-1), self.tangential
         factor, slope = self._factor(x * x + y * y)
         xx = factor + 2 * slope * x * x + 2 * p1 * y + 6 * p2 * x
         xy = 2 * slope * x * y + 2 * p1 * x + 2 * p2 * y
         yy = factor + 2 * slope * y * y + 6 * p1 * y + 2 * p2 * x
-        return (xx, xy), yy
+        return xx, xy, yy
 
     def _undistort_radial(self, distorted: Tensor) -> Tensor:
         """(x, y) [N, 2] whose radial distortion alone gives (x', y') [N, 2]; NaN where nothing does.
@@ -123,7 +121,7 @@ class Perspective:
         """(x, y) [N, 2] that give (x', y'), from a start that is near."""
         for _ in range(NEWTON_ITERATIONS):
             error_x, error_y = (self._distort(plane) - distorted).unbind(-1)
-            (xx, xy), yy = self._slopes(plane)
+            xx, xy, yy = self._slopes(plane)
             step = torch.stack([yy * error_x - xy * error_y, xx * error_y - xy * error_x], dim=-1)
             step = step / (xx * yy - xy * xy)[:, None]
             plane = plane - step
@@ -147,8 +145,12 @@ class Fisheye:
     @cached_property
     def fold(self) -> float:
         """Angle [radians] at which t' stops rising; pi, straight behind, if it never does."""
-        slope = [(2 * power + 1) * value for power, value in enumerate((1, *self.coefficients))]  # in powers of t2
-        return min(math.sqrt(_first_root(slope)), math.pi)
+        return min(math.sqrt(_first_root(self._slopes)), math.pi)
+
+    @property
+    def _slopes(self) -> tuple[float, ...]:
+        """Coefficients of dt'/dt in powers of t2."""
+        return tuple((2 * power + 1) * value for power, value in enumerate((1, *self.coefficients)))
 
     def project(self, points: Tensor) -> Tensor:
         """(x', y') [N, 2] of points [N, 3]; NaN straight behind, at the camera itself and beyond the fold."""
@@ -172,8 +174,7 @@ class Fisheye:
     def _bend(self, angle: Tensor) -> tuple[Tensor, Tensor]:
         """t' and its derivative at angles t [N]."""
         factor = _polynomial((1, *self.coefficients), angle * angle)
-        slopes = tuple((2 * power + 1) * value for power, value in enumerate((1, *self.coefficients)))
-        return angle * factor, _polynomial(slopes, angle * angle)
+        return angle * factor, _polynomial(self._slopes, angle * angle)
 
 
 def _polynomial(coefficients: tuple[float, ...], x: Tensor) -> Tensor:

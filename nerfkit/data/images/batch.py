@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of training: random rays of the training views, with their pixels."""
+"""Batches of training: random rays of the training views, with their pixels.
+
+The pixels come from all images on the device, or from a window of them that moves on.
+"""
 
 from __future__ import annotations
 
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nerfkit.data.cameras.cameras import Cameras, Rays
-from nerfkit.data.images.pixel_source import pixel_source
 from nerfkit.data.images.pixels import BACKGROUNDS
 from nerfkit.data.images.pool import ImagePool, pool_of
-from nerfkit.device import generator_on
+from nerfkit.device import available_memory, generator_on
 from nerfkit.errors import SceneError
+
+SHARE_OF_IMAGES = 0.5  # of the device's free memory; the rest is the model's and a step's
+REFRESH_EVERY = 16  # steps, at most, after which a window takes another image in
+MIN_WINDOW = 8  # images
 
 
 class Batch(NamedTuple):
@@ -92,3 +99,148 @@ class TrainingViews:
         if drawn.ignored is not None:
             weight = weight * ~drawn.ignored
         return Batch(rays, drawn.color, weight, background, jitter, self.progress)
+
+
+class DrawnPixels(NamedTuple):
+    """R pixels of the training images."""
+
+    view: Tensor  # [R] int64
+    row: Tensor  # [R] int64
+    column: Tensor  # [R] int64
+    color: Tensor  # [R, 3 or 4] uint8, straight alpha
+    ignored: Tensor | None  # [R] bool, pixels that do not count; None if all count
+
+
+def pixel_source(pool: ImagePool, device: torch.device, n_steps: int) -> AllPixels | WindowOfPixels:
+    """All images on the device, where they fit into half of its free memory, else a window of them.
+
+    In `n_steps` of training every image comes into the window, if one step for each is enough.
+    """
+    free = available_memory(device)
+    is_there = pool.pixels.device.type == device.type and device.index in (None, pool.pixels.device.index)
+    if is_there or free is None or pool.bytes() <= SHARE_OF_IMAGES * free:
+        return AllPixels(pool.to(device))
+    return WindowOfPixels(pool, device, int(SHARE_OF_IMAGES * free), n_steps)
+
+
+class AllPixels:
+    """Every image is on the device."""
+
+    def __init__(self, pool: ImagePool):
+        self.pool, self.device = pool, pool.pixels.device
+        self.text = f"all {len(pool)} on {self.device}, {pool.bytes() / 2**20:.0f} MB"
+        self.size = pool.sizes[0] if len(set(pool.sizes)) == 1 else None  # of every image; None if they differ
+        self.widths = torch.tensor([width for width, _ in pool.sizes], device=self.device)  # [V]
+
+    def draw(self, n_pixels: int) -> DrawnPixels:
+        """Random pixels of random images."""
+        drawing = {"device": self.device, "generator": generator_on(self.device)}
+        if self.size is not None:
+            width, height = self.size
+            view, row, column = (torch.randint(n, (n_pixels,), **drawing) for n in (len(self.pool), height, width))
+            pixel = (view * height + row) * width + column
+        else:
+            pixel = torch.randint(self.pool.pixels.shape[0], (n_pixels,), **drawing)
+            view = torch.searchsorted(self.pool.first, pixel, right=True) - 1
+            within, width = pixel - self.pool.first[view], self.widths[view]
+            row = within // width
+            column = within - row * width
+        ignored = None if self.pool.ignored is None else self.pool.ignored[pixel]
+        return DrawnPixels(view, row, column, self.pool.pixels[pixel], ignored)
+
+    def move_to(self, step: int) -> None:
+        """Nothing moves."""
+
+
+class WindowOfPixels:
+    """K of the V images are on the device; every few steps the oldest makes room for another.
+
+    Images come in the order of one random permutation after another, each of which shows every image once; where one
+    ends, an image may be there twice. A thread puts the next one into pinned memory while steps run.
+    """
+
+    def __init__(self, pool: ImagePool, device: torch.device, n_bytes: int, n_steps: int = 10**9):
+        self.pool, self.device = pool, device
+        channels = pool.pixels.shape[1]
+        self.slot_size = max(width * height for width, height in pool.sizes)  # pixels
+        n_slots = min(len(pool), n_bytes // (self.slot_size * (channels + (pool.ignored is not None))))
+        if n_slots < min(MIN_WINDOW, len(pool)):
+            raise SceneError(
+                f"the images do not fit into {n_bytes / 2**30:.1f} GB, half of what is free on {device}, nor do "
+                f"{MIN_WINDOW} of them; raise data.downscale"
+            )
+        self.n_slots = n_slots
+        self.every = max(1, min(REFRESH_EVERY, (n_steps - 1) // max(1, len(pool) - n_slots)))  # steps
+        too_few = n_slots + (n_steps - 1) // self.every < len(pool)
+        self.text = (
+            f"{n_slots} of {len(pool)} at a time on {device}, one exchanged every {self.every} steps: all take "
+            f"{pool.bytes() / 2**30:.1f} GB, more than half of what is free there"
+            + "; TOO FEW STEPS for all of them to be seen"
+            * too_few
+        )
+        n_pixels = n_slots * self.slot_size
+        self.colors = torch.empty(n_pixels, channels, dtype=torch.uint8, device=device)
+        self.ignored = None if pool.ignored is None else torch.empty(n_pixels, dtype=torch.bool, device=device)
+        self.widths = torch.tensor([width for width, _ in pool.sizes], device=device)  # [V]
+        self.counts = torch.tensor([width * height for width, height in pool.sizes])  # [V] pixels
+        self.slot_view = torch.zeros(n_slots, dtype=torch.int64, device=device)  # [K]
+        self.slot_end = torch.zeros(n_slots, dtype=torch.int64, device=device)  # [K] pixels up to each slot's last
+        self.views = [0] * n_slots  # slot_view, on the host
+        self.refreshes = -1  # done
+        self.thread = ThreadPoolExecutor(1, "images")
+        self.staged: tuple[int, Future] | None = None  # a view, and its pinned copy
+        self.order: tuple[int, list[int]] = (-1, [])  # number of the permutation, and itself
+
+    def draw(self, n_pixels: int) -> DrawnPixels:
+        """Random pixels of the images in the window."""
+        n_all = self.slot_end[-1]
+        drawing = {"device": self.device, "generator": generator_on(self.device)}
+        number = (torch.rand(n_pixels, dtype=torch.float64, **drawing) * n_all).long().clamp(max=n_all - 1)
+        slot = torch.searchsorted(self.slot_end, number, right=True)
+        first = torch.where(slot > 0, self.slot_end[slot - 1], 0)
+        within, view = number - first, self.slot_view[slot]
+        width = self.widths[view]
+        row, pixel = within // width, slot * self.slot_size + within
+        ignored = None if self.ignored is None else self.ignored[pixel]
+        return DrawnPixels(view, row, within - row * width, self.colors[pixel], ignored)
+
+    def move_to(self, step: int) -> None:
+        """Bring in the images of step `step`: one, mostly, or all after a jump."""
+        wanted = step // self.every if self.n_slots < len(self.pool) else 0
+        if wanted == self.refreshes:
+            return
+        missed = wanted - self.refreshes
+        if self.refreshes < 0 or not 0 < missed < self.n_slots:
+            missed = self.n_slots
+        for number in range(wanted - missed, wanted):
+            self._fill(number % self.n_slots, self._view(self.n_slots + number))
+        self.refreshes = wanted
+        self.slot_view.copy_(torch.tensor(self.views))
+        self.slot_end.copy_(self.counts[self.views].cumsum(0))
+        following = self._view(self.n_slots + wanted)
+        self.staged = (following, self.thread.submit(self._stage, following))
+
+    def _view(self, number: int) -> int:
+        """The image that comes in as the `number`-th of all, in any run of these images."""
+        epoch, index = divmod(number, len(self.pool))
+        if self.order[0] != epoch:
+            self.order = epoch, torch.randperm(len(self.pool), generator=torch.Generator().manual_seed(epoch)).tolist()
+        return self.order[1][index]
+
+    def _stage(self, view: int) -> tuple[Tensor, Tensor | None]:
+        """Pixels of an image, and which of them are ignored, in pinned memory."""
+        rows = self.pool.rows(view)
+        parts = [self.pool.pixels[rows], None if self.pool.ignored is None else self.pool.ignored[rows]]
+        pinned = self.device.type == "cuda"
+        return tuple(part.pin_memory() if pinned and part is not None else part for part in parts)
+
+    def _fill(self, slot: int, view: int) -> None:
+        if self.staged is not None and self.staged[0] == view:
+            colors, ignored = self.staged[1].result()
+        else:
+            colors, ignored = self._stage(view)
+        start = slot * self.slot_size
+        self.colors[start : start + len(colors)].copy_(colors, non_blocking=True)
+        if ignored is not None:
+            self.ignored[start : start + len(ignored)].copy_(ignored, non_blocking=True)
+        self.views[slot] = view

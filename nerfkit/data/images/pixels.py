@@ -50,12 +50,8 @@ class ImageHeader(NamedTuple):
 
     def as_stored(self) -> ImageHeader:
         """The header of the image without its EXIF orientation."""
-        return self._turned(1)
-
-    def _turned(self, turn: int) -> ImageHeader:
-        swapped = (self.turn in SWAPPING) != (turn in SWAPPING)
-        width, height = (self.height, self.width) if swapped else (self.width, self.height)
-        return self._replace(width=width, height=height, turn=turn)
+        width, height = (self.height, self.width) if self.turn in SWAPPING else (self.width, self.height)
+        return self._replace(width=width, height=height, turn=1)
 
 
 def image_header(path: Path) -> ImageHeader:
@@ -150,17 +146,29 @@ def _opened(path: Path) -> Iterator[Image.Image]:
 
 
 def _header(image: Image.Image) -> ImageHeader:
-    decoding_bytes = DECODING_BYTES[image.format] * image.width * image.height
-    stored = ImageHeader(*image.size, image.has_transparency_data, decoding_bytes)
+    width, height = image.size
+    decoding_bytes = DECODING_BYTES[image.format] * width * height
     # Pillow would decode a PNG to look for EXIF after its pixels: that waits until they are wanted.
-    return stored._turned(_orientation(image)) if image.format != "PNG" or "exif" in image.info else stored
+    turn = _orientation(image) if image.format != "PNG" or "exif" in image.info else 1
+    if turn in SWAPPING:
+        width, height = height, width
+    return ImageHeader(width, height, image.has_transparency_data, decoding_bytes, turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation, 1 where there is none."""
+    orientation = image.getexif().get(ORIENTATION, 1)
+    return orientation if orientation in TRANSPOSES else 1
 
 
 def _decode(image: Image.Image, path: Path) -> None:
     told_late = image.format == "PNG" and "exif" not in image.info  # a PNG may tell it after its pixels
     image.load()
-    if told_late:
-        _check_orientation(image, path)
+    if told_late and (orientation := _orientation(image)) != 1:
+        raise SceneError(
+            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too "
+            "late to be heeded; turn its pixels, and remove the tag"
+        )
 
 
 def _fill(out: np.ndarray, image: Image.Image, header: ImageHeader, path: Path) -> None:
@@ -190,21 +198,6 @@ def _check_kind(image: Image.Image, path: Path) -> None:
         raise SceneError(f"image {shown(path)} is 16-bit gray with a transparent value; save it as RGBA")
     if image.format in ("PNG", "WEBP") and getattr(image, "is_animated", False):
         raise SceneError(f"image {shown(path)} is animated; save the frame that is meant as a file of its own")
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation, 1 where there is none."""
-    orientation = image.getexif().get(ORIENTATION, 1)
-    return orientation if orientation in TRANSPOSES else 1
-
-
-def _check_orientation(image: Image.Image, path: Path) -> None:
-    orientation = _orientation(image)
-    if orientation != 1:
-        raise SceneError(
-            f"image {shown(path)} has its EXIF orientation ({orientation}) after its pixels, where it is found too "
-            "late to be heeded; turn its pixels, and remove the tag"
-        )
 
 
 def read_mask(path: Path, size: tuple[int, int]) -> np.ndarray:

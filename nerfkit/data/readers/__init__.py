@@ -29,12 +29,10 @@ class Reader(NamedTuple):
     read: Callable[[Path], Capture]
 
 
-def _is_synthetic(folder: Path) -> bool:
-    return any(os.path.lexists(folder / f"transforms_{split}.json") for split in transforms_capture.SPLITS)
-
-
 READERS = {
-    "nerf_synthetic": Reader("transforms_train.json", _is_synthetic, transforms_capture.read_synthetic),
+    "nerf_synthetic": Reader(
+        "transforms_train.json", transforms_capture.is_synthetic, transforms_capture.read_synthetic
+    ),
     "transforms": Reader("transforms.json", transforms_capture.recognises, transforms_capture.read),
     "colmap": Reader("sparse/0 (cameras, images, points3D) and images", colmap.recognises, colmap.read),
     "llff": Reader("poses_bounds.npy and images", llff.recognises, llff.read),

@@ -4,23 +4,58 @@
 The model is in sparse/0 (of several numbered ones the one with most images), colmap/sparse/0, sparse, colmap/sparse, or
 the folder itself; the images are in images, or where most of the model's names are found; masks, black where pixels
 are ignored, in masks.
+
+A model is cameras, images and points3D files, either .bin or .txt. Poses turn from COLMAP's world-to-camera in OpenCV
+axes to camera-to-world in OpenGL axes; the world stays as it is. Models of rigs have rigs and frames files beside them;
+their images file states the pose of each image nevertheless.
 """
 
 from __future__ import annotations
 
 import os
+import posixpath
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
-from nerfkit.data.capture import Capture, PosedImage
+import numpy as np
+
+from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.notes import notes_of
-from nerfkit.data.readers.colmap.model import Model, count_images, is_model, read_model
+from nerfkit.data.readers.colmap import binary as colmap_binary
+from nerfkit.data.readers.colmap import text as colmap_text
+from nerfkit.data.readers.colmap.records import COORDINATE_LIMIT, ImageRecord, cameras_of, images_of
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
+FORMS: dict[str, ModuleType] = {".bin": colmap_binary, ".txt": colmap_text}
+PARTS = ("cameras", "images", "points3D", "rigs", "frames")
+QUATERNION_LIMITS = (1e-6, 1e6)  # of its length, which should be 1
+TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
 PARENTS = ("sparse", "colmap/sparse", "")  # folders that models are in
 PROBES = 200  # names that are looked for to find the folder of images
 FOLDERS_LIMIT = 100  # in which images are looked for
+
+
+@dataclass(frozen=True)
+class ModelImage:
+    """One image with its pose."""
+
+    name: str
+    camera_id: int
+    camera_to_world: np.ndarray  # [3, 4] float64, OpenGL axes
+
+
+@dataclass(frozen=True)
+class Model:
+    """A sparse model."""
+
+    cameras: dict[int, Lens]  # by id
+    images: list[ModelImage]  # sorted by name
+    points: Points | None  # whose views are indices into `images`
+    notes: tuple[str, ...] = ()  # what a user should know, one line each
 
 
 def recognises(folder: Path) -> bool:
@@ -30,31 +65,24 @@ def recognises(folder: Path) -> bool:
 
 def read(folder: Path) -> Capture:
     """The images of the sparse model, with or without a file; raises SceneError."""
-    model_folder, notes = _find_model(folder)
-    model = read_model(model_folder)
-    names = [image.name for image in model.images]
-    image_folder, image_notes = _find_images(folder, [native(name, shown(model_folder)) for name in names])
+    try:
+        model_folder, notes = _find_model(folder)
+        model = read_model(model_folder)
+        names = [image.name for image in model.images]
+        paths = [native(name, shown(model_folder)) for name in names]
+        image_folder, image_notes = _find_images(folder, paths)
+    except OSError as problem:
+        raise SceneError(f"cannot read {shown(folder)}: {problem.strerror}") from None
     masks, mask_notes = find_masks(folder, names)
-    return Capture(
-        name=folder.resolve().name,
-        format="colmap",
-        images=_posed_images(model, image_folder, masks),
-        points=model.points,
-        notes=notes_of(*notes, *model.notes, *image_notes, *mask_notes),
-    )
-
-
-def _posed_images(model: Model, folder: Path, masks: dict[str, Path]) -> list[PosedImage]:
-    return [
+    images = [
         PosedImage(
-            name=image.name,
-            file=folder / native(image.name, shown(model.folder)),
-            camera_to_world=image.camera_to_world,
-            lens=model.cameras[image.camera_id],
-            mask=masks.get(image.name),
+            image.name, image_folder / path, image.camera_to_world, model.cameras[image.camera_id],
+            masks.get(image.name),
         )
-        for image in model.images
-    ]
+        for image, path in zip(model.images, paths, strict=True)
+    ]  # fmt: skip
+    notes = notes_of(*notes, *model.notes, *image_notes, *mask_notes)
+    return Capture(folder.resolve().name, "colmap", images, model.points, notes=notes)
 
 
 def _models(folder: Path, parent: str) -> list[Path]:
@@ -64,26 +92,24 @@ def _models(folder: Path, parent: str) -> list[Path]:
         numbered = sorted((n for n in os.listdir(place) if n.isdecimal()), key=lambda n: (int(n), n)) if parent else []
     except (OSError, ValueError):  # there is no such folder
         return []
-    return [model for model in (*(place / name for name in numbered), place) if is_model(model)]
+    places = [*(place / name for name in numbered), place]
+    return [model for model in places if files_in(model, "cameras", "images")]
 
 
 def _find_model(folder: Path) -> tuple[Path, list[str]]:
     """The folder of the model, and a note if there are others."""
-    found = [_models(folder, parent) for parent in PARENTS]
-    models = next((group for group in found if group), None)
-    if models is None:
+    first, *others = [models for parent in PARENTS if (models := _models(folder, parent))] or [[]]
+    if not first:
         raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
-    others = [model for group in found if group is not models for model in group]
-    if len(models) == 1:
-        best, notes = models[0], []
-    else:
-        counts = [count_images(model) for model in models]
-        best = models[counts.index(max(counts))]
-        rest = [f"{_short(m, folder)} {n}" for m, n in zip(models, counts, strict=True) if m != best]
-        what = f"{_short(best, folder)} is read, the one of {len(models)} models with most images ({max(counts)}; "
+    best, notes = first[0], []
+    if len(first) > 1:
+        counts = {model: count_images(model) for model in first}
+        best = max(counts, key=counts.__getitem__)
+        rest = [f"{_short(model, folder)} {count}" for model, count in counts.items() if model != best]
+        what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images ({counts[best]}; "
         notes = [f"{what}{', '.join(rest[:5])}{', ...' * (len(rest) > 5)})"]
     if others:
-        listed = first_of(_short(model, folder) for model in others)
+        listed = first_of(_short(model, folder) for models in others for model in models)
         notes.append(f"{_short(best, folder)} is read; there are also models in {listed}")
     return best, notes
 
@@ -96,44 +122,135 @@ def _short(path: Path, folder: Path) -> str:
 def _find_images(folder: Path, names: list[str]) -> tuple[Path, list[str]]:
     """The folder that `names` of images are in, and notes: if it is not images, and of images without a pose."""
     probes = names[:: -(-len(names) // PROBES)]
+
+    def n_there(place: Path) -> int:
+        return sum(in_any_case(place / name) is not None for name in probes)
+
     usual = [folder / name for name in IMAGE_FOLDERS if is_folder(folder / name)]
-    for candidate in usual:
-        if 2 * _n_there(candidate, probes) >= len(probes):
-            break
-    else:
-        candidates = [*usual, *_subfolders(folder), folder]
-        counts = [_n_there(candidate, probes) for candidate in candidates]
-        if not any(counts):
+    found = next((place for place in usual if 2 * n_there(place) >= len(probes)), None)
+    if found is None:
+        inner = sorted(path for path in folder.iterdir() if not path.name.startswith(".") and is_folder(path))
+        counts = {place: n_there(place) for place in [*usual, *inner[:FOLDERS_LIMIT], folder]}
+        found = max(counts, key=counts.__getitem__)
+        if not counts[found]:
             place = usual[0] if usual else folder / IMAGE_FOLDERS[0]
             missing = f"no image of the model is in {shown(folder)} (first: {first_of(names, 1)})"
             return place, [f"{missing}; put the folder from which they are named there, as {place.name}"]
-        candidate = candidates[counts.index(max(counts))]
-    notes = [f"images are taken from {_short(candidate, folder)}"] if candidate.name != IMAGE_FOLDERS[0] else []
-    return candidate, notes + _unregistered(candidate, names, within_names=candidate == folder)
-
-
-def _n_there(folder: Path, names: list[str]) -> int:
-    return sum(in_any_case(folder / name) is not None for name in names)
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    """Folders in `folder`, in order of their names."""
-    try:
-        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
-    except OSError as problem:
-        raise SceneError(f"cannot list {shown(folder)}: {problem.strerror}") from None
-    return [folder / name for name in names if is_folder(folder / name)][:FOLDERS_LIMIT]
-
-
-def _unregistered(folder: Path, names: list[str], within_names: bool) -> list[str]:
-    """A note of the images in `folder` that are not among `names`, with `within_names` only in folders of those."""
+    notes = [f"images are taken from {_short(found, folder)}"] if found.name != IMAGE_FOLDERS[0] else []
     known = {os.path.normpath(name) for name in names}
-    tops = {name.partition("/")[0] if "/" in name else "" for name in known}
-    known |= {os.path.relpath(in_any_case(folder / name) or folder / name, folder) for name in known}
-    files = list_images(folder)
-    if within_names:
-        files = [file for file in files if (file.partition("/")[0] if "/" in file else "") in tops]
-    without = [file for file in files if file not in known]
-    if not without:
-        return []
-    return [f"{len(without)} of {len(files)} images in {shown(folder.name)} have no pose ({first_of(without)})"]
+    tops = {_top(name) for name in known}
+    known |= {os.path.relpath(in_any_case(found / name) or found / name, found) for name in known}
+    files = [file for file in list_images(found) if found != folder or _top(file) in tops]  # or only beside the images
+    if without := [file for file in files if file not in known]:
+        notes.append(f"{len(without)} of {len(files)} images in {shown(found.name)} have no pose ({first_of(without)})")
+    return found, notes
+
+
+def _top(name: str) -> str:
+    """The outermost folder of a name, if it is in one."""
+    return name.partition("/")[0] if "/" in name else ""
+
+
+def files_in(folder: Path, *parts: str) -> list[str]:
+    """Names of a model's files that are there, .bin or .txt: of all parts, or of some."""
+    names = (f"{part}{form}" for form in FORMS for part in parts or PARTS)
+    return [name for name in names if os.path.lexists(folder / name)]
+
+
+def count_images(folder: Path) -> int:
+    """How many images a model holds, 0 if it lacks a file; raises SceneError."""
+    form = _form(folder)
+    return len(_images(folder, form)) if form else 0
+
+
+def read_model(folder: Path) -> Model:
+    """The model in `folder`; raises SceneError that names file, record and value."""
+    form = _form(folder)
+    if form is None:
+        raise SceneError(
+            f"{shown(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
+            f"there is {', '.join(files_in(folder)) or 'none of its files'}"
+        )
+    cameras = cameras_of(FORMS[form].Records(folder / f"cameras{form}", "camera"))
+    images = _images(folder, form)
+    if not images:
+        raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
+    _check_images(images, cameras)
+    images.sort(key=lambda image: image.name)
+    poses = _camera_to_world(images)
+    model_images = [ModelImage(image.name, image.camera_id, pose) for image, pose in zip(images, poses, strict=True)]
+    points, notes = _points(folder, form, np.array([image.id for image in images], np.int64))
+    others = [name for name in files_in(folder, "images") if name != f"images{form}"]
+    form_notes = [f"images{form} is read, not {other}, which may differ" for other in others]
+    return Model(cameras, model_images, points, (*form_notes, *notes))
+
+
+def _form(folder: Path) -> str | None:
+    """The ending of the model's files; .bin if it has both, None if it is not whole."""
+    there = files_in(folder)
+    return next((form for form in FORMS if {f"cameras{form}", f"images{form}"} <= set(there)), None)
+
+
+def _images(folder: Path, form: str) -> list[ImageRecord]:
+    return images_of(FORMS[form].Records(folder / f"images{form}", "image"))
+
+
+def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
+    """Refuse ids and names that are there twice, and cameras that are not."""
+    seen: set[int | str] = set()
+    for image in images:
+        path, where = posixpath.normpath(image.name), f"{image.place}: image '{shown(image.name)}'"
+        if image.id in seen:
+            raise SceneError(f"{where}: image id {image.id} is there twice")
+        if path in seen:
+            raise SceneError(f"{where} is there twice; rename one of the images")
+        if image.camera_id not in cameras:
+            known = ", ".join(map(str, sorted(cameras)[:5])) + ", ..." * (len(cameras) > 5)
+            raise SceneError(f"{where} has camera id {image.camera_id}; there is {known or 'none'}")
+        seen |= {image.id, path}
+
+
+def _camera_to_world(images: list[ImageRecord]) -> np.ndarray:
+    """Poses [N, 3, 4] in OpenGL axes, of quaternions w x y z, of any length, and translations."""
+    values = np.array([image.pose for image in images], np.float64)  # [N, 7]
+    low, high = QUATERNION_LIMITS
+    with np.errstate(over="ignore", invalid="ignore"):
+        length = np.linalg.norm(values[:, :4], axis=1)
+    usable = (np.abs(values[:, 4:]) <= COORDINATE_LIMIT).all(axis=1) & (length >= low) & (length <= high)
+    if not usable.all():
+        image = images[int(usable.argmin())]
+        raise SceneError(
+            f"{image.place}: image '{shown(image.name)}' has no usable pose (quaternion {image.pose[:4]}, translation "
+            f"{image.pose[4:]}); leave it out of the model"
+        )
+    w, x, y, z = (values[:, :4] / length[:, None]).T
+    rows = [
+        [1 - 2 * (y * y + z * z), 2 * (x * y - z * w), 2 * (x * z + y * w)],
+        [2 * (x * y + z * w), 1 - 2 * (x * x + z * z), 2 * (y * z - x * w)],
+        [2 * (x * z - y * w), 2 * (y * z + x * w), 1 - 2 * (x * x + y * y)],
+    ]
+    world_to_camera = np.moveaxis(np.array(rows), -1, 0).copy()  # [N, 3, 3]
+    rotation = world_to_camera.transpose(0, 2, 1)
+    center = -rotation @ values[:, 4:, None]  # [N, 3, 1]
+    return np.concatenate([rotation * TO_OPENGL, center], axis=2)
+
+
+def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | None, list[str]]:
+    """Points of the model, their views as indices into `image_ids` [N], and notes."""
+    file = folder / f"points3D{form}"
+    if not os.path.lexists(file):
+        return None, [f"the model has no points: there is no {file.name}"]
+    records = FORMS[form].read_points(file)
+    if not len(records.positions):
+        return None, [f"the model has no points: {file.name} holds none"]
+    order = np.argsort(image_ids)
+    at = np.searchsorted(image_ids, records.image_ids, sorter=order).clip(max=len(order) - 1)
+    views = order[at]
+    known = image_ids[views] == records.image_ids  # [T]
+    if known.all():
+        return Points(records.positions, records.colors, records.track_lengths, views), []
+    of_point = np.repeat(np.arange(len(records.positions)), records.track_lengths)  # [T]
+    lengths = np.bincount(of_point[known], minlength=len(records.positions))
+    unknown = records.image_ids[~known]
+    note = f"{len(unknown)} of {len(known)} observations in {file.name} are left out: their images are not in the model"
+    return Points(records.positions, records.colors, lengths, views[known]), [f"{note} (first: id {unknown[0]})"]

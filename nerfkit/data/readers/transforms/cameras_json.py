@@ -5,7 +5,9 @@
      "frames": [{"file_path": name, "transform_matrix": 4x4 camera-to-world, OpenGL axes}, ...]}
 
 A frame may hold intrinsics of its own, which override the file's: all keys of the focal length together, both of the
-size, and either coordinate of the principal point. Unsupported keys that would change the camera are errors; other
+size, and either coordinate of the principal point. `camera_model` says which lens it is, or else `is_fisheye`, or else
+it is OPENCV. The coefficients k3 and k4 are nerfstudio's, the sixth and eighth power of the radius; instant-ngp reads
+them differently, and OpenCV's fourth is another again. Unsupported keys that would change the camera are errors; other
 unused keys are named in a warning.
 """
 
@@ -22,43 +24,52 @@ import numpy as np
 import torch
 
 from nerfkit import reading
-from nerfkit.data.cameras.cameras import Cameras, one_or_all
+from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.cameras.lens import MODELS, SIDE_LIMIT, Lens
+from nerfkit.data.capture import check_rotation
 from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 ANGLES = {"x": {"camera_angle_x": 1.0, "x_fov": math.pi / 180}, "y": {"camera_angle_y": 1.0, "y_fov": math.pi / 180}}
 FOCAL, SIZE = ("fl_x", "fl_y", *ANGLES["x"], *ANGLES["y"]), ("w", "h")  # families of intrinsics
-UNDISTORTED = ("PINHOLE", "SIMPLE_PINHOLE", "OPENCV")  # camera models, the last without distortion
+ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
 DISTORTION = ("k1", "k2", "k3", "k4", "k5", "k6", "p1", "p2", "s1", "s2", "s3", "s4")
+LISTED = ("k1", "k2", "k3", "k4", "p1", "p2")  # order of nerfstudio's distortion_params
+COEFFICIENT_LIMIT = 1e4
+RADIAL4 = "RADIAL4_TANGENTIAL"  # OPENCV with nerfstudio's k3 and k4
+CAMERA_MODELS = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", RADIAL4, "OPENCV_FISHEYE")
 UNDISTORT = "undistort the images to a pinhole camera first"
-PINHOLES = "cameras of pictures to come are pinholes: leave camera_model and its coefficients out of the file"
-REFUSED = {  # unsupported keys that change the camera or the pixels, with advice
-    **dict.fromkeys(("is_fisheye", "fisheye", "equirectangular", "latlong", "distortion_params"), UNDISTORT),
+REFUSED = {  # keys of what is no such lens, or no fixed one, with advice
+    **dict.fromkeys(("fisheye", "equirectangular", "latlong", "b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ftheta_p0", "ftheta_p1", "ftheta_p2", "ftheta_p3", "ftheta_p4"), UNDISTORT),
-    **dict.fromkeys(("b1", "b2", "skew"), UNDISTORT),
     **dict.fromkeys(("ortho", "orthographic", "ortho_scale"), "give images of a perspective camera"),
     "rolling_shutter": "give images of a global shutter",
-    **dict.fromkeys(("mask_path", "masks"), "put the mask into the images' alpha, or remove the key"),
     **dict.fromkeys(("from_na", "from_mitsuba"), "convert the poses to OpenGL axes"),
     **dict.fromkeys(("transform_matrix_start", "transform_matrix_end"), "give one transform_matrix"),
 }
-USED = {*FOCAL, *SIZE, "cx", "cy", "camera_model", *DISTORTION, *REFUSED}
-HARMLESS = {  # placement and provenance, by other programs
-    "aabb_scale", "scale", "offset", "applied_transform", "applied_scale", "orientation_override", "ply_file_path",
-    "sharpness", "rotation", "lens", "colmap_im_id", "depth_file_path", "fps", "keyframes", "crop",
-    "checkpoint_step", "checkpoint_seconds",
+SPLITS = ("train", "val", "test")
+NERFSTUDIO = {  # keys that only nerfstudio writes
+    "camera_model", "applied_transform", "applied_scale", "mask_path", "ply_file_path", "orientation_override",
+    "depth_file_path", "depth_unit_scale_factor", "colmap_im_id", "distortion_params", "fisheye_crop_radius",
+    *(f"{split}_filenames" for split in SPLITS),
 }  # fmt: skip
-SIDE_LIMIT = 100_000  # pixels
-FOCAL_LIMITS = (1e-3, 1e7)  # pixels
-ANGLE_TOLERANCE = 0.01  # between focal lengths from two keys: programs round either
+INSTANT_NGP = {  # keys that only instant-ngp and its scripts write
+    "aabb_scale", "aabb", "render_aabb", "scale", "offset", "x_fov", "y_fov", "is_fisheye", "sharpness",
+    "n_extra_learnable_dims", "enable_depth_loading", "integer_depth_scale", "depth_path", "envmap",
+}  # fmt: skip
+KNOWN = {  # all that are used or refused, or say nothing of cameras and images
+    *NERFSTUDIO, *INSTANT_NGP, *FOCAL, *SIZE, "cx", "cy", *DISTORTION, *REFUSED, "frames", "file_path",
+    "transform_matrix", "up", "n_frames", "masks", "white_transparent", "black_transparent", "rotation", "lens", "fps",
+    "keyframes", "crop", "checkpoint_step", "checkpoint_seconds",
+}  # fmt: skip
 POSITION_LIMIT = 1e6  # scene units: float32 resolves 1/16 there
 
 
 def read_json(file: Path) -> dict[str, Any]:
     """A transforms file with at least one frame; raises SceneError that says what is wrong with it."""
     content = reading.read_json(file, SceneError, "scene file")
-    frames = frames_of(content, shown(file))
-    if unused := unused_keys(content, frames):
+    frames_of(content, shown(file))
+    if unused := unused_keys(content):
         warnings.warn(f"{shown(file)}: keys that are not used: {shown(', '.join(unused))}", stacklevel=2)
     return content
 
@@ -68,25 +79,19 @@ def parse_cameras(content: dict[str, Any], file: Path) -> Cameras:
     frames = frames_of(content, shown(file))
     if "w" not in content or "h" not in content:
         raise SceneError(f"{shown(file)}: keys 'w' and 'h' (image size in pixels) are missing")
-    poses, focals, centers, sizes = [], [], [], [size_of(content, shown(file))]
+    size_of(content, shown(file))
+    poses, lenses = [], []
     for index, frame in enumerate(frames):
         where = f"{shown(file)}: frame {index}"
-        if "transform_matrix" not in frame:
-            raise SceneError(f"{where}: key 'transform_matrix' is missing")
-        poses.append(pose_of(frame["transform_matrix"], where))
-        values = of_frame(content, frame)
-        _check_lens(values, where)
-        sizes.append(size_of(values, where))
-        focal, center = intrinsics(values, where, *sizes[-1])
-        focals.append(focal)
-        centers.append(center)
-    return Cameras(
-        camera_to_world=torch.tensor(np.stack(poses), dtype=torch.float32),
-        focal=torch.tensor(focals, dtype=torch.float32),
-        center=torch.tensor(centers, dtype=torch.float32),
-        width=one_or_all([width for width, _ in sizes[1:]]),
-        height=one_or_all([height for _, height in sizes[1:]]),
-    )
+        poses.append(pose_of(frame.get("transform_matrix"), where))
+        values = values_of_frame(content, frame, where)
+        lenses.append(lens_of(values, where, *size_of(values, where)))
+        if not lenses[-1].is_pinhole:
+            raise SceneError(
+                f"{where}: a lens of camera_model {lenses[-1].model} is not rendered; cameras of pictures to come are "
+                "pinholes: leave camera_model and its coefficients out of the file"
+            )
+    return Cameras.of_lenses(torch.tensor(np.stack(poses), dtype=torch.float32), lenses)
 
 
 def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
@@ -107,10 +112,9 @@ def to_json(cameras: Cameras, names: list[str]) -> dict[str, Any]:
     return {"w": width, "h": height, "frames": frames}
 
 
-def unused_keys(content: dict[str, Any], frames: list[dict[str, Any]]) -> list[str]:
+def unused_keys(content: dict[str, Any]) -> list[str]:
     """Keys of the file and its frames that nothing is known of."""
-    unused = content.keys() - USED - HARMLESS - {"frames"}
-    return sorted(unused | (set().union(*frames) - USED - HARMLESS - {"file_path", "transform_matrix"}))
+    return sorted(set().union(content, *content["frames"]) - KNOWN)
 
 
 def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
@@ -126,93 +130,159 @@ def frames_of(content: Any, where: str) -> list[dict[str, Any]]:
     return frames
 
 
-def of_frame(content: dict[str, Any], frame: dict[str, Any]) -> dict[str, Any]:
-    """The file's values, and instead of them the frame's own."""
+def pose_of(matrix: Any, where: str) -> np.ndarray:
+    """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
+    sizes = [len(row) if isinstance(row, list) else None for row in matrix] if isinstance(matrix, list) else [None]
+    if sizes not in ([4] * 3, [4] * 4):
+        got = reprlib.repr(matrix) if None in sizes else f"{len(sizes)} rows of {reprlib.repr(sizes)} values"
+        missing = ": it is missing" if matrix is None else ""
+        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {got}{missing}")
+    for value in (value for row in matrix for value in row):
+        if not is_number(value):
+            raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
+        if not abs(value) <= POSITION_LIMIT:  # nor is NaN
+            others = "; if others are as large, divide all positions by one number" if abs(value) < math.inf else ""
+            raise SceneError(
+                f"{where}: the values of transform_matrix must be finite and at most {POSITION_LIMIT:g}, got "
+                f"{reprlib.repr(value)}; leave the frame out{others}"
+            )
+    pose = np.array(matrix, dtype=np.float64)
+    if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
+        raise SceneError(
+            f"{where}: the last row of transform_matrix is {pose[3].tolist()} instead of [0, 0, 0, 1]; "
+            "is the matrix transposed?"
+        )
+    check_rotation(pose[:3, :3], where)
+    return pose[:3]
+
+
+def values_of_frame(content: dict[str, Any], frame: dict[str, Any], where: str) -> dict[str, Any]:
+    """The file's values and, instead of them, the frame's own; refuses lenses of which either gives a part."""
+    coefficients = (*DISTORTION, "distortion_params")
+    given = [key for key in coefficients if key in frame]
+    given += [key for key in ("camera_model", "is_fisheye") if key in frame and frame[key] != content.get(key)]
+    inherited = [key for key in coefficients if key not in frame and is_set(content.get(key))]
+    if given and inherited:
+        raise SceneError(
+            f"{where}: the frame gives {', '.join(given)}, but {', '.join(inherited)} only the file; "
+            "give the frame all coefficients of its lens"
+        )
     replaced = [key for family in (FOCAL, SIZE) if any(key in frame for key in family) for key in family]
     return {key: value for key, value in content.items() if key not in replaced} | frame
 
 
-def _check_lens(values: dict[str, Any], where: str) -> None:
-    """Reject what a pinhole camera cannot represent."""
-    model = values.get("camera_model") or UNDISTORTED[0]
-    if model not in UNDISTORTED:
-        raise SceneError(f"{where}: camera_model {reprlib.repr(model)} is not rendered; {PINHOLES}")
-    distorted = [key for key in DISTORTION if is_set(values.get(key))]
-    if distorted:
-        raise SceneError(f"{where}: lens distortion ({', '.join(distorted)}) is not rendered; {PINHOLES}")
+def lens_of(values: dict[str, Any], where: str, width: int, height: int, is_nerfstudio: bool = False) -> Lens:
+    """The lens of images of a size [pixels]; what it cannot say is refused by name."""
     for key, advice in REFUSED.items():
         if is_set(values.get(key)):
             raise SceneError(f"{where}: '{key}' is not supported; {advice}")
-
-
-def is_set(value: Any) -> bool:
-    return any(value) if isinstance(value, list) else bool(value)
-
-
-def intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> tuple[tuple, tuple]:
-    """Focal lengths and principal point [pixels] of one frame."""
-    scale_x, scale_y = _scales(values, where, width, height)
-    of_x, of_y = (_focals_of_angles(values, where, axis, side) for axis, side in (("x", width), ("y", height)))
-    if "fl_x" in values:
-        focal_x = number(values, "fl_x", where, above=0) * scale_x
-        focal_y = number(values, "fl_y" if "fl_y" in values else "fl_x", where, above=0) * scale_y
-        _check_angles(where, of_x, "fl_x", focal_x, width)
-        _check_angles(where, of_y, "fl_y", focal_y, height)
-    elif of_x:
-        key, focal_x = next(iter(of_x.items()))
-        _check_angles(where, of_x, key, focal_x, width)
-        key, focal_y = next(iter(of_y.items()), (key, focal_x))
-        _check_angles(where, of_y, key, focal_y, height)
-    else:
-        raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
-    for focal in (focal_x, focal_y):
-        if not FOCAL_LIMITS[0] <= focal <= FOCAL_LIMITS[1]:
-            limits = f"{FOCAL_LIMITS[0]:g} and {FOCAL_LIMITS[1]:g} pixels"
-            raise SceneError(f"{where}: the focal length must lie between {limits}, got {focal:g}")
-    center_x = number(values, "cx", where) * scale_x if "cx" in values else width / 2
-    center_y = number(values, "cy", where) * scale_y if "cy" in values else height / 2
-    # Of images that were cropped it may lie outside, but not by far.
-    margin = 10 if "w" in values else 0
-    for center, side in ((center_x, width), (center_y, height)):
-        if not -margin * side <= center <= (1 + margin) * side:
-            raise SceneError(
-                f"{where}: the principal point ({center_x:g}, {center_y:g}) lies outside of {width}x{height} images; "
-                "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
-            )
-    return (focal_x, focal_y), (center_x, center_y)
-
-
-def _focals_of_angles(values: dict[str, Any], where: str, axis: str, side: int) -> dict[str, float]:
-    """Focal lengths [pixels] by key, of the angles of view that are given for an axis with `side` pixels."""
-    return {
-        key: 0.5 * side / math.tan(0.5 * unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit))
-        for key, unit in ANGLES[axis].items()
-        if key in values
-    }
-
-
-def _check_angles(where: str, of_angles: dict[str, float], key: str, focal: float, side: int) -> None:
-    """Refuse an angle of view that contradicts the focal length [pixels] that `key` gives."""
-    for angle, of_angle in of_angles.items():
-        if abs(of_angle - focal) > ANGLE_TOLERANCE * focal:
-            raise SceneError(
-                f"{where}: '{key}' means a focal length of {focal:.6g} pixels in images of {side}, but "
-                f"'{angle}' {of_angle:.6g}; leave out the wrong one, or give 'w' and 'h' of '{key}'"
-            )
-
-
-def _scales(values: dict[str, Any], where: str, width: int, height: int) -> tuple[float, float]:
-    """Factors for intrinsics, in pixels of images of the stated size, which may have been resized since."""
-    if "w" not in values and "h" not in values:
-        return 1.0, 1.0
-    stated_width, stated_height = size_of(values, where)
-    scale_x, scale_y = width / stated_width, height / stated_height
-    if abs(scale_x - scale_y) > 1 / min(stated_width, stated_height):  # more than rounding explains
+    named = _named_model(values, where)
+    terms = {key: value for key, value in _coefficients(values, where).items() if value}
+    model = _model(named or "OPENCV", terms, where)
+    if model == RADIAL4 and named is None and not is_nerfstudio:
+        keys = " and ".join(f"'{key}'" for key in ("k3", "k4") if key in terms)
         raise SceneError(
-            f"{where}: 'w' and 'h' say {stated_width}x{stated_height}, but the images are {width}x{height}, "
-            "of another aspect ratio; were they rotated or cropped? Give the intrinsics of the images as they are"
+            f"{where}: {keys} without 'camera_model' can mean several lenses; give camera_model OPENCV (powers 6 and "
+            "8 of the radius, as nerfstudio has it) or OPENCV_FISHEYE"
         )
-    return scale_x, scale_y
+    intrinsics = _intrinsics(values, where, width, height)
+    if "fx" not in MODELS[model][1] and intrinsics["fx"] != intrinsics["fy"]:  # a model whose pixels are square
+        model = "OPENCV" if terms else "PINHOLE"
+    named_values = intrinsics | {"f": intrinsics["fx"]} | terms
+    try:
+        return Lens(model, tuple(named_values.get(name, 0.0) for name in MODELS[model][1]), width, height)
+    except SceneError as error:
+        raise SceneError(f"{where}: {error}") from None
+
+
+def keys_of(lens: Lens, where: str) -> dict[str, Any]:
+    """The keys that `lens_of` reads as `lens`; raises SceneError if there are none."""
+    if lens.model not in CAMERA_MODELS:
+        raise SceneError(f"{where}: camera model {lens.model} cannot be written; known: {', '.join(CAMERA_MODELS)}")
+    (fl_x, fl_y), (cx, cy) = lens.focal, lens.center
+    values = {"w": lens.width, "h": lens.height, "fl_x": fl_x, "fl_y": fl_y, "cx": cx, "cy": cy}
+    terms = {name: value for name, value in lens.named().items() if name in LISTED}
+    return {"camera_model": "OPENCV" if lens.model == RADIAL4 else lens.model, **values, **terms}
+
+
+def _named_model(values: dict[str, Any], where: str) -> str | None:
+    """The camera model that the keys name, if they do."""
+    named, is_fisheye = values.get("camera_model"), values.get("is_fisheye", False)
+    if not isinstance(is_fisheye, (bool, int)) or is_fisheye not in (False, True):
+        raise SceneError(f"{where}: 'is_fisheye' must be true or false, got {reprlib.repr(is_fisheye)}")
+    if named is None:
+        return "OPENCV_FISHEYE" if is_fisheye else None
+    if named not in CAMERA_MODELS or named == RADIAL4:
+        known = ", ".join(model for model in CAMERA_MODELS if model != RADIAL4)
+        raise SceneError(
+            f"{where}: camera_model {reprlib.repr(named)} is not supported; {UNDISTORT}, or give one of {known}"
+        )
+    return named
+
+
+def _model(named: str, terms: dict[str, float], where: str) -> str:
+    """The model of the coefficients that are not zero, given the one that is named."""
+    if named == "OPENCV" and terms.keys() & {"k3", "k4"}:
+        named = RADIAL4
+    own = [name for name in MODELS[named][1] if name in LISTED]
+    if unknown := [key for key in terms if key not in own]:
+        has = ", ".join(own) or "no coefficients"
+        raise SceneError(
+            f"{where}: lens distortion ({', '.join(unknown)}) is not of {named}, which has {has}; {UNDISTORT}"
+        )
+    return named if terms or named in ("SIMPLE_PINHOLE", "OPENCV_FISHEYE") else "PINHOLE"
+
+
+def _coefficients(values: dict[str, Any], where: str) -> dict[str, float]:
+    """Coefficients of distortion by key, from the list or one by one."""
+    limits = {"above": -COEFFICIENT_LIMIT, "below": COEFFICIENT_LIMIT}
+    terms = {key: number(values, key, where, **limits) for key in DISTORTION if key in values}
+    listed = values.get("distortion_params")
+    if listed is None:
+        return terms
+    if not isinstance(listed, list) or len(listed) != len(LISTED):
+        wanted = f"a list of {len(LISTED)} numbers ({', '.join(LISTED)})"
+        raise SceneError(f"{where}: 'distortion_params' must be {wanted}, got {reprlib.repr(listed)}")
+    for key, value in zip(LISTED, listed, strict=True):
+        named = f"distortion_params ({key})"
+        of_list = number({named: value}, named, where, **limits)
+        if terms.setdefault(key, of_list) != of_list:
+            raise SceneError(f"{where}: '{key}' is {terms[key]:g}, but 'distortion_params' has {of_list:g} for it")
+    return terms
+
+
+def _intrinsics(values: dict[str, Any], where: str, width: int, height: int) -> dict[str, float]:
+    """Focal lengths fx and fy, and principal point cx and cy [pixels]."""
+    if "fl_x" in values:
+        values = {"fl_y": values["fl_x"]} | values
+    fx = _focal(values, where, "x", width)
+    if fx is None:
+        raise SceneError(f"{where}: intrinsics are missing; give 'camera_angle_x' or 'fl_x'")
+    fy = _focal(values, where, "y", height) or fx
+    cx, cy = (number(values, k, where) if k in values else n / 2 for k, n in (("cx", width), ("cy", height)))
+    if "w" not in values and not (0 <= cx <= width and 0 <= cy <= height):
+        raise SceneError(
+            f"{where}: the principal point ({cx:g}, {cy:g}) lies outside of {width}x{height} images; "
+            "are 'cx' and 'cy' those of another size? Then give it as 'w' and 'h'"
+        )
+    return {"fx": fx, "fy": fy, "cx": cx, "cy": cy}
+
+
+def _focal(values: dict[str, Any], where: str, axis: str, side: int) -> float | None:
+    """Focal length [pixels] along an axis with `side` pixels, by length or by angles of view, which have to agree."""
+    found = {key: number(values, key, where, above=0) for key in (f"fl_{axis}",) if key in values}
+    for key, unit in ANGLES[axis].items():
+        if key in values:
+            angle = unit * number(values, key, where, above=1e-6 / unit, below=math.pi / unit)
+            found[key] = 0.5 * side / math.tan(0.5 * angle)
+    first = next(iter(found), None)
+    for key, focal in found.items():
+        if abs(focal - found[first]) > ANGLE_TOLERANCE * found[first]:
+            raise SceneError(
+                f"{where}: '{first}' means a focal length of {found[first]:.6g} pixels in images of {side}, but "
+                f"'{key}' {focal:.6g}; leave out the wrong one, or give 'w' and 'h' of '{first}'"
+            )
+    return found.get(first)
 
 
 def size_of(values: dict[str, Any], where: str) -> tuple[int, int]:
@@ -235,41 +305,10 @@ def number(values: dict[str, Any], key: str, where: str, above: float = -1e9, be
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value of a JSON file is a number, which true is not."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def pose_of(matrix: Any, where: str) -> np.ndarray:
-    """A rigid camera-to-world matrix [3, 4] from the rows of a file; raises SceneError naming `where`."""
-    if not isinstance(matrix, list) or not all(isinstance(row, list) for row in matrix):
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {reprlib.repr(matrix)}")
-    if len(matrix) not in (3, 4) or any(len(row) != 4 for row in matrix):
-        sizes = reprlib.repr([len(row) for row in matrix])
-        raise SceneError(f"{where}: transform_matrix must be 4x4 or 3x4, got {len(matrix)} rows of {sizes} values")
-    for value in (value for row in matrix for value in row):
-        if not is_number(value):
-            raise SceneError(f"{where}: transform_matrix must hold numbers, got {reprlib.repr(value)}")
-        if not -POSITION_LIMIT <= value <= POSITION_LIMIT:
-            limit = f"finite and at most {POSITION_LIMIT:g}"
-            others = "; if others are as large, divide all positions by one number" if abs(value) < math.inf else ""
-            change = f"leave the frame out{others}"
-            raise SceneError(
-                f"{where}: the values of transform_matrix must be {limit}, got {reprlib.repr(value)}; {change}"
-            )
-    pose = np.array(matrix, dtype=np.float64)
-    if len(pose) == 4 and np.abs(pose[3] - [0, 0, 0, 1]).max() > 1e-4:
-        raise SceneError(
-            f"{where}: the last row of transform_matrix is {pose[3].tolist()} instead of [0, 0, 0, 1]; "
-            "is the matrix transposed?"
-        )
-    _check_rotation(pose[:3, :3], where)
-    return pose[:3]
-
-
-def _check_rotation(rotation: np.ndarray, where: str) -> None:
-    determinant = float(np.linalg.det(rotation))
-    if abs(determinant - 1) > 1e-3:
-        cause = "the axes are mirrored" if determinant < 0 else "the matrix is scaled"
-        raise SceneError(f"{where}: the rotation has determinant {determinant:.4g} instead of 1: {cause}")
-    skew = float(np.abs(rotation @ rotation.T - np.eye(3)).max())
-    if skew > 1e-3:
-        raise SceneError(f"{where}: the rotation's axes are not orthogonal (off by {skew:.3g})")
+def is_set(value: Any) -> bool:
+    """Whether a value of a JSON file says something: none of zero, false, null or a list of these does."""
+    return any(value) if isinstance(value, list) else bool(value)

@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nerfkit.data.readers import folders
 from nerfkit.errors import SceneError
-from nerfkit.reading import native_name, shown
+from nerfkit.reading import shown
 
 DYNAMIC = "dynamic_mask_"
-FOLDER = "masks"
-RESIZED = tuple(f"{FOLDER}_{factor}" for factor in (2, 4, 8))  # nerfstudio's reductions, beside images_2 and the like
-EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
+RESIZED = tuple(f"{folders.MASKS}_{factor}" for factor in (2, 4, 8))  # nerfstudio's, beside images_2 and the like
 Frame = tuple[dict[str, Any], str, Path]  # its values, where it is for messages, and its image
 
 
@@ -33,121 +32,88 @@ class Masks:
     notes: tuple[str, ...] = ()
 
 
+def path_of(folder: Path, name: Any, key: str, where: str) -> Path:
+    """The path of the file `name`, with either slash between folders, as the value of a key."""
+    if not isinstance(name, str) or not name:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
+    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
+
+
 def find_masks(frames: list[Frame], folder: Path) -> Masks:
     """Masks of the frames of files in `folder`; of one kind, or SceneError."""
-    names = _names_beside(frames)
-    named = _named(frames, folder)
-    dynamic = _dynamic(frames, names)
-    if named and dynamic:
-        first = next(file for file in dynamic if file)
-        raise SceneError(
-            f"{frames[0][1]}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of two "
-            "kinds; leave one of them"
-        )
-    if named:
+    dynamic = _beside(frames)
+    if any(own.get("mask_path") is not None for own, _, _ in frames):
+        named = _named(frames, folder)
         found = [_on_disk(file) for file in named]
+        if first := next(filter(None, dynamic), None):
+            raise SceneError(
+                f"{frames[0][1]}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
+                "two kinds; leave one of them"
+            )
         if not any(found):
             raise SceneError(
                 f"{frames[0][1]}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
                 "there; put the masks where the file names them, or remove the key to use all pixels"
             )
-        return _masks(named, found, "of mask_path, black is ignored")
-    if dynamic:
-        return _masks(dynamic, dynamic, f"named {DYNAMIC}NAME.png, white is ignored", white_ignores=True)
-    in_folder = _in_folder(frames, folder)
-    if in_folder:
-        return _masks(in_folder, in_folder, f"of the folder {FOLDER}, black is ignored")
-    return Masks([None] * len(frames))
+        return _masks(found, "of mask_path, black is ignored", named)
+    if any(dynamic):
+        return _masks(dynamic, f"named {DYNAMIC}NAME.png, white is ignored", white_ignores=True)
+    inner = [_within(path, folder) for _, _, path in frames]
+    in_folder, notes = folders.find_masks(folder, inner)
+    if not in_folder:
+        return Masks([None] * len(frames))
+    masks = _masks([in_folder.get(name) for name in inner], f"of the folder {folders.MASKS}, black is ignored")
+    return replace(masks, notes=(*masks.notes, *notes))
 
 
-def _masks(wanted: Sequence[Path | None], found: list[Path | None], kind: str, white_ignores: bool = False) -> Masks:
-    """The masks that are there, and a note on how many are."""
+def _masks(found: list[Path | None], kind: str, wanted: Sequence[Path] = (), white_ignores: bool = False) -> Masks:
+    """The masks that are there, and a note on how many are, and on the first of those `wanted` that is not."""
     note = f"{sum(file is not None for file in found)} of {len(found)} images have masks {kind}"
-    missing = next((file for file, there in zip(wanted, found, strict=True) if file is not None and not there), None)
-    return Masks(found, white_ignores, (note + (f"; missing, first: {shown(missing)}" if missing else ""),))
+    missing = [file for file, there in zip(wanted, found, strict=False) if not there]
+    return Masks(found, white_ignores, (note + (f"; missing, first: {shown(missing[0])}" if missing else ""),))
 
 
 def _on_disk(file: Path) -> Path | None:
     """`file`, or the same mask in a folder of resized ones: masks_2 instead of masks."""
-    if os.path.isfile(file):
-        return file
-    parts = file.parts
+    parts, places = file.parts, [file]
     for depth in reversed(range(len(parts) - 1)):
-        for folder in RESIZED if parts[depth] == FOLDER else ():
-            other = Path(*parts[:depth], folder, *parts[depth + 1 :])
-            if os.path.isfile(other):
-                return other
-    return None
-
-
-def _names_beside(frames: list[Frame]) -> dict[Path, set[str]]:
-    """What is in the images' folders and has a meaning beside an image, by folder; refuses what is not supported."""
-    names = {folder: _special_names(folder) for folder in {path.parent for _, _, path in frames}}
-    is_special = any(not name.startswith(DYNAMIC) for inside in names.values() for name in inside)
-    for _, where, path in frames if is_special else []:
-        for name in (f"rays_{path.stem}.dat", f"{path.stem}.alpha{path.suffix}"):
-            if name in names[path.parent]:
-                raise SceneError(
-                    f"{where}: {shown(path.parent / name)} is not supported; move it away, and give images of a camera "
-                    "with their alpha"
-                )
-    return names
-
-
-def _special_names(folder: Path) -> set[str]:
-    try:
-        names = os.listdir(folder)
-    except (OSError, ValueError):  # ValueError: what the file system cannot spell
-        return set()
-    return {name for name in names if name.startswith((DYNAMIC, "rays_")) or ".alpha." in name}
+        if parts[depth] == folders.MASKS:
+            places += [Path(*parts[:depth], resized, *parts[depth + 1 :]) for resized in RESIZED]
+    return next((place for place in places if os.path.isfile(place)), None)
 
 
 def _named(frames: list[Frame], folder: Path) -> list[Path]:
-    """Files of `mask_path`, of all frames or none."""
-    names = [own.get("mask_path") for own, _, _ in frames]
-    if all(name is None for name in names):
-        return []
-    files: list[Path] = []
-    for name, (_, where, _) in zip(names, frames, strict=True):
-        if name is None:
+    """Files of `mask_path`, which all frames have to have."""
+    for own, where, _ in frames:
+        if own.get("mask_path") is None:
             raise SceneError(f"{where}: key 'mask_path' is missing, but other frames have one; give it to all or none")
-        if not isinstance(name, str) or not name or "\0" in name:
-            raise SceneError(f"{where}: 'mask_path' must be the name of an image, got {reprlib.repr(name)}")
-        try:
-            files.append(folder / native_name(name.replace("\\", "/")))
-        except ValueError:
-            raise SceneError(f"{where}: 'mask_path' {shown(name)} cannot be the name of a file") from None
-    return files
+    return [path_of(folder, own["mask_path"], "mask_path", where) for own, where, _ in frames]
 
 
-def _dynamic(frames: list[Frame], names: dict[Path, set[str]]) -> list[Path | None]:
-    """Files that lie beside the images, if any does."""
-    if not any(name.startswith(DYNAMIC) for inside in names.values() for name in inside):
-        return []
-    wanted = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
-    found = [file if file.name in names[file.parent] else None for file in wanted]
-    return found if any(found) else []
-
-
-def _in_folder(frames: list[Frame], folder: Path) -> list[Path | None]:
-    """Files in the folder beside the images' own that have the images' names, but for extensions, if any has."""
-    if not os.path.isdir(folder / FOLDER):
-        return []
-    found: list[Path | None] = []
+def _beside(frames: list[Frame]) -> list[Path | None]:
+    """Dynamic masks that lie beside the images; refuses what is not supported there."""
+    names = {folder: _listed(folder) for folder in {path.parent for _, _, path in frames}}
     for _, where, path in frames:
-        stem = _place(path, folder)
-        beside = [stem + extension for extension in EXTENSIONS] + [f"{stem}{path.suffix}.png"]
-        files = [Path(file) for file in beside if os.path.isfile(file)]
-        if len(files) > 1:
-            raise SceneError(f"{where}: {shown(files[0])} and {shown(files[1].name)} are both masks of one image")
-        found.append(files[0] if files else None)
-    return found if any(found) else []
+        for name in {f"rays_{path.stem}.dat", f"{path.stem}.alpha{path.suffix}"} & names[path.parent]:
+            raise SceneError(
+                f"{where}: {shown(path.parent / name)} is not supported; move it away, and give images of a camera "
+                "with their alpha"
+            )
+    wanted = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
+    return [file if file.name in names[file.parent] else None for file in wanted]
 
 
-def _place(path: Path, folder: Path) -> str:
-    """Where the mask of the image `path` would be, without extension: images/left/0.png has masks/left/0."""
+def _listed(folder: Path) -> set[str]:
     try:
-        inner = path.relative_to(folder).parts
+        return set(os.listdir(folder))
+    except (OSError, ValueError):  # ValueError: what the file system cannot spell
+        return set()
+
+
+def _within(path: Path, folder: Path) -> str:
+    """The name of an image within the folder of images: 0.png of images/0.png."""
+    try:
+        parts = path.relative_to(folder).parts
     except ValueError:  # elsewhere
-        inner = (path.name,)
-    return os.path.join(folder, FOLDER, *inner[1:-1], path.stem)
+        return path.name
+    return "/".join(parts[1:] or parts)

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.readers.transforms.lens import LISTED, keys_of
-from nerfkit.data.readers.transforms.reader import SPLITS
+from nerfkit.data.capture import Capture
+from nerfkit.data.readers.transforms.cameras_json import LISTED, SPLITS, keys_of
 from nerfkit.errors import SceneError
 from nerfkit.files import atomic_write
 from nerfkit.reading import shown
@@ -28,10 +26,11 @@ def write_transforms(file: Path, capture: Capture) -> None:
     """
     lenses = check_writable(capture)
     names = {image.name: path_from(file.parent, image.file, image.name) for image in capture.images}
-    common = {
-        key: lenses[0][key] for family in FAMILIES for key in family if all(map(_equal_in(lenses[0], family), lenses))
-    }
-    content: dict[str, Any] = dict(common)
+    content: dict[str, Any] = {}
+    for family in FAMILIES:  # those that all frames share
+        if len({tuple(keys[key] for key in family) for keys in lenses}) == 1:
+            content |= {key: lenses[0][key] for key in family}
+    common = set(content)
     if capture.up is not None:
         content["up"] = list(capture.up)
     if capture.points is not None:
@@ -50,39 +49,23 @@ def write_transforms(file: Path, capture: Capture) -> None:
 
 
 def check_writable(capture: Capture) -> list[dict[str, Any]]:
-    """The keys of every image's lens; raises SceneError naming what cannot be said in the format."""
-    _check(capture)
-    return _keys(capture.images)
-
-
-def _keys(images: list[PosedImage]) -> list[dict[str, Any]]:
-    """The keys of every image's lens, with all coefficients, so that every frame has the same ones."""
+    """The keys of every image's lens, all coefficients among them; raises SceneError naming what cannot be said."""
+    where, images = f"capture {shown(capture.name)}", capture.images
+    if not images:
+        raise SceneError(f"{where} has no images to write")
+    without = [image.name for image in images if image.mask is None]
+    if len(without) < len(images):
+        if capture.white_ignores:
+            ignored = "has masks whose white pixels are ignored, but in the format black ones are"
+            raise SceneError(f"{where} {ignored}; write inverted masks")
+        if without:
+            raise SceneError(f"image {shown(without[0])} has no mask, but others have; the format needs all or none")
+    if unknown := capture.splits.keys() - set(SPLITS):
+        raise SceneError(f"split {shown(min(unknown))} cannot be written; known: {', '.join(SPLITS)}")
     lenses = [dict.fromkeys(LISTED, 0.0) | keys_of(image.lens, f"image {shown(image.name)}") for image in images]
     if {keys["camera_model"] for keys in lenses} == {"PINHOLE", "OPENCV"}:  # the format has one for all
         lenses = [keys | {"camera_model": "OPENCV"} for keys in lenses]
     return lenses
-
-
-def _equal_in(first: dict[str, Any], family: tuple[str, ...]) -> Callable[[dict[str, Any]], bool]:
-    return lambda keys: all(keys[key] == first[key] for key in family)
-
-
-def _check(capture: Capture) -> None:
-    """Refuse what nerfstudio's files cannot say."""
-    if not capture.images:
-        raise SceneError(f"capture {shown(capture.name)} has no images to write")
-    without = next((image for image in capture.images if image.mask is None), None)
-    if any(image.mask for image in capture.images):
-        if capture.white_ignores:
-            raise SceneError(
-                f"capture {shown(capture.name)} has masks whose white pixels are ignored, but in the format "
-                "black ones are; write inverted masks"
-            )
-        if without is not None:
-            raise SceneError(f"image {shown(without.name)} has no mask, but others have; the format needs all or none")
-    for split in capture.splits:
-        if split not in SPLITS:
-            raise SceneError(f"split {shown(split)} cannot be written; known: {', '.join(SPLITS)}")
 
 
 def path_from(folder: Path, file: Path, name: str) -> str:

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture as a sparse model that COLMAP reads, in its text form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from nerfkit.data.cameras.lens import MODELS, Lens
+from nerfkit.data.capture import Capture, Points
+from nerfkit.data.readers.colmap.reader import TO_OPENGL, files_in
+from nerfkit.data.readers.colmap.records import image_name
+from nerfkit.errors import RunError, SceneError
+from nerfkit.files import atomic_write
+from nerfkit.reading import shown
+
+FILES = ("cameras.txt", "images.txt", "points3D.txt")
+REMARKS = (
+    "# camera id, model, width, height, parameters",
+    "# image id, quaternion w x y z, translation, camera id, name; then 2D points: x, y, point id",
+    "# point id, x, y, z, red, green, blue, error (-1: not known), track of image id and index",
+)
+UNKNOWN_PIXEL = "-1 -1"  # x and y of 2D points of which no more is known than what they see
+
+
+def write_model(folder: Path, capture: Capture) -> None:
+    """Write a capture's lenses, poses and points as a text model; raises RunError.
+
+    Camera, image and point ids count from 1. Every observation has its 2D point, whose place is not known: (-1, -1).
+    """
+    for name in files_in(folder):
+        if name not in FILES:
+            raise RunError(f"{shown(folder / name)} is there, of another model; choose another folder")
+    cameras = check_writable(capture)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder {shown(folder)}: {error.strerror}; choose another") from None
+    lines = _camera_lines(cameras), *_image_and_point_lines(capture, cameras)
+    for name, remark, records in zip(FILES, REMARKS, lines, strict=True):
+        atomic_write(folder / name, "\n".join([remark, *records]) + "\n")
+
+
+def check_writable(capture: Capture) -> dict[Lens, int]:
+    """Ids of the lenses; raises RunError for what a model cannot hold."""
+    ids: dict[Lens, int] = {}
+    for image in capture.images:
+        where = f"image '{shown(image.name)}'"
+        if image.lens.model not in MODELS or MODELS[image.lens.model][0] is None:
+            raise RunError(f"{where}: COLMAP has no camera model {image.lens.model!r}")
+        try:
+            image_name(image.name.encode(), "COLMAP model")
+        except (SceneError, UnicodeEncodeError) as error:
+            raise RunError(f"{where} cannot be written: {error}") from None
+        if image.name.split() != [image.name]:
+            raise RunError(f"{where}: a COLMAP model as text cannot hold spaces in names; rename the image")
+        ids.setdefault(image.lens, len(ids) + 1)
+    return ids
+
+
+def _camera_lines(cameras: dict[Lens, int]) -> list[str]:
+    return [
+        f"{camera_id} {lens.model} {lens.width} {lens.height} {_joined(lens.params)}"
+        for lens, camera_id in cameras.items()
+    ]
+
+
+def _image_and_point_lines(capture: Capture, cameras: dict[Lens, int]) -> tuple[list[str], list[str]]:
+    """Two lines for each image, the second of its 2D points, and one for each point."""
+    n_images, nothing = len(capture.images), np.zeros(0, np.int64)
+    points = capture.points or Points(np.zeros((0, 3)), np.zeros((0, 3), np.uint8), nothing, nothing)
+    counts = np.bincount(points.views, minlength=n_images)
+    starts = np.cumsum(counts) - counts  # of each image's observations, image after image
+    order = np.argsort(points.views, kind="stable")
+    indices = np.empty_like(points.views)  # [T], which 2D point of its image an observation is
+    indices[order] = np.arange(len(order)) - np.repeat(starts, counts)
+    point_ids = np.repeat(np.arange(1, len(points.positions) + 1), points.track_lengths)[order]
+    image_lines = []
+    rows = zip(capture.images, _world_to_camera(capture), np.split(point_ids, starts[1:]), strict=True)
+    for image_id, (image, pose, seen) in enumerate(rows, 1):
+        image_lines.append(f"{image_id} {_joined(pose)} {cameras[image.lens]} {image.name}")
+        image_lines.append(" ".join(f"{UNKNOWN_PIXEL} {point_id}" for point_id in seen.tolist()))
+    tracks = np.split(np.stack([points.views + 1, indices], axis=1), np.cumsum(points.track_lengths)[:-1])
+    rows = zip(points.positions.tolist(), points.colors.tolist(), tracks, strict=False)
+    point_lines = [
+        f"{point_id} {_joined(position)} {_joined(color)} -1 {_joined(track.ravel().tolist())}".rstrip()
+        for point_id, (position, color, track) in enumerate(rows, 1)
+    ]
+    return image_lines, point_lines
+
+
+def _world_to_camera(capture: Capture) -> list[list[float]]:
+    """Quaternion w x y z, w not negative, and translation of every image, in OpenCV axes."""
+    poses = np.array([image.camera_to_world for image in capture.images], np.float64).reshape(-1, 3, 4)
+    rotation = (poses[:, :, :3] * TO_OPENGL).transpose(0, 2, 1)  # [N, 3, 3] world to camera
+    translation = -rotation @ poses[:, :, 3:]
+    return np.concatenate([_quaternions(rotation), translation[:, :, 0]], axis=1).tolist()
+
+
+def _quaternions(rotation: np.ndarray) -> np.ndarray:
+    """w x y z [N, 4], w not negative, of rotations [N, 3, 3]: eigenvectors of Bar-Itzhack's symmetric matrices."""
+    (xx, xy, xz), (yx, yy, yz), (zx, zy, zz) = np.moveaxis(rotation, 0, -1)
+    rows = [
+        [xx + yy + zz, zy - yz, xz - zx, yx - xy],
+        [zy - yz, xx - yy - zz, xy + yx, xz + zx],
+        [xz - zx, xy + yx, yy - xx - zz, yz + zy],
+        [yx - xy, xz + zx, yz + zy, zz - xx - yy],
+    ]
+    unit = np.linalg.eigh(np.moveaxis(np.array(rows), -1, 0))[1][:, :, -1]  # of the largest eigenvalue
+    return np.where(unit[:, :1] < 0, -unit, unit)
+
+
+def _joined(values: Iterable[float]) -> str:
+    return " ".join(map(repr, values))  # repr: all digits of a float
