@@ -3,6 +3,7 @@
 
     python scripts/check_kernels.py         fails on a spill, a stack frame, an unknown symbol or a missing kernel
     python scripts/check_kernels.py --all   for every architecture, not only one of those that share their code
+    python scripts/check_kernels.py 9.0     for this one
 
 Needs nvcc and torch (a CPU build will do). The library is made in build/kernels, nothing is installed. Only what
 changed since the last build is compiled.
@@ -101,7 +102,8 @@ def load_through_stub() -> None:
 
 
 def main() -> None:
-    architectures = ARCHITECTURES if "--all" in sys.argv[1:] else DISTINCT
+    asked = " ".join(sys.argv[1:]) or DISTINCT
+    architectures = ARCHITECTURES if asked == "--all" else asked
     build(architectures)
     found = kernels()
     wrong = spills(found)
