@@ -60,7 +60,7 @@ fi
 # A process for each file or folder of tests, JOBS at a time; fails if one of them does, or collects nothing.
 all_tests() {
   local status=0 log
-  printf '%s\n' tests/ops/test_*.py tests/test_*.py tests/nn tests/package/test_*.py nerfkit |
+  printf '%s\n' tests/ops/test_*.py tests/test_*.py tests/package/test_*.py nerfkit |
     xargs -P "${JOBS:-8}" -I{} sh -c '"$0" -m pytest -rfEs --tb=short "$1" >"$2/tests-$(echo "$1" | tr / _).log" 2>&1' \
       "$python" {} "$out" || status=1
   for log in "$out"/tests-*.log; do
