@@ -15,11 +15,9 @@ from tests.ops.cases import CASES, Case, cases
 from tests.ops.harness import (
     as_tuple,
     backend_params,
-    forward_and_backward,
     fused_params,
     has_kernel,
     on_backends,
-    with_late_inputs,
 )
 
 FIRST = {case.op: case for case in reversed(CASES) if case.differentiable}  # of each op
@@ -94,23 +92,6 @@ def test_forward_mode_is_refused_by_name(case: Case, backend: str, device: str):
             compiled(forward_ad.make_dual(arguments[0], torch.ones_like(arguments[0])))
 
 
-def test_the_definition_has_it():
-    (case,) = (case for case in CASES if case.name == "5x3_to_1")
-    feats, points = case.arguments()
-    with ops.backend("torch"):
-        _, tangent = torch.func.jvp(lambda x: ops.trilinear(x, points), (feats,), (torch.ones_like(feats),))
-    torch.testing.assert_close(tangent, torch.ones_like(tangent))  # the weights of a cell's corners sum to 1
-
-
-@pytest.mark.parametrize("backend, device", fused_params("depthwise_conv2d"))
-def test_an_image_without_channels_has_gradients(backend: str, device: str):
-    """Which F.conv2d refuses."""
-    x, weight = (torch.ones(size, device=device).requires_grad_() for size in ((2, 0, 8, 8), (0, 1, 3, 3)))
-    with ops.backend(backend):
-        ops.depthwise_conv2d(x, weight, padding=1).sum().backward()
-    assert x.grad.shape == x.shape and weight.grad.shape == weight.shape
-
-
 @pytest.mark.parametrize("backend, device", fused_params("trilinear"))
 def test_compiled_code_follows_the_backend(backend: str, device: str):
     graphs = []
@@ -140,62 +121,6 @@ def test_not_a_number_in_the_gradient_stays_one(backend: str, device: str):
     finally:
         torch.use_deterministic_algorithms(before)
     assert table.grad.isnan().any()
-
-
-@pytest.mark.cuda
-def test_an_op_on_another_stream_would_be_noticed():
-    case = cases("trilinear")[0]
-    arguments = case.arguments(torch.float32, "cuda")
-    for tensor in case.tensors(arguments):
-        tensor.requires_grad_()
-
-    def elsewhere(late: list) -> list[torch.Tensor]:
-        with torch.cuda.stream(torch.cuda.default_stream()):
-            return forward_and_backward(case, late)
-
-    with ops.backend("cuda"):
-        wanted = forward_and_backward(case, arguments)
-        got = with_late_inputs(elsewhere, arguments, torch.cuda.Stream())
-    assert not torch.allclose(got[0], wanted[0])
-
-
-@pytest.mark.parametrize("backend, device", backend_params("composite"))
-def test_distances_have_no_gradient(backend: str, device: str):
-    t, offsets = torch.linspace(0, 1, 5, device=device).requires_grad_(), torch.tensor([0, 5], device=device)
-    density = torch.ones(5, device=device, requires_grad=True)
-    with ops.backend(backend):
-        color, *_ = ops.composite(density, torch.rand(5, 3, device=device), t, t + 0.1, offsets, torch.ones(3).to(t))
-    assert torch.autograd.grad(color.sum(), [density, t], allow_unused=True)[1] is None
-
-
-def turned(angles: torch.Tensor) -> torch.Tensor:
-    """Rotation [3, 3] by `angles` [3] around x, y and z."""
-    a, b, c = angles.unbind()
-    zero = torch.zeros_like(a)
-    generator = torch.stack([zero, -c, b, c, zero, -a, -b, a, zero]).view(3, 3)
-    return torch.linalg.matrix_exp(generator)
-
-
-@pytest.mark.parametrize("backend, device", backend_params("grid_encode"))
-def test_gradients_reach_a_camera(backend: str, device: str):
-    """Of what samples of its rays look like, through their positions and directions, beside finite differences."""
-    resolutions, counts = [3, 7], torch.tensor([4, 0, 3])
-    table = torch.randn(sum(level_entries(n, 4096) for n in resolutions), 2).double().to(device)
-    mix = torch.randn(16, 4).double().to(device)
-    towards = torch.nn.functional.normalize(torch.randn(3, 3).double(), dim=1).to(device)  # [R, 3]
-    ray_index = torch.arange(3).repeat_interleave(counts).to(device)  # [N]
-    t = torch.rand(len(ray_index), 1).double().to(device) * 0.3  # [N, 1]
-
-    def look(angles: torch.Tensor, origin: torch.Tensor) -> torch.Tensor:
-        directions = towards @ turned(angles).T
-        features = ops.grid_encode(origin + directions[ray_index] * t, table, resolutions, 4096)  # [N, 4]
-        return features * (ops.spherical_harmonics(directions, ray_index) @ mix)
-
-    pose = torch.randn(3).double().to(device) / 10, torch.tensor([0.48, 0.52, 0.55]).double().to(device)
-    with ops.backend(backend):
-        assert torch.autograd.gradcheck(look, tuple(x.requires_grad_() for x in pose), nondet_tol=1e-12)
-        gradients = torch.autograd.grad(look(*pose).sum(), pose)
-    assert all(gradient.abs().min() > 1e-3 for gradient in gradients)
 
 
 @pytest.mark.parametrize("op", OPS)

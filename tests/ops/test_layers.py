@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nerfkit import nn, ops
+from nerfkit import ops
 from nerfkit.ops import grid_encode, lazy_adam, lltm, lltm_cell, mlp, spherical_harmonics, trilinear
 from nerfkit.ops.grid_encode import level_entries
 from nerfkit.ops.mlp import n_parameters, why_no_kernel
@@ -40,11 +40,6 @@ def test_what_no_cache_keeps(features: int, dtype: torch.dtype):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-4)
 
 
-def table_of(resolutions: list[int], max_entries: int, features: int) -> torch.Tensor:
-    rows = sum(level_entries(n, max_entries) for n in resolutions)
-    return torch.randn(rows, features).double()
-
-
 def test_gradient_at_a_cell_border_is_the_upper_cells():
     table = torch.zeros(32, 1).double()
     table[18:] = 1.0  # rises in the cell above x = 1/2 only
@@ -55,7 +50,7 @@ def test_gradient_at_a_cell_border_is_the_upper_cells():
 
 def test_not_a_number_reads_inside_the_table():
     points = torch.tensor([[float("nan"), 0.5, float("inf")]])
-    out = grid_encode(points, table_of([4, 9], 64, 1).float(), [4, 9], 64)
+    out = grid_encode(points, torch.rand(level_entries(4, 64) + level_entries(9, 64), 1), [4, 9], 64)
     assert out.shape == (1, 2) and out.isnan().all()
 
 
@@ -73,16 +68,6 @@ def test_is_adam_where_all_elements_have_a_gradient(backend: str, device: str):
             number = torch.tensor(float(step), device=device)
             lazy_adam(param, wanted.grad, *moments, number, torch.tensor(2.0**-7, device=device), 0.8, 0.95, 1e-3)
     torch.testing.assert_close(param, wanted.detach(), rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
-def test_the_first_step_is_as_long_as_the_rate_even_for_tiny_gradients(backend: str, device: str):
-    grad = torch.tensor([1e-9, -3e-7, 5.0, 0.0], device=device)
-    param, *moments = (torch.zeros(4, device=device) for _ in range(3))
-    step, lr = torch.tensor(1.0, device=device), torch.tensor(0.5, device=device)
-    with ops.backend(backend):
-        lazy_adam(param, grad, *moments, step, lr)
-    torch.testing.assert_close(param.cpu(), torch.tensor([-0.5, 0.5, -0.5, 0.0]), rtol=1e-5, atol=0)
 
 
 PARTS = [(slice(1, None), slice(1, None)), (slice(1, 5), slice(None)), (slice(None), slice(0, 3))]  # of 7 x 5
@@ -105,30 +90,12 @@ def test_a_part_of_a_tensor_is_written_in_place(backend: str, device: str, part:
 
 
 @pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
-def test_a_graph_of_the_old_values_raises(backend: str, device: str):
-    arguments = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(4, share=1.0)]
-    param = arguments[0].requires_grad_()
-    squares = (param * param).sum()
-    with ops.backend(backend):
-        lazy_adam(*arguments)
-    with pytest.raises(RuntimeError, match="inplace"):
-        squares.backward()
-
-
-@pytest.mark.parametrize("backend, device", backend_params("lazy_adam"))
 def test_nan_stays_in_its_element(backend: str, device: str):
     arguments = [x.to(device) if isinstance(x, Tensor) else x for x in adam_inputs(50, share=1.0)]
     arguments[1][17] = math.nan
     with ops.backend(backend):
         for x in lazy_adam(*arguments):
             assert (~x.isfinite()).nonzero().flatten().tolist() == [17]
-
-
-def test_nan_of_a_row_stays_in_it():
-    net = nn.MLP(16, 16, 2, 3)
-    x = torch.randn(40, 16)
-    x[17, 3] = float("nan")
-    assert (~net(x).isfinite()).any(1).nonzero().flatten().tolist() == [17]
 
 
 H100 = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=232448)
@@ -232,20 +199,16 @@ def test_a_ray_that_is_not_there_is_an_error_on_the_cpu(wrong: int):
             spherical_harmonics(torch.rand(0, 3), torch.tensor([0]))
 
 
-def test_autocast_leaves_the_type_of_the_result_to_the_caller(device: str):
-    directions = torch.rand(5, 3, device=device)
-    wanted = spherical_harmonics(directions)
-    with torch.autocast(device, torch.bfloat16):
-        assert torch.equal(spherical_harmonics(directions), wanted)
-        assert spherical_harmonics(directions, dtype=torch.float16).dtype == torch.float16
-        assert spherical_harmonics(directions.half()).dtype == torch.float32
-
-
-def test_extreme_gates_stay_finite():
-    inputs = [x.double().requires_grad_() for x in (torch.full((2, 3), 1e4), torch.ones(2, 2), torch.ones(2, 2))]
-    weight = (torch.randn(6, 5).double() * 100).requires_grad_()
-    outputs = lltm_cell(*inputs, weight, torch.zeros(6).double())
-    gradients = torch.autograd.grad(sum(x.sum() for x in outputs), [*inputs, weight])
+@pytest.mark.parametrize("op", ["lltm_cell", "lltm"])
+@pytest.mark.parametrize("far", [1e4, -1e4])
+def test_extreme_gates_stay_finite(op: str, far: float):
+    input, h, c = (x.double().requires_grad_() for x in (torch.full((2, 3), far), torch.ones(2, 2), torch.ones(2, 2)))
+    weight, bias = (torch.randn(6, 5).double() * 100).requires_grad_(), torch.zeros(6).double()
+    one_sample_rays = torch.arange(3)
+    outputs = (
+        lltm_cell(input, h, c, weight, bias) if op == "lltm_cell" else lltm(input, one_sample_rays, weight, bias, h, c)
+    )
+    gradients = torch.autograd.grad(sum(x.sum() for x in outputs), [input, h, c, weight])
     assert all(x.isfinite().all() for x in (*outputs, *gradients))
 
 

@@ -4,9 +4,8 @@ import torch
 
 from nerfkit import ops
 from nerfkit.ops import lltm
-from nerfkit.ops.lltm import why_no_kernel
 from nerfkit.ops.packed import offsets_from_counts
-from tests.naming import not_named, raises_naming
+from tests.naming import raises_naming
 from tests.ops.cases import lltm as lltm_case
 from tests.ops.harness import backend_params, dtype_name, fused_params
 
@@ -69,26 +68,6 @@ def test_the_number_of_threads_changes_no_bit():
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_closed_gates_have_finite_gradients(dtype):
-    x, offsets, weight, bias, h0, c0 = problem((3, 2))
-    for closed in (slice(0, 3), slice(3, 6), slice(0, 6)):  # input gates, output gates, both
-        shut = bias.clone()
-        shut[closed] = -1000
-        inputs = [t.to(dtype).requires_grad_() for t in (x, weight, shut, h0, c0)]
-        h, h_n, c_n = lltm(inputs[0], offsets, *inputs[1:])
-        gradients = torch.autograd.grad(h.sum() + h_n.sum() + c_n.sum(), inputs)
-        assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("n_input", [16, 32])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("n_rays", [3, 40000], ids=["few_rays", "more_rays_than_fit"])
-def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
-    check_on_gpu(16, n_input, dtype, n_rays)
-
-
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     "n_state, n_input",
@@ -125,57 +104,6 @@ def test_without_weight_gradient(n_state, n_rays, dtype, limit):
     exact = run("torch", *(t.double() for t in inputs))
     for got, wanted in zip(run("cuda", *(t.cuda() for t in inputs)), exact, strict=True):
         assert (got.detach().cpu() - wanted.detach()).abs().max() <= limit * wanted.detach().abs().max()
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("n_state", [16, 32, 64])
-@pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-2), (torch.float32, 1e-3)], ids=["float16", "float32"])
-def test_saved_tensors_at_an_odd_address(n_state, dtype, limit):
-    torch.manual_seed(0)
-    counts = torch.randint(0, 4, (5000,))
-    sizes = (int(counts.sum()), 16), (3 * n_state, n_state + 16), (3 * n_state,), (5000, n_state), (5000, n_state)
-    numbers = [torch.randn(*size, device="cuda", dtype=dtype) / n_state**0.5 for size in sizes]
-    x, *rest = (t.requires_grad_() for t in numbers)
-    offsets = offsets_from_counts(counts).cuda()
-
-    def moved(saved: torch.Tensor) -> torch.Tensor:
-        shifted = torch.empty(saved.numel() + 1, device="cuda", dtype=saved.dtype)
-        return shifted[1:].view(saved.shape).copy_(saved.detach())
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(lltm(x, offsets, *rest)[0].square().sum(), [x, *rest])
-
-    with ops.backend("cuda"):
-        straight = gradients()
-        with torch.autograd.graph.saved_tensors_hooks(moved, lambda saved: saved):
-            shifted = gradients()
-    for got, wanted in zip(shifted, straight, strict=True):
-        assert (got - wanted).abs().max() <= limit * wanted.abs().max()
-
-
-@pytest.mark.parametrize("n_state, n_input", [(65, 16), (16, 65)])
-def test_more_than_a_gpus_kernels_take(n_state, n_input):
-    named = str(n_state), str(n_input), "64"
-    assert not not_named(why_no_kernel("cuda", n_state, n_input), *named)
-    assert why_no_kernel("cuda", 64, 64) is None and why_no_kernel("cpu", n_state, n_input) is None
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("n_state, n_input", [(65, 16), (16, 65)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_what_has_no_kernel_is_refused_by_name(n_state, n_input, dtype):
-    torch.manual_seed(0)
-    sizes = (8, n_input), (3 * n_state, n_state + n_input), (3 * n_state,), (3, n_state), (3, n_state)
-    x, *rest = (torch.randn(*size).to("cuda", dtype) / 4 for size in sizes)
-    offsets = torch.tensor([0, 3, 3, 8], device="cuda")
-    named = "lltm", "'cuda'", str(n_state), str(n_input), "64", "ops.backend=auto"
-    with ops.backend("cuda"), raises_naming(ops.BackendError, *named):
-        lltm(x, offsets, *rest)
-    results = []
-    for backend in ("torch", "auto"):
-        with ops.backend(backend):
-            results.append(lltm(x, offsets, *rest))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
 
 def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) -> None:
