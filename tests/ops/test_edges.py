@@ -35,8 +35,7 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
     torch.manual_seed(0)
     cell = LLTMCell(3, 4, dtype=torch.float64)
     x, w = torch.randn(5, 2, 3).double(), torch.randn(3, 1, 3, 3).double()
-    image, grid_table = torch.randn(1, 3, 6, 6).double(), torch.randn(level_entries(4, 4096), 2).double()
-    points = torch.rand(7, 3).double()
+    image = torch.randn(1, 3, 6, 6).double()
 
     def recurrent(x: torch.Tensor) -> torch.Tensor:
         state = None
@@ -47,12 +46,7 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
     def convolved_twice(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return ops.depthwise_conv2d(ops.depthwise_conv2d(x, w, padding=1), w, padding=1)
 
-    def looked_up_twice(points: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-        return ops.grid_encode(ops.grid_encode(points, table, [4], 4096)[:, [0, 1, 0]].sigmoid(), table, [4], 4096)
-
-    for function, inputs in (
-        (recurrent, (x,)), (convolved_twice, (image, w)), (looked_up_twice, (points, grid_table)),
-    ):  # fmt: skip
+    for function, inputs in (recurrent, (x,)), (convolved_twice, (image, w)):
         with ops.backend("torch"):
             wanted = second_order(function, *(i.clone().requires_grad_() for i in inputs))
         with ops.backend(backend):
@@ -60,36 +54,23 @@ def test_second_derivatives_where_inputs_depend_on_each_other(backend: str, devi
         torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-10)
 
 
-def output_of(case: Case, arguments: list, place: int, value: torch.Tensor) -> torch.Tensor:
-    return as_tuple(case.function(*arguments[:place], value, *arguments[place + 1 :]))[0]
-
-
 @on_backends(FIRST.values(), fused_params)
-@pytest.mark.slow
 def test_forward_mode_is_refused_by_name(case: Case, backend: str, device: str):
-    """It would be zero; also in compiled code. Without a dual input nothing changes."""
-    named = case.op, "forward-mode"
+    """It would be zero. Without a dual input nothing changes."""
     dtype = torch.float64 if has_kernel(case, backend, torch.float64) else torch.float16
     arguments = case.arguments(dtype, device)
     with ops.backend(backend):
-        for place in case.differentiable:
-            x = arguments[place]
-            for needs_grad in (False, True):
-                primal = x.clone().requires_grad_(needs_grad)
-                with forward_ad.dual_level(), raises_naming(NotImplementedError, *named, "ops.backend('torch')"):
-                    output_of(case, arguments, place, forward_ad.make_dual(primal, torch.ones_like(x)))
-            with raises_naming(NotImplementedError, *named):
-                torch.func.jvp(lambda x, place=place: output_of(case, arguments, place, x), (x,), (x,))
         wanted = as_tuple(case.function(*arguments))
+        for place in case.differentiable:
+            before, after, x = arguments[:place], arguments[place + 1 :], arguments[place]
+            for primal in (x, x.clone().requires_grad_()):
+                with (
+                    forward_ad.dual_level(),
+                    raises_naming(NotImplementedError, case.op, "forward-mode", "ops.backend('torch')"),
+                ):
+                    case.function(*before, forward_ad.make_dual(primal, torch.ones_like(x)), *after)
         with forward_ad.dual_level():
             torch.testing.assert_close(as_tuple(case.function(*arguments)), wanted, rtol=1e-12, atol=1e-12)
-        if case.op != "trilinear":
-            return
-        torch._dynamo.reset()
-        compiled = torch.compile(lambda x: output_of(case, arguments, 0, x), backend="aot_eager")
-        compiled(arguments[0])
-        with forward_ad.dual_level(), raises_naming(NotImplementedError, *named):
-            compiled(forward_ad.make_dual(arguments[0], torch.ones_like(arguments[0])))
 
 
 @pytest.mark.parametrize("backend, device", fused_params("trilinear"))
@@ -127,22 +108,14 @@ def test_not_a_number_in_the_gradient_stays_one(backend: str, device: str):
 def test_autocast_follows_the_table(op: str, device: str):
     case = cases(op)[0]
     arguments = case.arguments(torch.float32, device)
+    if op in IN_AUTOCAST_DTYPE:
+        arguments[0] = arguments[0].bfloat16()  # which alone is an error
     with torch.autocast(device, dtype=torch.bfloat16):
         outputs = as_tuple(getattr(ops, op)(*arguments))
         wide = as_tuple(getattr(ops, op)(*case.arguments(torch.float64, device)))
     wanted = torch.bfloat16 if op in (*IN_AUTOCAST_DTYPE, "grid_encode") else torch.float32
     assert {x.dtype for x in outputs if x.is_floating_point()} <= {wanted}  # count_visible has none
     assert {x.dtype for x in wide if x.is_floating_point()} <= {torch.float64}
-
-
-@pytest.mark.parametrize("op", ["depthwise_conv2d", "lltm_cell", "composite"])
-def test_mixed_dtypes_are_an_error_except_under_autocast(op: str):
-    arguments = cases(op)[0].arguments(torch.float32)
-    arguments[1] = arguments[1].to(torch.bfloat16)
-    with raises_naming(TypeError, op, "float32", "bfloat16"):
-        getattr(ops, op)(*arguments)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        getattr(ops, op)(*arguments)
 
 
 def test_the_gradient_of_a_table_is_not_rounded(device: str):
