@@ -4,7 +4,7 @@ import torch
 
 from nerfkit import ops
 from nerfkit.ops import BackendError, dispatch, native
-from tests.naming import assert_names, not_named, raises_naming
+from tests.naming import not_named, raises_naming
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +21,6 @@ def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
     monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)
     with raises_naming(BackendError, op, f"'{name}'", "torch", native.how_to_build(name)):
         dispatch.resolve(op, dispatch.DEVICE_OF[name], name)
-
-
-def test_by_name_it_never_falls_back(monkeypatch):
-    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
-    with ops.backend("cpp"), raises_naming(BackendError, "trilinear", "'cpp'", native.how_to_build("cpp")):
-        ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3))
 
 
 def test_auto_takes_the_fused_one_where_built(monkeypatch):
@@ -49,15 +43,6 @@ def test_a_call_that_the_kernel_does_not_take(monkeypatch):
     hint = "--ops.overrides trilinear torch"
     with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", hint):
         dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
-
-
-def test_what_was_not_built_is_said_before_what_it_would_not_take(monkeypatch):
-    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
-    assert dispatch.resolve("trilinear", "cpu", unfit=UNFIT) == ("torch", "cpp not built")
-    with raises_naming(BackendError, "trilinear", native.how_to_build("cpp")) as caught:
-        dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
-    assert UNFIT not in str(caught.value)
-    assert_names(dispatch.resolve("trilinear", "meta", unfit=UNFIT).reason, "meta")
 
 
 def test_unknown_names_raise():
