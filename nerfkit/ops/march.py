@@ -15,13 +15,11 @@ from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
-BLOCK = 8  # intervals that one lookup in the coarse grid can skip
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
 TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
 FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
-LADDER_PART = 2**22  # intervals that the definition looks up at a time
-MAX_BLOCKS = (MAX_INTERVALS + 1) // BLOCK  # of a ray
+PART = 2**22  # intervals that the definition looks up at a time
 
 
 def march(
@@ -136,22 +134,17 @@ def _march_box(origins, directions, occupancy, box, step, near, far, jitter) -> 
     if hit.numel() == 0 or occupancy.numel() == 0:
         return origins.new_zeros(0), origins.new_zeros(0), offsets_from_counts(counts)
 
-    o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
-    n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
-    if n_blocks > MAX_BLOCKS:
+    n_intervals = math.ceil((leave - first)[hit].max().item() / step + 1)
+    if n_intervals > MAX_INTERVALS + 1:
         raise _too_small(step)
-    blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
-    reach = BLOCK / 2 * step
-    coarse = _dilated(occupancy, box, reach)
-    midpoints = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
-    near_occupied = _look_up(coarse, o, d, midpoints, box) & (midpoints - reach < leave[:, None])
-    ray, block = near_occupied.nonzero().unbind(1)  # [K] each
-
-    k = (block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)).to(o.dtype)  # [K, BLOCK]
-    t = first[ray, None] + k * step  # [K, BLOCK] midpoints
-    occupied = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
-    t, ray = t[occupied], hit[ray].unsqueeze(1).expand_as(occupied)[occupied]  # [N] each
-    counts.index_add_(0, ray, torch.ones_like(ray))
+    k = torch.arange(n_intervals, device=origins.device, dtype=origins.dtype)
+    middles = []
+    for rays in hit.split(max(1, PART // n_intervals)):
+        t = first[rays, None] + k * step  # [m, intervals] midpoints
+        occupied = _look_up(occupancy, origins[rays], directions[rays], t, box) & (t < leave[rays, None])
+        middles.append(t[occupied])
+        counts[rays] = occupied.sum(-1)
+    t = torch.cat(middles)  # [N]
     return t - step / 2, t + step / 2, offsets_from_counts(counts)
 
 
@@ -167,7 +160,7 @@ def _march_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[
     if jitter is None:
         jitter = origins.new_zeros(origins.shape[0])
     parts, counts = [], []
-    for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, LADDER_PART // ladder.shape[0])):
+    for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, PART // ladder.shape[0])):
         ends = jitter[rays, None] * ladder.diff() + ladder[:-1]  # [M, L-1]
         t_starts, t_ends = ends[:, :-1], ends[:, 1:]  # [M, L-2] each
         occupied = _look_up_contracted(occupancy, o[rays], d[rays], (t_starts + t_ends) * 0.5)  # [M, L-2]
@@ -196,8 +189,7 @@ def _look_up_contracted(grid: Tensor, o: Tensor, d: Tensor, t: Tensor) -> Tensor
 
 
 def _too_small(step: float) -> ValueError:
-    most = MAX_BLOCKS * BLOCK
-    return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger step")
+    return ValueError(f"march: step {step:g} cuts a ray into more than {MAX_INTERVALS + 1} intervals; use a larger step")
 
 
 def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: Tensor) -> Tensor:
@@ -209,19 +201,6 @@ def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: 
         cell = torch.addcmul(o[:, axis, None], d[:, axis, None], t).to(torch.int32).clamp_(0, n - 1)
         index = index * n + cell
     return grid.flatten().index_select(0, index.flatten()).view(t.shape)
-
-
-def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
-    """Coarse, dilated `occupancy`: set wherever a point within `reach` along each axis may be occupied."""
-    size = (box[1] - box[0]).tolist()
-    factors = [
-        max(1, min(n, math.ceil(reach / (length / n) * (1 + 1e-6))))
-        for n, length in zip(occupancy.shape, size, strict=True)
-    ]
-    # Rounded up to a divisor, so that whole coarse cells cover the box.
-    factors = [next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)]
-    pooled = F.max_pool3d(occupancy[None, None].float(), factors)
-    return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0
 
 
 @implements("march", "cpp", "cuda")
