@@ -2,9 +2,12 @@
 import pytest
 import torch
 
+import nerfkit
 from nerfkit import ops
+from nerfkit.config import load, preset_path
 from nerfkit.ops import BackendError, dispatch, native
 from tests.naming import not_named, raises_naming
+from tests.ops.harness import NativeCalls
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +83,19 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
         dispatch.resolve("trilinear", "cpu", "cuda")
     with raises_naming(BackendError, "9.0", "Old GPU", "7.5", native.how_to_build("cuda")):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_step_of_make_demo_runs_its_ops(backend: str):
+    """Feature grid, convolution and recurrence along the rays, among others: compiled where that is chosen."""
+    config = load([preset_path("orrery_cpu")])
+    config.data.downscale, config.trainer.samples, config.device, config.ops.backend = 20, 256, "cpu", backend
+    trainer = nerfkit.Trainer(config)
+    assert set(trainer.model.used_ops) >= {"grid_encode", "depthwise_conv1d", "lltm"}
+    with NativeCalls() as seen:
+        trainer.train_step()
+    called = {function._schema.name.removeprefix("nerfkit::") for function, _ in seen.calls}
+    if backend == "torch" or "cpp" not in ops.available("lltm"):
+        assert not called
+    else:
+        assert called >= {"_grid_encode", "_grid_encode_bwd", "_depthwise_conv1d", "_lltm", "_lltm_bwd"}

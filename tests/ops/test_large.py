@@ -222,28 +222,3 @@ def test_samples(backend: str, device: str, is_large: bool):
             assert torch.equal(offsets - offsets[0], alone[2])
             samples = slice(offsets[0].item(), offsets[-1].item())
             torch.testing.assert_close((t_starts[samples], t_ends[samples]), alone[:2], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("backend, device", fused_params("grid_encode"))
-@one_small_one_large
-def test_a_table(backend: str, device: str, is_large: bool):
-    """The last level of a large table gives what it gives as a table of its own."""
-    if is_large:
-        needs(55e9, device)
-    dtype, make = torch.float16, Make(torch.float16, device)
-    resolutions, entries = ([644, 700, 1000], 2**28) if is_large else ([6, 8, 20], 2**9)
-    points = make(1000, 3, low=0.0, dtype=torch.float32)
-    table = make(sum(level_entries(n, entries) for n in resolutions), 4).requires_grad_()
-    assert table.numel() > (LIMIT if is_large else 0)
-    own = level_entries(resolutions[-1], entries)
-    level = table.detach()[-own:].clone().requires_grad_()
-    with ops.backend(backend):
-        whole = ops.grid_encode(points, table, resolutions, entries)[:, -4:]
-        alone = ops.grid_encode(points, level, resolutions[-1:], entries)
-        assert_near(whole.detach(), alone.detach(), SHARE[dtype], "features")
-        (of_whole,) = torch.autograd.grad(whole.sum(), table)
-        (of_level,) = torch.autograd.grad(alone.sum(), level)
-    # Compared where it is not zero, and by its rows: a copy in float64 would not fit.
-    rows = of_level.any(1).nonzero()[:, 0]
-    assert_near(of_whole[-own:][rows], of_level[rows], SHARE[dtype], "gradient of the level")
-    assert of_whole.any(1).nonzero().shape[0] == rows.shape[0]
