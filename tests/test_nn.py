@@ -15,7 +15,7 @@ from tests.ops.test_bad_input import parts_of
 
 WINDOWS = [
     {"kernel_size": 3}, {"kernel_size": 4, "stride": 2, "padding": 1}, {"kernel_size": 5, "padding": "same"},
-    {"kernel_size": 3, "dilation": 2, "padding": 2, "bias": False}, {"kernel_size": 4, "padding": "valid"},
+    {"kernel_size": 3, "dilation": 2, "padding": "same", "bias": False}, {"kernel_size": 4, "padding": "valid"},
     {"kernel_size": (1, 4), "stride": (1, 2), "padding": (0, 2)}, {"kernel_size": (3, 2), "padding": "valid"},
 ]  # fmt: skip
 

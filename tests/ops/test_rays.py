@@ -43,14 +43,16 @@ def test_values_and_gradients_are_finite_at_extremes(dtype: torch.dtype, delta: 
     assert all(x.isfinite().all() for x in (*outputs, *gradients))
 
 
-def test_many_dense_rays_before_change_nothing():
+@pytest.mark.parametrize("backend, device", backend_params("composite"))
+def test_many_dense_rays_before_change_nothing(backend: str, device: str):
     """The running sum over all rays keeps its precision: the last of 10000 opaque rays is as it is alone."""
     density = torch.tensor([0.3, 2.0, 7.0])
     alone, many = one_ray(density, 1 / 8), one_ray(torch.cat([torch.full((10000,), 400.0), density]), 1 / 8)
     many["rgb"][-3:] = alone["rgb"]
     many["ray_offsets"] = torch.cat([torch.arange(10001), torch.tensor([10003])])
-    for wanted, got in zip(composite(**alone)[:2], composite(**many)[:2], strict=True):
-        torch.testing.assert_close(got[-1], wanted[0], rtol=1e-6, atol=1e-6)
+    with ops.backend(backend):
+        wanted, got = (composite(**{name: x.to(device) for name, x in ray.items()})[:2] for ray in (alone, many))
+    torch.testing.assert_close([x[-1] for x in got], [x[0] for x in wanted], rtol=1e-6, atol=1e-6)
 
 
 COUNTS = (3, 0, 5, 1, 0, 0, 4, 2, 0)  # samples of nine rays; those of ray 2 are 3 to 7
