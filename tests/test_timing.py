@@ -5,18 +5,9 @@ import pytest
 import torch
 
 from scripts.bench_ops import difference, in_turns_with_limit
-from scripts.timing import LONGEST_AHEAD, MOST_SETS, ROTATED_BYTES, Timer, copy_bandwidth, sets_for, turns_of
+from scripts.timing import LONGEST_AHEAD, Timer, turns_of
 from scripts.work import Side, Work
 from tests.naming import raises_naming
-
-CACHE = ROTATED_BYTES // 4
-SETS = [(CACHE, "cuda", 4), (CACHE + 1, "cuda", 4), (16 * CACHE, "cuda", 1), (1, "cuda", MOST_SETS), (1, "cpu", 1)]
-
-
-@pytest.mark.parametrize("n_bytes, device, sets", SETS)
-def test_a_row_goes_through_more_than_a_cache(n_bytes: int, device: str, sets: int):
-    assert sets_for(n_bytes, device) == sets
-
 
 TURNS = [  # calls, seconds, seconds to queue them, turns
     (7, 0.2, 1e-5, 5), (7, 0.9, 1e-5, 3), (7, 2.5, 1e-5, 1), (64, 0.2, 1e-5, 1),
@@ -47,15 +38,6 @@ def test_copies_are_equal_and_lie_elsewhere():
         copy = side.inputs["x"]
         assert torch.equal(copy, x) and copy.stride() == x.stride() and copy.is_leaf and copy.requires_grad
         assert not side.inputs["y"].requires_grad
-
-
-def test_a_copy_by_threads_that_do_not_divide_it():
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(3)
-        assert copy_bandwidth(Timer("cpu", repeats=1, warmup=0), 2**20) > 0
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("n_bytes, products, limited", [(2**16, 0, True), (0, 2**20, True), (0, 0, False)])

@@ -9,7 +9,7 @@
 
 namespace nerfkit {
 
-constexpr int MAX_INTERVALS = 1 << 20;  // of a ray: MAX_BLOCKS * BLOCK of nerfkit/ops/march.py
+constexpr int MAX_INTERVALS = 1 << 20;  // of a ray: one more than in nerfkit/limits.py
 
 struct MarchGrid {
   int cells[3];           // X, Y, Z

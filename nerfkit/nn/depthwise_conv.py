@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from nerfkit import ops
+from nerfkit.ops.checks import check_ints
 from nerfkit.ops.depthwise_conv2d import Pair
 
 
@@ -15,13 +16,25 @@ class _DepthwiseConv(nn.Module):
 
     axes: int
 
-    def __init__(self, channels: int, kernel_size, stride, padding, dilation, bias: bool, device, dtype):
+    def __init__(
+        self, channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1,
+        bias: bool = True, device=None, dtype: torch.dtype | None = None,
+    ):  # fmt: skip
         super().__init__()
+        name = type(self).__name__
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            raise ValueError(f"{name}: padding must be a number, 'same' or 'valid', got {padding!r}")
+        zeros = 0 if isinstance(padding, str) else padding
+        check_ints(name, self.axes, kernel_size=kernel_size, stride=stride, padding=zeros, dilation=dilation)
+        window = kernel_size, stride, zeros, dilation
+        each = [(value,) * self.axes if isinstance(value, int) else tuple(value) for value in window]
+        kernel, self.stride, self.padding, self.dilation = each
+        if padding == "same":
+            if any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride):
+                got = f"kernel {kernel} and stride {self.stride}"
+                raise ValueError(f"{name}: padding='same' needs odd kernels and stride 1, got {got}")
+            self.padding = tuple(d * (k - 1) // 2 for k, d in zip(kernel, self.dilation, strict=True))
         self.channels = channels
-        kernel = self._per_axis("kernel_size", kernel_size)
-        self.stride = self._per_axis("stride", stride)
-        self.dilation = self._per_axis("dilation", dilation)
-        self.padding = self._padding(padding, kernel)
         self.weight = nn.Parameter(torch.empty(channels, 1, *kernel, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty(channels, device=device, dtype=dtype)) if bias else None
         self.reset_parameters()
@@ -35,26 +48,6 @@ class _DepthwiseConv(nn.Module):
     def extra_repr(self) -> str:
         window = f"stride={self.stride}, padding={self.padding!r}, dilation={self.dilation}"
         return f"{self.channels}, kernel_size={tuple(self.weight.shape[2:])}, {window}, bias={self.bias is not None}"
-
-    def _per_axis(self, name: str, value: int | tuple[int, ...]) -> tuple[int, ...]:
-        each = (value,) * self.axes if isinstance(value, int) else value
-        if not isinstance(each, tuple | list) or len(each) != self.axes or not all(isinstance(v, int) for v in each):
-            wanted = "an int" if self.axes == 1 else f"an int or {self.axes} of them"
-            raise ValueError(f"{type(self).__name__}: {name} must be {wanted}, got {value!r}")
-        return tuple(each)
-
-    def _padding(self, padding: int | tuple[int, ...] | str, kernel: tuple[int, ...]) -> tuple[int, ...]:
-        """Zeros at both ends of each axis; "same" keeps the size."""
-        if padding not in ("same", "valid"):
-            if isinstance(padding, str):
-                raise ValueError(f"{type(self).__name__}: padding must be a number, 'same' or 'valid', got {padding!r}")
-            return self._per_axis("padding", padding)
-        if padding == "same" and (any(k % 2 == 0 for k in kernel) or any(s != 1 for s in self.stride)):
-            raise ValueError(
-                f"{type(self).__name__}: padding='same' needs odd kernels and stride 1, "
-                f"got kernel {kernel} and stride {self.stride}"
-            )
-        return tuple(d * (k - 1) // 2 if padding == "same" else 0 for k, d in zip(kernel, self.dilation, strict=True))
 
 
 class DepthwiseConv2d(_DepthwiseConv):
@@ -76,12 +69,6 @@ class DepthwiseConv2d(_DepthwiseConv):
 
     axes = 2
     ops = ("depthwise_conv2d",)
-
-    def __init__(
-        self, channels: int, kernel_size: Pair, stride: Pair = 1, padding: Pair | str = 0, dilation: Pair = 1,
-        bias: bool = True, device=None, dtype: torch.dtype | None = None,
-    ):  # fmt: skip
-        super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() == 3:
@@ -111,22 +98,14 @@ class DepthwiseConv1d(_DepthwiseConv):
     axes = 1
     ops = ("depthwise_conv1d",)
 
-    def __init__(
-        self, channels: int, kernel_size: int, stride: int = 1, padding: int | str = 0, dilation: int = 1,
-        bias: bool = True, device=None, dtype: torch.dtype | None = None,
-    ):  # fmt: skip
-        super().__init__(channels, kernel_size, stride, padding, dilation, bias, device, dtype)
-        (self.stride,), (self.padding,), (self.dilation,) = self.stride, self.padding, self.dilation
-
     def forward(self, x: Tensor, ray_offsets: Tensor | None = None) -> Tensor:
         weight = self.weight[:, 0]  # [C, k]
+        (stride,), (padding,), (dilation,) = self.stride, self.padding, self.dilation
         if ray_offsets is not None:
-            same = self.dilation * (weight.shape[1] - 1) // 2
-            if self.padding != same and weight.shape[1] % 2 == 1:  # an even kernel is refused in any case
-                raise ValueError(
-                    f"DepthwiseConv1d: packed rays keep their length; use padding={same}, got {self.padding}"
-                )
-            return ops.depthwise_conv1d(x, weight, self.bias, ray_offsets, self.stride, None, self.dilation)
+            same = dilation * (weight.shape[1] - 1) // 2
+            if padding != same and weight.shape[1] % 2 == 1:  # an even kernel is refused in any case
+                raise ValueError(f"DepthwiseConv1d: packed rays keep their length; use padding={same}, got {padding}")
+            return ops.depthwise_conv1d(x, weight, self.bias, ray_offsets, stride, None, dilation)
         if x.dim() == 2:
             return self(x[None])[0]
-        return ops.depthwise_conv1d(x, weight, self.bias, None, self.stride, self.padding, self.dilation)
+        return ops.depthwise_conv1d(x, weight, self.bias, None, stride, padding, dilation)

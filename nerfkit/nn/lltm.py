@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
 from nerfkit import ops
 from nerfkit.ops.checks import FLOATS, INT64, check
@@ -36,11 +36,8 @@ class _LLTMParameters(nn.Module):
 
     def _check_input(self, input: Tensor, dims: tuple[int, ...]) -> None:
         if input.dim() not in dims or input.shape[-1] != self.input_size:
-            wanted = " or ".join(f"{n}-d" for n in dims)
-            raise ValueError(
-                f"{type(self).__name__}: input must be {wanted} with {self.input_size} features last, "
-                f"got {list(input.shape)}"
-            )
+            wanted = f"{' or '.join(f'{n}-d' for n in dims)} with {self.input_size} features last"
+            raise ValueError(f"{type(self).__name__}: input must be {wanted}, got {list(input.shape)}")
 
     def _state(self, hx: State | None, like: Tensor, shape: tuple[int, ...]) -> State:
         """h and c of `shape`; zero where no state is given."""
@@ -100,15 +97,10 @@ class LLTM(_LLTMParameters):
 
     ops = ("lltm",)
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,  # the third argument of nn.LSTM is num_layers
-        batch_first: bool = False,
-        device=None,
+    def __init__(  # the third argument of nn.LSTM is num_layers
+        self, input_size: int, hidden_size: int, *, batch_first: bool = False, device=None,
         dtype: torch.dtype | None = None,
-    ):
+    ):  # fmt: skip
         super().__init__(input_size, hidden_size, device, dtype)
         self.batch_first = batch_first
 
@@ -141,12 +133,10 @@ class LLTM(_LLTMParameters):
         return output, (h_n, c_n)
 
     def _packed_sequence(self, input: PackedSequence, hx: State | None) -> tuple[PackedSequence, State]:
-        padded, lengths = pad_packed_sequence(input, batch_first=True)  # [B, L, I], [B], in the caller's order
-        self._check_input(padded, (3,))
-        real = (torch.arange(padded.shape[1]) < lengths[:, None]).to(padded.device)  # [B, L]
-        h, c = self._state(hx, padded, (1, padded.shape[0], self.hidden_size))
-        offsets = offsets_from_counts(lengths).to(padded.device)
-        output, (h_n, c_n) = self.along_rays(padded[real], offsets, (h[0], c[0]))
-        spread = output.new_zeros(*real.shape, self.hidden_size).masked_scatter(real[..., None], output)
-        packed = pack_padded_sequence(spread, lengths, batch_first=True, enforce_sorted=input.sorted_indices is None)
+        sequences = unpack_sequence(input)  # in the caller's order
+        samples, lengths = torch.cat(sequences), [len(sequence) for sequence in sequences]
+        h, c = self._state(hx, samples, (1, len(lengths), self.hidden_size))
+        offsets = offsets_from_counts(torch.tensor(lengths)).to(samples.device)
+        output, (h_n, c_n) = self.along_rays(samples, offsets, (h[0], c[0]))
+        packed = pack_sequence(output.split(lengths), enforce_sorted=input.sorted_indices is None)
         return packed, (h_n[None], c_n[None])

@@ -67,7 +67,13 @@ def _compact_samples_torch(origins, directions, t_starts, t_ends, source_offsets
     n_rays, n_source = origins.shape[0], t_starts.shape[0]
     check_rises("compact_samples", source_offsets, n_source, "source_offsets", padded=True)
     check_rises("compact_samples", ray_offsets, n_rows, padded=True)
-    _check_counts(source_offsets, ray_offsets)
+    if can_be_read(ray_offsets) and (ray_offsets.diff() > source_offsets.diff()).any():
+        wanted, stored = ray_offsets.diff(), source_offsets.diff()  # [R] each
+        ray = int((wanted > stored).nonzero()[0])
+        raise RuntimeError(
+            f"compact_samples: ray_offsets give a ray more samples than source_offsets: ray {ray} has {stored[ray]}, "
+            f"{wanted[ray]} are requested"
+        )
     # Padding rows are those of one more ray, of zeros, whose samples read a zero appended to the source.
     ray_index = ray_indices(F.pad(ray_offsets, (0, 1), value=n_rows), n_rows)  # [n_rows], R for padding
     row = torch.arange(n_rows, device=origins.device) + (source_offsets - ray_offsets)[ray_index]
@@ -76,19 +82,6 @@ def _compact_samples_torch(origins, directions, t_starts, t_ends, source_offsets
     origins, directions = (F.pad(x, (0, 0, 0, 1))[ray_index] for x in (origins, directions))  # [n_rows, 3]
     positions = origins + directions * ((t_starts + t_ends) / 2)[:, None]
     return positions, t_starts, t_ends, ray_index.clamp(max=max(n_rays - 1, 0))
-
-
-def _check_counts(source_offsets: Tensor, ray_offsets: Tensor) -> None:
-    """Require that no ray has more samples than in the source, where the values can be read."""
-    if not can_be_read(ray_offsets):
-        return
-    wanted, stored = ray_offsets.diff(), source_offsets.diff()  # [R] each
-    if (wanted > stored).any():
-        ray = int((wanted > stored).nonzero()[0])
-        raise RuntimeError(
-            f"compact_samples: ray_offsets give a ray more samples than source_offsets: ray {ray} has {stored[ray]}, "
-            f"{wanted[ray]} are requested"
-        )
 
 
 implements("compact_samples", "cpp", "cuda")(lambda *arguments: torch.ops.nerfkit._compact_samples(*arguments))

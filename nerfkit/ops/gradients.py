@@ -28,7 +28,8 @@ def implement_native(op: str, definition: Callable, forward: Callable | str, bac
             gradients of the first arguments, None after them; those that are not needed may be anything.
     """
     if isinstance(forward, str):
-        forward = _calling(forward)
+        name = forward
+        forward = lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())  # noqa: E731
 
     class Native(torch.autograd.Function):
         @staticmethod
@@ -55,10 +56,6 @@ def implement_native(op: str, definition: Callable, forward: Callable | str, bac
     return implements(op, "cpp", "cuda")(run)
 
 
-def _calling(name: str) -> Callable:
-    return lambda *arguments: (getattr(torch.ops.nerfkit, name)(*arguments), ())
-
-
 def like(x: Tensor, is_wanted: bool = True) -> Tensor:
     """What a native op returns for a gradient of `x`, in a fake: contiguous, and without elements if not wanted."""
     return x.new_empty(x.shape if is_wanted else 0)
@@ -81,8 +78,7 @@ def no_second_derivative(
     """`gradients` of `inputs`, which raise NotImplementedError naming `op` when they are differentiated again."""
     if not torch.is_grad_enabled():  # the usual case: create_graph=False
         return gradients
-    refused = (None if gradient is None else _NoSecondDerivative.apply(op, gradient, *inputs) for gradient in gradients)
-    return tuple(refused)
+    return tuple([None if x is None else _NoSecondDerivative.apply(op, x, *inputs) for x in gradients])
 
 
 def reference_backward(
@@ -99,13 +95,11 @@ def reference_backward(
         arguments = [x.view_as(x) if need else x for x, need in zip(arguments, needs_grad, strict=True)]
         outputs = definition(*arguments)
         outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-        pairs = [(x, grad) for x, grad in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
+        grads = [grad for x, grad in zip(outputs, grad_outputs, strict=True) if x.requires_grad]
+        outputs = [x for x in outputs if x.requires_grad]
         wanted = [x for x, need in zip(arguments, needs_grad, strict=True) if need]
-        outputs, grad_outputs = [x for x, _ in pairs], [grad for _, grad in pairs]
-        gradients = iter(
-            torch.autograd.grad(outputs, wanted, grad_outputs, create_graph=create_graph, allow_unused=True)
-        )
-    return tuple(next(gradients) if need else None for need in needs_grad)
+        found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=create_graph, allow_unused=True))
+    return tuple(next(found) if need else None for need in needs_grad)
 
 
 def wants_gradient(op: str, *arguments: object) -> bool:

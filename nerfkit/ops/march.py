@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,13 +16,11 @@ from nerfkit.ops.checks import POSITION_FLOATS, can_be_read, cast, check
 from nerfkit.ops.dispatch import implementation, implements
 from nerfkit.ops.packed import offsets_from_counts, truncate_offsets
 
-BLOCK = 8  # intervals that one lookup in the coarse grid can skip
 MAX_SAMPLES = 2**62  # of R rays; a kernel counts MAX_SAMPLES / R for a ray of too many intervals
 COARSE_CPU, COARSE_CUDA = 8, 4  # cells per side of a block: COARSE of cuda/march/cpu.cpp, BLOCK of cuda/march/rays.cuh
 TILE_CUDA, STORED_CUDA = 64, 32  # TILE and STORED_CHUNKS (8 bytes each) of cuda/march/count.cuh
 FARTHEST = 2.0**100  # half sides from the centre of the box: with a ladder, farther middles are no samples
-LADDER_PART = 2**22  # intervals that the definition looks up at a time
-MAX_BLOCKS = (MAX_INTERVALS + 1) // BLOCK  # of a ray
+PART = 2**22  # intervals that the definition looks up at a time
 
 
 def march(
@@ -116,73 +115,69 @@ def box_span(origins: Tensor, directions: Tensor, box: Tensor, near: float, far:
 
 @implements("march", "torch")
 def _march_torch(origins, directions, occupancy, box, step, near, far, jitter, capacity, ladder):
+    """Every interval of every ray is looked up, PART of them at a time."""
+    occupancy = occupancy if occupancy.numel() else occupancy.new_zeros(1, 1, 1)
+    jitter = origins.new_zeros(origins.shape[0]) if jitter is None else jitter  # [R]
     if ladder is None:
-        t_starts, t_ends, ray_offsets = _march_box(origins, directions, occupancy, box, step, near, far, jitter)
+        n_intervals, look_up = _in_box(origins, directions, occupancy, box, step, near, far, jitter)
     else:
-        t_starts, t_ends, ray_offsets = _march_ladder(origins, directions, occupancy, box, jitter, ladder)
+        n_intervals, look_up = _on_ladder(origins, directions, occupancy, box, jitter, ladder)
+    parts, counts = [], []
+    for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, PART // n_intervals)):
+        t_starts, t_ends, occupied = look_up(rays)  # [M, intervals] each
+        parts.append((t_starts[occupied], t_ends[occupied]))
+        counts.append(occupied.sum(-1))
+    t_starts, t_ends = (torch.cat(t) for t in zip(*parts, strict=True))  # [N] each
+    ray_offsets = offsets_from_counts(torch.cat(counts))  # [R+1]
     if capacity is not None:  # rows of complete rays, then zero padding
         used = int(truncate_offsets(ray_offsets, capacity)[0][-1])
         t_starts, t_ends = (F.pad(t[:used], (0, capacity - used)) for t in (t_starts, t_ends))
     return t_starts, t_ends, ray_offsets
 
 
-def _march_box(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[Tensor, Tensor, Tensor]:
-    """t_starts [N], t_ends [N] and ray_offsets [R+1] of intervals of one length in the box."""
+def _moves(directions: Tensor) -> Tensor:
+    return (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # [R]
+
+
+def _in_box(origins, directions, occupancy, box, step, near, far, jitter) -> tuple[int, Callable]:
+    """How many intervals of one length the longest ray has in the box, and what looks those of some rays up."""
     enter, leave = box_span(origins, directions, box, near, far)  # [R] each
-    first = enter + step / 2 if jitter is None else enter + (jitter + 0.5) * step  # [R] midpoint of interval 0
-    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # a ray of zero direction has no samples
-    hit = ((first < leave) & moves).nonzero()[:, 0]  # [M] rays with a candidate
-    counts = torch.zeros(origins.shape[0], dtype=torch.int64, device=origins.device)  # [R]
-    if hit.numel() == 0 or occupancy.numel() == 0:
-        return origins.new_zeros(0), origins.new_zeros(0), offsets_from_counts(counts)
-
-    o, d, first, leave = origins[hit], directions[hit], first[hit], leave[hit]
-    n_blocks = math.ceil(((leave - first).max().item() / step + 1) / BLOCK)
-    if n_blocks > MAX_BLOCKS:
+    first = enter + (jitter + 0.5) * step  # [R] middle of interval 0
+    leave = torch.where(_moves(directions), leave, -math.inf)
+    spans = (leave - first)[first < leave]
+    n_intervals = math.ceil((spans.amax().item() if len(spans) else 0.0) / step + 1)
+    if n_intervals > MAX_INTERVALS + 1:
         raise _too_small(step)
-    blocks = torch.arange(n_blocks, device=o.device, dtype=o.dtype)
-    reach = BLOCK / 2 * step
-    coarse = _dilated(occupancy, box, reach)
-    midpoints = first[:, None] + (blocks * BLOCK + (BLOCK - 1) / 2) * step  # [M, blocks]
-    near_occupied = _look_up(coarse, o, d, midpoints, box) & (midpoints - reach < leave[:, None])
-    ray, block = near_occupied.nonzero().unbind(1)  # [K] each
+    shifts = torch.arange(n_intervals, device=origins.device, dtype=origins.dtype) * step
 
-    k = (block[:, None] * BLOCK + torch.arange(BLOCK, device=o.device)).to(o.dtype)  # [K, BLOCK]
-    t = first[ray, None] + k * step  # [K, BLOCK] midpoints
-    occupied = _look_up(occupancy, o[ray], d[ray], t, box) & (t < leave[ray, None])
-    t, ray = t[occupied], hit[ray].unsqueeze(1).expand_as(occupied)[occupied]  # [N] each
-    counts.index_add_(0, ray, torch.ones_like(ray))
-    return t - step / 2, t + step / 2, offsets_from_counts(counts)
+    def look_up(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        t = first[rays, None] + shifts  # [M, intervals] middles
+        occupied = _look_up(occupancy, origins[rays], directions[rays], t, box) & (t < leave[rays, None])
+        return t - step / 2, t + step / 2, occupied
+
+    return n_intervals, look_up
 
 
-def _march_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[Tensor, Tensor, Tensor]:
-    """t_starts [N], t_ends [N] and ray_offsets [R+1] with a ladder: every interval of every ray is looked up.
+def _on_ladder(origins, directions, occupancy, box, jitter, ladder) -> tuple[int, Callable]:
+    """How many intervals a ray has on the ladder, and what looks those of some rays up.
 
     Operations and their order are those of the kernels, each rounded for itself, so that all give the same bits.
     """
     half = (box[1] - box[0]) * 0.5  # [3]
     o, d = (origins - (box[0] + box[1]) * 0.5) / half, directions / half  # [R, 3] the box at +-1
-    moves = (directions.abs() >= torch.finfo(directions.dtype).tiny).any(-1)  # [R]
-    marches = moves & o.isfinite().all(-1) & d.isfinite().all(-1)  # [R]
-    if jitter is None:
-        jitter = origins.new_zeros(origins.shape[0])
-    parts, counts = [], []
-    for rays in torch.arange(origins.shape[0], device=origins.device).split(max(1, LADDER_PART // ladder.shape[0])):
+    marches = _moves(directions) & o.isfinite().all(-1) & d.isfinite().all(-1)  # [R]
+
+    def look_up(rays: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ends = jitter[rays, None] * ladder.diff() + ladder[:-1]  # [M, L-1]
         t_starts, t_ends = ends[:, :-1], ends[:, 1:]  # [M, L-2] each
-        occupied = _look_up_contracted(occupancy, o[rays], d[rays], (t_starts + t_ends) * 0.5)  # [M, L-2]
-        occupied &= marches[rays, None]
-        parts.append((t_starts[occupied], t_ends[occupied]))
-        counts.append(occupied.sum(-1))
-    if not parts:
-        return origins.new_zeros(0), origins.new_zeros(0), offsets_from_counts(origins.new_zeros(0, dtype=torch.int64))
-    return *(torch.cat(t) for t in zip(*parts, strict=True)), offsets_from_counts(torch.cat(counts))
+        occupied = _look_up_contracted(occupancy, o[rays], d[rays], (t_starts + t_ends) * 0.5)
+        return t_starts, t_ends, occupied & marches[rays, None]
+
+    return ladder.shape[0] - 2, look_up
 
 
 def _look_up_contracted(grid: Tensor, o: Tensor, d: Tensor, t: Tensor) -> Tensor:
     """Value of `grid` [X, Y, Z] over the contracted cube at distances `t` [M, S] along M rays `o`, `d` [M, 3]."""
-    if grid.numel() == 0:
-        return torch.zeros_like(t, dtype=torch.bool)
     u = [d[:, axis, None] * t + o[:, axis, None] for axis in range(3)]  # [M, S] each
     largest = u[0].abs().maximum(u[1].abs()).maximum(u[2].abs())  # [M, S]
     valid = largest <= FARTHEST  # not where a number is NaN
@@ -196,7 +191,7 @@ def _look_up_contracted(grid: Tensor, o: Tensor, d: Tensor, t: Tensor) -> Tensor
 
 
 def _too_small(step: float) -> ValueError:
-    most = MAX_BLOCKS * BLOCK
+    most = MAX_INTERVALS + 1
     return ValueError(f"march: step {step:g} cuts a ray into more than {most} intervals; use a larger step")
 
 
@@ -209,19 +204,6 @@ def _look_up(grid: Tensor, origins: Tensor, directions: Tensor, t: Tensor, box: 
         cell = torch.addcmul(o[:, axis, None], d[:, axis, None], t).to(torch.int32).clamp_(0, n - 1)
         index = index * n + cell
     return grid.flatten().index_select(0, index.flatten()).view(t.shape)
-
-
-def _dilated(occupancy: Tensor, box: Tensor, reach: float) -> Tensor:
-    """Coarse, dilated `occupancy`: set wherever a point within `reach` along each axis may be occupied."""
-    size = (box[1] - box[0]).tolist()
-    factors = [
-        max(1, min(n, math.ceil(reach / (length / n) * (1 + 1e-6))))
-        for n, length in zip(occupancy.shape, size, strict=True)
-    ]
-    # Rounded up to a divisor, so that whole coarse cells cover the box.
-    factors = [next(f for f in range(f0, n + 1) if n % f == 0) for f0, n in zip(factors, occupancy.shape, strict=True)]
-    pooled = F.max_pool3d(occupancy[None, None].float(), factors)
-    return F.max_pool3d(pooled, 3, stride=1, padding=1)[0, 0] > 0
 
 
 @implements("march", "cpp", "cuda")

@@ -56,11 +56,11 @@ class Case:
 
     def widened(self, arguments: list) -> list:
         """`arguments` on the CPU and in float64, as far as they may be."""
-        widened = [x.cpu() if isinstance(x, Tensor) else x for x in arguments]
-        return [
-            x.double() if isinstance(x, Tensor) and x.is_floating_point() and place not in self.float32 else x
-            for place, x in enumerate(widened)
-        ]
+        wide = list(arguments)
+        for place, x in enumerate(wide):
+            if isinstance(x, Tensor):
+                wide[place] = x.cpu().double() if x.is_floating_point() and place not in self.float32 else x.cpu()
+        return wide
 
     def tensors(self, arguments: list) -> list[Tensor]:
         return [arguments[place] for place in self.differentiable]
@@ -183,27 +183,23 @@ def march(
 MARCH_BOX = torch.tensor([[-1.0, -0.75, -1.25], [1.0, 1.25, 0.5]], dtype=torch.float64)
 
 
-def ladder_inputs(
-    n: int, cells: tuple, filled: float, distance: float, cone: float = 1 / 32, far: float = 300.0, jitter: bool = True
-) -> tuple:
-    """Arguments of march without a capacity: `n` rays of all directions from `distance` half sides off the centre."""
-    directions, away = unit_vectors(n), unit_vectors(n)
-    around = torch.cat([torch.eye(3), -torch.eye(3), torch.tensor([[1.0, 1, 1], [1, -1, 0], [0, 0, 0]])]).double()
-    if n > len(around):  # along axes and diagonals, and one without direction
-        directions[: len(around)] = around
-        away[: len(around)] = around.flip(0).sign()  # on faces and edges for a distance of 1
-    origins = MARCH_BOX.mean(0) + away * distance * (MARCH_BOX[1] - MARCH_BOX[0]) / 2
-    shift = torch.rand(n).double() if jitter else None
-    ladder = exponential_ladder(0.05, far, 0.03, cone)
-    return origins, directions, torch.rand(cells) < filled, MARCH_BOX, None, 0.0, math.inf, shift, None, ladder
-
-
 def march_ladder(
-    name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None, **options
-) -> Case:
+    name: str, n: int, cells: tuple, filled: float, distance: float, capacity: int | None = None, cone: float = 1 / 32,
+    far: float = 300.0, jitter: bool = True,
+) -> Case:  # fmt: skip
+    """`n` rays of all directions from `distance` half sides off the centre of the box."""
+
     def make() -> tuple:
-        *inputs, _, ladder = ladder_inputs(n, cells, filled, distance, **options)
-        return *inputs, capacity, ladder
+        directions, away = unit_vectors(n), unit_vectors(n)
+        around = torch.cat([torch.eye(3), -torch.eye(3), torch.tensor([[1.0, 1, 1], [1, -1, 0], [0, 0, 0]])]).double()
+        if n > len(around):  # along axes and diagonals, and one without direction
+            directions[: len(around)] = around
+            away[: len(around)] = around.flip(0).sign()  # on faces and edges for a distance of 1
+        origins = MARCH_BOX.mean(0) + away * distance * (MARCH_BOX[1] - MARCH_BOX[0]) / 2
+        shift = torch.rand(n).double() if jitter else None
+        ladder = exponential_ladder(0.05, far, 0.03, cone)
+        grid = torch.rand(cells) < filled, MARCH_BOX
+        return origins, directions, *grid, None, 0.0, math.inf, shift, capacity, ladder
 
     return Case("march", f"ladder_{name}", make, differentiable=(), keep_wide=(0, 1, 3, 7, 9))
 

@@ -92,19 +92,6 @@ def test_what_lies_beside_an_image_does_not_count(width, backend, device):
 
 
 @every_fused
-@both_layouts
-@pytest.mark.parametrize("kernel", [3, 7])
-def test_how_far_a_nan_reaches(kernel, layout, backend, device):
-    x, weight, bias = draw((2, 8, 24, 64), (kernel, kernel), torch.float16, layout, device)
-    with torch.no_grad():
-        x[0, 5, 12, 30] = float("nan")
-    out, *_ = results(backend, [x, weight, bias], {"padding": kernel // 2})
-    reached = torch.zeros_like(out, dtype=torch.bool)
-    reached[0, 5, 12 - kernel // 2 : 13 + kernel // 2, 30 - kernel // 2 : 31 + kernel // 2] = True
-    assert torch.equal(out.isnan(), reached)
-
-
-@every_fused
 @pytest.mark.parametrize("kernel", [3, 7])
 def test_gradients_one_after_another(kernel, backend, device):
     """The next one may be given the memory of the last one's partial sums while these are still read."""
@@ -114,10 +101,8 @@ def test_gradients_one_after_another(kernel, backend, device):
         grads = [torch.randn_like(out) for _ in range(8)]
         in_a_row = [torch.autograd.grad(out, inputs, grad, retain_graph=True) for grad in grads]
         for grad, got in zip(grads, in_a_row, strict=True):
-            if device == "cuda":
-                torch.cuda.synchronize()
-            alone = torch.autograd.grad(out, inputs, grad, retain_graph=True)
-            assert all(torch.equal(*pair) for pair in zip(got, alone, strict=True))
+            alone = [x.cpu() for x in torch.autograd.grad(out, inputs, grad, retain_graph=True)]
+            assert all(torch.equal(a.cpu(), b) for a, b in zip(got, alone, strict=True))
 
 
 @needs_cpp
@@ -132,22 +117,6 @@ def test_the_number_of_threads_changes_no_bit(stride, layout):
     finally:
         torch.set_num_threads(threads)
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
-
-
-@needs_cpp
-@both_layouts
-def test_windows_that_no_memory_holds(layout):
-    """Only the middle one of three taps, or of three outputs, so far apart meets the image."""
-    x, weight, bias = draw((1, 16, 5, 9), (1, 3), torch.float32, layout, "cpu")
-    far = 2**29
-    out, grad_x, grad_weight, _ = results("cpp", [x, weight, bias], {"padding": (0, far), "dilation": (1, far)})
-    torch.testing.assert_close(out, weight[:, :, :, 1] * x + bias[:, None, None])
-    assert grad_weight[:, 0, 0, ::2].abs().max() == 0 and grad_x.shape == x.shape
-    with ops.backend("cpp"):
-        out = depthwise_conv2d(x[:, :, :1], weight[..., 1:2], bias, (1, far), (0, far))
-    wanted = bias.detach()[:, None].repeat(1, 3)
-    wanted[:, 1] += weight.detach()[:, 0, 0, 1] * x.detach()[0, :, 0, 0]
-    torch.testing.assert_close(out[0, :, 0].detach(), wanted)
 
 
 @pytest.mark.parametrize("backend, device", fused_params("depthwise_conv1d"))

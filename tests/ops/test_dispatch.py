@@ -2,9 +2,12 @@
 import pytest
 import torch
 
+import nerfkit
 from nerfkit import ops
+from nerfkit.config import load, preset_path
 from nerfkit.ops import BackendError, dispatch, native
-from tests.naming import assert_names, not_named, raises_naming
+from tests.naming import not_named, raises_naming
+from tests.ops.harness import NativeCalls
 
 
 @pytest.fixture(autouse=True)
@@ -21,12 +24,6 @@ def test_a_backend_that_was_not_built_raises(op: str, name: str, monkeypatch):
     monkeypatch.delitem(dispatch._implementations, (op, name), raising=False)
     with raises_naming(BackendError, op, f"'{name}'", "torch", native.how_to_build(name)):
         dispatch.resolve(op, dispatch.DEVICE_OF[name], name)
-
-
-def test_by_name_it_never_falls_back(monkeypatch):
-    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
-    with ops.backend("cpp"), raises_naming(BackendError, "trilinear", "'cpp'", native.how_to_build("cpp")):
-        ops.trilinear(torch.rand(1, 8, 1), torch.rand(1, 3))
 
 
 def test_auto_takes_the_fused_one_where_built(monkeypatch):
@@ -49,15 +46,6 @@ def test_a_call_that_the_kernel_does_not_take(monkeypatch):
     hint = "--ops.overrides trilinear torch"
     with raises_naming(BackendError, "trilinear", "'cpp'", UNFIT, "ops.backend=auto", hint):
         dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
-
-
-def test_what_was_not_built_is_said_before_what_it_would_not_take(monkeypatch):
-    monkeypatch.delitem(dispatch._implementations, ("trilinear", "cpp"), raising=False)
-    assert dispatch.resolve("trilinear", "cpu", unfit=UNFIT) == ("torch", "cpp not built")
-    with raises_naming(BackendError, "trilinear", native.how_to_build("cpp")) as caught:
-        dispatch.resolve("trilinear", "cpu", "cpp", UNFIT)
-    assert UNFIT not in str(caught.value)
-    assert_names(dispatch.resolve("trilinear", "meta", unfit=UNFIT).reason, "meta")
 
 
 def test_unknown_names_raise():
@@ -95,3 +83,19 @@ def test_a_gpu_that_the_library_was_not_built_for_is_named(monkeypatch):
         dispatch.resolve("trilinear", "cpu", "cuda")
     with raises_naming(BackendError, "9.0", "Old GPU", "7.5", native.how_to_build("cuda")):
         dispatch.resolve("trilinear", "cuda:1", "cuda")
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_a_step_of_make_demo_runs_its_ops(backend: str):
+    """Feature grid, convolution and recurrence along the rays, among others: compiled where that is chosen."""
+    config = load([preset_path("orrery_cpu")])
+    config.data.downscale, config.trainer.samples, config.device, config.ops.backend = 20, 256, "cpu", backend
+    trainer = nerfkit.Trainer(config)
+    assert set(trainer.model.used_ops) >= {"grid_encode", "depthwise_conv1d", "lltm"}
+    with NativeCalls() as seen:
+        trainer.train_step()
+    called = {function._schema.name.removeprefix("nerfkit::") for function, _ in seen.calls}
+    if backend == "torch" or "cpp" not in ops.available("lltm"):
+        assert not called
+    else:
+        assert called >= {"_grid_encode", "_grid_encode_bwd", "_depthwise_conv1d", "_lltm", "_lltm_bwd"}

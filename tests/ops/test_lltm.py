@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from torch import Tensor
 
 from nerfkit import ops
 from nerfkit.ops import lltm
-from nerfkit.ops.lltm import why_no_kernel
 from nerfkit.ops.packed import offsets_from_counts
-from tests.naming import not_named, raises_naming
+from tests.naming import raises_naming
 from tests.ops.cases import lltm as lltm_case
 from tests.ops.harness import backend_params, dtype_name, fused_params
 
 LONG = 50  # samples of one ray among short ones
+SHARE = {torch.float16: 1e-2, torch.bfloat16: 8e-2, torch.float32: 1e-4}  # of the largest value
 
 
 def problem(counts: tuple, n_input: int = 2, n_state: int = 3, dtype: torch.dtype = torch.float64) -> list:
-    """Arguments of `lltm`."""
     return lltm_case("rays", counts, n_input, n_state).arguments(dtype)
 
 
@@ -39,7 +39,7 @@ def test_state_may_change_in_place_before_the_backward_pass(backend: str, device
 def test_a_gradient_that_is_not_asked_for_changes_no_other(backend, device, dtype, n_state, n_input):
     x, offsets, weight, *rest = (value.to(device) for value in problem((3, 0, 5), n_input, n_state, dtype))
 
-    def gradients(**wanted: bool) -> list[torch.Tensor]:
+    def gradients(**wanted: bool) -> list[Tensor]:
         inputs = {"x": x, "weight": weight} | dict(zip(("bias", "h0", "c0"), rest, strict=True))
         inputs = {name: value.detach().requires_grad_(wanted.get(name, True)) for name, value in inputs.items()}
         with ops.backend(backend):
@@ -69,158 +69,64 @@ def test_the_number_of_threads_changes_no_bit():
     assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_closed_gates_have_finite_gradients(dtype):
-    x, offsets, weight, bias, h0, c0 = problem((3, 2))
-    for closed in (slice(0, 3), slice(3, 6), slice(0, 6)):  # input gates, output gates, both
-        shut = bias.clone()
-        shut[closed] = -1000
-        inputs = [t.to(dtype).requires_grad_() for t in (x, weight, shut, h0, c0)]
-        h, h_n, c_n = lltm(inputs[0], offsets, *inputs[1:])
-        gradients = torch.autograd.grad(h.sum() + h_n.sum() + c_n.sum(), inputs)
-        assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("n_input", [16, 32])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("n_rays", [3, 40000], ids=["few_rays", "more_rays_than_fit"])
-def test_a_state_of_16_units_on_a_gpu(n_input, dtype, n_rays):
-    check_on_gpu(16, n_input, dtype, n_rays)
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize(
-    "n_state, n_input",
-    [(16, 16), (16, 32), (16, 64), (13, 29), (32, 16), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64), (50, 47)],
-)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize(
-    "n_rays", [40, 200, 3000, 9000], ids=["few_rays", "two_a_processor", "some_rays", "more_rays_than_fit"]
-)
-def test_a_state_of_up_to_64_units_on_a_gpu(n_state, n_input, dtype, n_rays):
-    check_on_gpu(n_state, n_input, dtype, n_rays)
+def short_rays(n_rays: int, n_input: int, n_state: int, last: int, spread: float) -> tuple[Tensor, list[Tensor]]:
+    """Offsets of rays of up to 5 samples, of which the last ray has `last`, and the other arguments of `lltm`."""
+    torch.manual_seed(0)
+    counts, width = torch.randint(0, 6, (n_rays,)), n_state + n_input
+    counts[[0, -1]] = torch.tensor([0, last])
+    x, weight = torch.randn(int(counts.sum()), n_input), torch.randn(3 * n_state, width) * spread / width**0.5
+    return offsets_from_counts(counts), [x, weight, torch.randn(3 * n_state) * 0.2, *torch.randn(2, n_rays, n_state)]
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("n_state, n_rays", [(32, 40), (32, 300), (64, 40), (64, 300)])
-@pytest.mark.parametrize(
-    "dtype, limit", [(torch.float16, 1e-2), (torch.bfloat16, 8e-2), (torch.float32, 1e-4)],
-    ids=["float16", "bfloat16", "float32"],
-)  # fmt: skip
-def test_without_weight_gradient(n_state, n_rays, dtype, limit):
+@pytest.mark.parametrize("dtype", SHARE, ids=dtype_name)
+def test_without_weight_gradient(n_state: int, n_rays: int, dtype: torch.dtype):
     """The library's products are not called, so that a race checker under which they fail sees the kernels."""
-    torch.manual_seed(0)
-    counts, width = torch.randint(0, 6, (n_rays,)), n_state + 5
-    inputs = [torch.randn(int(counts.sum()), 5), torch.randn(3 * n_state, width) / width**0.5]
-    inputs += [torch.randn(3 * n_state) * 0.2, *torch.randn(2, n_rays, n_state)]
+    offsets, inputs = short_rays(n_rays, 5, n_state, last=5, spread=1.0)
     inputs = [t.to(dtype) for t in inputs]
 
-    def run(backend: str, x: torch.Tensor, weight: torch.Tensor, *rest: torch.Tensor) -> list[torch.Tensor]:
+    def run(backend: str, x: Tensor, weight: Tensor, *rest: Tensor) -> list[Tensor]:
         leaves = [t.detach().requires_grad_() for t in rest]
         with ops.backend(backend):
-            outputs = lltm(x, offsets_from_counts(counts).to(x.device), weight, *leaves)
+            outputs = lltm(x, offsets.to(x.device), weight, *leaves)
         return [*outputs, *torch.autograd.grad([y.double().square().sum() for y in outputs], leaves)]
 
     exact = run("torch", *(t.double() for t in inputs))
     for got, wanted in zip(run("cuda", *(t.cuda() for t in inputs)), exact, strict=True):
-        assert (got.detach().cpu() - wanted.detach()).abs().max() <= limit * wanted.detach().abs().max()
+        assert (got.detach().cpu() - wanted.detach()).abs().max() <= SHARE[dtype] * wanted.detach().abs().max()
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("n_state", [16, 32, 64])
-@pytest.mark.parametrize("dtype, limit", [(torch.float16, 2e-2), (torch.float32, 1e-3)], ids=["float16", "float32"])
-def test_saved_tensors_at_an_odd_address(n_state, dtype, limit):
-    torch.manual_seed(0)
-    counts = torch.randint(0, 4, (5000,))
-    sizes = (int(counts.sum()), 16), (3 * n_state, n_state + 16), (3 * n_state,), (5000, n_state), (5000, n_state)
-    numbers = [torch.randn(*size, device="cuda", dtype=dtype) / n_state**0.5 for size in sizes]
-    x, *rest = (t.requires_grad_() for t in numbers)
-    offsets = offsets_from_counts(counts).cuda()
-
-    def moved(saved: torch.Tensor) -> torch.Tensor:
-        shifted = torch.empty(saved.numel() + 1, device="cuda", dtype=saved.dtype)
-        return shifted[1:].view(saved.shape).copy_(saved.detach())
-
-    def gradients() -> tuple[torch.Tensor, ...]:
-        return torch.autograd.grad(lltm(x, offsets, *rest)[0].square().sum(), [x, *rest])
-
-    with ops.backend("cuda"):
-        straight = gradients()
-        with torch.autograd.graph.saved_tensors_hooks(moved, lambda saved: saved):
-            shifted = gradients()
-    for got, wanted in zip(shifted, straight, strict=True):
-        assert (got - wanted).abs().max() <= limit * wanted.abs().max()
-
-
-@pytest.mark.parametrize("n_state, n_input", [(65, 16), (16, 65)])
-def test_more_than_a_gpus_kernels_take(n_state, n_input):
-    named = str(n_state), str(n_input), "64"
-    assert not not_named(why_no_kernel("cuda", n_state, n_input), *named)
-    assert why_no_kernel("cuda", 64, 64) is None and why_no_kernel("cpu", n_state, n_input) is None
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("n_state, n_input", [(65, 16), (16, 65)])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_what_has_no_kernel_is_refused_by_name(n_state, n_input, dtype):
-    torch.manual_seed(0)
-    sizes = (8, n_input), (3 * n_state, n_state + n_input), (3 * n_state,), (3, n_state), (3, n_state)
-    x, *rest = (torch.randn(*size).to("cuda", dtype) / 4 for size in sizes)
-    offsets = torch.tensor([0, 3, 3, 8], device="cuda")
-    named = "lltm", "'cuda'", str(n_state), str(n_input), "64", "ops.backend=auto"
-    with ops.backend("cuda"), raises_naming(ops.BackendError, *named):
-        lltm(x, offsets, *rest)
-    results = []
-    for backend in ("torch", "auto"):
-        with ops.backend(backend):
-            results.append(lltm(x, offsets, *rest))
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
-def check_on_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int) -> None:
+@pytest.mark.parametrize("n_state, n_input", [(16, 16), (16, 64), (13, 29), (32, 32), (64, 16), (64, 64), (50, 47)])
+@pytest.mark.parametrize("dtype", SHARE, ids=dtype_name)
+@pytest.mark.parametrize("n_rays", [40, 3000, 40000], ids=["few_rays", "some_rays", "more_rays_than_fit"])
+def test_a_state_of_up_to_64_units_on_a_gpu(n_state: int, n_input: int, dtype: torch.dtype, n_rays: int):
     """The same bits twice, and about as near to the exact result as the definition, which rounds at every step."""
-    torch.manual_seed(0)
-    counts = torch.randint(0, 6, (n_rays,))
-    counts[[0, -1]] = torch.tensor([0, LONG])
-    width = n_state + n_input
-    inputs = [torch.randn(int(counts.sum()), n_input), torch.randn(3 * n_state, width) * 1.4 / width**0.5]
-    inputs += [torch.randn(3 * n_state) * 0.2, *torch.randn(2, n_rays, n_state)]
-    offsets = offsets_from_counts(counts).cuda()
+    offsets, inputs = short_rays(n_rays, n_input, n_state, last=LONG, spread=1.4)
 
-    def run(backend: str, first: int, wide: bool = False) -> list[torch.Tensor]:
-        storage = [torch.empty(t.numel() + first, device="cuda", dtype=dtype) for t in inputs]
-        leaves = [empty[first:].view(t.shape).copy_(t) for empty, t in zip(storage, inputs, strict=True)]
+    def run(backend: str, wide: bool = False) -> list[Tensor]:
+        leaves = [t.to("cuda", dtype) for t in inputs]
         leaves = [(t.double() if wide else t).requires_grad_() for t in leaves]
         with ops.backend(backend):
-            outputs = lltm(leaves[0], offsets, *leaves[1:])
+            outputs = lltm(leaves[0], offsets.cuda(), *leaves[1:])
         losses = [y.double().square().sum() / 8 for y in outputs]  # keeps the parameters' gradients within float16
-        return [*outputs, *torch.autograd.grad(losses, leaves)]
+        return [x.detach().double() for x in (*outputs, *torch.autograd.grad(losses, leaves))]
 
-    exact, definition = run("torch", 0, wide=True), run("torch", 0)
-    got, again = run("cuda", 0), run("cuda", 0)
-    assert all(torch.equal(*pair) for pair in zip(got, again, strict=True))
-    moved = run("cuda", 1)  # rows at odd places, as in a slice of something larger
-
-    def errors(results: list[torch.Tensor], exact: list[torch.Tensor]) -> list[float]:
-        pairs = ((result.detach().double(), wanted.detach()) for result, wanted in zip(results, exact, strict=True))
-        return [float((result - wanted).abs().max() / wanted.abs().max()) for result, wanted in pairs]
-
-    def of_short_rays(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    def of_short_rays(results: list[Tensor]) -> list[Tensor]:
         h, h_n, c_n, grad_input, _, _, grad_h0, grad_c0 = results
         return [h[:-LONG], h_n[:-1], c_n[:-1], grad_input[:-LONG], grad_h0[:-1], grad_c0[:-1]]
 
+    exact, definition, got, again = run("torch", wide=True), run("torch"), run("cuda"), run("cuda")
+    assert all(torch.equal(*pair) for pair in zip(got, again, strict=True))
     # In float32 tensor cores cut sums off where the definition rounds them. Along short rays that was up to 76 eps of
     # the largest value, where the definition has 3; long rays amplify it, to 40 times the definition's. What half types
     # are rounded by grows along the one long ray, too: to 2.4 times the definition's in bfloat16.
     of_float32, of_half = [(of_short_rays, 16, 64), (list, 100, 16)], [(of_short_rays, 2, 1), (list, 3, 1)]
-    limits = of_float32 if dtype == torch.float32 else of_half
-    for part, times, room in limits:
-        far = [times * error + room * torch.finfo(dtype).eps for error in errors(part(definition), part(exact))]
-        for results in (got, moved):
-            pairs = zip(errors(part(results), part(exact)), far, strict=True)
-            too_far = [(error, most) for error, most in pairs if error > most]
-            assert not too_far, (part.__name__, too_far)
+    for part, times, room in of_float32 if dtype == torch.float32 else of_half:
+        for fused, defined, wanted in zip(part(got), part(definition), part(exact), strict=True):
+            error, most = ((x - wanted).abs().max() / wanted.abs().max() for x in (fused, defined))
+            assert error <= times * most + room * torch.finfo(dtype).eps, part.__name__
 
 
 @pytest.mark.parametrize("backend, device", backend_params("lltm"))

@@ -106,7 +106,9 @@ LEVELS = st.sets(Int(1, 40), min_size=1, max_size=5).map(sorted)
 TABLES = one_of([1, 2, 3, 4, 8]), Int(4, 12).map(lambda log2: 2**log2)
 FEW_SAMPLES = st.lists(Int(0, 40), min_size=1, max_size=70).map(tuple)
 STATES = st.one_of(SIZES, SIZES, st.just(100))
-ADAM = one_of([0.0, 0.05, 0.5, 1.0]), one_of([None, 0.25, 1024.0]), one_of([None, 0.0, 1.0])
+ADAM = {
+    "share": one_of([0.0, 0.05, 0.5, 1.0]), "scale": one_of([None, 0.25, 1024.0]), "found_inf": one_of([None, 0.0, 1.0])
+}  # fmt: skip
 
 DRAWN = {
     "trilinear": st.builds(make.trilinear, Int(1, 200), WIDTHS, st.just(1.0)),
@@ -123,12 +125,7 @@ DRAWN = {
     "spherical_harmonics": st.builds(make.spherical_harmonics, NAME, RAYS),
     "composite": st.builds(make.composite, NAME, RAYS, st.booleans()),
     "distortion": st.builds(make.distortion, NAME, RAYS, one_of([0.3, 3.0, 1000.0])),
-    "lazy_adam": st.builds(
-        lambda rows, columns, share, scale, found_inf: make.lazy_adam(
-            "drawn", rows, columns, share=share, scale=scale, found_inf=found_inf
-        ),
-        Int(0, 300), Int(0, 300), *ADAM,
-    ),
+    "lazy_adam": st.builds(make.lazy_adam, NAME, Int(0, 300), Int(0, 300), **ADAM),
 }  # fmt: skip
 
 
@@ -175,6 +172,16 @@ def check(case: Case, layout: Callable[[Tensor], Tensor], backend: str, device: 
             assert difference < share, f"result {index}: {difference:.1e} of the largest value"
 
 
+def check_drawn(name: str, backend: str, devices: tuple[str, ...], dtype: torch.dtype, examples: int) -> None:
+    @settings(max_examples=EXAMPLES or examples, deadline=None, derandomize=True)
+    @given(DRAWN[name], st.sampled_from(LAYOUTS))
+    def holds(case: Case, layout: Callable[[Tensor], Tensor]):
+        for device in devices:
+            check(case, layout, backend, device, dtype)
+
+    holds()
+
+
 @pytest.mark.parametrize("dtype", SHARE, ids=dtype_name)
 @pytest.mark.parametrize(
     "name, backend, device",
@@ -185,9 +192,13 @@ def check(case: Case, layout: Callable[[Tensor], Tensor], backend: str, device: 
     ],
 )
 def test_equals_the_definition(name: str, backend: str, device: str, dtype: torch.dtype):
-    @settings(max_examples=EXAMPLES or (40 if device == "cuda" else 10), deadline=None, derandomize=True)
-    @given(DRAWN[name], st.sampled_from(LAYOUTS))
-    def holds(case: Case, layout: Callable[[Tensor], Tensor]):
-        check(case, layout, backend, device, dtype)
+    check_drawn(name, backend, (device,), dtype, examples=40 if device == "cuda" else 10)
 
-    holds()
+
+@pytest.mark.two_gpus
+@pytest.mark.parametrize("dtype", SHARE, ids=dtype_name)
+@pytest.mark.parametrize("name", DRAWN)
+def test_two_gpus_one_after_the_other(name: str, dtype: torch.dtype):
+    """What a kernel needs to be told once a GPU, such as its shared memory, is told to each; nothing changes GPUs."""
+    check_drawn(name, "cuda", ("cuda:0", "cuda:1"), dtype, examples=10)
+    assert torch.cuda.current_device() == 0
