@@ -23,10 +23,6 @@ F = (50.0, 51.0, 19.5, 15.5)
 RADIAL4 = "RADIAL4_TANGENTIAL"
 
 
-def lens_of(folder: Path, **values) -> Lens:
-    return read(put(folder, content_of(**values))).images[0].lens
-
-
 @pytest.mark.parametrize(
     "values, model, params",
     [
@@ -35,20 +31,17 @@ def lens_of(folder: Path, **values) -> Lens:
         ({"camera_model": "SIMPLE_PINHOLE", "fl_y": 50}, "SIMPLE_PINHOLE", (50.0, 19.5, 15.5)),
         ({**K, **P}, "OPENCV", (*F, 0.1, 0.02, 0.003, -0.004)),
         ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1, "fl_y": 50}, "SIMPLE_RADIAL", (50.0, 19.5, 15.5, 0.1)),
-        ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1}, "OPENCV", (*F, 0.1, 0, 0, 0)),
         ({"camera_model": "RADIAL", **K, "fl_y": 50}, "RADIAL", (50.0, 19.5, 15.5, 0.1, 0.02)),
         ({"camera_model": "OPENCV", **K, **P, "k3": 0.5, "k4": 0}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),
         ({"applied_scale": 1, "k4": 0.5}, RADIAL4, (*F, 0, 0, 0, 0.5, 0, 0)),
-        ({"distortion_params": [1e-3, 2e-3, 0, 0, 3e-3, 4e-3]}, "OPENCV", (*F, 1e-3, 2e-3, 3e-3, 4e-3)),
         ({"distortion_params": [1e-3, 2e-3, 5e-3, 6e-3, 0, 0]}, RADIAL4, (*F, 1e-3, 2e-3, 5e-3, 6e-3, 0, 0)),
         ({"camera_model": "OPENCV_FISHEYE", **K, "k3": 0.3, "k4": 0.4}, "OPENCV_FISHEYE", (*F, 0.1, 0.02, 0.3, 0.4)),
         ({"is_fisheye": True, "aabb_scale": 1, "k3": 0.3}, "OPENCV_FISHEYE", (*F, 0, 0, 0.3, 0)),
-        ({"is_fisheye": True, "camera_model": "OPENCV", "k1": 0.1}, "OPENCV", (*F, 0.1, 0, 0, 0)),
         ({"is_fisheye": 1, "distortion_params": [0.1, 0, 0, 0.2, 0, 0]}, "OPENCV_FISHEYE", (*F, 0.1, 0, 0, 0.2)),
     ],
 )
 def test_lenses(tmp_path, values: dict, model: str, params: tuple):
-    assert lens_of(tmp_path, **values) == Lens(model, params, 40, 30)
+    assert read(put(tmp_path, content_of(**values))).images[0].lens == Lens(model, params, 40, 30)
 
 
 def test_camera_model_beats_is_fisheye_and_says_so(tmp_path):
@@ -125,7 +118,7 @@ def assert_equal(a: Capture, b: Capture) -> None:
     assert (a.splits, a.white_ignores) == (b.splits, b.white_ignores) and a.up == (b.up and pytest.approx(b.up))
 
 
-@pytest.mark.parametrize("lenses", [*([lens] * 3 for lens in LENSES), LENSES[:2], LENSES[1:4], LENSES])
+@pytest.mark.parametrize("lenses", [*([lens] * 2 for lens in LENSES), LENSES[:2], LENSES[1:4], LENSES])
 def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     splits = {"train": ["images/0.png"], "test": ["images/1.png"]}
     capture = capture_of(tmp_path, lenses, splits=splits, up=(0.0, 0.6, 0.8))
@@ -133,7 +126,6 @@ def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     assert_equal(read(tmp_path), capture)
     content = json.loads((tmp_path / MAIN).read_text())
     assert ("fl_x" in content["frames"][0]) == (len({lens.params[:2] for lens in lenses}) > 1)
-    assert "capture of nerfstudio" in read(tmp_path).notes[0].text
     if lenses == LENSES[:2]:
         assert {frame["camera_model"] for frame in content["frames"]} == {"OPENCV"}, "nerfstudio has one for all"
 
