@@ -63,9 +63,7 @@ def assert_equal(read: list, written: list) -> None:
 
 def assert_same_points(read: Points, written: Points) -> None:
     for name in ("positions", "colors", "track_lengths", "views"):
-        one, other = getattr(read, name), getattr(written, name)
-        np.testing.assert_array_equal(one, other)
-        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(getattr(read, name), getattr(written, name), strict=True)
 
 
 @pytest.mark.parametrize("form", ["bin", "txt"])
@@ -81,26 +79,15 @@ def test_what_is_written_is_read_back(tmp_path, form: str):
     assert model.points is None and "points3D" in model.notes[0]
 
 
-def test_pycolmap_reads_what_is_written(tmp_path):
+def test_pycolmap_reads_the_tracks_that_are_written(tmp_path):
     pycolmap = pytest.importorskip("pycolmap", reason="pycolmap is not installed: nothing to compare with")
-    capture = a_capture(NAMES, models=KNOWN[:7])
+    capture = a_capture(NAMES)
     theirs = pycolmap.Reconstruction(str(write(tmp_path, capture)))
-    by_name = {image.name: image for image in theirs.images.values()}
-    assert by_name.keys() == {image.name for image in capture.images}
-    for image in capture.images:
-        camera = theirs.cameras[by_name[image.name].camera_id]
-        assert Lens(camera.model_name, tuple(camera.params), camera.width, camera.height) == image.lens
-        np.testing.assert_allclose(opengl(by_name[image.name]), image.camera_to_world, atol=1e-13)
     points = [theirs.points3D[index + 1] for index in range(len(capture.points.positions))]
     np.testing.assert_array_equal([point.xyz for point in points], capture.points.positions)
     for point_id, point in enumerate(points, 1):
         for element in point.track.elements:
             assert theirs.images[element.image_id].points2D[element.point2D_idx].point3D_id == point_id
-
-
-def opengl(image) -> np.ndarray:
-    """Camera to world [3, 4] of an image of pycolmap's."""
-    return image.cam_from_world().inverse().matrix() @ np.diag([1.0, -1, -1, 1])
 
 
 @pytest.mark.parametrize("form", ["bin", "txt"])
@@ -116,7 +103,8 @@ def test_models_of_pycolmap(tmp_path, form: str):
     by_name = {image.name: image for image in theirs.images.values()}
     assert [image.name for image in model.images] == sorted(by_name)
     for image in model.images:
-        np.testing.assert_allclose(image.camera_to_world, opengl(by_name[image.name]), atol=1e-12)
+        pose = by_name[image.name].cam_from_world().inverse().matrix() @ np.diag([1.0, -1, -1, 1])
+        np.testing.assert_allclose(image.camera_to_world, pose, atol=1e-12)
         camera = theirs.cameras[by_name[image.name].camera_id]
         assert model.cameras[image.camera_id].params == tuple(camera.params)
     assert len(model.points.positions) == 30 and model.points.track_lengths.sum() == len(model.points.views)

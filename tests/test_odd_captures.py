@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from nerfkit.commands import inspect, train
-from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene_transform.doubts import doubts_of_pictures
-from nerfkit.errors import ConfigError, SceneError
+from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
@@ -129,14 +128,6 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
     options = ["--data.path", folder, "--out", str(tmp_path / "run"), *SMALL, "--data.box", *map(str, few)]
     assert run_main(train, *options) == 0
     assert_names(capsys.readouterr().out, "warning: data.box", "sparse points are inside")
-
-
-def test_near_beyond_far_says_which_follows_from_the_scene(tmp_path: Path):
-    scene = load_scene(str(write_capture(tmp_path / "odd", ring(20))))
-    config = Config()
-    config.sampling.near = 300.0
-    with raises_naming(ConfigError, "sampling.near", "300", "sampling.far", "256", "as the scene has it", "3.162"):
-        config.resolved(scene, "cpu")
 
 
 def test_pictures_that_show_nothing():

@@ -2,7 +2,6 @@
 """Every kind of image file: what is read is right, what would be read wrongly is refused by name."""
 
 import io
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -178,23 +177,6 @@ def test_refused_images(tmp_path, kind: str):
     with raises_naming(SceneError, "a.png", *named) as caught:
         read(tmp_path / "a.png")
     assert "\n" not in str(caught.value)
-
-
-def test_only_regular_files_are_opened(tmp_path):
-    os.mkfifo(tmp_path / "a.png")
-    with raises_naming(SceneError, tmp_path / "a.png", "pipe"):
-        image_header(tmp_path / "a.png")
-    with raises_naming(SceneError, "/dev/zero", "device"):
-        image_header(Path("/dev/zero"))
-    with raises_naming(SceneError, tmp_path / "nothing.png", "No such file"):
-        image_header(tmp_path / "nothing.png")
-
-
-def test_an_image_that_changed(tmp_path):
-    (tmp_path / "a.png").write_bytes(WHOLE)
-    was = image_header(tmp_path / "a.png")._replace(width=8)
-    with raises_naming(SceneError, "a.png", "7x5", "8x5"):
-        read_image(tmp_path / "a.png", was, np.zeros((5, 8, 3), dtype=np.uint8))
 
 
 def test_colors_are_blended_as_they_are_stored():
