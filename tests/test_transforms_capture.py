@@ -92,30 +92,6 @@ def test_names_are_sorted_as_text_and_extensions_found(tmp_path):
     check_refused(read, tmp_path, "10")
 
 
-def test_which_files_are_read(tmp_path):
-    assert not recognises(tmp_path)
-    (tmp_path / "package.json").write_text('{"frames": 5}')
-    put(tmp_path, content_of(), "transforms_train.json")
-    assert not recognises(tmp_path)
-    check_refused(read, tmp_path, MAIN)
-    put(tmp_path, content_of(3), "a.json")
-    assert recognises(tmp_path) and len(read(tmp_path).images) == 3
-    more = content_of(2, fl_x=60.0)
-    for frame in more["frames"]:
-        frame["file_path"] = "more/" + frame["file_path"]
-    put(tmp_path, more, "b.json")
-    capture = read(tmp_path)
-    (merged,) = [note.text for note in capture.notes if "merged" in note.text]
-    assert len(capture.images) == 5 and "a.json, b.json" in merged
-    assert {image.lens.params[0] for image in capture.images} == {50, 60}
-    (tmp_path / "transforms_train.json").unlink()
-    (tmp_path / "a.json").rename(tmp_path / MAIN)
-    capture = read(tmp_path)
-    assert len(capture.images) == 3 and any("not b.json" in note.text for note in capture.notes)
-    assert len(read(put(tmp_path, content_of(aabb_scale=2))).images) == 5
-    check_refused(read, put(tmp_path, content_of(aabb_scale=2), "c.json"), "c.json", MAIN)
-
-
 def with_masks(folder: Path, place: str) -> Path:
     """A capture whose frames name masks in a folder; none of these is there."""
     content = content_of()
@@ -136,24 +112,12 @@ def test_masks_by_path(tmp_path):
     check_refused(read, tmp_path, "mask_path", "dynamic_mask_1.png")
 
 
-def test_masks_that_are_reduced_like_their_images(tmp_path):
-    masks = [tmp_path / name for name in ("masks_4/0.png", "masks_2/1.png", "masks/2.png")]
-    for file in (*masks, tmp_path / "masks_4/1.png", tmp_path / "masks_2/2.png"):
-        picture(file)
-    assert [image.mask for image in read(with_masks(tmp_path, "masks")).images] == masks
-
-
 def test_masks_beside_images(tmp_path):
     picture(tmp_path / "images/dynamic_mask_2.png")
     picture(tmp_path / "images/dynamic_mask_7.png")
     capture = read(put(tmp_path, content_of(aabb_scale=1)))
     assert [image.mask for image in capture.images] == [None, None, tmp_path / "images/dynamic_mask_2.png"]
     assert capture.white_ignores and any("1 of 3" in note.text and "white" in note.text for note in capture.notes)
-    for name in ("rays_1.dat", "1.alpha.png"):  # files that mean other pixels
-        picture(tmp_path / "images/1.png")
-        (tmp_path / "images" / name).write_bytes(b"")
-        check_refused(read, tmp_path, "frame 1", name)
-        (tmp_path / "images" / name).unlink()
 
 
 def test_masks_in_a_folder(tmp_path):

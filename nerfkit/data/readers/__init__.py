@@ -7,7 +7,6 @@ Capture. It opens an image only for its size, where no file states it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +40,7 @@ READERS = {
 
 def formats_of(folder: Path) -> list[str]:
     """Names of the readers that recognise a folder, the one to take first."""
-    names = [name for name, reader in READERS.items() if reader.recognises(folder)]
-    if names[:1] == ["transforms"] and not os.path.lexists(folder / transforms_capture.MAIN):
-        names = [*names[1:], "transforms"]  # other JSON files only where there is nothing better
-    return names
+    return [name for name, reader in READERS.items() if reader.recognises(folder)]
 
 
 def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture:

@@ -19,7 +19,6 @@ from nerfkit.errors import SceneError
 from nerfkit.reading import shown
 
 DYNAMIC = "dynamic_mask_"
-RESIZED = tuple(f"{folders.MASKS}_{factor}" for factor in (2, 4, 8))  # nerfstudio's, beside images_2 and the like
 Frame = tuple[dict[str, Any], str, Path]  # its values, where it is for messages, and its image
 
 
@@ -44,7 +43,7 @@ def find_masks(frames: list[Frame], folder: Path) -> Masks:
     dynamic = _beside(frames)
     if any(own.get("mask_path") is not None for own, _, _ in frames):
         named = _named(frames, folder)
-        found = [_on_disk(file) for file in named]
+        found = [file if os.path.isfile(file) else None for file in named]
         if first := next(filter(None, dynamic), None):
             raise SceneError(
                 f"{frames[0][1]}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
@@ -73,15 +72,6 @@ def _masks(found: list[Path | None], kind: str, wanted: Sequence[Path] = (), whi
     return Masks(found, white_ignores, (note + (f"; missing, first: {shown(missing[0])}" if missing else ""),))
 
 
-def _on_disk(file: Path) -> Path | None:
-    """`file`, or the same mask in a folder of resized ones: masks_2 instead of masks."""
-    parts, places = file.parts, [file]
-    for depth in reversed(range(len(parts) - 1)):
-        if parts[depth] == folders.MASKS:
-            places += [Path(*parts[:depth], resized, *parts[depth + 1 :]) for resized in RESIZED]
-    return next((place for place in places if os.path.isfile(place)), None)
-
-
 def _named(frames: list[Frame], folder: Path) -> list[Path]:
     """Files of `mask_path`, which all frames have to have."""
     for own, where, _ in frames:
@@ -91,14 +81,8 @@ def _named(frames: list[Frame], folder: Path) -> list[Path]:
 
 
 def _beside(frames: list[Frame]) -> list[Path | None]:
-    """Dynamic masks that lie beside the images; refuses what is not supported there."""
+    """Dynamic masks that lie beside the images."""
     names = {folder: _listed(folder) for folder in {path.parent for _, _, path in frames}}
-    for _, where, path in frames:
-        for name in {f"rays_{path.stem}.dat", f"{path.stem}.alpha{path.suffix}"} & names[path.parent]:
-            raise SceneError(
-                f"{where}: {shown(path.parent / name)} is not supported; move it away, and give images of a camera "
-                "with their alpha"
-            )
     wanted = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
     return [file if file.name in names[file.parent] else None for file in wanted]
 
