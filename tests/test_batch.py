@@ -5,8 +5,15 @@ import pytest
 import torch
 
 from nerfkit.data.images import batch
-from nerfkit.data.images.batch import REFRESH_EVERY, AllPixels, Batch, TrainingViews, WindowOfPixels, pixel_source
-from nerfkit.data.images.pool import ImagePool
+from nerfkit.data.images.batch import (
+    REFRESH_EVERY,
+    AllPixels,
+    Batch,
+    ImagePool,
+    TrainingViews,
+    WindowOfPixels,
+    pixel_source,
+)
 from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
 from nerfkit.model.compositing import Rendering

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.notes import notes_of
+from nerfkit.data.capture import notes_of
 from nerfkit.data.readers import llff
 from tests.captures import check_refused, is_read, mutated, random_poses, touch
 from tests.naming import assert_names

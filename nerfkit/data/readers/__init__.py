@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nerfkit.data.capture import Capture
-from nerfkit.data.notes import notes_of
+from nerfkit.data.capture import Capture, notes_of
 from nerfkit.data.readers import llff
 from nerfkit.data.readers.colmap import reader as colmap
 from nerfkit.data.readers.transforms import reader as transforms_capture

@@ -21,8 +21,7 @@ from types import ModuleType
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.notes import notes_of
+from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
 from nerfkit.data.readers.colmap import binary as colmap_binary
 from nerfkit.data.readers.colmap import text as colmap_text
 from nerfkit.data.readers.colmap.records import COORDINATE_LIMIT, ImageRecord, cameras_of, images_of

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nerfkit.data.capture import Points, PosedImage
-from nerfkit.data.notes import Note
+from nerfkit.data.capture import Note, Points, PosedImage
 from nerfkit.data.scene_transform.rig import Rig, measure
 from nerfkit.errors import SceneError
 

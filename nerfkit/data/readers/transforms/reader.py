@@ -18,9 +18,8 @@ from typing import Any
 
 from nerfkit import reading
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
-from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
