@@ -29,12 +29,9 @@ def list_images(folder: Path) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        names += [posixpath.normpath(f"{inner}/{name}") for name in files if _is_image(name)]
+        images = (name for name in files if os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS)
+        names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
     return sorted(names)
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
 
 
 def _cannot_list(problem: OSError) -> None:

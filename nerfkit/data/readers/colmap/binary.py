@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from nerfkit.data.cameras.lens import MODELS, UNSUPPORTED
+from nerfkit.data.capture import Points
 from nerfkit.data.readers.colmap import records as shared
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
@@ -104,8 +105,8 @@ class Records:
         return SceneError(f"{self.place}: the file ends in it, after {self.size} bytes; it is cut or damaged")
 
 
-def read_points(path: Path) -> shared.PointRecords:
-    """Points and their tracks."""
+def read_points(path: Path) -> Points:
+    """Points, whose views are image ids."""
     heads, tracks, track_lengths = bytearray(), bytearray(), array("q")
     records = Records(path, "point", shared.POINTS_LIMIT)
     for record in records:
@@ -117,4 +118,4 @@ def read_points(path: Path) -> shared.PointRecords:
     starts = SMALLEST["point"] * np.arange(len(points)) + 8 * (1 + np.cumsum(lengths) - lengths)
     shared.check_positions(positions, lambda index: records.place_of(index, starts[index]))
     image_ids = np.frombuffer(tracks, "<u4")[::2].astype(np.int64)
-    return shared.PointRecords(positions, points["color"].copy(), lengths, image_ids)
+    return Points(positions, points["color"].copy(), lengths, image_ids)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -102,7 +102,8 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
         raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
     best, notes = first[0], []
     if len(first) > 1:
-        counts = {model: count_images(model) for model in first}
+        forms = {model: _form(model) for model in first}
+        counts = {model: len(_images(model, form)) if form else 0 for model, form in forms.items()}
         best = max(counts, key=counts.__getitem__)
         rest = [f"{_short(model, folder)} {count}" for model, count in counts.items() if model != best]
         what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images ({counts[best]}; "
@@ -154,12 +155,6 @@ def files_in(folder: Path, *parts: str) -> list[str]:
     """Names of a model's files that are there, .bin or .txt: of all parts, or of some."""
     names = (f"{part}{form}" for form in FORMS for part in parts or PARTS)
     return [name for name in names if os.path.lexists(folder / name)]
-
-
-def count_images(folder: Path) -> int:
-    """How many images a model holds, 0 if it lacks a file; raises SceneError."""
-    form = _form(folder)
-    return len(_images(folder, form)) if form else 0
 
 
 def read_model(folder: Path) -> Model:
@@ -239,17 +234,16 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
     file = folder / f"points3D{form}"
     if not os.path.lexists(file):
         return None, [f"the model has no points: there is no {file.name}"]
-    records = FORMS[form].read_points(file)
-    if not len(records.positions):
+    points = FORMS[form].read_points(file)
+    if not len(points.positions):
         return None, [f"the model has no points: {file.name} holds none"]
     order = np.argsort(image_ids)
-    at = np.searchsorted(image_ids, records.image_ids, sorter=order).clip(max=len(order) - 1)
-    views = order[at]
-    known = image_ids[views] == records.image_ids  # [T]
+    views = order[np.searchsorted(image_ids, points.views, sorter=order).clip(max=len(order) - 1)]
+    known = image_ids[views] == points.views  # [T]
     if known.all():
-        return Points(records.positions, records.colors, records.track_lengths, views), []
-    of_point = np.repeat(np.arange(len(records.positions)), records.track_lengths)  # [T]
-    lengths = np.bincount(of_point[known], minlength=len(records.positions))
-    unknown = records.image_ids[~known]
+        return replace(points, views=views), []
+    of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)  # [T]
+    lengths = np.bincount(of_point[known], minlength=len(points.positions))
+    unknown = points.views[~known]
     note = f"{len(unknown)} of {len(known)} observations in {file.name} are left out: their images are not in the model"
-    return Points(records.positions, records.colors, lengths, views[known]), [f"{note} (first: id {unknown[0]})"]
+    return replace(points, track_lengths=lengths, views=views[known]), [f"{note} (first: id {unknown[0]})"]

@@ -46,15 +46,6 @@ class ImageRecord(NamedTuple):
     place: str  # for messages
 
 
-class PointRecords(NamedTuple):
-    """The records of a points file, in its order."""
-
-    positions: np.ndarray  # [P, 3] float64
-    colors: np.ndarray  # [P, 3] uint8
-    track_lengths: np.ndarray  # [P] int64
-    image_ids: np.ndarray  # [T] int64, of every observation, ordered by point
-
-
 def cameras_of(records: Iterable[Record]) -> dict[int, Lens]:
     """Lenses by the cameras' ids."""
     cameras: dict[int, Lens] = {}

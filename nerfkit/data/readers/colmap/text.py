@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nerfkit.data.capture import Points
 from nerfkit.data.readers.colmap import records as shared
 from nerfkit.errors import SceneError
 from nerfkit.reading import open_regular, shown
@@ -99,8 +100,8 @@ def _is_number(value: bytes) -> bool:
     return b"_" not in value  # which Python reads over
 
 
-def read_points(path: Path) -> shared.PointRecords:
-    """Points and their tracks."""
+def read_points(path: Path) -> Points:
+    """Points, whose views are image ids."""
     positions, colors, lengths, image_ids, numbers = array("d"), bytearray(), array("q"), array("I"), array("q")
     records = Records(path, "point", shared.POINTS_LIMIT)
     for record in records:
@@ -121,6 +122,6 @@ def read_points(path: Path) -> shared.PointRecords:
         numbers.append(record.number)
     points = np.array(positions, np.float64).reshape(-1, 3)
     shared.check_positions(points, lambda index: records.place_of(numbers[index]))
-    return shared.PointRecords(
+    return Points(
         points, np.array(colors, np.uint8).reshape(-1, 3), np.array(lengths, np.int64), np.array(image_ids, np.int64)
     )

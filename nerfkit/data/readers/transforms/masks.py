@@ -41,8 +41,12 @@ def path_of(folder: Path, name: Any, key: str, where: str) -> Path:
 def find_masks(frames: list[Frame], folder: Path) -> Masks:
     """Masks of the frames of files in `folder`; of one kind, or SceneError."""
     dynamic = _beside(frames)
-    if any(own.get("mask_path") is not None for own, _, _ in frames):
-        named = _named(frames, folder)
+    names = [own.get("mask_path") for own, _, _ in frames]
+    if any(name is not None for name in names):
+        if None in names:
+            where = frames[names.index(None)][1]
+            raise SceneError(f"{where}: key 'mask_path' is missing, but other frames have one; give it to all or none")
+        named = [path_of(folder, name, "mask_path", where) for name, (_, where, _) in zip(names, frames, strict=True)]
         found = [file if os.path.isfile(file) else None for file in named]
         if first := next(filter(None, dynamic), None):
             raise SceneError(
@@ -72,26 +76,10 @@ def _masks(found: list[Path | None], kind: str, wanted: Sequence[Path] = (), whi
     return Masks(found, white_ignores, (note + (f"; missing, first: {shown(missing[0])}" if missing else ""),))
 
 
-def _named(frames: list[Frame], folder: Path) -> list[Path]:
-    """Files of `mask_path`, which all frames have to have."""
-    for own, where, _ in frames:
-        if own.get("mask_path") is None:
-            raise SceneError(f"{where}: key 'mask_path' is missing, but other frames have one; give it to all or none")
-    return [path_of(folder, own["mask_path"], "mask_path", where) for own, where, _ in frames]
-
-
 def _beside(frames: list[Frame]) -> list[Path | None]:
     """Dynamic masks that lie beside the images."""
-    names = {folder: _listed(folder) for folder in {path.parent for _, _, path in frames}}
-    wanted = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
-    return [file if file.name in names[file.parent] else None for file in wanted]
-
-
-def _listed(folder: Path) -> set[str]:
-    try:
-        return set(os.listdir(folder))
-    except (OSError, ValueError):  # ValueError: what the file system cannot spell
-        return set()
+    files = [path.with_name(f"{DYNAMIC}{path.stem}.png") for _, _, path in frames]
+    return [file if os.path.exists(file) else None for file in files]
 
 
 def _within(path: Path, folder: Path) -> str:
