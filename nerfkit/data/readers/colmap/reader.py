@@ -16,20 +16,24 @@ import os
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
-from nerfkit.data.readers.colmap import binary as colmap_binary
-from nerfkit.data.readers.colmap import text as colmap_text
-from nerfkit.data.readers.colmap.records import COORDINATE_LIMIT, ImageRecord, cameras_of, images_of
+from nerfkit.data.readers.colmap.records import (
+    COORDINATE_LIMIT,
+    BinaryRecords,
+    ImageRecord,
+    TextRecords,
+    cameras_of,
+    images_of,
+)
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
-FORMS: dict[str, ModuleType] = {".bin": colmap_binary, ".txt": colmap_text}
+FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 QUATERNION_LIMITS = (1e-6, 1e6)  # of its length, which should be 1
 TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
@@ -165,7 +169,7 @@ def read_model(folder: Path) -> Model:
             f"{shown(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
             f"there is {', '.join(files_in(folder)) or 'none of its files'}"
         )
-    cameras = cameras_of(FORMS[form].Records(folder / f"cameras{form}", "camera"))
+    cameras = cameras_of(FORMS[form](folder / f"cameras{form}", "camera"))
     images = _images(folder, form)
     if not images:
         raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
@@ -186,7 +190,7 @@ def _form(folder: Path) -> str | None:
 
 
 def _images(folder: Path, form: str) -> list[ImageRecord]:
-    return images_of(FORMS[form].Records(folder / f"images{form}", "image"))
+    return images_of(FORMS[form](folder / f"images{form}", "image"))
 
 
 def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
@@ -234,7 +238,7 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
     file = folder / f"points3D{form}"
     if not os.path.lexists(file):
         return None, [f"the model has no points: there is no {file.name}"]
-    points = FORMS[form].read_points(file)
+    points = FORMS[form](file, "point").points()
     if not len(points.positions):
         return None, [f"the model has no points: {file.name} holds none"]
     order = np.argsort(image_ids)
