@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
 
-The dialects differ in what k3 and k4, masks and further files mean; the keys that are there tell them apart. Images
-that are missing are listed as well.
+The dialects differ in what k3 and k4 mean; the keys that are there tell them apart. Images that are missing are listed
+as well. Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is
+ignored), or with the image's name in a folder `masks` beside the images' folder (black is ignored).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nerfkit import reading
 from nerfkit.data import ply
 from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
+from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
@@ -34,13 +36,13 @@ from nerfkit.data.readers.transforms.cameras_json import (
     unused_keys,
     values_of_frame,
 )
-from nerfkit.data.readers.transforms.masks import Masks, find_masks, path_of
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
+DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
 REFUSED = {  # keys that change the pixels, with advice
     "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
@@ -80,7 +82,7 @@ def read(folder: Path) -> Capture:
     notes: list[str | Note] = [note]
     frames = sorted(_frames(content, file), key=lambda frame: frame.name)
     _check_distinct(frames)
-    masks = find_masks([(frame.own, frame.where, frame.path) for frame in frames], folder)
+    masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
     points, up = _points(content, file, notes), _up(content, file)
     notes += doubts_of_axes(shown(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
@@ -91,8 +93,8 @@ def read(folder: Path) -> Capture:
         points=points,
         up=up,
         splits=_listed_splits(content, file, images),
-        white_ignores=masks.white_ignores,
-        notes=notes_of(*notes, *masks.notes, *_unused_note(content, file)),
+        white_ignores=white_ignores,
+        notes=notes_of(*notes, *mask_notes, *_unused_note(content, file)),
     )
 
 
@@ -109,7 +111,7 @@ def read_synthetic(folder: Path) -> Capture:
             if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
                 raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     merged = _merged_splits(frames, notes)
-    images = _images(merged, Masks([None] * len(merged)), False, notes)
+    images = _images(merged, [None] * len(merged), False, notes)
     notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
     for file, content in contents.items():
@@ -155,7 +157,7 @@ def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
 
 def _image_file(folder: Path, name: Any, where: str) -> Path:
     """The file of an image: as it is named, or with the first known extension that exists, or where it should be."""
-    path = str(path_of(folder, name, "file_path", where))
+    path = str(_path_of(folder, name, "file_path", where))
     stem, extension = os.path.splitext(path)
     if extension.lower() in EXTENSIONS:
         candidates = [path, *(stem + known for known in EXTENSIONS)]
@@ -180,13 +182,15 @@ def _check_distinct(frames: list[_Frame]) -> None:
             )
 
 
-def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list[str | Note]) -> list[PosedImage]:
+def _images(
+    frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
+) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten = [], {}, 0
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
     headers = _headers(frame.path for frame, values in zip(frames, all_values, strict=True) if not values.keys() & SIZE)
     other = next(iter(headers.values()), None)
-    for frame, values, mask in zip(frames, all_values, masks.files, strict=True):
+    for frame, values, mask in zip(frames, all_values, masks, strict=True):
         for key, advice in REFUSED.items():
             if is_set(values.get(key)):
                 raise SceneError(f"{frame.where}: '{key}' is not supported; {advice}")
@@ -199,6 +203,67 @@ def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
     return images
+
+
+def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], bool, list[str]]:
+    """The mask of every frame, if it has one; whether white is ignored; and notes."""
+    beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
+    dynamic = [file if os.path.exists(file) else None for file in beside]
+    first = next(filter(None, dynamic), None)
+    if any(frame.own.get("mask_path") is not None for frame in frames):
+        if first:
+            raise SceneError(
+                f"{frames[0].where}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
+                "two kinds; leave one of them"
+            )
+        named, notes = _named_masks(frames, folder)
+        return named, False, notes
+    if first:
+        return dynamic, True, [_masks_note(dynamic, f"named {DYNAMIC}NAME.png, white is ignored")]
+    inner = [_within(frame.path, folder) for frame in frames]
+    in_folder, notes = folders.find_masks(folder, inner)
+    found = [in_folder.get(name) for name in inner]
+    if in_folder:
+        notes = [_masks_note(found, f"of the folder {folders.MASKS}, black is ignored"), *notes]
+    return found, False, notes if in_folder else []
+
+
+def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], list[str]]:
+    """Files of `mask_path`, which all frames have to have, and notes."""
+    for frame in frames:
+        if frame.own.get("mask_path") is None:
+            where = f"{frame.where}: key 'mask_path' is missing"
+            raise SceneError(f"{where}, but other frames have one; give it to all or none")
+    named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
+    missing = [file for file in named if not os.path.isfile(file)]
+    if len(missing) == len(named):
+        raise SceneError(
+            f"{frames[0].where}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
+            "there; put the masks where the file names them, or remove the key to use all pixels"
+        )
+    found = [None if file in missing else file for file in named]
+    note = _masks_note(found, "of mask_path, black is ignored")
+    return found, [note + (f"; missing, first: {shown(missing[0])}" if missing else "")]
+
+
+def _masks_note(found: list[Path | None], kind: str) -> str:
+    return f"{sum(file is not None for file in found)} of {len(found)} images have masks {kind}"
+
+
+def _within(path: Path, folder: Path) -> str:
+    """The name of an image within the folder of images: 0.png of images/0.png."""
+    try:
+        parts = path.relative_to(folder).parts
+    except ValueError:  # elsewhere
+        return path.name
+    return "/".join(parts[1:] or parts)
+
+
+def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
+    """The path of the file `name`, with either slash between folders, as the value of a key."""
+    if not isinstance(name, str) or not name:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
+    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
 
 
 def _headers(paths: Iterable[Path]) -> dict[Path, ImageHeader]:
@@ -228,7 +293,7 @@ def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Poi
     """Sparse points of the file that a key names, if it exists."""
     if not is_set(name := content.get("ply_file_path")):
         return None
-    path = path_of(file.parent, name, "ply_file_path", shown(file))
+    path = _path_of(file.parent, name, "ply_file_path", shown(file))
     if not os.path.lexists(path):
         notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
         return None
