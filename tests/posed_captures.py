@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from nerfkit.data import ply
@@ -18,7 +17,6 @@ from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
-from nerfkit.rendering.image_renderer import ImageRenderer
 from nerfkit.training.trainer import Trainer
 from tests.captures import as_binary
 from tests.processes import run_main
@@ -106,16 +104,6 @@ def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
     for _ in range(steps):
         trainer.train_step()
     return trainer
-
-
-def psnr_of(trainer: Trainer, cameras: Cameras, images) -> float:
-    image_of = ImageRenderer(trainer.model, torch.ones(3))
-    errors = []
-    for view in range(len(cameras)):
-        truth = images.image(view).float() / 255
-        truth = truth[..., :3] * truth[..., 3:] + 1 - truth[..., 3:]
-        errors.append((image_of(cameras, view)["rgb"] - truth).square().mean().item())
-    return -10 * math.log10(sum(errors) / len(errors))
 
 
 def masks_in(folder: Path, white: np.ndarray) -> None:

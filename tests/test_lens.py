@@ -10,6 +10,7 @@ import torch
 
 from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.errors import SceneError
+from tests.naming import assert_names, raises_naming
 
 SIZE = (640, 500)
 POINTS = torch.tensor([(-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64)
@@ -170,9 +171,8 @@ def test_the_fold_of_a_barrel():
         BARREL.direction_map()
     _, residual = BARREL.unproject(grid_of_pixels(BARREL))
     message, share = str(caught.value), residual.isinf().double().mean().item()
-    assert all(part in message for part in ("RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter"))
-    named = float(message.split("beyond ")[1].split()[0])
-    assert abs(named - farthest) < 1 and message.isprintable() and len(message) < 600
+    assert_names(message, "RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter")
+    assert abs(float(message.split("beyond ")[1].split()[0]) - farthest) < 1
     lens = replace(BARREL, params=(500.0, 180.0, 131.0, -0.8, 0.1), width=360, height=262)  # of a few such corners
     directions, valid = lens.direction_map()
     radius = (grid_of_pixels(lens) - torch.tensor(lens.center, dtype=torch.float64)).norm(dim=-1)
@@ -217,7 +217,7 @@ BAD = {  # arguments, and what the error has to name
     "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
     "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
     "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
-    "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1", "1000"),
+    "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1"),
     "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
     "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
     "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
@@ -228,7 +228,5 @@ BAD = {  # arguments, and what the error has to name
 @pytest.mark.parametrize("name", BAD)
 def test_bad_lenses(name: str):
     arguments, *named = BAD[name]
-    with pytest.raises(SceneError) as caught:
+    with raises_naming(SceneError, *named):
         Lens(*arguments)
-    message = str(caught.value)
-    assert all(part in message for part in named) and message.isprintable() and len(message) < 600, message

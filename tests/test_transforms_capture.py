@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.data.readers.transforms.reader import read, read_synthetic, recognises
+from nerfkit.data.readers.transforms.reader import read, read_synthetic
 from tests.captures import check_refused, is_read, mutated, with_another_value
 from tests.naming import assert_names
 from tests.test_bad_scenes import EYE
@@ -149,17 +149,6 @@ def test_points(tmp_path):
     (tmp_path / "sparse.ply").write_bytes(PLY)
     points = read(tmp_path).points
     assert points.positions.tolist() == [[1, 2, 3]] and points.track_lengths.tolist() == [0] and len(points.views) == 0
-
-
-def test_synthetic(tmp_path):
-    folder = write_scene(tmp_path, counts={"train": 3, "val": 2, "test": 2})
-    capture = read_synthetic(folder)
-    assert capture.format == "nerf_synthetic" and capture.up == (0, 0, 1) and len(capture.images) == 7
-    assert {split: len(names) for split, names in capture.splits.items()} == {"train": 3, "val": 2, "test": 2}
-    assert all(image.file.exists() for image in capture.images) and not recognises(folder)
-    put(folder, content_in(folder, "transforms_test.json") | {"k1": 0.1, "p2": 0.2}, "transforms_test.json")
-    lenses = {image.name: image.lens for image in read_synthetic(folder).images}
-    assert lenses["./test/r_0"].params[4:] == (0.1, 0, 0, 0.2) and lenses["./train/r_0"].model == "PINHOLE"
 
 
 def test_splits_of_synthetic_files_that_share_images(tmp_path):

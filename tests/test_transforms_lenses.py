@@ -15,7 +15,7 @@ from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
 from tests.captures import check_refused
 from tests.test_bad_scenes import EYE
-from tests.test_transforms_capture import FOCAL, MAIN, SIZE, content_of, frame_of, picture, poses, put
+from tests.test_transforms_capture import MAIN, SIZE, content_of, frame_of, picture, poses, put
 
 K = {"k1": 0.1, "k2": 0.02}
 P = {"p1": 0.003, "p2": -0.004}
@@ -66,17 +66,6 @@ def test_intrinsics_of_frames_beat_those_of_the_file(tmp_path):
     assert lenses[0] is lenses[3] and lenses[0].params == (*F, 0.1, 0, 0, 0)
     assert lenses[1] == Lens("OPENCV", (70, 70, 19.5, 15.5, 0.2, 0, 0, 0), 80, 60)
     assert lenses[2] == Lens("OPENCV_FISHEYE", (50, 51, 3, 15.5, 0.3, 0, 0, 0), 40, 30)
-
-
-def test_intrinsics_in_every_frame(tmp_path):
-    content = {"camera_model": "OPENCV", "frames": content_of()["frames"]}
-    for index in range(3):
-        frame_of(content, index, **SIZE, **FOCAL, k1=0.1 * index)
-    assert [image.lens.model for image in read(put(tmp_path, content)).images] == ["PINHOLE", "OPENCV", "OPENCV"]
-    for key in ("fl_x", "w"):
-        broken = json.loads(json.dumps(content))
-        del broken["frames"][1][key]
-        check_refused(read, put(tmp_path, broken), "frame 1", key)
 
 
 def test_sizes_of_files_where_none_are_stated(tmp_path):

@@ -235,13 +235,13 @@ def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None],
             where = f"{frame.where}: key 'mask_path' is missing"
             raise SceneError(f"{where}, but other frames have one; give it to all or none")
     named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
-    missing = [file for file in named if not os.path.isfile(file)]
-    if len(missing) == len(named):
+    found = [file if os.path.isfile(file) else None for file in named]
+    missing = [file for file, there in zip(named, found, strict=True) if not there]
+    if not any(found):
         raise SceneError(
             f"{frames[0].where}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
             "there; put the masks where the file names them, or remove the key to use all pixels"
         )
-    found = [None if file in missing else file for file in named]
     note = _masks_note(found, "of mask_path, black is ignored")
     return found, [note + (f"; missing, first: {shown(missing[0])}" if missing else "")]
 
