@@ -12,12 +12,10 @@ import numpy as np
 from PIL import Image
 
 from nerfkit.data import ply
-from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
-from nerfkit.training.trainer import Trainer
 from tests.captures import as_binary
 from tests.processes import run_main
 from tests.toy_scene import look_at, plain_intrinsics, trace_directions
@@ -96,14 +94,6 @@ WRITERS = {
     "colmap": write_colmap,
     "colmap text": lambda folder, capture: write_model(folder / "sparse" / "0", capture),
 }
-
-
-def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
-    config.trainer.steps = steps
-    trainer = Trainer(config, cameras, images)
-    for _ in range(steps):
-        trainer.train_step()
-    return trainer
 
 
 def masks_in(folder: Path, white: np.ndarray) -> None:

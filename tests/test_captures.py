@@ -17,6 +17,7 @@ from nerfkit.data.load import load_capture, load_scene
 from nerfkit.data.scene import Scene
 from nerfkit.errors import SceneError
 from nerfkit.training.evaluator import evaluate
+from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming
 from tests.posed_captures import (
     BOX,
@@ -29,7 +30,6 @@ from tests.posed_captures import (
     WRITERS,
     capture_in,
     colmap_in,
-    trained,
     write_nerfstudio,
     write_synthetic,
 )
@@ -79,7 +79,7 @@ def test_views_of_several_sizes_are_scored(tmp_path, small_config):
     scene = mixed(tmp_path / "scene")
     views = scene.split("test")
     assert [file.name for file in views.files] == ["r_00.png", "r_08.png", "r_16.png"], "none of which is trained"
-    trainer = trained(small_config, scene.split("train").cameras, scene.split("train").load(), 3)
+    trainer = Trainer(small_config, scene=scene)
     trainer.save(tmp_path / "run")
     metrics = evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
     assert_names(metrics["protocol"]["size"], *{f"{width}x{height}" for width, height in views.cameras.sizes()})
