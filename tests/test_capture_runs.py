@@ -4,7 +4,6 @@
 import json
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from nerfkit.commands.inspect import InspectData, examine
 from nerfkit.data.assemble import CUT_OUT
 from nerfkit.data.images.batch import TrainingViews
 from nerfkit.data.load import load_capture, load_scene
-from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import ConfigError, RunError, SceneError
 from nerfkit.model.compositing import Rendering
@@ -267,24 +265,15 @@ def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
     assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
 
 
-@pytest.mark.parametrize("dialect, white_ignores", [("nerfstudio", False), ("instant-ngp", True), ("colmap", False)])
-def test_what_masks_ignore_is_the_dialects_affair(tmp_path, dialect: str, white_ignores: bool):
+def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
+    """Which lie beside the images, and are found by name."""
     capture = capture_in(tmp_path, [PINHOLE] * 6)
-    if dialect == "instant-ngp":  # which looks for masks beside the images, by name
-        write_nerfstudio(tmp_path, capture)
-        content = json.loads((tmp_path / "transforms.json").read_text())
-        content = {key: value for key, value in content.items() if key not in ("camera_model", "up")}
-        (tmp_path / "transforms.json").write_text(json.dumps(content | {"aabb_scale": 4}))
-        for image in capture.images:
-            mask = image.file.with_name(f"dynamic_mask_{image.name}")
-            Image.fromarray((LEFT * 255).astype(np.uint8)).save(mask)
-    else:
-        masks_in(tmp_path, ~LEFT)
-        if dialect == "colmap":
-            write_model(tmp_path / "sparse" / "0", capture)
-        else:
-            masks = [replace(image, mask=tmp_path / "masks" / image.name) for image in capture.images]
-            write_nerfstudio(tmp_path, replace(capture, images=masks))
+    write_nerfstudio(tmp_path, capture)
+    content = json.loads((tmp_path / "transforms.json").read_text())
+    content = {key: value for key, value in content.items() if key not in ("camera_model", "up")}
+    (tmp_path / "transforms.json").write_text(json.dumps(content | {"aabb_scale": 4}))
+    for image in capture.images:
+        mask = image.file.with_name(f"dynamic_mask_{image.name}")
+        Image.fromarray((LEFT * 255).astype(np.uint8)).save(mask)
     views = load_scene(str(tmp_path), box=BOX).split("train")
-    assert views.white_ignores == white_ignores
-    assert all(views.load().mask(view).equal(torch.from_numpy(LEFT)) for view in range(6))
+    assert views.white_ignores and all(views.load().mask(view).equal(torch.from_numpy(LEFT)) for view in range(6))
