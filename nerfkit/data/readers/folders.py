@@ -69,7 +69,7 @@ def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], lis
     found: dict[str, str] = {}
     for name in names:
         key = native(name, shown(masks))
-        keys = (key, f"{key}.png", posixpath.splitext(key)[0])
+        keys = (key, posixpath.splitext(key)[0])
         if file := next((by_name[key] for key in keys if key in by_name), None):
             found[name] = file
     notes = []
