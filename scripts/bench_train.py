@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from nerfkit import config  # noqa: E402
 from nerfkit.commands import status_among_processes  # noqa: E402
 from nerfkit.commands.options import TYRO, first_look  # noqa: E402
+from nerfkit.data.images.batch import ImagePool  # noqa: E402
 from nerfkit.data.images.pixels import background_color, blend  # noqa: E402
-from nerfkit.data.images.pool import ImagePool  # noqa: E402
 from nerfkit.data.load import scene_of  # noqa: E402
 from nerfkit.data.scene import Scene, Views, in_words  # noqa: E402
 from nerfkit.device import device_name, pick_device  # noqa: E402

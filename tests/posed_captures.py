@@ -1,22 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The toy scene as a capture: through given lenses, in files of every format, with masks; and trainings of it."""
+"""The toy scene as a capture: through given lenses, in files of every format, with masks; trainings of it; and
+captures that no one would take on purpose."""
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
-from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data import ply
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, Points, PosedImage
 from nerfkit.data.readers.colmap.writer import write_model
 from nerfkit.data.readers.transforms.writer import write_transforms
-from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.training.trainer import Trainer
 from tests.captures import as_binary
 from tests.processes import run_main
 from tests.toy_scene import look_at, plain_intrinsics, trace_directions
@@ -97,24 +96,6 @@ WRITERS = {
 }
 
 
-def trained(config, cameras: Cameras, images, steps: int = 200) -> Trainer:
-    config.trainer.steps = steps
-    trainer = Trainer(config, cameras, images)
-    for _ in range(steps):
-        trainer.train_step()
-    return trainer
-
-
-def psnr_of(trainer: Trainer, cameras: Cameras, images) -> float:
-    image_of = ImageRenderer(trainer.model, torch.ones(3))
-    errors = []
-    for view in range(len(cameras)):
-        truth = images.image(view).float() / 255
-        truth = truth[..., :3] * truth[..., 3:] + 1 - truth[..., 3:]
-        errors.append((image_of(cameras, view)["rgb"] - truth).square().mean().item())
-    return -10 * math.log10(sum(errors) / len(errors))
-
-
 def masks_in(folder: Path, white: np.ndarray) -> None:
     """A mask for every image, white where `white` [H, W] is."""
     (folder / "masks").mkdir(exist_ok=True)
@@ -128,3 +109,42 @@ LEFT = np.arange(26)[None].repeat(22, 0) < 10
 def call(command, *arguments) -> None:
     """Run a command that has to succeed."""
     assert run_main(command, *arguments) == 0
+
+
+WIDTH, HEIGHT = 24, 16  # of odd captures
+SMALL = (  # options with which training takes a second
+    "--config cpu --device cpu --model.levels 2 --model.log2_table 8 --model.max_resolution 32 --model.hidden 8 "
+    "--sampling.occupancy_resolution 8 --trainer.steps 2 --trainer.max_seconds 0 --trainer.samples 256"
+).split()
+
+
+def noise(index: int) -> np.ndarray:
+    """An image [H, W, 3] uint8, for each index another."""
+    return np.random.default_rng(index).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
+
+
+def write_capture(
+    folder: Path,
+    poses: np.ndarray,
+    picture: Callable[[int], np.ndarray] = noise,
+    points: np.ndarray | None = None,
+    **keys: object,
+) -> Path:
+    """A small one in nerfstudio's dialect: cameras at `poses` [V, 3, 4], what each sees, and sparse points [P, 3], if
+    any; `keys` are the file's own. Training refuses or remarks on its images of noise, or begins."""
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    frames = []
+    for index, pose in enumerate(poses):
+        name = f"images/{index:03d}.png"
+        Image.fromarray(picture(index)).save(folder / name)
+        frames.append({"file_path": name, "transform_matrix": [*pose.tolist(), [0.0, 0.0, 0.0, 1.0]]})
+    lens = {"fl_x": 20.0, "fl_y": 20.0, "cx": WIDTH / 2, "cy": HEIGHT / 2, "w": WIDTH, "h": HEIGHT}
+    content = {"camera_model": "PINHOLE", **lens, **keys, "frames": frames}
+    if points is not None:
+        content["ply_file_path"] = "points.ply"
+        nothing = np.zeros(len(points), np.int64)
+        ply.write_points(
+            folder / "points.ply", Points(points, np.full((len(points), 3), 128, np.uint8), nothing, nothing)
+        )
+    (folder / "transforms.json").write_text(json.dumps(content))
+    return folder

@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
+"""Cameras and lenses: rays that lead back to their pixels, projections as COLMAP's, errors instead of wrong rays."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import torch
 
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.cameras.lens import Lens
+from nerfkit.data.cameras.lens import MODELS, Lens
 from nerfkit.data.load import load_scene
-from nerfkit.data.readers.transforms.cameras_json import parse_cameras, to_json
 from nerfkit.errors import SceneError
 from nerfkit.rendering import paths
-from tests.naming import raises_naming
+from tests.naming import assert_names, raises_naming
 from tests.toy_scene import BALLS, RADII
 
 
@@ -38,32 +43,10 @@ def test_known_points_project_into_the_images(toy_scene):
         assert images[view, min(int(row + 3 * radius), views.cameras.height - 1), column, 3] == 0 or radius > 4
 
 
-def test_rays_know_their_view(cameras):
-    rays = cameras.image_rays(3, 5, 9)
-    assert rays.view.tolist() == [3] * 4 and rays.view.dtype == torch.int64
-    view = torch.tensor([2, 0, 2])
-    assert cameras.rays(view, torch.tensor([0, 1, 2]), torch.tensor([3, 4, 5])).view.tolist() == [2, 0, 2]
-
-
-def test_a_choice_of_views_and_a_device_keep_every_tensor_in_step(cameras):
-    chosen = cameras[[4, 1]].to("cpu")
-    for name in ("camera_to_world", "focal", "center"):
-        torch.testing.assert_close(getattr(chosen, name), getattr(cameras, name)[[4, 1]], rtol=0, atol=0)
-    assert (len(chosen), chosen.width, chosen.height) == (2, cameras.width, cameras.height)
-
-
 def test_resized_cameras_see_the_same(cameras):
     large = cameras.resized(52, 66)
     points = torch.randn(5, 3) * 0.3
     torch.testing.assert_close(large.project(points, 2)[0], torch.tensor([2, 3]) * cameras.project(points, 2)[0])
-
-
-def test_json_round_trip(cameras, tmp_path):
-    again = parse_cameras(to_json(cameras, [str(i) for i in range(len(cameras))]), tmp_path / "x.json")
-    torch.testing.assert_close(again.camera_to_world, cameras.camera_to_world)
-    torch.testing.assert_close(again.focal, cameras.focal)
-    torch.testing.assert_close(again.center, cameras.center)
-    assert (again.width, again.height) == (26, 22)
 
 
 @pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])
@@ -79,23 +62,18 @@ def test_paths_are_rigid_and_closed(cameras, path: str):
     assert steps[0] < 3 * steps[1:].max(), "the last frame leads back to the first"
 
 
-def test_interpolation_goes_through_the_cameras(cameras):
-    made = paths.interpolate(cameras, 3 * len(cameras))
-    torch.testing.assert_close(made.camera_to_world[::3], cameras.camera_to_world, rtol=0, atol=1e-5)
-
-
-def test_interpolation_is_smooth_where_it_meets_a_camera(cameras):
-    """Velocity is continuous there, as that of straight lines from one camera to the next would not be."""
+def test_interpolation_goes_through_the_cameras_and_is_smooth_there(cameras):
+    """Velocity is continuous where it meets one, as that of straight lines to the next would not be."""
     n = 200
-    positions = paths.interpolate(cameras, n * len(cameras)).positions
-    before, after = (positions[n::n] - positions[n - 1 : -1 : n]), (positions[n + 1 :: n] - positions[n::n])
+    made = paths.interpolate(cameras, n * len(cameras))
+    torch.testing.assert_close(made.camera_to_world[::n], cameras.camera_to_world, rtol=0, atol=1e-5)
+    before, after = (made.positions[n + k :: n] - made.positions[n + k - 1 : -1 : n] for k in (0, 1))
     assert ((after - before).norm(dim=-1) < 0.2 * before.norm(dim=-1)).all()
 
 
-@pytest.mark.parametrize("up", [(0.0, 0.0, 1.0), (-0.6, 0.0, 0.8)])
-def test_orbit_goes_round_the_up_axis(cameras, up: tuple):
+def test_orbit_goes_round_the_up_axis(cameras):
     """At one height and distance, in equal steps, the last of which leads back to the first."""
-    target, up = torch.tensor([0.1, -0.2, 0.3]), torch.tensor(up)
+    target, up = torch.tensor([0.1, -0.2, 0.3]), torch.tensor([-0.6, 0.0, 0.8])
     made = paths.orbit(cameras, target, up, 8, elevation=30)
     offsets = made.positions - target
     radius = (cameras.positions - target).norm(dim=-1).mean()
@@ -122,7 +100,7 @@ def test_spiral_rises_from_5_to_70_degrees_and_back_in_two_turns(cameras):
     assert turned.sum() == pytest.approx(4 * torch.pi, abs=1e-3)
 
 
-BARREL = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
+SHARED = Lens("OPENCV", (50.0, 52.0, 49.0, 41.0, -0.2, 0.03, 1e-3, -1e-3), 100, 83)
 FISHEYE = Lens("OPENCV_FISHEYE", (33.0, 33.0, 30.0, 30.5, 0.02, -0.005, 0.001, 0.0), 61, 60)
 NARROW = Lens("SIMPLE_RADIAL", (40.0, 0.5, 10.0, 0.1), 1, 20)
 
@@ -131,7 +109,7 @@ NARROW = Lens("SIMPLE_RADIAL", (40.0, 0.5, 10.0, 0.1), 1, 20)
 def test_directions_of_many_lenses_lie_between_those_of_nodes(monkeypatch, most: int, spacing: int, off: float):
     """In a table that would be too large, every n-th pixel has a direction; projected back, few pixels are far off."""
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", most)
-    lenses = [BARREL, FISHEYE, NARROW, BARREL]
+    lenses = [SHARED, FISHEYE, NARROW, SHARED]
     cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(4, 3, 4), lenses)
     assert cameras.table.spacing == spacing
     for view, lens in enumerate(lenses):
@@ -150,7 +128,7 @@ def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
     folding = Lens("SIMPLE_RADIAL", (50.0, 50.0, 50.0, -0.078), 100, 100)  # corners lie beyond its fold
     exact = Cameras.of_lenses(torch.eye(4)[None, :3], [folding]).known_image(0)
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 6000)
-    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, BARREL])
+    cameras = Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [folding, SHARED])
     known = cameras.known_image(0)
     assert cameras.table.spacing == 2 and not exact.all()
     assert not (known & ~exact).any(), "none is made up"
@@ -160,4 +138,224 @@ def test_pixels_between_nodes_without_a_direction_are_not_known(monkeypatch):
 def test_lenses_of_too_many_pixels_are_refused(monkeypatch):
     monkeypatch.setattr("nerfkit.data.cameras.cameras.MAX_DIRECTIONS", 10)
     with raises_naming(SceneError, "data.downscale", "2 lenses"):
-        Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [BARREL, FISHEYE])
+        Cameras.of_lenses(torch.eye(4)[:3].expand(2, 3, 4), [SHARED, FISHEYE])
+
+
+SIZE = (640, 500)
+POINTS = torch.tensor([(-1.2, 0.7, 2.5), (0.8, 0.9, 1.6), (-0.05, -1.1, 3)], dtype=torch.float64)
+PROJECTED = {  # parameters, and the pixels of POINTS: those of COLMAP's models by pycolmap 4.2.1
+    "SIMPLE_PINHOLE": ((500, 320, 250),
+        [(80, 390), (570, 531.25), (311.66666666667, 66.666666666667)]),
+    "PINHOLE": ((500, 520, 310, 250),
+        [(70, 395.6), (560, 542.5), (301.66666666667, 59.333333333333)]),
+    "SIMPLE_RADIAL": ((500, 320, 250, -0.12),
+        [(88.89344, 384.81216), (553.0078125, 512.1337890625), (311.80138888889, 69.630555555556)]),
+    "RADIAL": ((500, 320, 250, -0.12, 0.03),
+        [(88.206866432, 385.212661248), (555.41393280029, 514.84067440033), (311.7968513696, 69.530730131173)]),
+    "OPENCV": ((500, 520, 310, 250, -0.12, 0.03, 0.002, -0.001),
+        [(77.553266432, 391.24516769792), (545.44322967529, 526.38898887634), (301.74143470293, 62.72535933642)]),
+    "OPENCV_FISHEYE": ((300, 310, 320, 245, 0.02, -0.008, 0.003, -0.0007),
+        [(187.95257062177, 324.59525604188), (449.50419452155, 395.5486261313), (315.19666915807, 135.8042788602)]),
+    "FULL_OPENCV": ((500, 520, 310, 250, 0.4, 0.05, 0.002, -0.001, 0.01, 0.5, 0.07, 0.02),
+        [(76.181067658589, 392.07763495379), (547.64207835796, 528.96164183506), (301.71932467466, 62.219481889461)]),
+    "SIMPLE_RADIAL_FISHEYE": ((300, 320, 245, -0.03),
+        [(189.5799275245, 321.07837561071), (446.98118300217, 387.85383087744), (315.22575878706, 139.96669331532)]),
+    "RADIAL_FISHEYE": ((300, 320, 245, -0.03, 0.004),
+        [(189.54513301414, 321.09867240842), (447.07029452781, 387.95408134378), (315.22546525421, 139.96023559271)]),
+    "SIMPLE_FISHEYE": ((300, 320, 245),
+        [(188.56554622073, 321.67009803791), (448.58685370625, 389.66021041954), (315.20796864413, 139.57531017092)]),
+    "FISHEYE": ((300, 310, 320, 245),
+        [(188.56554622073, 324.2257679725), (448.58685370625, 394.48221743352), (315.20796864413, 136.06115384328)]),
+    "RADIAL4_TANGENTIAL": ((500, 520, 310, 250, -0.12, 0.03, -0.005, 0.001, 0.002, -0.001),
+        [(77.586419755039, 391.22505468194), (545.24182014546, 526.15333972643), (301.74153384183, 62.727627634517)]),
+}  # fmt: skip
+FISHEYES = [model for model in MODELS if model.endswith("FISHEYE")]
+PERSPECTIVES = [model for model in MODELS if model not in FISHEYES]
+BARREL = Lens("RADIAL", (500.0, 320.0, 240.0, -0.8, 0.1), 640, 480)
+
+
+def lens_of(model: str, **change) -> Lens:
+    return replace(Lens(model, PROJECTED[model][0], *SIZE), **change)
+
+
+def random_lens(model: str, seed: int) -> Lens:
+    """A lens of a realistic calibration, of an image that is not square."""
+    rng = np.random.default_rng(seed)
+    width, height = (int(side) for side in rng.integers(200, 2000, 2))
+    focal = rng.uniform(0.6, 1.5) * max(width, height) * (0.5 if model in FISHEYES else 1)
+    ranges = {"k1": 0.1, "k2": 0.02, "k3": 0.005, "k4": 0.001, "k5": 0.01, "k6": 0.005, "p1": 0.003, "p2": 0.003}
+    values = {name: rng.uniform(-limit, limit) for name, limit in ranges.items()}
+    values |= dict(f=focal, fx=focal, fy=focal * rng.uniform(0.95, 1.05))
+    values |= dict(cx=width * rng.uniform(0.45, 0.55), cy=height * rng.uniform(0.45, 0.55))
+    return Lens(model, tuple(float(values[name]) for name in MODELS[model][1]), width, height)
+
+
+def random_pixels(lens: Lens, n: int, seed: int = 0) -> torch.Tensor:
+    """[n, 2] float64 anywhere in the image."""
+    unit = torch.rand(n, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return unit * torch.tensor([lens.width, lens.height])
+
+
+def grid_of_pixels(lens: Lens) -> torch.Tensor:
+    """Centres [H*W, 2] of all pixels, row by row."""
+    pixel = torch.arange(lens.width * lens.height)
+    return torch.stack([pixel % lens.width, pixel // lens.width], dim=-1).double() + 0.5
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_stored_projections(model: str):
+    pixels = lens_of(model).project(POINTS)
+    np.testing.assert_allclose(pixels, PROJECTED[model][1], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_unprojected_directions_are_those_projected(model: str):
+    for seed in range(8):
+        lens = random_lens(model, seed)
+        pixels = random_pixels(lens, 200, seed)
+        directions, residual = lens.unproject(torch.cat([pixels, torch.full((1, 2), math.nan)]))
+        assert residual[-1].isinf()
+        directions, residual = directions[:-1], residual[:-1]
+        good = residual.isfinite()
+        assert directions.dtype == residual.dtype == torch.float64
+        assert good.double().mean() > 0.5 and residual[good].max() < 1e-6
+        assert directions[~good].isnan().all() and residual[~good].isinf().all()
+        back, _ = lens.unproject(lens.project(directions[good] * 7))
+        torch.testing.assert_close(back, directions[good], rtol=0, atol=1e-9)
+        torch.testing.assert_close(directions[good].norm(dim=-1), torch.ones(int(good.sum())).double())
+
+
+@pytest.mark.parametrize("model", FISHEYES)
+def test_a_fisheye_beyond_90_degrees(model: str):
+    params = PROJECTED[model][0]
+    free = tuple(0.003 if name[0] == "k" else p for name, p in zip(MODELS[model][1], params, strict=True))
+    lens = Lens(model, free, *SIZE)
+    angles = torch.tensor([0.0, 1e-12, 1e-5, 0.5, math.pi / 2, 2.0, 3.0, 3.14], dtype=torch.float64)
+    for around in (0.3, 2.5, 4.0):
+        sides = torch.tensor([math.cos(around), math.sin(around)], dtype=torch.float64)
+        directions = torch.cat([angles.sin()[:, None] * sides, angles.cos()[:, None]], dim=-1)
+        pixels = lens.project(directions * 5)
+        bent = (pixels - torch.tensor(lens.center, dtype=torch.float64)) / torch.tensor(lens.focal, dtype=torch.float64)
+        k = [value for name, value in zip(MODELS[model][1], free, strict=True) if name[0] == "k"]
+        wanted = angles * (1 + sum(value * angles ** (2 * n + 2) for n, value in enumerate(k)))
+        torch.testing.assert_close(bent.norm(dim=-1), wanted, rtol=1e-6, atol=1e-12)
+        back, residual = lens.unproject(pixels)
+        torch.testing.assert_close(back, directions, rtol=0, atol=1e-9)
+        assert residual.max() < 1e-9
+    behind = torch.tensor([(0, 0, -1), (0, 0, 0)], dtype=torch.float64)
+    assert lens.project(behind).isnan().all()
+    far = torch.tensor([(lens.center[0] + 200 * lens.focal[0], lens.center[1])], dtype=torch.float64)
+    assert lens.unproject(far)[1].isinf().all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_gradients_of_projections(model: str):
+    lens = lens_of(model)
+    axis = torch.tensor([(0.0, 0, 2)], dtype=torch.float64)
+    assert torch.autograd.gradcheck(lens.project, torch.cat([axis, POINTS]).requires_grad_())
+    unseen = torch.tensor([(0.0, 0, -1), (0, 0, 0), (3, 4, -1e-300)], dtype=torch.float64)  # the last one by fisheyes
+    points = torch.cat([POINTS, unseen]).requires_grad_()
+    pixels = lens.project(points)
+    assert pixels[3:5].isnan().all() and pixels[5].isnan().all() == (model in PERSPECTIVES)
+    pixels.nansum().backward()
+    assert points.grad.isfinite().all() and points.grad[0].abs().sum() > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("size", [(320, 250), (641, 499)])
+def test_resized_lenses_project_like_scaled_pixels(model: str, size: tuple[int, int]):
+    lens = lens_of(model)
+    resized = lens.resized(*size)
+    scale = torch.tensor(size) / torch.tensor(SIZE).double()
+    torch.testing.assert_close(resized.project(POINTS), lens.project(POINTS) * scale, rtol=1e-12, atol=0)
+    assert (resized.width, resized.height) == size
+    if scale[0] == scale[1]:
+        assert resized.model == model and resized.resized(*SIZE) == lens
+    assert lens.resized(*SIZE) == lens
+    with pytest.raises(SceneError, match="height"):
+        lens.resized(10, 10**6)
+
+
+def test_a_lens_without_coefficients_is_a_pinhole_but_for_fisheyes():
+    for model, (_, names) in MODELS.items():
+        values = [300.0 * (name[0] in "fc") for name in names]
+        undistorted = Lens(model, values, *SIZE)
+        assert undistorted.is_pinhole == (model in PERSPECTIVES) and undistorted.is_fisheye == (model in FISHEYES)
+        for index, name in enumerate(names):
+            if name[0] in "kp":
+                assert not Lens(model, (*values[:index], 1e-9, *values[index + 1 :]), *SIZE).is_pinhole
+
+
+def test_the_fold_of_a_barrel():
+    u = (2.4 - math.sqrt(2.4**2 - 4 * 0.5)) / (2 * 0.5)  # 1 - 2.4 u + 0.5 u^2 = 0, u = r^2
+    fold = math.sqrt(u)
+    farthest = 500 * fold * (1 - 0.8 * u + 0.1 * u * u)  # pixels from the centre that anything reaches
+    for share, reached in ((0.9, True), (0.9999, True), (1.0001, False), (1.5, False), (50.0, False)):
+        pixels = torch.tensor([(320 + share * farthest, 240), (320, 240 - share * farthest)], dtype=torch.float64)
+        directions, residual = BARREL.unproject(pixels)
+        assert (residual < 1e-6).all() if reached else (residual.isinf().all() and directions.isnan().all())
+    points = torch.tensor([(share * fold, 0, 1) for share in (0.99, 1.01, 2.0, 4.0)], dtype=torch.float64)
+    assert BARREL.project(points).isnan().any(-1).tolist() == [False, True, True, True]
+    with pytest.raises(SceneError) as caught:
+        BARREL.direction_map()
+    _, residual = BARREL.unproject(grid_of_pixels(BARREL))
+    message, share = str(caught.value), residual.isinf().double().mean().item()
+    assert_names(message, "RADIAL", "640x480", "-0.8", f"{100 * share:.3g} %", "image_undistorter")
+    assert abs(float(message.split("beyond ")[1].split()[0]) - farthest) < 1
+    lens = replace(BARREL, params=(500.0, 180.0, 131.0, -0.8, 0.1), width=360, height=262)  # of a few such corners
+    directions, valid = lens.direction_map()
+    radius = (grid_of_pixels(lens) - torch.tensor(lens.center, dtype=torch.float64)).norm(dim=-1)
+    assert not valid.all() and valid.double().mean() > 0.98
+    assert valid.equal(radius < (radius[valid].max() + radius[~valid].min()) / 2), "those farthest from the centre"
+    assert (directions[~valid] == torch.tensor([0.0, 0, -1])).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_ray_is_silently_wrong(model: str):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        values = [400, 400, 300, 200] if "fx" in MODELS[model][1] else [400, 300, 200]
+        values += [float(v) for v in rng.normal(0, 1, len(MODELS[model][1]) - len(values))]  # of no real lens
+        lens = Lens(model, tuple(values), 600, 400)
+        pixels = random_pixels(lens, 500, seed)
+        directions, residual = lens.unproject(pixels)
+        found = residual <= 0.05
+        assert directions[residual.isinf()].isnan().all()
+        error = (lens.project(directions[found]) - pixels[found]).norm(dim=-1)
+        assert (error <= 0.05).all()
+        # The way from the axis to each direction is seen all along, and moves outwards: it is on the first branch.
+        if "p1" not in MODELS[model][1]:
+            assert residual[~found].isinf().all()
+            axis = torch.tensor([0.0, 0, 1], dtype=torch.float64)
+            ways = torch.stack([axis + t * (directions[found] - axis) for t in np.linspace(0, 1, 20)])
+            offsets = lens.project(ways.flatten(0, 1)) - torch.tensor(lens.center, dtype=torch.float64)
+            assert (offsets.norm(dim=-1).unflatten(0, (20, -1)).diff(dim=0) > 0).all()
+
+
+def test_the_fold_of_tangential_distortion():
+    lens = Lens("OPENCV", (100.0, 100.0, 320.0, 240.0, 0.0, 0.0, 0.0, 0.1), 640, 480)  # at y = 0: x' = x + 0.3 x^2
+    points = torch.tensor([(x, 0, 1) for x in (-7, -2, -1.67, -1.66, -1, 3)], dtype=torch.float64)
+    assert lens.project(points).isnan().any(-1).tolist() == [True, True, True, False, False, False]
+    pixels = torch.tensor([(320 + 100 * x, 240) for x in (-0.8334, -0.8333, 5.7)], dtype=torch.float64)
+    directions, residual = lens.unproject(pixels)
+    assert residual.isinf().tolist() == [True, False, False] and residual[1:].max() < 1e-6
+    torch.testing.assert_close((directions[:, 0] / directions[:, 2])[2].item(), 3.0, rtol=0, atol=1e-9)
+
+
+BAD = {  # arguments, and what the error has to name
+    "unknown": (("KANNALA", (1.0,), 4, 4), "'KANNALA'", "SIMPLE_PINHOLE"),
+    "few_params": (("OPENCV", (500.0, 500.0, 320.0, 240.0), 640, 480), "OPENCV", "8", "k1, k2, p1, p2", "4"),
+    "nan": (("SIMPLE_PINHOLE", (500.0, math.nan, 240.0), 640, 480), "cx", "nan"),
+    "coefficient_10_to_400": (("SIMPLE_RADIAL", (500.0, 320.0, 240.0, 10**400), 640, 480), "k1"),
+    "focal_zero": (("PINHOLE", (500.0, 0.0, 320.0, 240.0), 640, 480), "fy", "got 0"),
+    "center_far": (("PINHOLE", (500.0, 500.0, 320.0, 24000.0), 640, 480), "cy", "24000", "640x480"),
+    "height_huge": (("SIMPLE_PINHOLE", (5.0, 3.0, 3.0), 4, 100_001), "height", "100001"),
+    "unsupported": (("FOV", (1.0,), 4, 4), "FOV", "image_undistorter"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_lenses(name: str):
+    arguments, *named = BAD[name]
+    with raises_naming(SceneError, *named):
+        Lens(*arguments)

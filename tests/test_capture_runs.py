@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of a capture by the commands: its frame and range, going on, scores, paths; what `inspect` prints."""
+"""A run of a capture: its frame and range, going on, scores, paths; what `inspect` prints, and what masks do."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -14,15 +15,32 @@ from PIL import Image
 from nerfkit import load_run
 from nerfkit.commands import eval as eval_command
 from nerfkit.commands import inspect, render, train
-from nerfkit.data.load import load_scene
+from nerfkit.commands.inspect import InspectData, examine
+from nerfkit.data.assemble import CUT_OUT
+from nerfkit.data.images.batch import TrainingViews
+from nerfkit.data.load import load_capture, load_scene
+from nerfkit.data.scene_transform.doubts import doubts_of_images
 from nerfkit.errors import ConfigError, RunError, SceneError
+from nerfkit.model.compositing import Rendering
+from nerfkit.rendering.image_renderer import ImageRenderer
+from nerfkit.training.evaluator import evaluate
+from nerfkit.training.step.losses import squared_error
+from nerfkit.training.trainer import Trainer
 from tests.naming import assert_names, raises_naming
-from tests.posed_captures import BOX, LEFT, PINHOLE, WIDE, call, colmap_in, masks_in, poses
+from tests.posed_captures import (
+    BOX,
+    LEFT,
+    PINHOLE,
+    STATE,
+    WIDE,
+    call,
+    capture_in,
+    colmap_in,
+    masks_in,
+    poses,
+    write_nerfstudio,
+)
 from tests.processes import run_main
-
-
-def inspect_of(*arguments) -> int:
-    return run_main(inspect, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +133,6 @@ def test_a_box_is_meant_in_the_files_own_frame(run_of_capture, tmp_path):
     np.testing.assert_allclose(run.cameras("train").camera_to_world.numpy(), wanted, atol=1e-6)
 
 
-def test_what_was_found_is_printed(run_of_capture, tmp_path, capsys):
-    scene = colmap_in(tmp_path / "scene", [PINHOLE] * 20)
-    (scene / "images" / "r_03.png").unlink()
-    options = run_of_capture.parent / "options.toml"
-    call(train, "--config", options, "--data.path", scene, "--out", tmp_path / "run", "--eval.after_training", "false")
-    printed = capsys.readouterr().out
-    assert_names(printed, "colmap", "19 of 20", "r_03.png", "every 8th")
-    frame = load_scene(str(scene)).frame
-    assert frame.notes and all(str(note) in printed for note in frame.notes)
-
-
 def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, capsys, monkeypatch):
     scene = colmap_in(tmp_path / "scene", [PINHOLE, WIDE] * 10)
     masks_in(scene, ~LEFT)
@@ -135,16 +142,14 @@ def test_inspect_prints_a_page_and_writes_it_where_it_is_asked_to(tmp_path, caps
     (scene / "images" / "r_03.png").unlink()
     before = sorted(tmp_path.rglob("*"))
     monkeypatch.chdir(tmp_path)
-    assert inspect_of(scene) == 1
+    assert run_main(inspect, scene) == 1
     printed = capsys.readouterr().out
     assert_names(printed, "colmap", "20 listed", "1 missing", "r_03.png", "PINHOLE", "OPENCV_FISHEYE", "38.5%")
     assert sorted(tmp_path.rglob("*")) == before, "it only prints"
-    assert inspect_of(scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
+    assert run_main(inspect, scene, "--out", tmp_path / "out", "--data.downscale", 2) == 1
     written = (tmp_path / "out" / "inspect.txt").read_text()
     assert written.strip() in capsys.readouterr().out and "13x11" in written and "data.downscale 2" in written
     assert Image.open(tmp_path / "out" / "inspect.png").size[0] > 1000
-    assert inspect_of(scene, "--out", tmp_path / "out", "--data.box", *BOX) == 1  # again
-    assert all(str(abs(side)) in (tmp_path / "out" / "inspect.txt").read_text() for side in BOX)
 
 
 def test_inspect_says_what_training_would(tmp_path):
@@ -153,17 +158,122 @@ def test_inspect_says_what_training_would(tmp_path):
         run_main(inspect, str(scene), "--out", str(scene))
     with raises_naming(SceneError, "'ply'", "colmap"):
         run_main(inspect, str(scene), "--data.format", "ply")
-    for option, values in (("downscale", ["0"]), ("box", "1 1 1 0 0 0".split())):
-        with raises_naming(ConfigError, f"data.{option}"):
-            run_main(inspect, str(scene), f"--data.{option}", *values)
+    with raises_naming(ConfigError, "data.box"):
+        run_main(inspect, str(scene), "--data.box", *"1 1 1 0 0 0".split())
 
 
 def test_inspect_goes_on_where_most_is_missing(tmp_path, capsys):
     """Unlike training: this is when its page is wanted."""
     scene = colmap_in(tmp_path, [PINHOLE] * 20)
-    assert inspect_of(scene) == 0
+    assert run_main(inspect, scene) == 0
     assert "ready to train" in capsys.readouterr().out
     for index in range(15):
         (scene / "images" / f"r_{index:02d}.png").unlink()
-    assert inspect_of(scene) == 1
+    assert run_main(inspect, scene) == 1
     assert_names(capsys.readouterr().out, "15 of 20", "more than half", "train: 5 (r_15.png", "no test images")
+
+
+@pytest.fixture
+def masked(tmp_path) -> Path:
+    """A COLMAP folder whose masks are black, which ignores, on the left."""
+    colmap_in(tmp_path / "scene", [PINHOLE] * 20)
+    masks_in(tmp_path / "scene", ~LEFT)
+    return tmp_path / "scene"
+
+
+def spoilt(folder: Path) -> None:
+    """Other colors where the masks are black."""
+    for file in (folder / "images").iterdir():
+        pixels = np.asarray(Image.open(file)).copy()
+        pixels[LEFT] = 255, 0, 255, 255
+        Image.fromarray(pixels).save(file)
+
+
+def test_ignored_pixels_never_change_the_loss(masked):
+    views = load_scene(str(masked), box=BOX).split("train")
+    images = views.load()
+    assert images.mask(3).equal(torch.from_numpy(LEFT))
+    losses, weights = [], []
+    for change in (lambda folder: None, spoilt):
+        change(masked)
+        torch.manual_seed(0)
+        batch = TrainingViews(views.cameras, views.load(), "white").draw(500)
+        losses.append(squared_error(Rendering(torch.full((500, 3), 0.3), torch.ones(500), torch.ones(500)), batch))
+        weights.append(batch.weight)
+    assert losses[0]["mse"].equal(losses[1]["mse"]) and losses[0]["mse"] > 0.01
+    assert weights[0].unique().tolist() == [0, 1] and weights[0].mean() == pytest.approx(16 / 26, abs=0.08)
+
+
+def test_masks_that_leave_little_are_doubted(masked):
+    assert doubts_of_images(load_scene(str(masked)).split("train").load()) == [], "10 of 26 columns"
+    masks_in(masked, np.arange(26)[None].repeat(22, 0) >= 20)
+    views = load_scene(str(masked)).split("train")
+    (line,) = doubts_of_images(views.load(), views.white_ignores)
+    assert_names(line, "77%", "the black ones", "white", "--data.masks cutout")
+    assert doubts_of_images(load_scene(str(masked), cutout=True).split("train").load()) == []
+
+
+def test_inspection_of_what_is_cut_out(masked):
+    """Masks are alpha then; what training would refuse is in the verdict, with status 1."""
+    for file in (masked / "images").iterdir():
+        Image.open(file).convert("RGB").save(file)
+    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    assert_names(cut, "with alpha: 20, with mask: 0", CUT_OUT, "kind object")
+    assert is_ready and cut.endswith("ready to train")
+    next(iter((masked / "masks").iterdir())).unlink()
+    cut, is_ready, _ = examine(load_capture(str(masked)), InspectData(masks="cutout"))
+    assert not is_ready
+    assert_names(cut, "1 of 20 images have neither mask nor alpha")
+    with raises_naming(SceneError, "data.masks", "1 of 20"):
+        load_scene(str(masked), cutout=True)
+
+
+def test_masked_pixels_are_transparent_where_an_object_is_cut_out(masked):
+    scene = load_scene(str(masked), cutout=True)
+    views = scene.split("train")
+    images = views.load()
+    assert scene.frame.kind == "object" and views.channels == 4 and images.ignored is None
+    assert views.bytes() == images.bytes()
+    plain = load_scene(str(masked), box=BOX).split("train").load()
+    for view in range(len(images)):
+        image = images.image(view)
+        assert torch.equal(image[..., 3], plain.image(view)[..., 3] * ~torch.from_numpy(LEFT))
+        assert torch.equal(image[..., :3], plain.image(view)[..., :3])
+    batch = TrainingViews(views.cameras, images, "white").draw(500)
+    assert (batch.weight == 1).all() and 0 < (batch.pixels[:, 3] == 0).float().mean() < 1
+
+
+def test_ignored_pixels_leave_the_scores_alone(masked, tmp_path, small_config):
+    scene = load_scene(str(masked), box=BOX)
+    trainer = Trainer(small_config, scene=scene)
+    trainer.save(tmp_path / "run")
+
+    def scores() -> dict:
+        views = load_scene(str(masked), box=BOX).split("test")
+        return evaluate(trainer.model, small_config, views, STATE, trainer.folder, torch.device("cpu"))
+
+    before = scores()
+    spoilt(masked)
+    after = scores()
+    assert [row["psnr"] for row in before["views"]] == [row["psnr"] for row in after["views"]]
+    assert after["protocol"]["ignored_pixels"] == 3 * LEFT.sum()
+    assert after["share_of_pixels"] == pytest.approx(1 - LEFT.mean(), abs=1e-4)
+    views = load_scene(str(masked), box=BOX).split("test")
+    truth = views.load().image(0).float() / 255
+    render = ImageRenderer(trainer.model, torch.ones(3))(views.cameras, 0)["rgb"]
+    error = (render - truth[..., :3] * truth[..., 3:] - 1 + truth[..., 3:]).square()[~torch.from_numpy(LEFT)].mean()
+    assert after["views"][0]["psnr"] == pytest.approx(-10 * math.log10(error), abs=1e-3)
+
+
+def test_white_is_ignored_of_instant_ngps_masks(tmp_path):
+    """Which lie beside the images, and are found by name."""
+    capture = capture_in(tmp_path, [PINHOLE] * 6)
+    write_nerfstudio(tmp_path, capture)
+    content = json.loads((tmp_path / "transforms.json").read_text())
+    content = {key: value for key, value in content.items() if key not in ("camera_model", "up")}
+    (tmp_path / "transforms.json").write_text(json.dumps(content | {"aabb_scale": 4}))
+    for image in capture.images:
+        mask = image.file.with_name(f"dynamic_mask_{image.name}")
+        Image.fromarray((LEFT * 255).astype(np.uint8)).save(mask)
+    views = load_scene(str(tmp_path), box=BOX).split("train")
+    assert views.white_ignores and all(views.load().mask(view).equal(torch.from_numpy(LEFT)) for view in range(6))

@@ -13,9 +13,8 @@ from nerfkit.commands.options import train_options
 from nerfkit.model.registry import MODELS
 from nerfkit.ops import dispatch
 from nerfkit.training.run import checkpoint
-from tests.odd_captures import write_capture
 from tests.ops.harness import NativeCalls
-from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_llff
+from tests.posed_captures import PINHOLE, capture_in, colmap_in, write_capture, write_llff
 from tests.rigs import ring
 from tests.trainers import make_trainer, trained
 

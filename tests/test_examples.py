@@ -14,7 +14,7 @@ from nerfkit import ops
 from nerfkit.config import dump
 from nerfkit.model import registry
 from tests.naming import raises_naming
-from tests.odd_captures import write_capture
+from tests.posed_captures import write_capture
 from tests.processes import ROOT, call
 from tests.rigs import ring
 from tests.trainers import make_trainer

@@ -11,7 +11,7 @@ from nerfkit.metrics import psnr, ssim
 from nerfkit.model.renderer import Renderer
 from nerfkit.rendering import images as video
 from nerfkit.rendering.image_renderer import ImageRenderer
-from nerfkit.rendering.images import colorize, png_bytes, preview, to_uint8
+from nerfkit.rendering.images import colorize, png_bytes, preview
 from tests.naming import raises_naming
 from tests.ops.harness import backend_params
 
@@ -83,17 +83,6 @@ def test_normals_point_away_from_the_density(setting):
     assert (inside > outside).all()
 
 
-@pytest.mark.parametrize("bias", [-200.0, 200.0])
-def test_normals_where_the_density_underflows_or_is_limited(setting, bias: float):
-    renderer, _ = setting
-    points = torch.rand(7, 3) - 0.5
-    wanted = renderer.normals(points)
-    with torch.no_grad():
-        renderer.decoder.density_net.layers()[-1][1][0] += bias  # a factor on the density: normals stay
-    assert renderer.density(points).max() == 0 or renderer.density(points).min() > 1e13
-    torch.testing.assert_close(renderer.normals(points), wanted)
-
-
 def test_psnr_and_ssim_are_what_they_are_called():
     structural_similarity = pytest.importorskip(
         "skimage.metrics", reason="needs scikit-image of the extra 'test'"
@@ -113,21 +102,6 @@ def test_psnr_and_ssim_are_what_they_are_called():
 def test_ssim_of_a_gpu_is_that_of_the_cpu():
     render, truth = torch.rand(60, 40, 3), torch.rand(60, 40, 3)
     assert ssim(render, truth, "cuda") == pytest.approx(ssim(render.double(), truth.double()), abs=1e-6)
-
-
-def test_8_bits_are_rounded():
-    assert to_uint8(torch.tensor([0.0, 0.4 / 255, 0.6 / 255, 0.5, 254.6 / 255, 1.0, 1.2, -0.1])).tolist() == [
-        0, 0, 1, 128, 255, 255, 255, 0,
-    ]  # fmt: skip
-
-
-def test_colors_of_values_run_from_low_to_high():
-    values = torch.tensor([[-1.0, 2.0, 3.0, 4.0, 9.0]])
-    image, unit = colorize(values, 2.0, 4.0), colorize(torch.tensor([[0.0, 0.0, 0.5, 1.0, 1.0]]), 0.0, 1.0)
-    torch.testing.assert_close(image, unit)
-    assert image[0].unique(dim=0).shape[0] == 3
-    inferno = colorize(torch.linspace(0, 1, 9)[None], 0, 1, "inferno").sum(-1)[0]
-    assert (inferno.diff() > 0).all() and inferno[0] < 0.05, "brighter means more"
 
 
 def test_previews_fade_to_white_where_little_is_seen():

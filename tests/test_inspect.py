@@ -11,9 +11,8 @@ from PIL import Image
 
 from nerfkit.data.cameras.cameras import MAX_DIRECTIONS
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, Note, PosedImage, notes_of
 from nerfkit.data.inspect import FEW_IMAGES, MAX_CAMERAS, MAX_LENSES, Inspection, OnDisk, draw
-from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.scene_transform.find_frame import find_frame
 from nerfkit.data.scene_transform.frame import identity_frame
 from tests.naming import assert_names

@@ -15,7 +15,7 @@ from nerfkit.errors import RunError, SceneError
 from nerfkit.model.stages import Decoder
 from scripts import measure
 from tests.naming import raises_naming
-from tests.odd_captures import HEIGHT, SMALL, WIDTH, write_capture
+from tests.posed_captures import HEIGHT, SMALL, WIDTH, write_capture
 from tests.processes import run_main
 from tests.rigs import ring
 

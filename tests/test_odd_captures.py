@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from nerfkit.commands import inspect, train
-from nerfkit.config import Config
 from nerfkit.data.load import load_scene
 from nerfkit.data.scene_transform.doubts import doubts_of_pictures
-from nerfkit.errors import ConfigError, SceneError
+from nerfkit.errors import SceneError
 from tests.naming import assert_names, raises_naming
-from tests.odd_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
+from tests.posed_captures import HEIGHT, SMALL, WIDTH, noise, write_capture
 from tests.processes import run_main
 from tests.rigs import RIGS, grid, look_at, ring
 from tests.toy_scene import write_scene
@@ -47,16 +46,11 @@ def points_around(center: tuple[float, float, float], size: float) -> np.ndarray
 
 FOUND = {  # poses, other values of write_capture, what a warning has to name
     "one_far": (moved(7, 5e5), {}, ("1 of 17", "images/007.png", "correct their poses")),
-    "two_of_one_place": (np.repeat(ring(20)[:1], 20, axis=0), {}, ("all 17", "one point", "move the camera")),
     "turned_on_the_spot": (at_one_point(), {"points": points_around((0, 0, 0), 0.1)}, ("one point", "move the camera")),
     "no_overlap": (away_from_each_other(), {}, ("no point", "4 training views", "OpenGL")),
     "one_view": (ring(1), {"points": points_around((0, 0, 0.5), 0.3)}, ("one training view", "images/000.png")),
     "no_depth": (ring(1), {}, ("sparse points", "data.box")),
-    "points_of_another_unit": (
-        ring(20),
-        {"points": points_around((0, 0, 0.5), 1e5)},
-        ("near", "sparse points", "unit"),
-    ),
+    "points_of_another_unit": (ring(20), {"points": points_around((0, 0, 0.5), 1e5)}, ("near", "points", "unit")),
     "no_parallax": (grid(), {"points": points_around((0, 5e5, 0), 1e4)}, ("pixels", "parallax", "unit")),
 }
 
@@ -105,15 +99,12 @@ def with_points(folder: Path) -> str:
     return str(write_capture(folder / "ring", ring(20), points=points_around((0, 0, 0.5), 0.2)))
 
 
-@pytest.mark.parametrize("low, side", [((2.2, 2.2, 2.2), 0.5), ((1, -3, -3), 6)])
-def test_a_box_beside_the_scene_is_not_ready_to_train(low: tuple[float, ...], side: float, tmp_path: Path, capsys):
+@pytest.mark.parametrize("box", ["2.2 2.2 2.2 2.7 2.7 2.7", "1 -3 -3 7 3 3"])
+def test_a_box_beside_the_scene_is_not_ready_to_train(box: str, tmp_path: Path, capsys):
     """Also one that many rays meet, but that nothing is in."""
-    box = [*low, *(value + side for value in low)]
     for folder in (with_points(tmp_path), str(write_capture(tmp_path / "bare", ring(20)))):
-        assert run_main(inspect, folder, "--data.box", *map(str, box)) == 1
-        said = capsys.readouterr().out
-        assert_names(said, "data.box", "of the rays of the training views meet it", "look at (", "leave it out")
-        assert ("0 % of 300 sparse points are inside" in said) == (folder == with_points(tmp_path))
+        assert run_main(inspect, folder, "--data.box", *box.split()) == 1
+        assert_names(capsys.readouterr().out, "data.box", "of the rays of the training views meet it", "look at (")
 
 
 def test_a_box_that_next_to_no_ray_meets_is_refused_before_a_run_is_replaced(tmp_path: Path):
@@ -139,47 +130,25 @@ def test_a_small_box_around_one_of_many_things_is_trained(tmp_path: Path, capsys
     assert_names(capsys.readouterr().out, "warning: data.box", "sparse points are inside")
 
 
-def test_near_beyond_far_says_which_follows_from_the_scene(tmp_path: Path):
-    scene = load_scene(str(write_capture(tmp_path / "odd", ring(20))))
-    config = Config()
-    config.sampling.near = 300.0
-    with raises_naming(ConfigError, "sampling.near", "300", "sampling.far", "256", "as the scene has it", "3.162"):
-        config.resolved(scene, "cpu")
-    config = Config()
-    config.sampling.far = 0.01
-    with pytest.raises(ConfigError) as caught:
-        config.resolved(scene, "cpu")
-    assert "sampling.near (0.05, as the scene has it)" in str(caught.value)
-    assert "sampling.far (0.01)" in str(caught.value)
-
-
 def test_pictures_that_show_nothing():
     pictures = [noise(k).reshape(-1, 3) for k in range(20)]
     plain = [gray(k).reshape(-1, 3) for k in range(20)]
-    assert not doubts_of_pictures(pictures)
-    (line,) = doubts_of_pictures(plain)
-    assert_names(line, "20 of 20", "one color", "140, 140, 140", "texture")
-    assert doubts_of_pictures(plain[:19] + pictures[:1])[0].startswith("19 of 20")
+    assert_names(doubts_of_pictures(plain[:19] + pictures[:1])[0], "19 of 20", "one color", "140, 140, 140")
     assert not doubts_of_pictures(plain[:15] + pictures[:5]), "a view or two of a wall are usual"
-    (line,) = doubts_of_pictures([pictures[0]] * 20)
-    assert_names(line, "20 of 20", "copies", "video")
+    assert_names(doubts_of_pictures([pictures[0]] * 20)[0], "20 of 20", "copies")
     assert not doubts_of_pictures([*pictures[:10], *pictures[:1] * 5])
     silhouette = [np.concatenate([0 * p, p[:, :1]], axis=1) for p in pictures]
     assert not doubts_of_pictures(silhouette), "black, but for where it is opaque"
-    assert not doubts_of_pictures([])
 
 
-@pytest.mark.parametrize(
-    "poses, picture, named", [(ring(20), gray, "one color"), (grid(), lambda index: noise(0), "copies")]
-)
-def test_training_goes_on_with_pictures_of_nothing_but_says_so(poses, picture, named, tmp_path: Path, capsys):
-    folder = write_capture(tmp_path / "odd", poses, picture)
+def test_training_goes_on_with_pictures_of_nothing_but_says_so(tmp_path: Path, capsys):
+    folder = write_capture(tmp_path / "odd", ring(20), gray)
     assert run_main(train, *SMALL, "--data.path", str(folder), "--out", str(tmp_path / "run")) == 0
     said = capsys.readouterr().out
     (line,) = [line for line in said.splitlines() if line.startswith("warning: ")]
-    assert named in line and "test views: PSNR" in said
+    assert "one color" in line and "test views: PSNR" in said
     assert run_main(inspect, str(folder)) == 1
-    assert named in capsys.readouterr().out
+    assert "one color" in capsys.readouterr().out
 
 
 def test_no_test_views(tmp_path: Path, capsys):

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kind of image file: what is read is right, what would be read wrongly is refused by name."""
+"""From image files to batches: every kind of file is read right or refused by name, and each ray has its pixel."""
 
 import io
-import os
 import struct
 import zlib
 from pathlib import Path
@@ -12,15 +11,29 @@ import pytest
 import torch
 from PIL import Image
 
-from nerfkit.data.images.pixels import background_color, blend, image_header, read_image, read_mask
+from nerfkit.data.images import batch
+from nerfkit.data.images.batch import (
+    REFRESH_EVERY,
+    AllPixels,
+    Batch,
+    ImagePool,
+    TrainingViews,
+    WindowOfPixels,
+    pixel_source,
+)
+from nerfkit.data.images.pixels import blend, image_header, read_image, read_mask
+from nerfkit.data.load import load_scene
 from nerfkit.errors import SceneError
+from nerfkit.model.compositing import Rendering
+from nerfkit.training.step.losses import squared_error
 from tests.naming import raises_naming
+from tests.trainers import make_trainer, state_of
 
 HEIGHT, WIDTH = 5, 7
 GRAY = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) * 7
 RGB = np.stack([GRAY, GRAY[::-1], 255 - GRAY], axis=-1)
 RGBA = np.concatenate([RGB, 255 - GRAY[..., None] // 2], axis=-1)
-LEVELS_16 = np.linspace(0, 65535, HEIGHT * WIDTH).astype(">u2").reshape(HEIGHT, WIDTH)
+LEVELS_16 = np.linspace(0, 65535, 300 * WIDTH).astype(">u2").reshape(300, WIDTH)  # of several bands of rows
 
 
 def chunk(kind: bytes, content: bytes) -> bytes:
@@ -69,7 +82,6 @@ BITS = INDEX % 2
 KINDS = {  # file, pixels, and how far they may be off
     "rgb": (png(RGB, 8, 2), RGB, 0),
     "rgba": (png(RGBA, 8, 6), RGBA, 0),
-    "gray": (png(GRAY, 8, 0), gray(GRAY), 0),
     "gray_alpha": (png(np.stack([GRAY, 255 - GRAY], -1), 8, 4), with_alpha(gray(GRAY), 255 - GRAY), 0),
     "bits": (png(np.packbits(BITS, axis=1), 1, 0, size=(WIDTH, HEIGHT)), gray(BITS * 255), 0),
     "palette": (png(INDEX, 8, 3, PALETTE), PALETTE_COLORS[INDEX], 0),
@@ -89,7 +101,6 @@ KINDS = {  # file, pixels, and how far they may be off
     "gray_alpha_16": (
         png(np.stack([GRAY, 255 - GRAY], -1).astype(">u2") * 257, 16, 4), with_alpha(gray(GRAY), 255 - GRAY), 0,
     ),
-    "webp": (saved(Image.fromarray(RGB), "WEBP", lossless=True), RGB, 0),
     "webp_alpha": (saved(Image.fromarray(RGBA), "WEBP", lossless=True, exact=True), RGBA, 0),
     "jpeg": (saved(Image.fromarray(gray(GRAY)), "JPEG", quality=100), gray(GRAY), 4),
     "jpegs_of_a_phone": (
@@ -110,21 +121,14 @@ def test_kinds_of_images(tmp_path, kind: str):
     np.testing.assert_allclose(pixels.astype(int), wanted.astype(int), rtol=0, atol=off)
 
 
-@pytest.mark.parametrize("kind", ["palette", "gray_16", "webp_alpha"])
-def test_resizing_is_the_same_for_every_kind(tmp_path, kind: str):
-    content, wanted, _ = KINDS[kind]
+def test_resizing_is_the_same_of_16_bits(tmp_path):
+    content, wanted, _ = KINDS["gray_16"]
     (tmp_path / "a.png").write_bytes(content)
     Image.fromarray(wanted.astype(np.uint8)).save(tmp_path / "plain.png")
     small = [np.zeros((3, 4, wanted.shape[-1]), dtype=np.uint8) for _ in range(2)]
     for name, out in zip(("a.png", "plain.png"), small, strict=True):
         read_image(tmp_path / name, image_header(tmp_path / name), out)
     np.testing.assert_array_equal(*small)
-
-
-def test_an_image_of_many_bands_of_rows(tmp_path):
-    tall = np.random.default_rng(0).integers(0, 2**16, (700, 3)).astype(">u2")
-    (tmp_path / "a.png").write_bytes(png(tall, 16, 0))
-    np.testing.assert_array_equal(read(tmp_path / "a.png"), gray(np.rint(tall / 257)))
 
 
 SEEN = {  # by EXIF orientation: where the stored pixels are seen, in numpy's own terms
@@ -159,8 +163,6 @@ def test_a_mask_is_white_above_the_middle_and_fits_its_image(tmp_path):
     wanted = np.array([[False, False, True, True], [True, True, False, False]])
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
     np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (8, 4)), wanted.repeat(2, 0).repeat(2, 1))
-    Image.fromarray(np.dstack([levels] * 3)).save(tmp_path / "m.png")
-    np.testing.assert_array_equal(read_mask(tmp_path / "m.png", (4, 2)), wanted)
     with raises_naming(SceneError, "m.png", "4x2", "20x20"):
         read_mask(tmp_path / "m.png", (20, 20))
 
@@ -172,7 +174,6 @@ BOMB = zlib.compress(bytes(2**26))  # of a thousandth of its size
 REFUSED = {
     "empty": (b"", "empty (0 bytes)", "copy it again, or take it away"),
     "eps": (EPS, "PNG", "JPEG", "WebP"),  # of which Pillow would start a program
-    "gif": (saved(IMAGE, "GIF"), "PNG", "JPEG", "WebP"),
     "cmyk": (saved(IMAGE.convert("CMYK"), "JPEG"), "CMYK", "RGB"),
     "gray_16_transparent": (png(LEVELS_16, 16, 0, chunk(b"tRNS", b"\0\5")), "16-bit", "gray"),
     "turned_at_the_end": (WHOLE[:-12] + chunk(b"eXIf", exif(5)[6:]) + WHOLE[-12:], "EXIF", "5"),
@@ -192,23 +193,6 @@ def test_refused_images(tmp_path, kind: str):
     assert "\n" not in str(caught.value)
 
 
-def test_only_regular_files_are_opened(tmp_path):
-    os.mkfifo(tmp_path / "a.png")
-    with raises_naming(SceneError, tmp_path / "a.png", "pipe"):
-        image_header(tmp_path / "a.png")
-    with raises_naming(SceneError, "/dev/zero", "device"):
-        image_header(Path("/dev/zero"))
-    with raises_naming(SceneError, tmp_path / "nothing.png", "No such file"):
-        image_header(tmp_path / "nothing.png")
-
-
-def test_an_image_that_changed(tmp_path):
-    (tmp_path / "a.png").write_bytes(WHOLE)
-    was = image_header(tmp_path / "a.png")._replace(width=8)
-    with raises_naming(SceneError, "a.png", "7x5", "8x5"):
-        read_image(tmp_path / "a.png", was, np.zeros((5, 8, 3), dtype=np.uint8))
-
-
 def test_colors_are_blended_as_they_are_stored():
     """sRGB values, neither made linear nor multiplied by alpha before; without alpha they are the color."""
     pixels = torch.tensor([[[51, 102, 204, 51], [51, 102, 204, 255]]], dtype=torch.uint8)
@@ -219,6 +203,179 @@ def test_colors_are_blended_as_they_are_stored():
     torch.testing.assert_close(blend(pixels[..., :3], background), wanted[:, [1, 1]])
 
 
-@pytest.mark.parametrize("kind, level", [("white", 1.0), ("black", 0.0), ("random", 1.0)])
-def test_what_is_rendered_stands_before_one_color(kind: str, level: float):
-    assert background_color(kind, torch.device("cpu")).tolist() == [level] * 3
+@pytest.fixture(scope="module")
+def views(toy_scene) -> TrainingViews:
+    """Of images whose pixels say where they are: view, row and column."""
+    cameras = load_scene(str(toy_scene)).split("train").cameras
+    places = torch.meshgrid(*map(torch.arange, (len(cameras), cameras.height, cameras.width)), indexing="ij")
+    return TrainingViews(cameras, torch.stack(places, dim=-1).to(torch.uint8), "white")
+
+
+def test_background_and_jitter_are_others_for_each_ray(toy_scene):
+    cameras = load_scene(str(toy_scene)).split("train").cameras
+    images = torch.zeros(len(cameras), cameras.height, cameras.width, 4, dtype=torch.uint8)
+    drawn = TrainingViews(cameras, images, "random").draw(1000)
+    assert drawn.background.shape == (1000, 3) and drawn.background.unique().numel() > 2000
+    for values in (drawn.background, drawn.jitter):
+        assert values.mean() == pytest.approx(0.5, abs=0.05) and values.std() == pytest.approx(12**-0.5, abs=0.03)
+
+
+def test_the_loss_is_the_weighted_mean_of_squared_errors(views):
+    """Of colors over the batch's own background: by hand, a pixel that is half transparent."""
+    pixels = torch.tensor([[255, 0, 0, 255], [0, 255, 0, 102], [7, 7, 7, 0], [9, 9, 9, 9]], dtype=torch.uint8)
+    background = torch.tensor([[1.0, 1, 1], [0, 0, 0.5], [0.2, 0.4, 0.6], [0, 0, 0]])
+    color = torch.tensor([[0.5, 0, 0], [0, 0, 0], [0.2, 0.4, 0.6], [1, 1, 1]])
+    weight = torch.tensor([1.0, 3.0, 1.0, 0.0])
+    batch = Batch(views.draw(4).rays, pixels, weight, background, torch.zeros(4))
+    errors = [0.5**2 / 3, (0.4**2 + (0.6 * 0.5) ** 2) / 3, 0.0]
+    wanted = (errors[0] + 3 * errors[1] + errors[2]) / 5
+    loss = squared_error(Rendering(color, torch.ones(4), torch.ones(4)), batch)["mse"]
+    assert loss.item() == pytest.approx(wanted, rel=1e-5)
+
+
+CPU = torch.device("cpu")
+
+
+def pool_of_numbers(sizes: list[tuple[int, int]], masked: bool) -> ImagePool:
+    """Images whose pixels say where they are: (view, row, column); a mask ignores odd columns."""
+    rows = []
+    for view, (width, height) in enumerate(sizes):
+        row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        rows.append(torch.stack([torch.full_like(row, view), row, column], dim=-1).flatten(0, 1))
+    pixels = torch.cat(rows).to(torch.uint8)
+    ends = torch.tensor([len(part) for part in rows]).cumsum(0)
+    first = ends - torch.tensor([len(part) for part in rows])
+    return ImagePool(pixels, first, tuple(sizes), pixels[:, 2] % 2 == 1 if masked else None)
+
+
+SIZES = {"equal": [(7, 5)] * 20, "mixed": [(3 + k % 5, 9 - k % 4) for k in range(20)]}
+SLOT = {"equal": 7 * 5, "mixed": 7 * 9}
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
+def test_what_is_drawn_is_where_it_says(windowed: bool, kind: str, masked: bool):
+    pool = pool_of_numbers(SIZES[kind], masked)
+    source = WindowOfPixels(pool, CPU, 9 * 8 * 4 * 9) if windowed else AllPixels(pool)
+    torch.manual_seed(3)
+    for step in (0, REFRESH_EVERY, 40 * REFRESH_EVERY, 7):
+        source.move_to(step)
+        drawn = source.draw(4000)
+        where = torch.stack([drawn.view, drawn.row, drawn.column], dim=-1)
+        assert torch.equal(where, drawn.color.long())
+        assert (drawn.ignored is None) != masked
+        assert not masked or torch.equal(drawn.ignored, drawn.column % 2 == 1)
+        if windowed:
+            assert set(drawn.view.tolist()) == set(source.views), "only what is in the window, and all of it"
+
+
+@pytest.mark.parametrize("kind", SIZES)
+@pytest.mark.parametrize("windowed", [False, True], ids=["all", "window"])
+def test_pixels_are_equally_likely(windowed: bool, kind: str):
+    pool = pool_of_numbers(SIZES[kind], False)
+    source = WindowOfPixels(pool, CPU, 8 * 3 * SLOT[kind]) if windowed else AllPixels(pool)
+    source.move_to(0)
+    views = source.views if windowed else range(20)
+    n_pixels = sum(pool.sizes[view][0] * pool.sizes[view][1] for view in views)
+    torch.manual_seed(0)
+    drawn = source.draw(200 * n_pixels)
+    counts = torch.unique(torch.stack([drawn.view, drawn.row, drawn.column]), dim=1, return_counts=True)[1]
+    assert len(counts) == n_pixels
+    assert ((counts - 200).abs() < 6 * 200**0.5).all(), "a Poisson count of 200, within six deviations"
+
+
+def test_every_image_comes_once_in_a_turn():
+    pool = pool_of_numbers(SIZES["equal"], False)
+    source = WindowOfPixels(pool, CPU, 8 * 3 * 35)
+    source.move_to(0)
+    came = list(source.views)
+    for refresh in range(1, 33):
+        before = list(source.views)
+        source.move_to(refresh * REFRESH_EVERY)
+        changed = [slot for slot in range(8) if source.views[slot] != before[slot]]
+        assert len(changed) <= 1, "one image is exchanged"
+        came.append(source.views[(refresh - 1) % 8])
+        source.move_to(refresh * REFRESH_EVERY + REFRESH_EVERY - 1)
+    assert sorted(came[:20]) == sorted(came[20:40]) == list(range(20))
+    assert came[:20] != came[20:40]
+
+
+def test_the_window_depends_on_the_step_alone():
+    step = 5000
+    walked, jumped = (WindowOfPixels(pool_of_numbers(SIZES["mixed"], True), CPU, 8 * 4 * 63) for _ in range(2))
+    for earlier in range(step - 400, step + 1):
+        walked.move_to(earlier)
+    jumped.move_to(step)
+    assert walked.views == jumped.views
+    assert torch.equal(walked.slot_end, jumped.slot_end)
+    for slot, view in enumerate(walked.views):
+        count = int(walked.counts[view])
+        for name in ("colors", "ignored"):
+            rows = slice(slot * walked.slot_size, slot * walked.slot_size + count)
+            assert torch.equal(getattr(walked, name)[rows], getattr(jumped, name)[rows])
+
+
+def test_a_device_too_small_for_a_few_images_is_refused():
+    with raises_naming(SceneError, "data.downscale", "cpu"):
+        WindowOfPixels(pool_of_numbers(SIZES["equal"], False), CPU, 7 * 3 * 35)
+
+
+def test_training_on_a_window_resumes_to_the_bit(small_config, tmp_path, monkeypatch):
+    made = []
+
+    def window(pool: ImagePool, device: torch.device, n_steps: int) -> WindowOfPixels:
+        made.append(WindowOfPixels(pool, device, 8 * pool.bytes() // len(pool)))
+        return made[-1]
+
+    monkeypatch.setattr(batch, "pixel_source", window)
+    straight = make_trainer(small_config)
+    while straight.step < 50:
+        straight.train_step()
+    first = make_trainer(small_config)
+    while first.step < 21:
+        first.train_step()
+    first.save(tmp_path / "run")
+    second = make_trainer(small_config)
+    second.restore(tmp_path / "run")
+    while second.step < 50:
+        second.train_step()
+    assert made[0].n_slots == 8 < len(made[0].pool) and made[0].views == made[2].views
+    wanted = state_of(straight)
+    for name, value in state_of(second).items():
+        assert torch.equal(value, wanted[name]), name
+
+
+@pytest.mark.cuda
+def test_images_beyond_half_of_the_memory_go_through_a_window():
+    device = torch.device("cuda", torch.cuda.current_device())
+    pool = ImagePool(
+        torch.randint(256, (64 * 2**20, 4), dtype=torch.uint8), 2**20 * torch.arange(64), ((1024, 1024),) * 64
+    )
+    total = torch.cuda.mem_get_info(device)[1]
+    assert isinstance(pixel_source(pool, device, 100_000), AllPixels)
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved(device) + 2 * 100 * 2**20
+    torch.cuda.set_per_process_memory_fraction(allowed / total, device)
+    try:
+        source = pixel_source(pool, device, 100_000)
+        assert isinstance(source, WindowOfPixels) and 20 <= source.n_slots <= 25
+        for step in range(0, 40 * REFRESH_EVERY, 8):
+            source.move_to(step)
+            drawn = source.draw(1000)
+            number = drawn.view * 2**20 + drawn.row * 1024 + drawn.column
+            assert torch.equal(drawn.color.cpu(), pool.pixels[number.cpu()])
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+@pytest.mark.parametrize(("n_steps", "every"), [(100_000, 16), (48, 3), (5, 1)])
+def test_every_image_is_seen_in_the_steps_that_there_are(n_steps: int, every: int):
+    source = WindowOfPixels(pool_of_numbers(SIZES["equal"], False), CPU, 8 * 3 * 35, n_steps)
+    assert source.every == every
+    assert ("TOO FEW" in source.text) == (n_steps == 5)
+    seen = set()
+    for step in range(min(n_steps, 400)):
+        source.move_to(step)
+        seen |= set(source.views)
+    assert (len(seen) == 20) == (n_steps > 5)

@@ -20,7 +20,7 @@ from nerfkit.model.registry import model_class
 from nerfkit.option_types import Auto
 from nerfkit.training.run.load import load_run
 from tests.naming import raises_naming
-from tests.odd_captures import SMALL, write_capture
+from tests.posed_captures import SMALL, write_capture
 from tests.processes import run_main
 from tests.rigs import grid, ring
 from tests.toy_scene import write_scene

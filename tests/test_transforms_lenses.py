@@ -15,16 +15,12 @@ from nerfkit.data.readers.transforms.writer import write_transforms
 from nerfkit.errors import SceneError
 from tests.captures import check_refused
 from tests.test_bad_scenes import EYE
-from tests.test_transforms_capture import FOCAL, MAIN, SIZE, content_of, frame_of, picture, poses, put
+from tests.test_transforms_capture import MAIN, SIZE, content_of, frame_of, picture, poses, put
 
 K = {"k1": 0.1, "k2": 0.02}
 P = {"p1": 0.003, "p2": -0.004}
 F = (50.0, 51.0, 19.5, 15.5)
 RADIAL4 = "RADIAL4_TANGENTIAL"
-
-
-def lens_of(folder: Path, **values) -> Lens:
-    return read(put(folder, content_of(**values))).images[0].lens
 
 
 @pytest.mark.parametrize(
@@ -35,20 +31,17 @@ def lens_of(folder: Path, **values) -> Lens:
         ({"camera_model": "SIMPLE_PINHOLE", "fl_y": 50}, "SIMPLE_PINHOLE", (50.0, 19.5, 15.5)),
         ({**K, **P}, "OPENCV", (*F, 0.1, 0.02, 0.003, -0.004)),
         ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1, "fl_y": 50}, "SIMPLE_RADIAL", (50.0, 19.5, 15.5, 0.1)),
-        ({"camera_model": "SIMPLE_RADIAL", "k1": 0.1}, "OPENCV", (*F, 0.1, 0, 0, 0)),
         ({"camera_model": "RADIAL", **K, "fl_y": 50}, "RADIAL", (50.0, 19.5, 15.5, 0.1, 0.02)),
         ({"camera_model": "OPENCV", **K, **P, "k3": 0.5, "k4": 0}, RADIAL4, (*F, 0.1, 0.02, 0.5, 0, 0.003, -0.004)),
         ({"applied_scale": 1, "k4": 0.5}, RADIAL4, (*F, 0, 0, 0, 0.5, 0, 0)),
-        ({"distortion_params": [1e-3, 2e-3, 0, 0, 3e-3, 4e-3]}, "OPENCV", (*F, 1e-3, 2e-3, 3e-3, 4e-3)),
         ({"distortion_params": [1e-3, 2e-3, 5e-3, 6e-3, 0, 0]}, RADIAL4, (*F, 1e-3, 2e-3, 5e-3, 6e-3, 0, 0)),
         ({"camera_model": "OPENCV_FISHEYE", **K, "k3": 0.3, "k4": 0.4}, "OPENCV_FISHEYE", (*F, 0.1, 0.02, 0.3, 0.4)),
         ({"is_fisheye": True, "aabb_scale": 1, "k3": 0.3}, "OPENCV_FISHEYE", (*F, 0, 0, 0.3, 0)),
-        ({"is_fisheye": True, "camera_model": "OPENCV", "k1": 0.1}, "OPENCV", (*F, 0.1, 0, 0, 0)),
         ({"is_fisheye": 1, "distortion_params": [0.1, 0, 0, 0.2, 0, 0]}, "OPENCV_FISHEYE", (*F, 0.1, 0, 0, 0.2)),
     ],
 )
 def test_lenses(tmp_path, values: dict, model: str, params: tuple):
-    assert lens_of(tmp_path, **values) == Lens(model, params, 40, 30)
+    assert read(put(tmp_path, content_of(**values))).images[0].lens == Lens(model, params, 40, 30)
 
 
 def test_camera_model_beats_is_fisheye_and_says_so(tmp_path):
@@ -75,17 +68,6 @@ def test_intrinsics_of_frames_beat_those_of_the_file(tmp_path):
     assert lenses[2] == Lens("OPENCV_FISHEYE", (50, 51, 3, 15.5, 0.3, 0, 0, 0), 40, 30)
 
 
-def test_intrinsics_in_every_frame(tmp_path):
-    content = {"camera_model": "OPENCV", "frames": content_of()["frames"]}
-    for index in range(3):
-        frame_of(content, index, **SIZE, **FOCAL, k1=0.1 * index)
-    assert [image.lens.model for image in read(put(tmp_path, content)).images] == ["PINHOLE", "OPENCV", "OPENCV"]
-    for key in ("fl_x", "w"):
-        broken = json.loads(json.dumps(content))
-        del broken["frames"][1][key]
-        check_refused(read, put(tmp_path, broken), "frame 1", key)
-
-
 def test_sizes_of_files_where_none_are_stated(tmp_path):
     content = {"fl_x": 50.0, "frames": content_of()["frames"]}
     check_refused(read, put(tmp_path, content), "'w'", "images/0.png", "frame 0")
@@ -100,12 +82,9 @@ LENSES = [
     Lens("PINHOLE", F, 40, 30),
     Lens("OPENCV", (*F, 0.1, 0.02, 0.003, -0.004), 40, 30),
     Lens("OPENCV", (*F, 0.1, 0.02, 0.003, -0.004), 80, 60),
-    Lens("OPENCV", (50.0, 52.0, 19.5, 15.5, 0.1, 0.02, 0.003, -0.004), 40, 30),
     Lens("RADIAL4_TANGENTIAL", (*F, 0.1, 0.02, 1 / 3, 0, 0.003, -0.004), 40, 30),
     Lens("OPENCV_FISHEYE", (*F, 0, 0, 0, 0), 40, 30),
-    Lens("SIMPLE_PINHOLE", (50.0, 19.5, 15.5), 40, 30),
     Lens("SIMPLE_RADIAL", (50.0, 19.5, 15.5, -0.1), 40, 30),
-    Lens("RADIAL", (50.0, 19.5, 15.5, -0.1, 0.01), 40, 30),
 ]
 
 
@@ -125,7 +104,7 @@ def assert_equal(a: Capture, b: Capture) -> None:
     assert (a.splits, a.white_ignores) == (b.splits, b.white_ignores) and a.up == (b.up and pytest.approx(b.up))
 
 
-@pytest.mark.parametrize("lenses", [*([lens] * 3 for lens in LENSES), LENSES[:2], LENSES[1:4], LENSES])
+@pytest.mark.parametrize("lenses", [LENSES[1:2] * 2, LENSES[:2], LENSES[1:4], LENSES])
 def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     splits = {"train": ["images/0.png"], "test": ["images/1.png"]}
     capture = capture_of(tmp_path, lenses, splits=splits, up=(0.0, 0.6, 0.8))
@@ -133,7 +112,6 @@ def test_written_and_read_back(tmp_path, lenses: list[Lens]):
     assert_equal(read(tmp_path), capture)
     content = json.loads((tmp_path / MAIN).read_text())
     assert ("fl_x" in content["frames"][0]) == (len({lens.params[:2] for lens in lenses}) > 1)
-    assert "capture of nerfstudio" in read(tmp_path).notes[0].text
     if lenses == LENSES[:2]:
         assert {frame["camera_model"] for frame in content["frames"]} == {"OPENCV"}, "nerfstudio has one for all"
 
@@ -153,9 +131,8 @@ def test_written_masks_points_and_names(tmp_path):
     assert np.array_equal(again.points.positions, points.positions) and np.array_equal(again.points.colors, colors)
     (tmp_path / "out").mkdir()
     write_transforms(tmp_path / "out" / MAIN, capture)
-    again = read(tmp_path / "out")
-    assert [image.name for image in again.images] == ["../images/0.png", "../images/1.png"]
-    assert [image.mask.resolve() for image in again.images] == [image.mask for image in capture.images]
+    masks = [image.mask.resolve() for image in read(tmp_path / "out").images]
+    assert masks == [image.mask for image in capture.images]
 
 
 def test_what_cannot_be_written_is_named(tmp_path):
@@ -163,7 +140,6 @@ def test_what_cannot_be_written_is_named(tmp_path):
     images = [PosedImage(f"{i}", tmp_path / f"{i}", EYE[:3], LENSES[0]) for i in range(2)]
     masked = [images[0], replace(images[1], mask=tmp_path / "m")]
     for capture, named in (
-        (capture_of(tmp_path, [Lens("SIMPLE_RADIAL_FISHEYE", (30.0, 20, 15, 0.1), 40, 30)]), "SIMPLE_RADIAL_FISHEYE"),
         (Capture("it", "x", masked), "image 0"),
         (Capture("it", "x", masked[1:], white_ignores=True), "white"),
         (Capture("it", "x", []), "it"),

@@ -16,11 +16,10 @@ from tqdm import tqdm
 from nerfkit.commands.options import InspectData, InspectOptions
 from nerfkit.config import Config, check
 from nerfkit.data.assemble import CUT_OUT, check_cut_out, scene_frame, split_names, turned_for
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import look_into, read_mask
 from nerfkit.data.inspect import Inspection, OnDisk, draw
 from nerfkit.data.load import load_capture
-from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.scene_transform.doubts import doubts_of_pictures, sampled_pixels
 from nerfkit.data.scene_transform.rig import evenly
 from nerfkit.errors import SceneError

@@ -17,7 +17,7 @@ from nerfkit.commands.options import TrainOptions
 from nerfkit.commands.signals import StopSignals
 from nerfkit.config import Config, DataConfig, ResolvedConfig, SamplingConfig, preset_values
 from nerfkit.config.recipe import value_text
-from nerfkit.data.images.pool import ImagePool
+from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene, in_words
 from nerfkit.data.scene_transform.doubts import doubts_of_images

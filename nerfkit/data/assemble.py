@@ -16,9 +16,8 @@ import torch
 
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage
+from nerfkit.data.capture import Capture, PosedImage, as_warnings, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
-from nerfkit.data.notes import as_warnings, notes_of
 from nerfkit.data.scene import Scene, Views
 from nerfkit.data.scene_transform.doubts import check_met, doubts_of_box, doubts_of_cameras
 from nerfkit.data.scene_transform.find_frame import find_frame

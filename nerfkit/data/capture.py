@@ -1,19 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Capture: what a reader finds in a folder, before sizes, splits and the frame of the scene are settled."""
+"""Capture: what a reader finds in a folder, before sizes, splits and the frame of the scene are settled; and notes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.images.pixels import ImageHeader
-from nerfkit.data.notes import Note
 from nerfkit.errors import SceneError
 
 ROTATION_TOLERANCE = 1e-3
+
+
+class Note(NamedTuple):
+    """A line of text that a user should know of a scene."""
+
+    kind: Literal["info", "warning"]
+    text: str
+
+    def __str__(self) -> str:
+        return f"warning: {self.text}" if self.kind == "warning" else self.text
+
+
+def notes_of(*lines: str | Note) -> tuple[Note, ...]:
+    """Notes of `lines`, of which plain text only informs."""
+    return tuple(line if isinstance(line, Note) else Note("info", line) for line in lines)
+
+
+def as_warnings(lines: Iterable[str]) -> list[Note]:
+    return [Note("warning", line) for line in lines]
+
+
+def texts(notes: Iterable[Note], kind: str) -> list[str]:
+    """Texts of the notes of one kind."""
+    return [note.text for note in notes if note.kind == kind]
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from nerfkit.data.assemble import has_shape
 from nerfkit.data.cameras.cameras import table_size
 from nerfkit.data.cameras.lens import MODELS, Lens
-from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.notes import texts
+from nerfkit.data.capture import Capture, PosedImage, texts
 from nerfkit.data.scene_transform.doubts import doubts_of_masks
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.data.scene_transform.rig import evenly, half_tangents

@@ -15,10 +15,9 @@ from tqdm import tqdm
 
 from nerfkit.config import DataConfig
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.capture import Points
+from nerfkit.data.capture import Note, Points, notes_of
+from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import RESIZING_BYTES, ImageHeader, read_image, read_mask
-from nerfkit.data.images.pool import ImagePool
-from nerfkit.data.notes import Note, notes_of
 from nerfkit.data.scene_transform.frame import Frame
 from nerfkit.device import free_memory
 from nerfkit.errors import SceneError

@@ -14,8 +14,8 @@ from tqdm import tqdm
 
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
+from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import background_color, blend
-from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.scene import Views, in_words
 from nerfkit.device import device_name
 from nerfkit.errors import RunError, SceneError

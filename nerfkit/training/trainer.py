@@ -17,8 +17,7 @@ from tqdm import tqdm
 from nerfkit import ops
 from nerfkit.config import Config, ResolvedConfig, from_dict, to_dict
 from nerfkit.data.cameras.cameras import Cameras
-from nerfkit.data.images.batch import TrainingViews, WindowOfPixels
-from nerfkit.data.images.pool import ImagePool
+from nerfkit.data.images.batch import ImagePool, TrainingViews, WindowOfPixels
 from nerfkit.data.load import scene_of
 from nerfkit.data.readers.transforms.cameras_json import to_json
 from nerfkit.data.scene import Scene
@@ -50,7 +49,7 @@ class Trainer:
         config: the options; those that are auto follow from scene, device and model, as of `nerfkit train`:
             `trainer.config` is the outcome, with `decisions`.
         cameras: V of them; None: the training views of the scene, or of that in config.data.path.
-        images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.images.pool.ImagePool` of images of any sizes; with alpha they are
+        images: [V, H, W, 3 or 4] uint8, or a `nerfkit.data.images.batch.ImagePool` of any sizes; with alpha they are
             trained over data.background. None: those of the scene's training views.
         scene: of the cameras and images; without one nothing is known of it, as of an object in the default box.
         model: what is trained, or its class; None: that of config.model.kind.

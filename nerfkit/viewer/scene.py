@@ -16,8 +16,8 @@ from torch import Tensor
 from nerfkit.config import Config
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.data.capture import Points
+from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.images.pixels import background_color, blend
-from nerfkit.data.images.pool import ImagePool
 from nerfkit.data.load import scene_of
 from nerfkit.data.scene import Scene
 from nerfkit.data.scene_transform.frame import Frame

@@ -91,7 +91,9 @@ class Lens:
             raise SceneError(
                 f"unknown camera model {_got(self.model)}; known are {', '.join(MODELS)}; else {UNDISTORT}"
             )
-        _check_size(self.width, self.height)
+        for name, side in (("width", self.width), ("height", self.height)):
+            if not isinstance(side, int) or not 1 <= side <= SIDE_LIMIT:
+                raise SceneError(f"{name} must be a whole number of pixels from 1 to {SIDE_LIMIT}, got {_got(side)}")
         object.__setattr__(self, "params", _checked_params(self.model, self.params))
         _check_values(self)
 
@@ -119,7 +121,6 @@ class Lens:
 
     def resized(self, width: int, height: int) -> Lens:
         """The lens of the same images at another size, with a focal length for each axis if they differ now."""
-        _check_size(width, height)
         scale_x, scale_y = width / self.width, height / self.height
         model = self.model if scale_x == scale_y else TWO_FOCALS.get(self.model, self.model)
         named = self.named() | dict(zip(("fx", "fy"), self.focal, strict=True))
@@ -209,23 +210,14 @@ def _got(value: object) -> str:
     return shown(reprlib.repr(value))
 
 
-def _check_size(width: int, height: int) -> None:
-    for name, side in (("width", width), ("height", height)):
-        if not isinstance(side, int) or isinstance(side, bool) or not 1 <= side <= SIDE_LIMIT:
-            wanted = f"a whole number of pixels from 1 to {SIDE_LIMIT}"
-            raise SceneError(f"{name} must be {wanted}, got {_got(side)}")
-
-
 def _checked_params(model: str, params: tuple[float, ...]) -> tuple[float, ...]:
     """The parameters as floats; raises SceneError of a wrong number of them, and of what is no number."""
     names = MODELS[model][1]
-    if not isinstance(params, (tuple, list)) or len(params) != len(names):
+    if len(params) != len(names):
         wanted = f"{len(names)} parameters ({', '.join(names)})"
-        count = f"{len(params)}: " if isinstance(params, (tuple, list)) else ""
-        raise SceneError(f"camera model {model} has {wanted}, got {count}{_got(params)}")
+        raise SceneError(f"camera model {model} has {wanted}, got {len(params)}: {_got(params)}")
     for name, value in zip(names, params, strict=True):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
+        if not isinstance(value, (int, float)) or not abs(value) <= COEFFICIENT_LIMIT:  # nor is NaN
             limits = f"from {-COEFFICIENT_LIMIT:g} to {COEFFICIENT_LIMIT:g}"
             raise SceneError(f"camera model {model}: {name} must be a number {limits}, got {_got(value)}")
     return tuple(map(float, params))

@@ -7,14 +7,12 @@ Capture. It opens an image only for its size, where no file states it.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from nerfkit.data.capture import Capture
-from nerfkit.data.notes import notes_of
+from nerfkit.data.capture import Capture, notes_of
 from nerfkit.data.readers import llff
 from nerfkit.data.readers.colmap import reader as colmap
 from nerfkit.data.readers.transforms import reader as transforms_capture
@@ -41,10 +39,7 @@ READERS = {
 
 def formats_of(folder: Path) -> list[str]:
     """Names of the readers that recognise a folder, the one to take first."""
-    names = [name for name, reader in READERS.items() if reader.recognises(folder)]
-    if names[:1] == ["transforms"] and not os.path.lexists(folder / transforms_capture.MAIN):
-        names = [*names[1:], "transforms"]  # other JSON files only where there is nothing better
-    return names
+    return [name for name, reader in READERS.items() if reader.recognises(folder)]
 
 
 def read(folder: Path, formats: list[str], seeks_points: bool = True) -> Capture:

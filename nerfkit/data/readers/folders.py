@@ -29,12 +29,9 @@ def list_images(folder: Path) -> list[str]:
             continue
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
-        names += [posixpath.normpath(f"{inner}/{name}") for name in files if _is_image(name)]
+        images = (name for name in files if os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS)
+        names += [posixpath.normpath(f"{inner}/{name}") for name in images if not name.startswith(".")]
     return sorted(names)
-
-
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
 
 
 def _cannot_list(problem: OSError) -> None:
@@ -72,7 +69,7 @@ def find_masks(folder: Path, names: Iterable[str]) -> tuple[dict[str, Path], lis
     found: dict[str, str] = {}
     for name in names:
         key = native(name, shown(masks))
-        keys = (key, f"{key}.png", posixpath.splitext(key)[0])
+        keys = (key, posixpath.splitext(key)[0])
         if file := next((by_name[key] for key in keys if key in by_name), None):
             found[name] = file
     notes = []

@@ -16,8 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, PosedImage, check_rotation
-from nerfkit.data.notes import notes_of
+from nerfkit.data.capture import Capture, PosedImage, check_rotation, notes_of
 from nerfkit.data.readers.folders import find_masks, is_folder, list_images
 from nerfkit.errors import SceneError
 from nerfkit.reading import read_regular, shown

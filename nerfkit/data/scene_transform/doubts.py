@@ -15,7 +15,7 @@ import torch
 
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, PosedImage
-from nerfkit.data.images.pool import ImagePool
+from nerfkit.data.images.batch import ImagePool
 from nerfkit.data.scene_transform.frame import Frame, corner_text, vector_text
 from nerfkit.data.scene_transform.rig import Rig, evenly, half_tangents, measure, seen_by
 from nerfkit.errors import SceneError

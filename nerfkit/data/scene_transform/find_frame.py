@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nerfkit.data.capture import Capture, Points
-from nerfkit.data.notes import Note, notes_of
+from nerfkit.data.capture import Capture, Note, Points, notes_of
 from nerfkit.data.scene_transform.frame import Frame, check_extent, corner_text, unit, vector_text
 from nerfkit.data.scene_transform.rig import Found, Rig, find_up, half_tangents, measure, observed_depths
 from nerfkit.errors import SceneError

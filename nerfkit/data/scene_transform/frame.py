@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nerfkit.data.notes import Note, notes_of, texts
+from nerfkit.data.capture import Note, notes_of, texts
 from nerfkit.errors import RunError, SceneError
 
 KINDS = ("object", "forward", "inward", "walk-through")  # see nerfkit.data.scene_transform.find_frame

@@ -14,23 +14,26 @@ from __future__ import annotations
 
 import os
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.capture import Capture, Points, PosedImage
-from nerfkit.data.notes import notes_of
-from nerfkit.data.readers.colmap import binary as colmap_binary
-from nerfkit.data.readers.colmap import text as colmap_text
-from nerfkit.data.readers.colmap.records import COORDINATE_LIMIT, ImageRecord, cameras_of, images_of
+from nerfkit.data.capture import Capture, Points, PosedImage, notes_of
+from nerfkit.data.readers.colmap.records import (
+    COORDINATE_LIMIT,
+    BinaryRecords,
+    ImageRecord,
+    TextRecords,
+    cameras_of,
+    images_of,
+)
 from nerfkit.data.readers.folders import IMAGE_FOLDERS, find_masks, first_of, is_folder, list_images, native
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
-FORMS: dict[str, ModuleType] = {".bin": colmap_binary, ".txt": colmap_text}
+FORMS = {".bin": BinaryRecords, ".txt": TextRecords}
 PARTS = ("cameras", "images", "points3D", "rigs", "frames")
 QUATERNION_LIMITS = (1e-6, 1e6)  # of its length, which should be 1
 TO_OPENGL = np.array([1.0, -1.0, -1.0])  # of a camera's axes
@@ -103,7 +106,8 @@ def _find_model(folder: Path) -> tuple[Path, list[str]]:
         raise SceneError(f"{shown(folder)}: no COLMAP model in sparse/0, colmap/sparse/0, sparse, or the folder itself")
     best, notes = first[0], []
     if len(first) > 1:
-        counts = {model: count_images(model) for model in first}
+        forms = {model: _form(model) for model in first}
+        counts = {model: len(_images(model, form)) if form else 0 for model, form in forms.items()}
         best = max(counts, key=counts.__getitem__)
         rest = [f"{_short(model, folder)} {count}" for model, count in counts.items() if model != best]
         what = f"{_short(best, folder)} is read, the one of {len(first)} models with most images ({counts[best]}; "
@@ -157,12 +161,6 @@ def files_in(folder: Path, *parts: str) -> list[str]:
     return [name for name in names if os.path.lexists(folder / name)]
 
 
-def count_images(folder: Path) -> int:
-    """How many images a model holds, 0 if it lacks a file; raises SceneError."""
-    form = _form(folder)
-    return len(_images(folder, form)) if form else 0
-
-
 def read_model(folder: Path) -> Model:
     """The model in `folder`; raises SceneError that names file, record and value."""
     form = _form(folder)
@@ -171,7 +169,7 @@ def read_model(folder: Path) -> Model:
             f"{shown(folder)}: a COLMAP model needs cameras and images files, both .bin or both .txt; "
             f"there is {', '.join(files_in(folder)) or 'none of its files'}"
         )
-    cameras = cameras_of(FORMS[form].Records(folder / f"cameras{form}", "camera"))
+    cameras = cameras_of(FORMS[form](folder / f"cameras{form}", "camera"))
     images = _images(folder, form)
     if not images:
         raise SceneError(f"{shown(folder / f'images{form}')} holds no images")
@@ -192,7 +190,7 @@ def _form(folder: Path) -> str | None:
 
 
 def _images(folder: Path, form: str) -> list[ImageRecord]:
-    return images_of(FORMS[form].Records(folder / f"images{form}", "image"))
+    return images_of(FORMS[form](folder / f"images{form}", "image"))
 
 
 def _check_images(images: list[ImageRecord], cameras: dict[int, Lens]) -> None:
@@ -240,17 +238,16 @@ def _points(folder: Path, form: str, image_ids: np.ndarray) -> tuple[Points | No
     file = folder / f"points3D{form}"
     if not os.path.lexists(file):
         return None, [f"the model has no points: there is no {file.name}"]
-    records = FORMS[form].read_points(file)
-    if not len(records.positions):
+    points = FORMS[form](file, "point").points()
+    if not len(points.positions):
         return None, [f"the model has no points: {file.name} holds none"]
     order = np.argsort(image_ids)
-    at = np.searchsorted(image_ids, records.image_ids, sorter=order).clip(max=len(order) - 1)
-    views = order[at]
-    known = image_ids[views] == records.image_ids  # [T]
+    views = order[np.searchsorted(image_ids, points.views, sorter=order).clip(max=len(order) - 1)]
+    known = image_ids[views] == points.views  # [T]
     if known.all():
-        return Points(records.positions, records.colors, records.track_lengths, views), []
-    of_point = np.repeat(np.arange(len(records.positions)), records.track_lengths)  # [T]
-    lengths = np.bincount(of_point[known], minlength=len(records.positions))
-    unknown = records.image_ids[~known]
+        return replace(points, views=views), []
+    of_point = np.repeat(np.arange(len(points.positions)), points.track_lengths)  # [T]
+    lengths = np.bincount(of_point[known], minlength=len(points.positions))
+    unknown = points.views[~known]
     note = f"{len(unknown)} of {len(known)} observations in {file.name} are left out: their images are not in the model"
-    return Points(records.positions, records.colors, lengths, views[known]), [f"{note} (first: id {unknown[0]})"]
+    return replace(points, track_lengths=lengths, views=views[known]), [f"{note} (first: id {unknown[0]})"]

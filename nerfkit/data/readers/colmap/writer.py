@@ -38,7 +38,8 @@ def write_model(folder: Path, capture: Capture) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder {shown(folder)}: {error.strerror}; choose another") from None
-    lines = _camera_lines(cameras), *_image_and_point_lines(capture, cameras)
+    camera_lines = [f"{number} {x.model} {x.width} {x.height} {_joined(x.params)}" for x, number in cameras.items()]
+    lines = camera_lines, *_image_and_point_lines(capture, cameras)
     for name, remark, records in zip(FILES, REMARKS, lines, strict=True):
         atomic_write(folder / name, "\n".join([remark, *records]) + "\n")
 
@@ -58,13 +59,6 @@ def check_writable(capture: Capture) -> dict[Lens, int]:
             raise RunError(f"{where}: a COLMAP model as text cannot hold spaces in names; rename the image")
         ids.setdefault(image.lens, len(ids) + 1)
     return ids
-
-
-def _camera_lines(cameras: dict[Lens, int]) -> list[str]:
-    return [
-        f"{camera_id} {lens.model} {lens.width} {lens.height} {_joined(lens.params)}"
-        for lens, camera_id in cameras.items()
-    ]
 
 
 def _image_and_point_lines(capture: Capture, cameras: dict[Lens, int]) -> tuple[list[str], list[str]]:

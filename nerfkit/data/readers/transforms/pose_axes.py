@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nerfkit.data.cameras.lens import Lens
-from nerfkit.data.notes import Note
+from nerfkit.data.capture import Note, Points, PosedImage
 from nerfkit.data.scene_transform.rig import Rig, measure
 from nerfkit.errors import SceneError
 
@@ -25,19 +24,15 @@ MORE = 4  # times as many points as are seen
 
 
 def doubts_of_axes(
-    where: str,
-    poses: np.ndarray,
-    lenses: list[Lens],
-    points: np.ndarray | None,
-    up: tuple[float, float, float] | None,
+    where: str, images: list[PosedImage], points: Points | None, up: tuple[float, float, float] | None
 ) -> list[Note]:
-    """A warning where camera-to-world `poses` [V, 3, 4] may not be in OpenGL axes; `points` [P, 3] and `up` in their
-    world. Raises SceneError naming `where` if they certainly are not."""
-    if len(poses) < FEWEST:
+    """A warning where poses may not be in OpenGL axes; raises SceneError naming `where` if they certainly are not."""
+    if len(images) < FEWEST:
         return []
     opencv = "the poses look like OpenCV axes"
-    if points is not None and len(points) >= FEWEST:
-        seen, turned = _points_seen(poses, lenses, points)
+    poses = np.stack([image.camera_to_world for image in images])  # [V, 3, 4]
+    if points is not None and len(points.positions) >= FEWEST:
+        seen, turned = _points_seen(images, points.positions)
         if turned > MORE * seen and turned >= FEWEST:
             cause = f"{turned} of the sparse points projected lie in the images if they are, {seen} as they stand"
             raise SceneError(f"{where}: {opencv}: {cause}; {ADVICE}, or give points of the same frame")
@@ -77,12 +72,12 @@ def _meets_better(rig: Rig) -> str | None:
     return None
 
 
-def _points_seen(poses: np.ndarray, lenses: list[Lens], points: np.ndarray) -> tuple[int, int]:
+def _points_seen(images: list[PosedImage], points: np.ndarray) -> tuple[int, int]:
     """How many pairs of points and images there are, without distortion; then with the y and z axes turned round."""
     points = points[:: -(-len(points) // SAMPLED[1])]
     seen = turned = 0
-    for index in range(0, len(poses), -(-len(poses) // SAMPLED[0])):
-        lens, pose = lenses[index], poses[index]
+    for image in images[:: -(-len(images) // SAMPLED[0])]:
+        lens, pose = image.lens, image.camera_to_world
         local = (points - pose[:, 3]) @ pose[:, :3]  # [P, 3], OpenGL axes
         sides = np.array([lens.width, lens.height]) / lens.params[0]
         inside = (2 * np.abs(local[:, :2]) < sides * np.abs(local[:, 2:])).all(axis=1)

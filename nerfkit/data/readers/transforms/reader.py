@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Captures as JSON: `transforms.json` of nerfstudio and instant-ngp, and NeRF-synthetic's three files.
 
-The dialects differ in what k3 and k4, masks and further files mean; the keys that are there tell them apart. Images
-that are missing are listed as well.
+The dialects differ in what k3 and k4 mean; the keys that are there tell them apart. Images that are missing are listed
+as well. Masks are named by `mask_path` (black is ignored), as `dynamic_mask_NAME.png` beside the image NAME (white is
+ignored), or with the image's name in a folder `masks` beside the images' folder (black is ignored).
 """
 
 from __future__ import annotations
@@ -16,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from nerfkit import reading
 from nerfkit.data import ply
-from nerfkit.data.capture import Capture, Points, PosedImage
+from nerfkit.data.capture import Capture, Note, Points, PosedImage, notes_of
 from nerfkit.data.images.pixels import ImageHeader, image_header
-from nerfkit.data.notes import Note, notes_of
+from nerfkit.data.readers import folders
 from nerfkit.data.readers.transforms.cameras_json import (
     INSTANT_NGP,
     NERFSTUDIO,
@@ -37,23 +36,20 @@ from nerfkit.data.readers.transforms.cameras_json import (
     unused_keys,
     values_of_frame,
 )
-from nerfkit.data.readers.transforms.masks import Masks, find_masks, path_of
 from nerfkit.data.readers.transforms.pose_axes import doubts_of_axes
 from nerfkit.errors import SceneError
 from nerfkit.reading import in_any_case, shown
 
 MAIN = "transforms.json"
 SPLIT_FILES = {f"transforms_{split}.json": split for split in SPLITS}
+DYNAMIC = "dynamic_mask_"
 EXTENSIONS = (".png", ".jpg", ".jpeg", ".webp")
-SNIFFED = 2**28  # bytes of a JSON file that is looked through for a scene, at most
-MARKS = (b'"frames"', b'"transform_matrix"', b'"file_path"')
 REFUSED = {  # keys that change the pixels, with advice
     "fisheye_crop_radius": "give masks of the pixels outside of the circle instead",
     **dict.fromkeys(("white_transparent", "black_transparent"), "put the transparency into the images' alpha"),
     "masks": "put the mask into the images' alpha, or remove the key",
 }
 Z_UP = (0.0, 0.0, 1.0)
-Contents = dict[Path, dict[str, Any]]  # what JSON files hold, by path
 
 
 @dataclass(frozen=True)
@@ -69,8 +65,8 @@ class _Frame:
 
 
 def recognises(folder: Path) -> bool:
-    """Whether there is a transforms.json, or another JSON file of posed images but NeRF-synthetic's."""
-    return os.path.lexists(folder / MAIN) or any(file.name not in SPLIT_FILES for file in _scene_files(folder))
+    """Whether there is a transforms.json."""
+    return os.path.lexists(folder / MAIN)
 
 
 def is_synthetic(folder: Path) -> bool:
@@ -79,27 +75,26 @@ def is_synthetic(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Capture:
-    """The capture of transforms.json, or of all JSON files of posed images where instant-ngp would merge them."""
-    contents, notes = _contents(folder)
-    dialect, note = _dialect(contents)
-    notes.append(note)
-    frames = [frame for file, content in contents.items() for frame in _frames(content, file)]
-    frames.sort(key=lambda frame: frame.name)
+    """The capture of transforms.json."""
+    file = folder / MAIN
+    content = _content(file)
+    dialect, note = _dialect(content)
+    notes: list[str | Note] = [note]
+    frames = sorted(_frames(content, file), key=lambda frame: frame.name)
     _check_distinct(frames)
-    masks = find_masks([(frame.own, frame.where, frame.path) for frame in frames], folder)
+    masks, white_ignores, mask_notes = _find_masks(frames, folder)
     images = _images(frames, masks, dialect == "nerfstudio", notes)
-    points = _points(contents, notes)
-    up = _up(contents)
-    notes += _doubts_of_axes(folder, images, points, up or (None if dialect == "transforms" else Z_UP))
+    points, up = _points(content, file, notes), _up(content, file)
+    notes += doubts_of_axes(shown(folder), images, points, up or (None if dialect == "transforms" else Z_UP))
     return Capture(
         name=folder.resolve().name,
         format="transforms",
         images=images,
         points=points,
         up=up,
-        splits=_listed_splits(contents, images),
-        white_ignores=masks.white_ignores,
-        notes=notes_of(*notes, *masks.notes, *_unused_notes(contents)),
+        splits=_listed_splits(content, file, images),
+        white_ignores=white_ignores,
+        notes=notes_of(*notes, *mask_notes, *_unused_note(content, file)),
     )
 
 
@@ -116,46 +111,12 @@ def read_synthetic(folder: Path) -> Capture:
             if is_set(frame.own.get("mask_path", frame.content.get("mask_path"))):
                 raise SceneError(f"{frame.where}: 'mask_path' is not supported; put the mask into the images' alpha")
     merged = _merged_splits(frames, notes)
-    images = _images(merged, Masks([None] * len(merged)), False, notes)
-    notes += _doubts_of_axes(folder, images, None, Z_UP)
+    images = _images(merged, [None] * len(merged), False, notes)
+    notes += doubts_of_axes(shown(folder), images, None, Z_UP)
     splits = {SPLIT_FILES[file.name]: [frame.name for frame in listed] for file, listed in frames.items()}
-    notes += _unused_notes(contents)
+    for file, content in contents.items():
+        notes += _unused_note(content, file)
     return Capture(folder.resolve().name, "nerf_synthetic", images, None, Z_UP, splits, notes=notes_of(*notes))
-
-
-def _contents(folder: Path) -> tuple[Contents, list[str | Note]]:
-    """The files to read, and what is to be said of the choice."""
-    main, others = folder / MAIN, [file for file in _scene_files(folder) if file.name != MAIN]
-    merged: Contents = {}
-    if os.path.lexists(main):
-        merged[main] = _content(main)
-        if not others:
-            return merged, []
-        if _dialect(merged)[0] != "instant_ngp":
-            return merged, [f"{MAIN} was read, not {_names(others)}"]
-    else:
-        others = [file for file in others if file.name not in SPLIT_FILES]
-        if not others:
-            raise SceneError(f"{shown(main)} is missing, and no other JSON file there has frames with file_path")
-    merged |= {file: _content(file) for file in others}
-    return merged, [f"{_names(merged)} {'were merged, as instant-ngp does' if len(merged) > 1 else 'was read'}"]
-
-
-def _scene_files(folder: Path) -> list[Path]:
-    """JSON files of `folder` that look like posed images, by name."""
-    found = []
-    try:
-        names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
-    except OSError:
-        return []
-    for name in names:
-        try:
-            text = reading.read_regular(folder / name, SNIFFED, "scene file", SceneError)
-        except SceneError:
-            continue
-        if all(mark in text for mark in MARKS):
-            found.append(folder / name)
-    return found
 
 
 def _content(file: Path) -> dict[str, Any]:
@@ -164,9 +125,15 @@ def _content(file: Path) -> dict[str, Any]:
     return content
 
 
-def _dialect(contents: Contents) -> tuple[str, str]:
-    """Whose files they are, and a note that says by which keys."""
-    keys = set().union(*contents.values(), *(frame for content in contents.values() for frame in content["frames"]))
+def _unused_note(content: dict[str, Any], file: Path) -> list[str]:
+    """A note of the keys that nothing is known of, if there are any."""
+    unused = ", ".join(unused_keys(content))
+    return [f"{shown(file.name)}: keys that are not used: {shown(unused)}"] if unused else []
+
+
+def _dialect(content: dict[str, Any]) -> tuple[str, str]:
+    """Whose file it is, and a note that says by which keys."""
+    keys = set(content).union(*content["frames"])
     for_nerfstudio, for_ngp = (", ".join(sorted(keys & of)) for of in (NERFSTUDIO, INSTANT_NGP))
     if for_nerfstudio:
         but = f", though {for_ngp} would be instant-ngp's" if for_ngp else ""
@@ -190,7 +157,7 @@ def _frames(content: dict[str, Any], file: Path) -> list[_Frame]:
 
 def _image_file(folder: Path, name: Any, where: str) -> Path:
     """The file of an image: as it is named, or with the first known extension that exists, or where it should be."""
-    path = str(path_of(folder, name, "file_path", where))
+    path = str(_path_of(folder, name, "file_path", where))
     stem, extension = os.path.splitext(path)
     if extension.lower() in EXTENSIONS:
         candidates = [path, *(stem + known for known in EXTENSIONS)]
@@ -215,13 +182,15 @@ def _check_distinct(frames: list[_Frame]) -> None:
             )
 
 
-def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list[str | Note]) -> list[PosedImage]:
+def _images(
+    frames: list[_Frame], masks: list[Path | None], is_nerfstudio: bool, notes: list[str | Note]
+) -> list[PosedImage]:
     """The images of the frames, whose lenses are one object where they are equal."""
     images, lenses, beaten = [], {}, 0
     all_values = [values_of_frame(frame.content, frame.own, frame.where) for frame in frames]
     headers = _headers(frame.path for frame, values in zip(frames, all_values, strict=True) if not values.keys() & SIZE)
     other = next(iter(headers.values()), None)
-    for frame, values, mask in zip(frames, all_values, masks.files, strict=True):
+    for frame, values, mask in zip(frames, all_values, masks, strict=True):
         for key, advice in REFUSED.items():
             if is_set(values.get(key)):
                 raise SceneError(f"{frame.where}: '{key}' is not supported; {advice}")
@@ -234,6 +203,67 @@ def _images(frames: list[_Frame], masks: Masks, is_nerfstudio: bool, notes: list
         notes.append(f"camera_model contradicts is_fisheye in {beaten} of {len(frames)} frames, and was believed")
     notes.append(f"lenses: {', '.join(sorted({lens.model for lens in lenses}))}")
     return images
+
+
+def _find_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], bool, list[str]]:
+    """The mask of every frame, if it has one; whether white is ignored; and notes."""
+    beside = [frame.path.with_name(f"{DYNAMIC}{frame.path.stem}.png") for frame in frames]
+    dynamic = [file if os.path.exists(file) else None for file in beside]
+    first = next(filter(None, dynamic), None)
+    if any(frame.own.get("mask_path") is not None for frame in frames):
+        if first:
+            raise SceneError(
+                f"{frames[0].where}: 'mask_path' (black is ignored) and {shown(first)} (white is ignored) are masks of "
+                "two kinds; leave one of them"
+            )
+        named, notes = _named_masks(frames, folder)
+        return named, False, notes
+    if first:
+        return dynamic, True, [_masks_note(dynamic, f"named {DYNAMIC}NAME.png, white is ignored")]
+    inner = [_within(frame.path, folder) for frame in frames]
+    in_folder, notes = folders.find_masks(folder, inner)
+    found = [in_folder.get(name) for name in inner]
+    if in_folder:
+        notes = [_masks_note(found, f"of the folder {folders.MASKS}, black is ignored"), *notes]
+    return found, False, notes if in_folder else []
+
+
+def _named_masks(frames: list[_Frame], folder: Path) -> tuple[list[Path | None], list[str]]:
+    """Files of `mask_path`, which all frames have to have, and notes."""
+    for frame in frames:
+        if frame.own.get("mask_path") is None:
+            where = f"{frame.where}: key 'mask_path' is missing"
+            raise SceneError(f"{where}, but other frames have one; give it to all or none")
+    named = [_path_of(folder, frame.own["mask_path"], "mask_path", frame.where) for frame in frames]
+    found = [file if os.path.isfile(file) else None for file in named]
+    missing = [file for file, there in zip(named, found, strict=True) if not there]
+    if not any(found):
+        raise SceneError(
+            f"{frames[0].where}: 'mask_path' names {shown(named[0])}, but neither that nor any other frame's mask is "
+            "there; put the masks where the file names them, or remove the key to use all pixels"
+        )
+    note = _masks_note(found, "of mask_path, black is ignored")
+    return found, [note + (f"; missing, first: {shown(missing[0])}" if missing else "")]
+
+
+def _masks_note(found: list[Path | None], kind: str) -> str:
+    return f"{sum(file is not None for file in found)} of {len(found)} images have masks {kind}"
+
+
+def _within(path: Path, folder: Path) -> str:
+    """The name of an image within the folder of images: 0.png of images/0.png."""
+    try:
+        parts = path.relative_to(folder).parts
+    except ValueError:  # elsewhere
+        return path.name
+    return "/".join(parts[1:] or parts)
+
+
+def _path_of(folder: Path, name: Any, key: str, where: str) -> Path:
+    """The path of the file `name`, with either slash between folders, as the value of a key."""
+    if not isinstance(name, str) or not name:
+        raise SceneError(f"{where}: '{key}' must be the name of a file, got {reprlib.repr(name)}")
+    return Path(os.path.join(folder, folders.native(name.replace("\\", "/"), f"{where}: '{key}'")))
 
 
 def _headers(paths: Iterable[Path]) -> dict[Path, ImageHeader]:
@@ -259,15 +289,11 @@ def _size_of(frame: _Frame, values: dict[str, Any], header: ImageHeader | None) 
     raise SceneError(f"{frame.where}: keys 'w' and 'h' are missing, and {missing}")
 
 
-def _points(contents: Contents, notes: list[str | Note]) -> Points | None:
+def _points(content: dict[str, Any], file: Path, notes: list[str | Note]) -> Points | None:
     """Sparse points of the file that a key names, if it exists."""
-    named = [file for file, content in contents.items() if is_set(content.get("ply_file_path"))]
-    if len(named) > 1:
-        raise SceneError(f"{_names(named)} all have a 'ply_file_path'; leave it in one of them")
-    if not named:
+    if not is_set(name := content.get("ply_file_path")):
         return None
-    (file,) = named
-    path = path_of(file.parent, contents[file]["ply_file_path"], "ply_file_path", shown(file))
+    path = _path_of(file.parent, name, "ply_file_path", shown(file))
     if not os.path.lexists(path):
         notes.append(f"ply_file_path: {shown(path)} is missing, so there are no sparse points")
         return None
@@ -276,46 +302,39 @@ def _points(contents: Contents, notes: list[str | Note]) -> Points | None:
     return points if len(points.positions) else None
 
 
-def _up(contents: Contents) -> tuple[float, float, float] | None:
+def _up(content: dict[str, Any], file: Path) -> tuple[float, float, float] | None:
     """The axis that points up: the key `up`, or z where the poses are said to be oriented."""
-    found = {}
-    for file, content in contents.items():
-        up = content.get("up")
-        if up is not None:
-            is_vector = isinstance(up, list) and len(up) == 3 and all(map(is_number, up))
-            length = math.hypot(*up) if is_vector else 0.0
-            if not 1e-6 < length < 1e6:
-                wanted = "a list of three numbers, not all zero"
-                raise SceneError(f"{shown(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
-            found[tuple(value / length for value in up)] = file
-        elif content.get("orientation_override") == "none":
-            found[Z_UP] = file
-    if len(found) > 1:
-        raise SceneError(f"{_names(found.values())} have different 'up'; give one of them")
-    return next(iter(found), None)
+    up = content.get("up")
+    if up is None:
+        return Z_UP if content.get("orientation_override") == "none" else None
+    is_vector = isinstance(up, list) and len(up) == 3 and all(map(is_number, up))
+    length = math.hypot(*up) if is_vector else 0.0
+    if not 1e-6 < length < 1e6:
+        wanted = "a list of three numbers, not all zero"
+        raise SceneError(f"{shown(file)}: 'up' must be a direction, {wanted}, got {reprlib.repr(up)}")
+    return tuple(value / length for value in up)
 
 
-def _listed_splits(contents: Contents, images: list[PosedImage]) -> dict[str, list[str]]:
+def _listed_splits(content: dict[str, Any], file: Path, images: list[PosedImage]) -> dict[str, list[str]]:
     """Names of images by split, where keys list them."""
     splits: dict[str, list[str]] = {}
     known = {posixpath.normpath(image.name): image.name for image in images}
     split_of: dict[str, str] = {}
-    for file, content in contents.items():
-        for split in SPLITS:
-            names, where = content.get(f"{split}_filenames"), f"{shown(file)}: '{split}_filenames'"
-            if names is None:
-                continue
-            splits.setdefault(split, [])
-            for name in names if isinstance(names, list) else [names]:
-                if not isinstance(names, list) or not isinstance(name, str):
-                    raise SceneError(f"{where} must be a list of names, got {reprlib.repr(name)}")
-                image = known.get(posixpath.normpath(name.replace("\\", "/")))
-                if image is None:
-                    raise SceneError(f"{where} lists {shown(name)}, which is no file_path of a frame")
-                other = split_of.setdefault(image, split)
-                if other != split:
-                    both = f"{where} and '{other}_filenames' both list {shown(image)}"
-                    raise SceneError(f"{both}; an image can be of one split only")
+    for split in SPLITS:
+        names, where = content.get(f"{split}_filenames"), f"{shown(file)}: '{split}_filenames'"
+        if names is None:
+            continue
+        splits[split] = []
+        for name in names if isinstance(names, list) else [names]:
+            if not isinstance(names, list) or not isinstance(name, str):
+                raise SceneError(f"{where} must be a list of names, got {reprlib.repr(name)}")
+            image = known.get(posixpath.normpath(name.replace("\\", "/")))
+            if image is None:
+                raise SceneError(f"{where} lists {shown(name)}, which is no file_path of a frame")
+            other = split_of.setdefault(image, split)
+            if other != split:
+                both = f"{where} and '{other}_filenames' both list {shown(image)}"
+                raise SceneError(f"{both}; an image can be of one split only")
     for name, split in sorted(split_of.items()):
         splits[split].append(name)
     return splits
@@ -338,18 +357,3 @@ def _merged_splits(frames: dict[Path, list[_Frame]], notes: list[str | Note]) ->
     ordered = [merged[name] for name in sorted(merged)]
     _check_distinct(ordered)
     return ordered
-
-
-def _doubts_of_axes(folder: Path, images: list[PosedImage], points: Points | None, up: tuple | None) -> list[Note]:
-    poses = np.stack([image.camera_to_world for image in images])  # [V, 3, 4]
-    return doubts_of_axes(shown(folder), poses, [image.lens for image in images], points and points.positions, up)
-
-
-def _unused_notes(contents: Contents) -> list[str]:
-    """A note for each file with keys that nothing is known of."""
-    unused = {file: ", ".join(unused_keys(content)) for file, content in contents.items()}
-    return [f"{shown(file.name)}: keys that are not used: {shown(keys)}" for file, keys in unused.items() if keys]
-
-
-def _names(files: Iterable[Path]) -> str:
-    return shown(", ".join(file.name for file in files))
