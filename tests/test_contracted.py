@@ -4,13 +4,11 @@
 import pytest
 import torch
 
-from nerfkit.config import Config, check
-from nerfkit.errors import ConfigError
+from nerfkit.config import Config
 from nerfkit.model.renderer import Renderer
 from nerfkit.training import alignment
 from nerfkit.training.step.losses import Distortion, spacing, squared_error
 from nerfkit.training.trainer import Trainer
-from tests.naming import raises_naming
 from tests.test_sampling import forward_cameras
 
 
@@ -35,20 +33,10 @@ def test_the_field_is_defined_everywhere_with_finite_gradients():
     density.sum().backward()
     assert density.isfinite().all() and points.grad.isfinite().all()
     assert model.normals(points).isfinite().all()
-
-
-def test_far_points_have_densities_of_their_own():
-    model = Renderer(small_config())
+    assert -1.2 < density.log().mean() < -0.8, "a thin haze at first"
     with torch.no_grad():
-        for parameter in model.grid.parameters():
-            parameter.normal_()
-    density = model.density(torch.tensor([[2.0, 0, 0], [5.0, 0, 0], [50.0, 0, 0], [50.0, 20, 0]]))
-    assert len(density.unique()) == 4
-
-
-def test_a_field_starts_as_a_thin_haze():
-    density = Renderer(small_config()).density(torch.rand(100, 3))
-    torch.testing.assert_close(density.log().mean(), torch.tensor(-1.0), atol=0.2, rtol=0)
+        model.grid.table.normal_()
+    assert len(model.density(torch.tensor([[2.0, 0, 0], [5, 0, 0], [50, 0, 0], [50, 20, 0]])).unique()) == 4
 
 
 def test_training_lowers_both_terms_of_the_loss():
@@ -63,12 +51,6 @@ def test_training_lowers_both_terms_of_the_loss():
     assert seen[1]["loss.mse"] < seen[0]["loss.mse"]
     assert seen[0]["loss.distortion"] > 0
     assert trainer.model.sampler.seen.float().mean() < 1
-
-
-def test_no_distortion_loss_without_a_weight():
-    trainer = Trainer(small_config(distortion=0.0), forward_cameras(), torch.zeros(2, 16, 16, 3, dtype=torch.uint8))
-    trainer.train_step()
-    assert not any("distortion" in name for name in trainer.pop_stats())
 
 
 def test_the_distortion_losss_weight_rises_to_its_full_value():
@@ -107,10 +89,3 @@ def test_distortion_counts_distances_as_the_intervals_are_long():
     assert near == 0 and far == linear == pytest.approx(1.0), "one unit, whatever the range of the scene"
     config.sampling.kind = "box"
     assert spacing(config)[1] == pytest.approx(12**0.5)
-
-
-def test_ranges_that_no_ladder_fits_are_refused_by_name():
-    config = small_config()
-    config.sampling.step, config.sampling.cone = 1e-6, 0.0
-    with raises_naming(ConfigError, "sampling", "step", "cone"):
-        check(config)
