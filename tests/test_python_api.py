@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import nerfkit
-from nerfkit.errors import ConfigError, RunError
+from nerfkit.errors import ConfigError
 from nerfkit.model.registry import MODELS
 from nerfkit.training.run.folder import RunFolder, describe
 from tests.naming import raises_naming
@@ -185,38 +185,13 @@ def test_options_of_a_model_are_checked(small_config, monkeypatch):
 
 
 def test_a_trainer_leaves_the_process_alone(small_config, tmp_path, monkeypatch):
-    """In a thread, without seeds, folders, signals or output."""
+    """In a thread, without folders, signals or output."""
     monkeypatch.chdir(tmp_path)
     trainer = make_trainer(small_config)
-    torch.manual_seed(11)
-    state = torch.get_rng_state()
-    nerfkit.Trainer(small_config, trainer.cameras.to("cpu"), trainer.views.source.pool, model=trainer.model)
-    assert torch.equal(torch.get_rng_state(), state), "a trainer with a model draws nothing"
     thread = threading.Thread(target=trainer.train)
     thread.start()
     thread.join()
     assert trainer.step == 60 and list(tmp_path.iterdir()) == []
-
-
-def test_stopping_from_elsewhere(small_config, tmp_path):
-    trainer = make_trainer(small_config)
-    assert not trainer.train(tmp_path / "run", should_stop=lambda: trainer.step >= 5)
-    assert trainer.step == 5
-    other = make_trainer(small_config)
-    other.restore(tmp_path / "run")
-    assert other.step == 5 and other.train(other.folder)
-
-
-def test_a_run_is_not_replaced_from_python(small_config, tmp_path):
-    trainer = make_trainer(small_config)
-    trainer.save(tmp_path / "run")
-    with raises_naming(RunError, tmp_path / "run"):
-        make_trainer(small_config).save(tmp_path / "run")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "config.toml").write_text("mine")
-    with raises_naming(RunError, tmp_path / "mine"):
-        trainer.train(tmp_path / "mine")
-    assert (tmp_path / "mine" / "config.toml").read_text() == "mine"
 
 
 def test_gradients_reach_origins_and_directions(small_config):
@@ -250,24 +225,6 @@ def test_gradients_reach_origins_and_directions(small_config):
     for x, y in zip(found, wanted, strict=True):
         assert (x.grad[inside].abs().sum(-1) > 0).all()
         torch.testing.assert_close(x.grad, y.grad)
-
-
-def test_only_ops_that_a_model_uses_are_its_own(small_config):
-    with_all = nerfkit.build_model(small_config)
-    small_config.model.encoder = small_config.model.aggregator = False
-    plain = nerfkit.build_model(small_config)
-    assert set(with_all.used_ops) - set(plain.used_ops) == {"depthwise_conv1d", "lltm"}
-    assert not {"trilinear", "depthwise_conv2d", "lltm_cell"} & set(with_all.resolved("cpu"))
-
-
-def test_a_trained_background_is_what_is_rendered(small_config, tmp_path):
-    small_config.data.background = "black"
-    make_trainer(small_config).save(tmp_path / "run")
-    run = nerfkit.load_run(tmp_path / "run", "cpu")
-    with torch.no_grad():
-        run.model.sampler.occupancy.zero_()
-    assert run.render(run.cameras(), 0)["rgb"].max() == 0
-    assert run.background.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize(

@@ -14,15 +14,6 @@ from scripts import bench_train, sweep
 from tests.naming import assert_names, raises_naming
 
 
-def runs(scores: dict[str, dict[str, list[float]]]) -> list[dict]:
-    return [
-        {"case": case, "scene": scene, "seed": seed, "psnr": psnr, "ms_per_step": 1.0}
-        for case, by_scene in scores.items()
-        for scene, values in by_scene.items()
-        for seed, psnr in enumerate(values)
-    ]
-
-
 BASE = {"lego": [30.0, 30.2, 30.1], "fox": [25.0, 25.3, 24.9]}
 VERDICTS = {
     "better": ({"lego": [31.0, 31.1, 31.2], "fox": [25.6, 25.9, 25.7]}, "better", ""),
@@ -41,14 +32,6 @@ def test_a_verdict_follows_from_differences_and_spreads(name: str):
     values |= {("b", scene): [] for scene in BASE if scene not in scores}
     assert_names(sweep.verdict(values, "a", "b", list(BASE)), wanted, count)
     assert sweep.verdict(values, "a", "a", list(BASE)) == ""
-
-
-def test_the_table_has_a_row_for_each_case_and_a_column_for_each_scene():
-    lines = sweep.table(runs({"default": BASE, "b": {"lego": [31.0, 31.4]}})).splitlines()
-    assert len(lines) == 4
-    assert_names(lines[0], "lego", "fox")
-    assert_names(lines[2], "default", "30.10 ± 0.10", "25.07 ± 0.20")
-    assert_names(lines[3], "b", "31.20 ± 0.20")
 
 
 MEASURED = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9, "ms_per_step": 1.0}
@@ -93,17 +76,6 @@ def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert_names(printed, "30 s, a", "60 s, a", "30 s, b", "30.00", "40.00", "20.00")
     assert "±" not in printed
-
-
-def test_marks_within_one_step_do_not_end_a_run(toy_scene, tmp_path):
-    (tmp_path / "small.toml").write_text(
-        "[model]\nlog2_table = 8\n[sampling]\nstep = 0.1\noccupancy_resolution = 8\n[trainer]\nsamples = 256\n"
-    )
-    arguments = ["--config", tmp_path / "small.toml", "--data.path", toy_scene, "--device", "cpu", "--steps", 6]
-    arguments += ["--at", 1e-9, 2e-9, "--frames", 1, "--views", 1, "--json", tmp_path / "out.json"]
-    bench_train.main(list(map(str, arguments)))
-    (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
-    assert run["steps"] == 6 and [point["steps"] for point in run["curve"]] == [1, 6]
 
 
 def test_values_of_a_case_need_no_quotes():
