@@ -45,9 +45,7 @@ def test_bad_content(tmp_path, name: str):
     [
         ("nowhere", ("nowhere", "No such file")),
         ("", ("folder",)),
-        ("n" * 5000, ("File name too long",)),
         ("a\0b", (r"a\x00b",)),
-        ("a.json/b", ("a.json/b", "Not a directory")),
         ("\ud800", (r"\ud800",)),
     ],
 )

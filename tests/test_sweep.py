@@ -13,7 +13,6 @@ from nerfkit.errors import UserError
 from scripts import bench_train, sweep
 from tests.naming import assert_names, raises_naming
 
-
 BASE = {"lego": [30.0, 30.2, 30.1], "fox": [25.0, 25.3, 24.9]}
 VERDICTS = {
     "better": ({"lego": [31.0, 31.1, 31.2], "fox": [25.6, 25.9, 25.7]}, "better", ""),
