@@ -186,7 +186,8 @@ def test_auto_is_a_value_on_the_command_line_and_in_files(tmp_path: Path):
 def test_what_is_decided_is_decided_anew_for_another_device():
     config = Config()
     config.trainer.samples = 99
-    small = config.resolved(device="cpu")
+    config.trainer.steps = 7
+    small = config.resolved(device="cpu", presets={"trainer.steps": (7, "of a file")})
     large = small.resolved(device="cuda")
-    assert (large.size, large.model.levels, large.trainer.samples) == ("large", 16, 99)
+    assert (large.size, large.model.levels, large.trainer.samples, large.trainer.steps) == ("large", 16, 99, 7)
     assert small.size == "small" and small.resolved() == small and small.resolved() is not small
