@@ -261,13 +261,10 @@ def test_cells_that_no_camera_sees_are_never_occupied(kind: str):
     assert 0.1 < sampler.stats()["seen"] < 0.5
     other.load_state_dict(sampler.state_dict())
     assert torch.equal(other.seen, sampler.seen) and torch.equal(other.occupancy, sampler.occupancy)
-
-
-def test_what_is_nearer_than_near_is_not_seen():
-    sampler = sampler_of(near=1.5, occupancy_resolution=32)
-    sampler.observe(forward_cameras())
-    assert not sampler.occupancy[cell_of(sampler, (0.0, 0, -0.6))]
-    assert sampler.occupancy[cell_of(sampler, (0.0, 0, -3.0))]
+    farther = sampler_of(kind, near=4.0, occupancy_resolution=32)
+    farther.observe(forward_cameras())
+    too_near, far_enough = (cell_of(farther, (0.0, 0.0, z)) for z in (-0.6, -5.0))
+    assert not farther.occupancy[too_near] and farther.occupancy[far_enough]
 
 
 def test_a_lens_of_more_than_a_half_space_sees_what_is_behind_its_camera():

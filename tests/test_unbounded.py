@@ -104,13 +104,6 @@ def test_features_and_their_gradients_are_finite_everywhere(backend: str, device
     assert gradients[0][-1].abs().max() > 0, "that of a point in the box"
 
 
-def test_gradients():
-    positions = (torch.rand(14, 3).double() - 0.5) * 4
-    assert torch.autograd.gradcheck(lambda x: contract(x, UNIT), positions.requires_grad_())
-    contracted = contract(positions.detach(), UNIT).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: uncontract(x, UNIT), contracted, atol=1e-3)
-
-
 @settings(max_examples=60)
 @given(
     near=st.floats(0, 5), length=st.floats(0.1, 1000), step=st.floats(0.05, 3),
