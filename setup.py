@@ -27,7 +27,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parent
 TEMP = Path("build/temp")  # for editable installations, too, which setuptools would give a new folder each
 OLDEST_TORCH = (2, 10)  # the binaries use nothing newer, so they load on it and on all later ones
 OLDEST = ".".join(map(str, OLDEST_TORCH))
-# Libraries for the CPU, and the -march of each; _C runs everywhere.
+# Libraries for the CPU, and the -march of each; _C runs everywhere, the others are of x86-64.
 INSTRUCTION_SETS = {"_C": "", "_C_avx2": "x86-64-v3", "_C_avx512": "x86-64-v4"}
 # Ops whose CPU kernels g++ -O2 makes 1.1 to 2.1 times slower (measured, AVX-512), or gives other last bits (composite).
 # The others are as fast, and compile in about two thirds of the time.
@@ -69,21 +69,21 @@ def answer_of(*command: str | Path) -> str:
 # ---- what there is: switches, torch, compilers, GPUs
 
 
+def fail(why: str) -> NoReturn:
+    sys.exit(f"nerfkit build: {why}")
+
+
 def switch(name: str) -> str:
     """Value of the variable `name`: auto, 0 or 1."""
     value = os.environ.get(name) or "auto"
-    if value not in ("auto", "0", "1"):
-        sys.exit(f"nerfkit build: {name} must be auto, 0 or 1, got {value!r}")
-    return value
+    return value if value in ("auto", "0", "1") else fail(f"{name} must be auto, 0 or 1, got {value!r}")
 
 
 def find_torch() -> Torch | None:
     """The installed torch, also from inside an isolated build environment."""
     asked, header = os.environ.get("NERFKIT_TORCH_DIR"), "include/torch/csrc/stable/library.h"
     if asked and not (Path(asked) / header).exists():
-        sys.exit(
-            f"nerfkit build: NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {OLDEST}: no {header} in it"
-        )
+        fail(f"NERFKIT_TORCH_DIR={asked} is not the folder of a torch >= {OLDEST}: no {header} in it")
     spec = importlib.util.find_spec("torch")
     folders = list(spec.submodule_search_locations or []) if spec else []
     folders += [os.path.join(sysconfig.get_path(key), "torch") for key in ("purelib", "platlib")]
@@ -107,17 +107,15 @@ NATIVE, CUDA = switch("NERFKIT_NATIVE"), switch("NERFKIT_CUDA")
 TORCH = find_torch()
 ASKED_CXX = shlex.split(os.environ.get("CXX", ""))
 CXX = ASKED_CXX or ["g++"]
-CUDA_HOMES = {name: os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)}
-NVCCS = [Path(home) / "bin/nvcc" for home in (*CUDA_HOMES.values(), "/usr/local/cuda")]
+CUDA_HOMES = [home for home in (os.environ.get("CUDA_HOME"), "/usr/local/cuda") if home]
+NVCCS = [Path(home) / "bin/nvcc" for home in CUDA_HOMES]
 NVCC = next((str(file) for file in NVCCS if file.exists()), shutil.which("nvcc"))
 NINJA = shutil.which("ninja", path=os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")]))
 
 
 def about_nvcc() -> str:
-    """Where nvcc is, and which variables do not lead to it."""
-    homes = CUDA_HOMES.items()
-    wrong = [f"{name}={home} has no bin/nvcc" for name, home in homes if not (Path(home) / "bin/nvcc").exists()]
-    return "; ".join([f"nvcc at {NVCC}" if NVCC else "no nvcc found", *wrong])
+    """Where nvcc is, or was sought."""
+    return f"nvcc at {NVCC}" if NVCC else f"no nvcc: neither on PATH nor as bin/nvcc in {' or '.join(CUDA_HOMES)}"
 
 
 @functools.cache
@@ -134,10 +132,7 @@ def asked_architectures() -> list[str]:
     asked = os.environ.get("TORCH_CUDA_ARCH_LIST", "").replace(";", " ").replace(",", " ").split()
     wrong = [name for name in asked if not re.fullmatch(r"\d+\.\d[af]?(\+PTX)?", name)]
     if wrong:
-        sys.exit(
-            "nerfkit build: TORCH_CUDA_ARCH_LIST takes compute capabilities such as 8.0, 9.0a or 12.0+PTX, "
-            f"got {' '.join(wrong)}"
-        )
+        fail(f"TORCH_CUDA_ARCH_LIST takes compute capabilities such as 8.0, 9.0a or 12.0+PTX, got {' '.join(wrong)}")
     return sorted(set(asked))
 
 
@@ -190,34 +185,20 @@ def why_no_cuda() -> str | None:
     return f"torch {TORCH.version} is a CPU build" if CUDA == "auto" and not TORCH.cuda else None
 
 
-def on_x86() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
-
-
-@functools.cache
 def libraries_for_cpus() -> list[str]:
-    """Those of INSTRUCTION_SETS that this machine's kind of CPU may have and the compiler knows."""
-    known = ["_C"]
-    for name, march in list(INSTRUCTION_SETS.items())[1:] if on_x86() else []:
-        check = [*CXX, f"-march={march}", "-E", "-x", "c++", os.devnull]
-        if subprocess.run(check, capture_output=True).returncode == 0:
-            known.append(name)
-        else:
-            say(f"no {name}.so, which CPUs with {march} would be faster with: {CXX[0]} does not know it")
-    return known
+    """Those of INSTRUCTION_SETS that this machine's kind of CPU may have."""
+    return list(INSTRUCTION_SETS) if platform.machine() in ("x86_64", "AMD64") else ["_C"]
 
 
 def extensions() -> list[Extension]:
     """The libraries with their sources: bindings go into all, with the kernels of one device each; runs no program."""
     if reason := why_pure_python():
-        return (
-            [] if "1" not in (NATIVE, CUDA) else sys.exit(f"nerfkit build: the fused ops were asked for, but {reason}")
-        )
+        return [] if "1" not in (NATIVE, CUDA) else fail(f"the fused ops were asked for, but {reason}")
     if CUDA == "1" and not NVCC:
-        sys.exit(f"nerfkit build: NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
+        fail(f"NERFKIT_CUDA=1, but {about_nvcc()}; set CUDA_HOME to a CUDA toolkit")
     cpu, gpu = (sorted(glob.glob(f"cuda/**/*{suffix}", recursive=True)) for suffix in ("cpu.cpp", ".cu"))
     shared = ["cuda/build_info.cpp", *sorted(glob.glob("cuda/*/bind.cpp"))]
-    sources = {name: ["cuda/schema.cpp", *shared, *cpu] for name in (INSTRUCTION_SETS if on_x86() else ["_C"])}
+    sources = {name: ["cuda/schema.cpp", *shared, *cpu] for name in libraries_for_cpus()}
     if not why_no_cuda():
         asked_architectures()  # a wrong one is said before anything is compiled
         sources["_C_cuda"] = [*shared, *gpu]
@@ -233,12 +214,9 @@ def summary(built: set[str]) -> str:
     parts = [f"CPU ops for {platform.machine()} {'+'.join(cpu)}"] if cpu else []
     if "_C_cuda" in built:
         parts.append(f"CUDA ops for compute capability {' '.join(architectures())}")
-    for name in [*(INSTRUCTION_SETS if on_x86() else ["_C"]), "_C_cuda"]:
-        reason = why_no_cuda() if name == "_C_cuda" else None
-        if name not in ("_C_cuda", *libraries_for_cpus()):
-            reason = f"{CXX[0]} does not know {INSTRUCTION_SETS[name]}"
-        if name not in built:
-            parts.append(f"no {KINDS[name]} ops: {reason or 'they did not compile, pip install -v shows why'}")
+    reasons = dict.fromkeys(libraries_for_cpus()) | {"_C_cuda": why_no_cuda()}
+    for name in [name for name in reasons if name not in built]:
+        parts.append(f"no {KINDS[name]} ops: {reasons[name] or 'they did not compile, pip install -v shows why'}")
     return "; ".join(parts)
 
 
@@ -324,21 +302,19 @@ class BuildLibraries(build_ext):
     """Has ninja call g++ and nvcc: setuptools knows neither .cu files nor libraries without a module."""
 
     def run(self) -> None:
-        known = {f"nerfkit.{name}" for name in (*libraries_for_cpus(), "_C_cuda")}
-        wanted = [extension for extension in self.extensions if extension.name in known]
         say(f"torch {TORCH.version} (CUDA {TORCH.cuda}); {about_nvcc()}")
-        say("building " + " and ".join(extension.name for extension in wanted))
+        say("building " + " and ".join(extension.name for extension in self.extensions))
         folder = Path("" if self.inplace else self.build_lib)
-        files = {extension.name: folder / self.get_ext_filename(extension.name) for extension in wanted}
+        files = {extension.name: folder / self.get_ext_filename(extension.name) for extension in self.extensions}
         for file in files.values():
             file.unlink(missing_ok=True)  # nothing older is left if it fails; a process that has it loaded keeps it
         TEMP.mkdir(parents=True, exist_ok=True)
-        (TEMP / "build.ninja").write_text(ninja_file(wanted, files))
+        (TEMP / "build.ninja").write_text(ninja_file(self.extensions, files))
         jobs = os.environ.get("MAX_JOBS") or str(os.cpu_count() or 1)
-        keep_going = "0" if any(extension.optional for extension in wanted) else "1"
+        keep_going = "0" if any(extension.optional for extension in self.extensions) else "1"
         command = [NINJA, "-f", str(TEMP / "build.ninja"), "-j", jobs, "-k", keep_going]
         subprocess.run(command, stdout=sys.stderr, env=os.environ | {"NINJA_STATUS": "nerfkit build: %f of %t, "})
-        for extension in wanted:
+        for extension in self.extensions:
             if not extension.optional and not files[extension.name].exists():
                 raise CompileError(f"{extension.name} failed")
         record(folder / "nerfkit", {file.stem for file in files.values() if file.exists()})

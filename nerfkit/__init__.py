@@ -44,34 +44,27 @@ if TYPE_CHECKING:
     from nerfkit.training.step.optim import LazyAdam as LazyAdam
     from nerfkit.training.trainer import Trainer as Trainer
 
-# Module of each public name, imported at first use, so that nerfkit.nn alone imports nothing else.
-_HOME = {
-    "Config": "nerfkit.config",
-    "Batch": "nerfkit.data.images.batch",
-    "Cameras": "nerfkit.data.cameras.cameras",
-    "Rays": "nerfkit.data.cameras.cameras",
-    "load_scene": "nerfkit.data.load",
-    "blend": "nerfkit.data.images.pixels",
-    "Scene": "nerfkit.data.scene",
-    "Views": "nerfkit.data.scene",
-    "UserError": "nerfkit.errors",
-    "Model": "nerfkit.model.base",
-    "Rendering": "nerfkit.model.compositing",
-    "composite_samples": "nerfkit.model.compositing",
-    "build_model": "nerfkit.model.registry",
-    "register_model": "nerfkit.model.registry",
-    "Renderer": "nerfkit.model.renderer",
-    "build_sampler": "nerfkit.model.sampling",
-    "BoxSampler": "nerfkit.model.sampling",
-    "Samples": "nerfkit.model.sampling",
-    "ImageRenderer": "nerfkit.rendering.image_renderer",
-    "squared_error": "nerfkit.training.step.losses",
-    "weighted_mean": "nerfkit.training.step.losses",
-    "LazyAdam": "nerfkit.training.step.optim",
-    "Run": "nerfkit.training.run.load",
-    "load_run": "nerfkit.training.run.load",
-    "Trainer": "nerfkit.training.trainer",
+# Public names by module, imported at first use, so that nerfkit.nn alone imports nothing else.
+_NAMES = {
+    "config": ("Config",),
+    "data.images.batch": ("Batch",),
+    "data.cameras.cameras": ("Cameras", "Rays"),
+    "data.load": ("load_scene",),
+    "data.images.pixels": ("blend",),
+    "data.scene": ("Scene", "Views"),
+    "errors": ("UserError",),
+    "model.base": ("Model",),
+    "model.compositing": ("Rendering", "composite_samples"),
+    "model.registry": ("build_model", "register_model"),
+    "model.renderer": ("Renderer",),
+    "model.sampling": ("build_sampler", "BoxSampler", "Samples"),
+    "rendering.image_renderer": ("ImageRenderer",),
+    "training.step.losses": ("squared_error", "weighted_mean"),
+    "training.step.optim": ("LazyAdam",),
+    "training.run.load": ("Run", "load_run"),
+    "training.trainer": ("Trainer",),
 }
+_HOME = {name: f"nerfkit.{module}" for module, names in _NAMES.items() for name in names}
 _SUBPACKAGES = ("config", "nn", "ops", "parallel")
 
 __all__ = ["__version__", *_SUBPACKAGES, *_HOME]

@@ -27,12 +27,6 @@ class BuildError(UserError, RuntimeError):
     """Ops cannot be compiled here, or were not."""
 
 
-def build_folder(name: str) -> Path:
-    """Build folder of `name`: in TORCH_EXTENSIONS_DIR, or the user's cache."""
-    root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "nerfkit"
-    return Path(root) / name
-
-
 def headers() -> Path:
     """Folder of the headers for ops of one's own, such as common/bind.h: a checkout's, or the installed ones."""
     is_checkout = (SOURCES / "schema.cpp").exists()  # an installed package may lie beside a cuda/ of someone else
@@ -53,7 +47,7 @@ def load(name: str, sources: list[str | Path], cuda: bool = False, verbose: bool
     """
     from torch.utils import cpp_extension
 
-    folder = build_folder(name)
+    folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "nerfkit") / name
     lock = folder / "lock"
     if lock.exists():
         raise BuildError(

@@ -4,21 +4,9 @@
 import math
 
 OPS = (
-    "trilinear",
-    "grid_encode",
-    "depthwise_conv1d",
-    "depthwise_conv2d",
-    "lltm_cell",
-    "lltm",
-    "mlp",
-    "march",
-    "count_visible",
-    "compact_samples",
-    "spherical_harmonics",
-    "composite",
-    "distortion",
-    "lazy_adam",
-)
+    "trilinear", "grid_encode", "depthwise_conv1d", "depthwise_conv2d", "lltm_cell", "lltm", "mlp", "march",
+    "count_visible", "compact_samples", "spherical_harmonics", "composite", "distortion", "lazy_adam",
+)  # fmt: skip
 BACKENDS = ("torch", "cpp", "cuda")
 CHOICES = ("auto", *BACKENDS)
 MAX_LEVELS, MAX_RESOLUTION, MAX_ENTRIES = 64, 2**20, 2**31  # of a feature grid

@@ -87,16 +87,9 @@ def config(space: str = "box", box: tuple[float, ...] = BOX) -> Config:
     return config
 
 
-def write_run(
-    path: Path,
-    amount: float = DENSITY,
-    turned: bool = True,
-    space: str = "box",
-    box: tuple[float, ...] = BOX,
-    kind: str = "balls",
-) -> Path:
+def write_run(path: Path, amount: float = DENSITY, turned: bool = True, kind: str = "balls", **changes) -> Path:
     """A run folder of the field."""
-    folder, views, of_run = RunFolder.for_new_run(path), cameras(), config(space, box)
+    folder, views, of_run = RunFolder.for_new_run(path), cameras(), config(**changes)
     of_run.model.kind = kind
     splits = {
         "train": to_json(views, [f"photo_{index}" for index in range(len(views))]),

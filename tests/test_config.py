@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 import math
-import os
 import re
 from operator import attrgetter
 from pathlib import Path
@@ -53,27 +52,20 @@ def test_shipped_files_are_small_differences(file: Path):
         ("[train]\nsteps = 7\n", ("train", "trainer")),
         ("[trainer]\nsteps = 'many'\n", ("trainer.steps", "int", "str")),
         ("[trainer]\nsteps = -1\n", ("trainer.steps", "1", "1000000000", "-1")),
-        ("[trainer]\nfinal_learning_rate = 0.0\n", ("trainer.final_learning_rate", "1e-12", "100", "0.0")),
         ("[data]\nbackground = 'pink'\n", ("data.background", "'pink'")),
         ("[data]\nbox = [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]\n", ("data.box", "1.0", "0.0")),
         ("[model]\nmax_resolution = 4\n", ("model.max_resolution", "4", "model.base_resolution")),
         ("[ops]\nbackend = 'cudnn'\n", ("ops.backend", "'cudnn'")),
         ("[trainer\n", ("options.toml", "TOML")),
-        ("[model]\nlevels = 65\n", ("options.toml", "model.levels", "1", "64", "65")),
         ("[sampling]\nnear = nan\n", ("sampling.near", "0", "1e+10", "nan")),
-        ("[data]\nbox = [-1, -1, -inf, 1, 1, 1]\n", ("data.box", "-1e+06", "1e+06", "-inf")),
-        ("[data]\nbox = [0.0, 0.0, 0.0, 1.0, 1.0, 1e-30]\n", ("data.box", "0.0", "1e-30")),
         (f"[model]\nlevels = 0x{16**5000:x}\n", ("model.levels", "1", "64", "2^20000")),
-        ("seed = 4294967296\n", ("seed", "0", "4294967295", "4294967296")),
         ("[model]\nlog2_table = 28\n", ("model.log2_table", "28", "16")),
         ("[sampling]\nstep = 1e-6\n", ("sampling.step", "1e-06", "data.box", "5.19615", "1048575")),
         ("[sampling]\nstep = 6.0\n", ("sampling.step", "6", "data.box", "5.19615")),
         ("[sampling]\nnear = 2.0\nfar = 1.0\n", ("sampling.near", "2.0", "sampling.far", "1.0")),
         ('out = "a\\u0000b"\n', ("out", "UTF-8", "4096", "NUL")),
-        ("[model.options]\nwidth = inf\n", ("model.options.width", "inf")),
         ("[model.options]\nwidth = [1]\n", ("model.options", "bool | int | float | str", "array")),
         ('"a\\nb" = 1\n', (r"a\nb",)),
-        ("seed = 2020-01-01\n", ("seed", "int")),
     ],
 )
 def test_bad_value_is_one_line_with_name_and_range(tmp_path, text: str, named: tuple):
@@ -91,10 +83,6 @@ def test_values_that_work_together_may_come_from_several_places(tmp_path):
 
 
 OPTIONS = [*config.flat(config.to_dict(config.Config())), "model.options", "ops.overrides"]
-OF_EACH_TYPE = (
-    "out", "size", "seed", "data.downscale", "data.masks", "data.box", "model.options", "model.encoder", "model.levels",
-    "model.aggregator", "sampling.step", "eval.split", "ops.backend", "ops.overrides",
-)  # fmt: skip
 NASTY = [math.nan, math.inf, -math.inf, 0, -1, 1e30, 10**30, 2**31, 2**63, 10**4000, "", "x", "true", True, {}]
 
 
@@ -111,7 +99,7 @@ def test_no_value_from_a_file_ends_in_a_traceback(name: str):
             assert config.from_dict(config.to_dict(read), "again") == read
 
 
-@pytest.mark.parametrize("name", OF_EACH_TYPE)
+@pytest.mark.parametrize("name", ["seed", "data.masks", "data.box", "model.options", "model.levels", "sampling.step"])
 @pytest.mark.slow
 def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
     n_words = 6 if name == "data.box" else 1
@@ -124,9 +112,9 @@ def test_no_value_on_the_command_line_ends_in_a_traceback(name: str, capsys):
             assert end.code == 2 and f"--{name}" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("path", ["a\udc80b", "a" * 5000])  # bytes that are no UTF-8, more than a path may have
-def test_text_that_no_file_of_options_holds(path: str):
-    for arguments in (["--out", path], ["--model.options", "name", path], ["--model.options", path, "1"]):
+def test_text_that_no_file_of_options_holds():
+    too_long, not_unicode = "a" * 5000, "a\udc80b"
+    for arguments in (["--out", too_long], ["--model.options", "name", not_unicode]):
         with raises_naming(ConfigError, "UTF-8", "4096", arguments[0].removeprefix("--")):
             cli.train_options(arguments)
 
@@ -140,19 +128,14 @@ def test_the_help_has_every_option_with_its_range_and_default(capsys):
     assert all(f"--{name} " in text for name in OPTIONS) and "no_" not in text
 
 
-@pytest.mark.parametrize("word, value", [("false", False), ("True", True)])
-def test_every_boolean_takes_true_and_false(word: str, value: bool):
+def test_booleans_are_true_or_false_and_a_switch_alone_is_true():
     names = [name for name in OPTIONS if isinstance(attrgetter(name)(config.Config()), bool)]
-    assert len(names) == 5
-    options = cli.train_options([text for name in names for text in (f"--{name}", word)])
-    assert {attrgetter(name)(options) for name in names} == {value}
-
-
-def test_switch():
+    for word, value in (("false", False), ("True", True)):
+        options = cli.train_options([text for name in names for text in (f"--{name}", word)])
+        assert {attrgetter(name)(options) for name in names} == {value}
     for arguments, value in (([], False), (["--overwrite"], True), (["--overwrite", "false"], False)):
         assert cli.train_options(arguments).overwrite is value
-    assert cli.train_options(["--overwrite=true"]).overwrite is True
-    for arguments in (["--overwrite", "maybe"], ["--overwrite="], ["--trainer.capture"], ["--trainer.capture="]):
+    for arguments in (["--overwrite", "maybe"], ["--overwrite="], ["--trainer.capture"]):
         with pytest.raises(SystemExit):
             cli.train_options(arguments)
 
@@ -176,18 +159,19 @@ def test_preset_by_name(tmp_path, monkeypatch):
     assert config.preset_path("lego").name == "lego.toml"
     (tmp_path / "orrery").write_text("seed = 3\n")  # a file is, and comes first
     assert config.load(["orrery"]).seed == 3
-    for name in ("nowhere.toml", "../lego", "", "x" * 5000, "a\0b", "a\nb"):
+    for name in ("nowhere.toml", "../lego", "", "x" * 5000, "a\0b"):
         with raises_naming(ConfigError, "field", "lego", "orrery", "orrery_cpu"):
             config.load([name])
     with raises_naming(ConfigError, "did you mean quick?"):
         config.load(["qick"])
+    with raises_naming(ConfigError, tmp_path, "folder"):
+        config.load([tmp_path])
 
 
 @pytest.mark.parametrize(
     "content, named",
     [
         ("name = 'Käfer'".encode("latin-1"), "UTF-8"),
-        ("seed = 3".encode("utf-16-le"), "TOML"),
         (b"seed = " + b"[" * 30_000, "nested"),
         (b".".join([b"a"] * 50_000) + b" = 1", "32768"),
         (b"seed = " + b"1" * 5000, "TOML"),
@@ -199,13 +183,6 @@ def test_no_file_of_options(tmp_path, content: bytes, named: str):
     with raises_naming(ConfigError, file, named) as error:
         config.load([file])
     assert "\n" not in str(error.value)
-
-
-def test_neither_pipe_nor_device_nor_folder_is_read(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", tmp_path, "/dev/zero"):
-        with raises_naming(ConfigError, path):
-            config.load([path])
 
 
 def test_resume_ignores_nothing(tmp_path):
@@ -232,7 +209,6 @@ def test_resume_ignores_nothing(tmp_path):
         ("train", "--trainer.device cpu", "did you mean --device?"),
         ("render", "run --outputs rgb depth --fps 3", "--outputs rgb,depth"),
         ("render", "run --size 640x360", "--size 640 360"),
-        ("render", "run --fps 3 --size 640", "--size 640 360"),
         ("inspect", "--data.path scenes/lego", "nerfkit inspect scenes/lego"),
     ],
 )

@@ -11,8 +11,10 @@ import torch
 import torchmetrics.functional.image.lpips
 from torch import nn
 
+from nerfkit.data.load import load_scene
 from nerfkit.errors import UserError
 from nerfkit.metrics import CONVOLUTIONS, LPIPS_MIN_SIDE, Lpips
+from nerfkit.training.evaluator import evaluate
 from tests.naming import raises_naming
 from tests.trainers import make_trainer
 
@@ -32,8 +34,8 @@ def weights(tmp_path_factory) -> Path:
     return file
 
 
-def images(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(seed)
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
     truth = torch.rand(40, 33, 3)
     return truth, truth + 0.1 * torch.randn_like(truth)
 
@@ -76,11 +78,10 @@ def test_values_are_those_of_the_equation(weights):
 
 
 def test_a_file_without_such_weights_is_refused(weights, tmp_path):
-    with raises_naming(UserError, "eval.lpips", tmp_path / "none.pth"):
-        Lpips(tmp_path / "none.pth")
     (tmp_path / "text.pth").write_text("no weights")
-    with raises_naming(UserError, "eval.lpips", tmp_path / "text.pth"):
-        Lpips(tmp_path / "text.pth")
+    for name in ("none.pth", "text.pth"):
+        with raises_naming(UserError, "eval.lpips", tmp_path / name):
+            Lpips(tmp_path / name)
     state = torch.load(weights, weights_only=True)
     torch.save({name: value for name, value in state.items() if "21" not in name}, tmp_path / "part.pth")
     with raises_naming(UserError, "eval.lpips", "features.21.weight"):
@@ -89,9 +90,6 @@ def test_a_file_without_such_weights_is_refused(weights, tmp_path):
 
 @pytest.mark.parametrize("given", [False, True])
 def test_scores_hold_it_or_null(weights, small_config, tmp_path, given: bool):
-    from nerfkit.data.load import load_scene
-    from nerfkit.training.evaluator import evaluate, in_one_line
-
     trainer = make_trainer(small_config)
     trainer.save(tmp_path / "run")
     small_config.eval.lpips = str(weights) if given else ""
@@ -101,7 +99,5 @@ def test_scores_hold_it_or_null(weights, small_config, tmp_path, given: bool):
     written = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert written["lpips"] == metrics["lpips"]
     assert (metrics["lpips"] is not None) == given and (metrics["protocol"]["lpips"] is not None) == given
-    assert not given or metrics["lpips"] == pytest.approx(
-        sum(row["lpips"] for row in metrics["views"]) / len(views.files)
-    )
-    assert "LPIPS" in in_one_line(metrics) and ("eval.lpips" in in_one_line(metrics)) != given
+    if given:
+        assert metrics["lpips"] == pytest.approx(sum(row["lpips"] for row in metrics["views"]) / len(views.files))

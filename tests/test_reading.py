@@ -6,15 +6,13 @@ from pathlib import Path
 import pytest
 
 from nerfkit.errors import RunError, SceneError
-from nerfkit.reading import native_name, read_json, read_regular, read_text_utf8, shown
+from nerfkit.reading import native_name, read_json, read_regular, shown
 from tests.naming import raises_naming
 
 
 def test_reads_what_is_there(tmp_path):
     file = tmp_path / "a.json"
     file.write_bytes(b'\xef\xbb\xbf{"\xc3\xbc": [1, 2.5, NaN, "\xe2\x82\xac"]}')
-    assert read_regular(file, 100, "file").startswith(b"\xef\xbb\xbf{")
-    assert read_text_utf8(file, RunError).startswith("{")
     content = read_json(file, RunError)
     assert content["ü"][:2] == [1, 2.5] and content["ü"][3] == "€"
     (tmp_path / "link.json").symlink_to(file)
@@ -25,11 +23,7 @@ CONTENTS = {
     "cut_short": (b'{"a": [1, 2', "JSON"),
     "empty": (b"", "JSON"),
     "latin_1": ('{"ü": 1}'.encode("latin-1"), "UTF-8", "0xfc", "2"),
-    "utf_16": ('{"a": 1}'.encode("utf-16"), "UTF-8"),
-    "binary": (bytes(range(256)), "UTF-8"),
     "nested": (b"[" * 50_000 + b"]" * 50_000, "nested"),
-    "nested_objects": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, "nested"),
-    "above_a_float": (b"[1" + b"0" * 400 + b"]", "401"),
     "above_an_int": (b"[-1" + b"0" * 5000 + b"]", "5002"),
     "large": (b"[" + b"1," * 600 + b"1]", "1203", "1000"),
 }
@@ -51,9 +45,7 @@ def test_bad_content(tmp_path, name: str):
     [
         ("nowhere", ("nowhere", "No such file")),
         ("", ("folder",)),
-        ("n" * 5000, ("File name too long",)),
         ("a\0b", (r"a\x00b",)),
-        ("a.json/b", ("a.json/b", "Not a directory")),
         ("\ud800", (r"\ud800",)),
     ],
 )
@@ -72,9 +64,6 @@ def test_only_regular_files_are_opened(tmp_path):
         for kind, path in kinds.items():
             with raises_naming(SceneError, path, kind):
                 read_regular(Path(path), 1000, "image", SceneError)
-
-
-def test_a_file_whose_size_is_not_told():
     with raises_naming(RunError, "/proc/self/maps"):
         read_regular(Path("/proc/self/maps"), 10**6, "file", RunError)
 

@@ -13,16 +13,6 @@ from nerfkit.errors import UserError
 from scripts import bench_train, sweep
 from tests.naming import assert_names, raises_naming
 
-
-def runs(scores: dict[str, dict[str, list[float]]]) -> list[dict]:
-    return [
-        {"case": case, "scene": scene, "seed": seed, "psnr": psnr, "ms_per_step": 1.0}
-        for case, by_scene in scores.items()
-        for scene, values in by_scene.items()
-        for seed, psnr in enumerate(values)
-    ]
-
-
 BASE = {"lego": [30.0, 30.2, 30.1], "fox": [25.0, 25.3, 24.9]}
 VERDICTS = {
     "better": ({"lego": [31.0, 31.1, 31.2], "fox": [25.6, 25.9, 25.7]}, "better", ""),
@@ -43,12 +33,7 @@ def test_a_verdict_follows_from_differences_and_spreads(name: str):
     assert sweep.verdict(values, "a", "a", list(BASE)) == ""
 
 
-def test_the_table_has_a_row_for_each_case_and_a_column_for_each_scene():
-    lines = sweep.table(runs({"default": BASE, "b": {"lego": [31.0, 31.4]}})).splitlines()
-    assert len(lines) == 4
-    assert_names(lines[0], "lego", "fox")
-    assert_names(lines[2], "default", "30.10 ± 0.10", "25.07 ± 0.20")
-    assert_names(lines[3], "b", "31.20 ± 0.20")
+MEASURED = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9, "ms_per_step": 1.0}
 
 
 def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, capsys):
@@ -57,43 +42,25 @@ def test_a_sweep_goes_on_where_it_stopped(toy_scene, tmp_path, monkeypatch, caps
     def measure(options, case, seed, scene, train, test, device) -> dict:
         settings = bench_train.varied(options, case.changes, seed)
         asked.append((case.title, seed, settings.sampling.step, settings.model.state))
-        zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9}
         budget = {"preset": {"max_seconds": settings.trainer.max_seconds}, "curve": [{"seconds": 7.0}]}
-        return {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed, "ms_per_step": 1.0} | zeros | budget
+        return MEASURED | {"seed": seed, "seconds": 7.0, "psnr": 20.0 + seed} | budget
 
     monkeypatch.setattr(bench_train, "measure", measure)
     arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene},model.state=8", "--device", "cpu"]
-    assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step=0.02"]) == 0
     default = bench_train.config.Config().sampling.step
-    first = [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]
-    assert asked == first
+    assert sweep.main([*arguments, "--seeds", "0", "1", "--cases", "", "near:sampling.step=0.02"]) == 0
+    assert asked == [("default", 0, default, 8), ("default", 1, default, 8), ("near", 0, 0.02, 8), ("near", 1, 0.02, 8)]
     assert sweep.main([*arguments, "--seeds", "0", "1", "2", "--cases", "", "model.state=4"]) == 0
     assert asked[4:] == [("default", 2, default, 8), *(("model.state=4", seed, default, 4) for seed in range(3))]
     assert sweep.main([*arguments, "--seeds", "0", "--cases", "", "--seconds", "7"]) == 0
     assert len(asked) == 9, "another budget is another run"
+    monkeypatch.setitem(FIELD, "trainer.distortion", ((0.25, OTHERWISE),))
+    assert sweep.main([*arguments, "--seeds", "0", "--cases", ""]) == 0
+    assert len(asked) == 10, "and so is another default"
     with raises_naming(UserError, "--cases", "data.downscale", "--scenes"):
         sweep.main([*arguments, "--cases", "data.downscale=2"])
-    printed = capsys.readouterr().out
-    assert_names(printed, "near", "toy", "20.50 ± 0.50")
-    assert printed.count("dB in 7 s of 60, ended by trainer.steps") == 8 and printed.count("dB in 7 s, ") == 1
-    assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 9
-
-
-def test_what_the_scene_decides_is_part_of_a_run(toy_scene, tmp_path, monkeypatch):
-    """A default of another version makes other runs."""
-    asked = []
-
-    def measure(options, case, seed, scene, train, test, device) -> dict:
-        asked.append(options.resolved(scene, "cpu").trainer.distortion)
-        zeros = {"rays_per_step": 1, "samples_per_step": 1, "fps": 1, "peak_gb": None, "steps": 9, "ms_per_step": 1.0}
-        return zeros | {"seed": seed, "psnr": 20.0, "preset": {"max_seconds": 0}, "curve": [{"seconds": 7.0}]}
-
-    monkeypatch.setattr(bench_train, "measure", measure)
-    arguments = ["--json", str(tmp_path / "s.json"), "--scenes", f"toy={toy_scene}", "--device", "cpu"]
-    for distortion in (0.5, 0.5, 0.25):
-        monkeypatch.setitem(FIELD, "trainer.distortion", ((distortion, OTHERWISE),))
-        assert sweep.main(arguments) == 0
-    assert asked == [0.5, 0.25]
+    assert_names(capsys.readouterr().out, "near", "toy", "20.50 ± 0.50")
+    assert len(json.loads((tmp_path / "s.json").read_text())["runs"]) == 10
 
 
 def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):
@@ -108,26 +75,6 @@ def test_runs_of_another_time_or_device_are_not_mixed(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert_names(printed, "30 s, a", "60 s, a", "30 s, b", "30.00", "40.00", "20.00")
     assert "±" not in printed
-
-
-def test_a_file_of_options_is_read_however_it_is_given(tmp_path):
-    (tmp_path / "a.toml").write_text("[trainer]\nsamples = 256\n")
-    (tmp_path / "b.toml").write_text("[trainer]\nwarmup = 7\n")
-    one, two = (str(tmp_path / name) for name in ("a.toml", "b.toml"))
-    for arguments in ([f"--config={one}"], ["--config", one, "--config", two]):
-        options = bench_train.parse(arguments, "", "bench")
-        assert options.trainer.samples == 256 and options.trainer.warmup == (7 if len(arguments) > 1 else 100)
-
-
-def test_marks_within_one_step_do_not_end_a_run(toy_scene, tmp_path):
-    (tmp_path / "small.toml").write_text(
-        "[model]\nlog2_table = 8\n[sampling]\nstep = 0.1\noccupancy_resolution = 8\n[trainer]\nsamples = 256\n"
-    )
-    arguments = ["--config", tmp_path / "small.toml", "--data.path", toy_scene, "--device", "cpu", "--steps", 6]
-    arguments += ["--at", 1e-9, 2e-9, "--frames", 1, "--views", 1, "--json", tmp_path / "out.json"]
-    bench_train.main(list(map(str, arguments)))
-    (run,) = json.loads((tmp_path / "out.json").read_text())["runs"]
-    assert run["steps"] == 6 and [point["steps"] for point in run["curve"]] == [1, 6]
 
 
 def test_values_of_a_case_need_no_quotes():

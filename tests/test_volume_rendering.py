@@ -79,21 +79,6 @@ def test_an_interval_cut_in_two_changes_nothing(pair, counts, seed, log):
 
 
 @volumes
-def test_rays_in_another_order_are_the_same_rays(pair, counts, seed, log):
-    values = volume(counts, seed, log)
-    order = torch.randperm(len(counts), generator=torch.Generator().manual_seed(seed))
-    pieces = torch.arange(sum(counts)).split(counts) if counts else ()
-    samples = torch.cat([pieces[ray] for ray in order.tolist()]) if counts else torch.zeros(0, dtype=torch.int64)
-    changes = {name: values[name][samples] for name in ("density", "rgb", "t_starts", "t_ends")}
-    ray_offsets = offsets_from_counts(values["ray_offsets"].diff()[order])
-    out = rendered(values, pair)
-    moved = rendered(values, pair, **changes, ray_offsets=ray_offsets, background=values["background"][order])
-    for name in ("color", "opacity", "depth"):
-        torch.testing.assert_close(moved[name], out[name][order], rtol=1e-9, atol=1e-9, msg=name)
-    torch.testing.assert_close(moved["weights"], out["weights"][samples], rtol=1e-9, atol=1e-9)
-
-
-@volumes
 def test_the_background_shows_through_what_is_not_opaque(pair, counts, seed, log):
     """Exactly 1 - opacity of it, and it changes neither opacity nor depth."""
     values = volume(counts, seed, log)
@@ -102,19 +87,6 @@ def test_the_background_shows_through_what_is_not_opaque(pair, counts, seed, log
     torch.testing.assert_close(out["color"] - over_black["color"], through, rtol=0, atol=1e-13)
     for name in ("opacity", "depth"):  # not to the bit: on a GPU the definition adds in an order of its own
         torch.testing.assert_close(out[name], over_black[name], **EXACT)
-
-
-@volumes
-def test_a_larger_scene_of_thinner_stuff_looks_the_same(pair, counts, seed, log):
-    """Space times s and density by s: colors stay, depths are s times as large."""
-    values, s = volume(counts, seed, log), 3.7
-    out = rendered(values, pair)
-    larger = rendered(
-        values, pair, density=values["density"] / s, t_starts=values["t_starts"] * s, t_ends=values["t_ends"] * s
-    )
-    for name in ("color", "opacity", "weights"):
-        torch.testing.assert_close(larger[name], out[name], **EXACT, msg=name)
-    torch.testing.assert_close(larger["depth"], out["depth"] * s, **EXACT)
 
 
 @volumes

@@ -61,13 +61,8 @@ class CroppedSampler(nn.Module):
             values = density_fn(positions)
             return torch.where(self.crop.inside(positions), values, torch.zeros_like(values))
 
-        return _inside(self.sampler(rays, density, jitter), self.crop)
-
-
-def _inside(samples: Samples, crop: Crop) -> Samples:
-    """Those of the `samples` in the crop."""
-    inside = crop.inside(samples.positions)  # [N]
-    n_rays = samples.ray_offsets.shape[0] - 1
-    counts = sum_rays(inside.long()[:, None], samples.ray_index, n_rays)[:, 0]  # [R]
-    chosen = (x[inside] for x in (samples.positions, samples.t_starts, samples.t_ends, samples.ray_index))
-    return Samples(*chosen, offsets_from_counts(counts), samples.ray_complete)
+        samples = self.sampler(rays, density, jitter)
+        inside = self.crop.inside(samples.positions)  # [N]
+        n_rays = samples.ray_offsets.shape[0] - 1
+        counts = sum_rays(inside.long()[:, None], samples.ray_index, n_rays)[:, 0]  # [R]
+        return Samples(*(x[inside] for x in samples[:4]), offsets_from_counts(counts), samples.ray_complete)

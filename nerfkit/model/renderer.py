@@ -23,6 +23,7 @@ from nerfkit.model.compositing import Rendering, composite_samples
 from nerfkit.model.sampling import box_of, build_sampler
 from nerfkit.model.stages import Decoder, FeatureGrid, RayAggregator, RayEncoder
 from nerfkit.ops import Resolved, choices, resolve, spherical_harmonics
+from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
 
 
 class Renderer(Model):
@@ -106,7 +107,7 @@ class Renderer(Model):
         if isinstance(self.decoder, Decoder):
             unfit["mlp"] = self.decoder.why_no_kernel(device, dtype)
         if isinstance(self.aggregator, RayAggregator):
-            unfit["lltm"] = self.aggregator.why_no_kernel(device)
+            unfit["lltm"] = why_no_lltm(device, self.aggregator.n_state, self.aggregator.n_input)
         chosen = choices() | self.backends
         own = {op: resolve(op, str(device), chosen[op], why) for op, why in unfit.items()}
         return super().resolved(device) | own

@@ -94,7 +94,7 @@ class OccupancySampler(OccupancyGrid):
     def _kept(self, rays: Rays, marched: Intervals, density: Tensor, waits: bool) -> Intervals:
         """Of the marched intervals, with their `density` [M], the visible ones of an opacity that counts: a small part
         of all. NaN counts, for the loss has to show it."""
-        ray_offsets = offsets_from_counts(self._count_visible(marched, density))
+        ray_offsets = offsets_from_counts(count_visible(density, *marched, self.config.min_transmittance))
         n_rows = int(ray_offsets[-1]) if waits else len(marched.t_starts)
         _, t_starts, t_ends, ray_index = compact_samples(*rays[:2], *marched, ray_offsets, n_rows)  # visible
         row = torch.arange(n_rows, device=ray_index.device)
@@ -108,10 +108,6 @@ class OccupancySampler(OccupancyGrid):
         t_starts, t_ends = (t.new_zeros(n_rows + 1).scatter(0, target, t)[:-1] for t in (t_starts, t_ends))
         return Intervals(t_starts, t_ends, up_to[ray_offsets])
 
-    def _count_visible(self, marched: Intervals, density: Tensor) -> Tensor:
-        """Visible intervals [R] of each ray, from the density [M] of all."""
-        return count_visible(density, *marched, self.config.min_transmittance)
-
     def _density(self, rays: Rays, marched: Intervals, density_fn: DensityFn, waits: bool) -> Tensor:
         """Density [M] of the marched intervals, of all of them; or, where they are many, in two passes: of the first of
         each ray, then of the others where those leave the ray visible, else 0.
@@ -124,7 +120,7 @@ class OccupancySampler(OccupancyGrid):
         density = torch.zeros_like(marched.t_starts)
         first = counts.clamp(max=FIRST_PASS_SAMPLES)
         _evaluate_density(rays, marched, density_fn, 0, first, density)
-        passes = self._count_visible(marched, density) > first  # [R]
+        passes = count_visible(density, *marched, self.config.min_transmittance) > first  # [R]
         others = torch.where(passes, counts - first, 0)
         _evaluate_density(rays, marched, density_fn, FIRST_PASS_SAMPLES, others, density)
         return density
@@ -145,10 +141,7 @@ class BoxSampler(OccupancySampler):
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
-        return march(
-            rays.origins, rays.directions, self.occupancy, self.box,
-            config.step, config.near, config.far, jitter, capacity,
-        )  # fmt: skip
+        return march(*rays[:2], self.occupancy, self.box, config.step, config.near, config.far, jitter, capacity)
 
     def points_in(self, unit: Tensor) -> Tensor:
         return self.box[0] + unit * (self.box[1] - self.box[0])
@@ -189,10 +182,8 @@ class ContractedSampler(OccupancySampler):
         return torch.ones_like(rays.origins[:, 0], dtype=torch.bool)
 
     def march(self, rays: Rays, jitter: Tensor | None, capacity: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        return march(
-            rays.origins, rays.directions, self.occupancy, self.box, None,
-            jitter=jitter, capacity=capacity, ladder=self.ladder,
-        )  # fmt: skip
+        grid = self.occupancy, self.box
+        return march(*rays[:2], *grid, None, jitter=jitter, capacity=capacity, ladder=self.ladder)
 
     def points_in(self, unit: Tensor) -> Tensor:
         return uncontract(4 * unit - 2, self.box)

@@ -16,7 +16,6 @@ from nerfkit.contraction import contract
 from nerfkit.nn import MLP
 from nerfkit.nn import FeatureGrid as GridOfUnitCube
 from nerfkit.ops import depthwise_conv1d, lltm
-from nerfkit.ops.lltm import why_no_kernel as why_no_lltm
 from nerfkit.ops.mlp import why_no_kernel as why_no_mlp
 from nerfkit.ops.spherical_harmonics import N_HARMONICS
 
@@ -69,10 +68,6 @@ class RayAggregator(nn.Module):
         bound = n_state**-0.5
         self.weight = nn.Parameter(torch.empty(3 * n_state, n_state + n_input).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(3 * n_state))
-
-    def why_no_kernel(self, device: torch.device) -> str | None:
-        """Why the fused kernel of `device` does not support the sizes; None if it does."""
-        return why_no_lltm(device, self.n_state, self.n_input)
 
     def forward(self, encoded: Tensor, ray_offsets: Tensor) -> Tensor:
         """State [N, H] after each of the packed samples [N, C]."""

@@ -1,23 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""setup.py reads its variables strictly: a word that it does not know is an error, not another build.
+"""setup.py compiles only what changed, builds what it can, and says what was built, for `nerfkit doctor` to repeat.
 
-And what it says of the build, for `nerfkit doctor` to repeat.
+It reads its variables strictly: a word that it does not know is an error, not another build.
 """
 
+import os
 import platform
+import re
 import runpy
 import shutil
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import setuptools
-import torch
 
 from tests.naming import assert_names, raises_naming
 from tests.package.conftest import ROOT
 
-VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CUDA_PATH CXX".split()
+VARIABLES = "NERFKIT_NATIVE NERFKIT_CUDA NERFKIT_TORCH_DIR TORCH_CUDA_ARCH_LIST CUDA_HOME CXX".split()
 
 
 @pytest.fixture
@@ -64,15 +67,10 @@ def no_nvcc(monkeypatch) -> None:
     "variables, words",
     [
         ({"NERFKIT_NATIVE": "yes"}, ("NERFKIT_NATIVE", "auto", "0", "1", "'yes'")),
-        ({"NERFKIT_CUDA": "yes"}, ("NERFKIT_CUDA", "auto", "0", "1", "'yes'")),
-        ({"NERFKIT_TORCH_DIR": "/nowhere", "NERFKIT_NATIVE": "0"}, ("NERFKIT_TORCH_DIR=/nowhere", "2.10", "include")),
         ({"NERFKIT_TORCH_DIR": "/tmp"}, ("NERFKIT_TORCH_DIR=/tmp", "2.10", "include")),
         ({"NERFKIT_NATIVE": "1", "CXX": "no-such-compiler"}, ("no-such-compiler",)),
         ({"NERFKIT_NATIVE": "0", "NERFKIT_CUDA": "1"}, ("NERFKIT_NATIVE=0",)),
-        *(
-            ({"NERFKIT_CUDA": "1", "TORCH_CUDA_ARCH_LIST": f"8.0 {wrong}"}, ("TORCH_CUDA_ARCH_LIST", "9.0a", wrong))
-            for wrong in ("Hopper", "90", "sm_90", "9.0+ptx")
-        ),
+        ({"NERFKIT_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "8.0 sm_90"}, ("TORCH_CUDA_ARCH_LIST", "9.0a", "sm_90")),
     ],
 )
 def test_what_cannot_be_is_an_error(variables: dict[str, str], words: tuple, toolkit: str, read_setup):
@@ -81,15 +79,13 @@ def test_what_cannot_be_is_an_error(variables: dict[str, str], words: tuple, too
 
 
 def test_a_missing_toolkit_is_an_error_that_names_where_it_was_sought(tmp_path: Path, read_setup, no_nvcc):
-    with raises_naming(SystemExit, "NERFKIT_CUDA=1", f"CUDA_HOME={tmp_path}", "bin/nvcc"):
+    with raises_naming(SystemExit, "NERFKIT_CUDA=1", tmp_path, "bin/nvcc"):
         read_setup(CUDA_HOME=str(tmp_path), NERFKIT_CUDA="1")
 
 
 def test_variables_are_followed(read_setup):
     assert read_setup(CXX="", NERFKIT_NATIVE="", NERFKIT_CUDA="0")["CXX"] == ["g++"], "empty is as if unset"
     assert read_setup(CXX="clang++ -v", NERFKIT_CUDA="0")["CXX"] == ["clang++", "-v"]
-    folder = Path(torch.__file__).parent
-    assert read_setup(NERFKIT_TORCH_DIR=str(folder), NERFKIT_CUDA="0")["TORCH"].folder == folder
 
 
 def test_architectures_are_those_asked_for_or_of_the_gpus_or_known_to_nvcc(toolkit: str, tmp_path: Path, read_setup):
@@ -110,20 +106,13 @@ def test_only_a_build_runs_programs(toolkit: str, read_setup, monkeypatch):
     assert "nerfkit._C_cuda" in [module.name for module in names["modules"]]
 
 
-@pytest.mark.parametrize(
-    "variables, reason",
-    [
-        ({"NERFKIT_CUDA": "0"}, ("NERFKIT_CUDA=0",)),
-        ({"CUDA_HOME": "/nowhere"}, ("no nvcc", "CUDA_HOME=/nowhere")),
-    ],
-)
-def test_a_summary_says_what_was_built_and_why_not_more(variables, reason, toolkit: str, read_setup, no_nvcc):
-    names = read_setup(**variables)
+def test_a_summary_says_what_was_built_and_why_not_more(toolkit: str, read_setup, no_nvcc):
+    names = read_setup(CUDA_HOME="/nowhere")
     if why := names["why_pure_python"]():
         pytest.skip(f"nothing is built here: {why}")
     built = {module.name.removeprefix("nerfkit.") for module in names["modules"]}
-    assert_names(names["summary"](built), platform.machine(), "baseline", "no CUDA", *reason)
-    assert_names(names["summary"](set()), "no baseline", *reason)
+    assert_names(names["summary"](built), platform.machine(), "baseline", "no CUDA", "no nvcc", "/nowhere")
+    assert_names(names["summary"](set()), "no baseline")
 
 
 def test_cuda_ops_are_said_with_their_architectures(toolkit: str, read_setup):
@@ -140,3 +129,86 @@ def test_pure_python_is_said_with_its_reason(missing: str, read_setup, monkeypat
     names = read_setup(NERFKIT_CUDA="0", **variables.get(missing, {}))
     assert names["modules"] == []
     assert_names(names["summary"](set()), "pure Python", missing)
+
+
+# Builds of a small tree
+
+FILES = {
+    "schema.cpp": "int schema;\n",
+    "build_info.cpp": "const char* facts = BUILD_TARGETS;\n",
+    "one/args.h": "#define ONE 1\n",
+    "one/bind.cpp": '#include "one/args.h"\nint bound = ONE;\n',
+    "one/cpu.cpp": '#include "one/args.h"\nint kernel() { return ONE; }\n',
+    "two/bind.cpp": "int two;\n",
+}
+STEP = re.compile(r"^nerfkit build: (\d+) of (\d+), (\S+) \(\S+\)$", re.M)
+
+
+class Tree:
+    """A folder with setup.py and a few sources, which includes none of torch and compiles in no time."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copy(ROOT / "setup.py", folder)
+        for name, text in FILES.items():
+            self.write(name, text)
+
+    def write(self, name: str, text: str) -> None:
+        file = self.folder / "cuda" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def build(self, status: int = 0, **variables: str) -> str:
+        """What a build says."""
+        command = [sys.executable, "setup.py", "build_ext", "--build-lib", "out"]
+        environment = os.environ | {"NERFKIT_NATIVE": "1", "NERFKIT_CUDA": "0", "MAX_JOBS": "2"} | variables
+        done = subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stderr
+
+    def compiled(self, **variables: str) -> list[str]:
+        """Sources that a build compiles, once for each library that they are compiled for."""
+        return sorted(match[3] for match in STEP.finditer(self.build(**variables)))
+
+    def libraries(self) -> set[str]:
+        return {file.name for file in (self.folder / "out" / "nerfkit").glob("*.so")}
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    if (sys.platform, platform.machine()) != ("linux", "x86_64") or not shutil.which("g++"):
+        pytest.skip("needs g++, and counts the libraries of Linux on x86-64")
+    return Tree(tmp_path)
+
+
+@pytest.mark.slow
+def test_only_what_changed_is_compiled_again(tree: Tree):
+    once, thrice = ["one/bind.cpp", "schema.cpp", "two/bind.cpp"], ["build_info.cpp", "one/cpu.cpp"]
+    said = tree.build()
+    steps = list(STEP.finditer(said))
+    assert sorted(step[3] for step in steps) == sorted(once + thrice * 3)
+    assert [(int(step[1]), int(step[2])) for step in steps] == [(n, 12) for n in range(1, 10)], "then three are linked"
+    assert re.search(r"^nerfkit build: done: .*baseline\+AVX2\+AVX-512", said, re.M)
+    assert tree.libraries() == {"_C.so", "_C_avx2.so", "_C_avx512.so"}
+    assert tree.compiled() == []
+    tree.write("one/args.h", "#define ONE 2\n")
+    assert tree.compiled() == ["one/bind.cpp", *["one/cpu.cpp"] * 3]
+    tree.write("schema.cpp", "int other_schema;\n")
+    assert tree.compiled() == [*["build_info.cpp"] * 3, "schema.cpp"], "its hash is in build_info"
+    assert tree.compiled(CXX="g++ -g0") == sorted(once + thrice * 3), "another command"
+
+
+@pytest.mark.slow
+def test_one_library_that_fails_leaves_the_others(tree: Tree):
+    tree.build()
+    tree.write("one/cpu.cpp", "#ifdef __AVX512F__\n#error not here\n#endif\nint kernel() { return 1; }\n")
+    said = tree.build(NERFKIT_NATIVE="auto")
+    assert_names(said, "not here", "one/cpu.cpp (AVX-512)", "no AVX-512 ops: they did not compile")
+    assert tree.libraries() == {"_C.so", "_C_avx2.so"}, "nor is an older one left"
+
+
+@pytest.mark.slow
+def test_a_library_that_must_be_built_stops_the_build(tree: Tree):
+    tree.write("two/bind.cpp", "this is not C++\n")
+    assert_names(tree.build(status=1), "two/bind.cpp", "error:", "nerfkit._C failed")
+    assert not tree.libraries()

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `pip install` gives: the package, its command, presets and headers, in an environment that has nothing else."""
+"""The sdist is enough to build and to test, an installed wheel has all that users need, on every torch from 2.10 on."""
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -18,6 +20,35 @@ from tests.test_add_an_op import BLOCK
 from tests.toy_scene import write_scene
 
 pytestmark = pytest.mark.slow
+
+SYMBOLS = set(re.findall(r"^\w+$", (Path(__file__).parent / "torch_2_10_symbols.txt").read_text(), re.M))
+# The libraries that every Linux has, and what torch's own process has loaded; all else would be C++ of one torch.
+SYSTEM = re.compile(r"lib(torch|torch_cpu|stdc\+\+|m|gcc_s|c|dl|rt|pthread|cudart)\.so[.\d]*|ld-linux-.*")
+
+
+def tracked() -> list[str]:
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a checkout: the files that git has are what an sdist should hold")
+    return subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def test_the_sdist_holds_the_checkout_without_the_scenes(sdist: Path):
+    held = {str(file.relative_to(sdist)) for file in sdist.rglob("*") if file.is_file()}
+    images = re.compile(r"data/\w+/(((depth/)?(train|val|test)|images|depth)/\w+\.(png|jpg|npz)|surface\.npz)")
+    for name in tracked():
+        if (ROOT / name).exists() and not name.startswith((".ci/", ".git")):
+            assert (name in held) != bool(images.fullmatch(name)), name
+    assert not [name for name in held if name.endswith((".so", ".pyc", "built.txt"))]
+
+
+@pytest.mark.long
+def test_its_tests_pass(sdist: Path):
+    """The faster ones, without fused ops."""
+    path = os.pathsep.join(filter(None, [str(sdist), os.environ.get("PYTHONPATH")]))
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not long and not cuda"]
+    slow = ["--ignore", "tests/ops", "--ignore", "tests/test_commands.py"]  # they read nothing that others do not
+    said = run(*pytest_, *slow, folder=sdist, PYTHONPATH=path, NERFKIT_NATIVE="0")
+    assert re.search(r"\d+ passed", said)
 
 
 @pytest.fixture(scope="module")
@@ -89,3 +120,20 @@ def test_an_installation_builds_ones_own_op(installed, tmp_path: Path):
         (tmp_path / block["name"]).write_text(block["text"])
     said = installed.run("python", "check.py", folder=tmp_path, TORCH_EXTENSIONS_DIR=str(tmp_path / "built"))
     assert "all checks passed" in said
+
+
+@pytest.mark.skipif(not all(map(shutil.which, ("nm", "c++filt", "readelf"))), reason="needs nm, c++filt and readelf")
+@pytest.mark.parametrize("name", ["_C.so", "_C_avx2.so", "_C_avx512.so", "_C_cuda.so"])
+def test_libraries_want_what_torch_2_10_has_and_no_others(name: str):
+    library = ROOT / "nerfkit" / name
+    if not library.exists():
+        pytest.skip(f"{name} is not built here")
+    listing = subprocess.run(["nm", "-D", "--undefined-only", library], capture_output=True, text=True, check=True)
+    names = "\n".join(line.split()[-1].partition("@")[0] for line in listing.stdout.splitlines())
+    demangled = subprocess.run(["c++filt"], input=names, capture_output=True, text=True, check=True).stdout
+    # Those that only torch can have: its C functions, and C++ that is not the standard library's.
+    wanted = {name for name in demangled.split("\n") if re.search(r"torch|c10|\bat::|caffe", name)}
+    assert wanted and wanted <= SYMBOLS, f"not of torch 2.10's stable ABI: {sorted(wanted - SYMBOLS)}"
+    listing = subprocess.run(["readelf", "-d", library], capture_output=True, text=True, check=True).stdout
+    needed = re.findall(r"NEEDED.*\[(.*)\]", listing)
+    assert needed and all(SYSTEM.fullmatch(other) for other in needed), needed
