@@ -123,7 +123,7 @@ def decoded(frame: bytes) -> list[dict[str, Any]]:
 
 def looking(position: Any, target: Any, up: Any) -> np.ndarray:
     """Quaternion [4] of a camera with OpenCV axes."""
-    from nerfkit.viewer.geometry import quaternion_of
+    from nerfkit.viewer.frames import quaternion_of
 
     forward = np.asarray(target, dtype=float) - position
     forward /= np.linalg.norm(forward)

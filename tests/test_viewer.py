@@ -24,8 +24,7 @@ from nerfkit.training.run.folder import RunFolder
 from nerfkit.training.step.randomness import seed_everything
 from nerfkit.viewer import page as page_module
 from nerfkit.viewer import viewer as viewer_module
-from nerfkit.viewer.frames import OUTPUTS
-from nerfkit.viewer.geometry import rotation_of, vertical_fov
+from nerfkit.viewer.frames import OUTPUTS, rotation_of, vertical_fov
 from nerfkit.viewer.page import Page, ViewerOptions, bound
 from scripts.bench_viewer import FakeBrowser
 from tests.viewing import Browser, new_training, served, small_run, tiny_config, vanish, wait_for

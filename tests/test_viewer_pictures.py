@@ -29,8 +29,7 @@ from nerfkit.rendering.images import colorize
 from nerfkit.rendering.paths import CameraPath, Keyframe
 from nerfkit.viewer import viewer as viewer_module
 from nerfkit.viewer.engine import Engine
-from nerfkit.viewer.frames import ModelFrame, depth_range
-from nerfkit.viewer.geometry import nearest_view, viewpoint
+from nerfkit.viewer.frames import ModelFrame, depth_range, nearest_view, viewpoint
 from nerfkit.viewer.page import Page, ViewerOptions
 from nerfkit.viewer.panels.path import VideoControls
 from nerfkit.viewer.scene import ViewerScene, photos

@@ -18,7 +18,7 @@ from nerfkit.errors import UserError
 from nerfkit.export.fields import DensityField, DepthField
 from nerfkit.export.grid import BLOCK, Grid, Piece, joined, piece_of_block
 from nerfkit.export.images import linear
-from nerfkit.export.views import Seen, View, Views
+from nerfkit.export.views import Seen, Views
 from nerfkit.export.writing import Work, optional, oriented_columns, ply_bytes
 
 FORMATS = ("ply", "glb")
@@ -182,7 +182,9 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     best = torch.zeros(len(vertices), BEST)  # scores of the best cameras, on the CPU
     colors = torch.zeros(len(vertices), BEST, 3, dtype=torch.uint8)
     for view in tqdm(views, total=len(views), desc="colors", unit="view", dynamic_ncols=True):
-        occluder = _occluder(view, (*vertices.split(CHUNK), *middles.split(CHUNK)), cell, device)
+        parts = [view.see(chunk.to(device)) for chunk in (*vertices.split(CHUNK), *middles.split(CHUNK))]
+        surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
+        occluder = Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
         chunks = (x.split(CHUNK) for x in (vertices, normals, best, colors))
         for points, normal, best_here, colors_here in zip(*chunks, strict=True):
             points, normal = points.to(device), normal.to(device)
@@ -200,13 +202,6 @@ def _seen_colors(mesh: Mesh, views: Views, cell: float, device: torch.device) ->
     taken = (best > 0).float()  # [V, BEST]
     mean = (colors.float() * taken[..., None]).sum(1) / taken.sum(1, keepdim=True).clamp(min=1)
     return (best > 0).any(dim=1).numpy(), (mean + 0.5).to(torch.uint8).numpy()
-
-
-def _occluder(view: View, chunks: tuple[Tensor, ...], cell: float, device: torch.device) -> Occluder:
-    """A surface, some points of which are in each chunk, as it hides itself from a view."""
-    parts = [view.see(chunk.to(device)) for chunk in chunks]
-    surface = Seen(*(torch.cat(values) for values in zip(*parts, strict=True)))
-    return Occluder(surface, cell, view.camera.focal[0].max(), view.camera.size(0))
 
 
 def by_most_neighbours(faces: np.ndarray, seen: np.ndarray) -> np.ndarray:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from types import ModuleType
@@ -161,11 +161,8 @@ class Work:
         """The arrays of a part: as an earlier attempt left them, or else made now and kept."""
         file = f"{name}.npz"
         if self.folder.owns(file):
-            try:
-                with np.load(self.folder.path / file, allow_pickle=False) as arrays:
-                    return dict(arrays)
-            except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
-                pass  # damaged: it is made again
+            with np.load(self.folder.path / file, allow_pickle=False) as arrays:
+                return dict(arrays)
         content, arrays = BytesIO(), make()
         np.savez(content, **arrays)
         self.folder.write(file, content.getvalue())
@@ -176,10 +173,8 @@ class Work:
         self.folder.clear()
         self.folder.unlock()
         (self.folder.path / MARKER).unlink(missing_ok=True)
-        try:
+        with suppress(OSError):  # a file of the user's is in it
             self.folder.path.rmdir()
-        except OSError as error:
-            raise RunError(f"cannot delete the folder {shown(self.folder.path)}: {error.strerror}") from None
 
 
 def ply_bytes(vertices: Arrays, faces: np.ndarray | None = None) -> bytes:

@@ -118,15 +118,11 @@ class Page:
         viser = import_viser()
         self._socket = bound(options.host, options.port)
         self.port: int = self._socket.getsockname()[1]
-        try:
-            with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
-                self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
-            if served != [True]:  # viser has changed: nothing would be checked
-                self.server.stop()
-                raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
-        except BaseException:
-            self._socket.close()
-            raise
+        with _quiet(), _guarded(self._socket, own_names(options.host, options.names)) as served:
+            self.server: viser.ViserServer = viser.ViserServer(options.host, self.port, verbose=False)
+        if served != [True]:  # viser has changed: nothing would be checked
+            self.server.stop()
+            raise UserError(f"viser {viser.__version__} is not one that the viewer knows; {INSTALL}")
         from viser import _messages
 
         for message in (_messages.ShareUrlRequest, _messages.ShareUrlDisconnect):  # of a tunnel by a foreign host

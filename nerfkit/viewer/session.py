@@ -13,8 +13,7 @@ import numpy as np
 from nerfkit.crop import Crop
 from nerfkit.errors import UserError
 from nerfkit.viewer.engine import Engine, Request
-from nerfkit.viewer.frames import COMPARING, Look
-from nerfkit.viewer.geometry import Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
+from nerfkit.viewer.frames import COMPARING, Look, Viewpoint, in_browser, nearest_view, vertical_fov, viewpoint
 from nerfkit.viewer.pacing import Sharing
 from nerfkit.viewer.scene import ViewerScene
 

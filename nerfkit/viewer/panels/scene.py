@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from nerfkit.crop import CROP, Crop, read_crop, write_crop
 from nerfkit.errors import UserError
 from nerfkit.rendering.images import to_uint8
-from nerfkit.viewer.geometry import in_browser, vertical_fov
+from nerfkit.viewer.frames import in_browser, vertical_fov
 from nerfkit.viewer.session import Session, State
 
 if TYPE_CHECKING:

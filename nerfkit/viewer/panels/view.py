@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,6 @@ import torch
 from nerfkit.viewer.frames import COLORMAPS, COMPARING, OUTPUTS
 from nerfkit.viewer.scene import ViewerScene
 from nerfkit.viewer.session import Session, State
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 if TYPE_CHECKING:
     import viser
@@ -162,6 +158,4 @@ def memory_in_use(device: torch.device) -> str:
     """Memory of torch on a GPU, or of the process."""
     if device.type == "cuda":
         return f"{torch.cuda.memory_allocated(device) / 2**30:.2f} GB on {device}"
-    if resource is None:
-        return "unknown"
     return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GB at most"
