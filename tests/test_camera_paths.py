@@ -3,7 +3,6 @@
 
 import json
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -78,9 +77,6 @@ def test_what_cannot_be_rendered_is_named(tmp_path, change, named):
 def test_a_crop_in_it_is_said_not_to_be_used(tmp_path):
     with pytest.warns(UserWarning, match="crop"):
         read_path(write(tmp_path, nerfstudio(crop={"crop_center": [0, 0, 0]})), (8, 8))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        read_path(write(tmp_path, nerfstudio(crop=None)), (8, 8))
 
 
 def test_the_camera_is_at_a_keyframe_at_its_time_and_moves_smoothly(path):

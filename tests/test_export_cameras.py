@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nerfkit.commands import inspect
 from nerfkit.config import Config
 from nerfkit.data.cameras.lens import Lens
 from nerfkit.data.capture import Capture, Points, PosedImage
@@ -26,9 +25,8 @@ from nerfkit.rendering.paths import read_path
 from nerfkit.training.run import checkpoint
 from nerfkit.training.run.folder import RunFolder, describe
 from tests.balls import call, cameras, frame, write_run
-from tests.naming import assert_names, raises_naming
+from tests.naming import raises_naming
 from tests.posed_captures import PINHOLE, capture_in
-from tests.processes import run_main
 from tests.toy_scene import write_scene
 
 
@@ -108,7 +106,7 @@ def test_every_lens_is_read_back_or_refused_by_name(model, tmp_path):
         assert path.focal[0, 1] == pytest.approx(lens.focal[1], rel=1e-5) and path.size() == (40, 30)
 
 
-def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypatch, capsys):
+def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypatch):
     """Names with folders and endings, so that others find the images."""
     toy_scene = write_scene(tmp_path / "toy")
     small_config.data.path = str(toy_scene)
@@ -131,13 +129,6 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     about = json.loads((tmp_path / "c" / "export.json").read_text())
     assert (tmp_path / "c" / about["images"]).resolve() == toy_scene.resolve()
     assert all((tmp_path / "c" / about["images"] / image.name).is_file() for image in model.images), "with endings"
-    assert f"images of the COLMAP model: {toy_scene}" in capsys.readouterr().out
-    assert run_main(inspect, str(tmp_path / "c" / "colmap")) == 1
-    said = capsys.readouterr().out
-    assert_names(said, "14 of 14 images are missing", "train/r_0.png", "no image of the model", "there, as images")
-    (tmp_path / "c" / "colmap" / "images").symlink_to(tmp_path / "c" / about["images"])
-    run_main(inspect, str(tmp_path / "c" / "colmap"))
-    assert "14 exist, 0 missing" in capsys.readouterr().out
     path = json.loads((tmp_path / "c" / "camera_path.json").read_text())
     assert (path["render_width"], path["render_height"]) == scene.split("train").cameras.size()
     black = tmp_path / "black.png"
@@ -151,7 +142,6 @@ def test_images_and_points_of_the_scene_at_hand(tmp_path, small_config, monkeypa
     call(tmp_path / "run", "cameras", "--formats", "transforms", "--out", tmp_path / "m")
     content = json.loads((tmp_path / "m" / "transforms.json").read_text())
     assert {(tmp_path / "m" / entry["mask_path"]).resolve() for entry in content["frames"]} == {black.resolve()}
-    assert "masks are named" in capsys.readouterr().out
 
 
 def scene_with_points(folder: Path, lengths: list[int], views: list[int]) -> tuple[Capture, SimpleNamespace]:

@@ -155,15 +155,6 @@ def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
     assert len({drawn.size for drawn in world.drawn[-50:]}) == 1, "and they do not shrink"
 
 
-def test_a_picture_that_is_full_while_moving_is_not_drawn_twice():
-    world = World(per_ray=1e-8)
-    world.ask()
-    world.run(1)
-    world.ask(camera="b")
-    world.run(1)
-    assert [drawn.stage for drawn in world.drawn[-2:]] == [MOVING, FINE] and world.drawn[-2].size == (640, 480)
-
-
 def test_who_moves_comes_before_who_rests_and_clients_take_turns():
     world = World()
     world.ask(client=0)
@@ -260,13 +251,10 @@ def trained(sharing: Sharing, frame: float, step: float, seconds: float, is_awai
 
 
 @pytest.mark.parametrize("picture, step", [(0.03, 0.003), (1.5, 0.02)])
-def test_a_client_that_only_looks_on_costs_what_it_may(picture, step):
+def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_of_the_time(picture, step):
     sharing = Sharing()
     share = trained(sharing, picture, step, 300.0, is_awaited=False)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
-
-
-def test_a_camera_that_moves_gets_half_of_the_time():
     assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)
 
 
@@ -333,11 +321,8 @@ def test_its_own_page_is_answered_and_others_are_refused():
         assert refusal([host], [origin] if origin else [], LOCAL) is None, host
     for hosts, origins in REFUSED:
         assert refusal(hosts, origins, LOCAL), (hosts, origins)
-
-
-def test_a_name_is_allowed_by_an_option():
     assert "gpu7" in refusal(["gpu7:8080"], [], LOCAL)
-    assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None
+    assert refusal(["gpu7:8080"], [], own_names("127.0.0.1", ("GPU7",))) is None  # --viewer.names
 
 
 def test_the_page_loads_nothing_from_elsewhere():

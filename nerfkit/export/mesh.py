@@ -123,13 +123,7 @@ class Occluder:
         cell\, (BEHIND + 2\, COVERS \tan\theta)
 
     behind the nearest, with theta between its normal and the way to the camera. Of two parallel sheets the farther one
-    is hidden if they are 2.3 cells apart, under whatever angle.
-
-    Args:
-        surface: S points on it, about a cell apart.
-        cell: in the unit of distances.
-        focal: [] pixels.
-        size: width and height of the image, pixels.
+    is hidden if they are 2.3 cells apart, under whatever angle. `surface` has S points, about a `cell` apart.
     """
 
     def __init__(self, surface: Seen, cell: float, focal: Tensor, size: tuple[int, int]):

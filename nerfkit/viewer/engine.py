@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
     camera: Any  # of the frame, for `start`
     size: tuple[int, int]  # width and height of the full frame [pixels]
-    look: Any = None  # what is drawn: `look.output` names what costs alike
+    look: Any  # what is drawn: `look.output` names what costs alike
 
 
 class PendingFrame(Protocol):
@@ -224,7 +224,7 @@ class Engine:
         return min(due, key=lambda client: (client.stage, client.drawn_at), default=None)
 
     def _resolution(self, request: Request) -> Resolution:
-        return self.resolutions.setdefault(getattr(request.look, "output", None), Resolution())
+        return self.resolutions.setdefault(request.look.output, Resolution())
 
     def _size(self, request: Request, stage: int) -> tuple[int, int, float]:
         """Width, height and scale of a frame."""
