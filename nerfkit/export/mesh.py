@@ -54,7 +54,6 @@ class Mesh:
         return Mesh(self.vertices[used], number[self.faces[faces]], self.normals[used], self.colors[used])
 
     def in_files(self, frame: Frame | None) -> Mesh:
-        """The mesh in the frame of the scene's files."""
         if frame is None:
             return self
         normals = frame.directions_to_input(self.normals.astype(np.float64)).astype(np.float32)

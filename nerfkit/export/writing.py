@@ -45,7 +45,6 @@ def optional(module: str, what: str) -> ModuleType:
 
 
 def formats_of(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
-    """Names of formats with commas between."""
     names = tuple(dict.fromkeys(name.strip().lower() for name in text.split(",") if name.strip()))
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -197,7 +196,6 @@ def columns(names: str, values: np.ndarray, kind: str) -> Arrays:
 
 
 def oriented_columns(positions: np.ndarray, normals: np.ndarray, colors: np.ndarray) -> Arrays:
-    """Positions, normals [V, 3] and colors [V, 3] uint8."""
     return {
         **columns("x y z", positions, "<f8" if needs_double(positions) else "<f4"),
         **columns("nx ny nz", normals, "<f4"),

@@ -203,7 +203,6 @@ class CameraPath:
 
     @property
     def seconds(self) -> float:
-        """Duration of the whole path."""
         return sum(key.seconds for key in (self.keyframes if self.loop else self.keyframes[:-1]))
 
     @property
@@ -235,7 +234,6 @@ class CameraPath:
         return pinholes(poses, fovs, self.size)
 
     def to_json(self, frame: Frame | None) -> str:
-        """The content of its file."""
         cameras = self.cameras()
         listed = []
         for key in self.keyframes:

@@ -45,16 +45,13 @@ class Viewpoint(NamedTuple):
 
     @classmethod
     def of(cls, pose: np.ndarray, fov: float) -> Viewpoint:
-        """That of a pose [3, 4]."""
         return cls(tuple(pose.flatten().tolist()), float(fov))
 
     @property
     def matrix(self) -> np.ndarray:
-        """Its pose, [3, 4]."""
         return np.array(self.pose).reshape(3, 4)
 
     def cameras(self, width: int, height: int) -> Cameras:
-        """It, for frames of a size."""
         return pinholes([self.matrix], [self.fov], (width, height))
 
 
@@ -101,8 +98,6 @@ def nearest_view(pose: np.ndarray, poses: np.ndarray, scale: float) -> tuple[int
 
 @dataclass(frozen=True)
 class Look:
-    """What is drawn of a scene."""
-
     output: str = "color"  # of OUTPUTS
     colormap: str = "turbo"  # of depth, samples and error
     depth_range: tuple[float, float] | None = None  # ends of the colormap [model units]; None: of the frame's depths
@@ -135,7 +130,6 @@ class ModelFrame:
 
     @torch.no_grad()
     def finish(self) -> np.ndarray:
-        """The image, [H, W, 3] uint8."""
         look, (width, height) = self.look, self.size
         values = {name: value.unflatten(0, (height, width)) for name, value in self.values.items()}
         image = self._image(values)  # [H, W, 3]
@@ -151,7 +145,6 @@ class ModelFrame:
         return (image.clamp(0, 1) * 255 + 0.5).to(torch.uint8).cpu().numpy()
 
     def _image(self, values: dict[str, Tensor]) -> Tensor:
-        """The output of the look, in colors."""
         output, colormap = OUTPUTS[self.look.output], self.look.colormap
         if output == "samples":
             return colorize(values["samples"], 0.0, max(float(values["samples"].max()), 1.0), colormap)

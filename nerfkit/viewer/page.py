@@ -133,7 +133,6 @@ class Page:
 
     @property
     def address(self) -> str:
-        """What to type into a browser on this computer."""
         host = self.options.host
         return f"http://{'localhost' if host in (*LOCAL, '0.0.0.0', '::') else host}:{self.port}"
 
@@ -148,7 +147,6 @@ class Page:
         return "\n".join(lines)
 
     def stop(self) -> None:
-        """Free the port, end all threads."""
         loop = self.server.get_event_loop()
         with suppress(RuntimeError):  # it has been stopped before
             for connection in list(self.server._websock_server._live_connections.values()):

@@ -53,7 +53,6 @@ class PathPanel:
         self.fill()
 
     def tick(self, now: float) -> None:
-        """Move the camera of a preview."""
         self.video.tick()
         if self.playing is None or now - self._shown_at < PREVIEW_SECONDS:
             return
@@ -73,7 +72,6 @@ class PathPanel:
         self.fill()
 
     def fill(self) -> None:
-        """Show the path in the fields and in the scene."""
         keys, chosen = self.path.keyframes, self.chosen
         self.which.options = tuple(map(str, range(len(keys)))) or (NONE,)
         self.which.value = NONE if chosen is None else str(chosen)
@@ -139,7 +137,6 @@ class PathPanel:
         self.choose(at)
 
     def _act(self, action: str, session: Session) -> None:
-        """Do something with the keyframe that is chosen."""
         keys, at, here = self.path.keyframes, self.chosen, session.viewpoint()
         if at is None:
             return
@@ -239,7 +236,6 @@ class PathFiles:
         panel.choose(0 if panel.path.keyframes else None)
 
     def _command(self, session: Session) -> None:
-        """Show the command that renders what a client sees."""
         here = session.viewpoint()
         file = self.keep("view", CameraPath([Keyframe(here.matrix, here.fov)], fps=1, size=session.size()))
         command = typed("nerfkit", "render", self.state.scene.folder.path, "--path", file)
@@ -269,7 +265,6 @@ class VideoControls:
         state.on(lambda session: state.later(self._stop), self.cancel.on_click)
 
     def tick(self) -> None:
-        """End the video of a client that has left."""
         if self.client is not None and self.client not in self.state.sessions:
             self._stop()
 

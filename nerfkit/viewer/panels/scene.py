@@ -141,7 +141,6 @@ class CropPanel:
         state.on(lambda session: self._set(self.box), whole.on_click)
 
     def tick(self, now: float) -> None:
-        """Save the crop when it has rested."""
         if self._changed_at is None or now - self._changed_at < SAVE_SECONDS:
             return
         self._changed_at, folder = None, self.state.scene.folder

@@ -126,7 +126,6 @@ class RunPanel:
             self._plot()
 
     def _progress(self) -> str:
-        """How far training is."""
         state, trainer = self.state, self.state.training
         line = next((line for line in reversed(state.scene.history) if "loss" in line), {})
         step, seconds = (trainer.step, trainer.seconds) if trainer else (line.get("step", 0), line.get("seconds", 0.0))
