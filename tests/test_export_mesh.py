@@ -134,6 +134,19 @@ def test_a_flat_floor_does_not_hide_itself():
     assert occluder.hides(below, cosine)[inner].float().mean() > 0.99
 
 
+def test_a_single_vertex_makes_no_hole_and_no_island():
+    n = 9  # vertices a side of a square of triangles
+    k = np.arange(n * n).reshape(n, n)
+    corner, right, down, far = (part.ravel() for part in (k[:-1, :-1], k[:-1, 1:], k[1:, :-1], k[1:, 1:]))
+    faces = np.concatenate([np.stack([corner, right, down], 1), np.stack([right, far, down], 1)])
+    seen = np.zeros((n, n), dtype=bool)
+    seen[:, :5] = True
+    wanted = seen.copy()
+    seen[4, 1], seen[2, 7] = False, True
+    found = mesh.by_most_neighbours(faces, seen.ravel()).reshape(n, n)
+    assert (found == wanted)[1:-1, 1:-1].all()
+
+
 def test_glb_holds_the_same_mesh(run, tmp_path):
     trimesh = pytest.importorskip("trimesh")
     call(run, "mesh", "--resolution", 24, "--from", "density", "--out", tmp_path / "m", "--formats", "ply,glb")
