@@ -11,6 +11,7 @@ from nerfkit.crop import CROP
 from nerfkit.data.cameras.cameras import Cameras
 from nerfkit.errors import UserError
 from nerfkit.export import fields, mesh
+from nerfkit.export.grid import Grid, piece_of_block
 from nerfkit.export.mesh import Occluder
 from nerfkit.export.views import Seen
 from nerfkit.model.compositing import Rendering, median_depth
@@ -281,6 +282,15 @@ def test_what_cannot_be_exported_is_named(run):
 
 
 # ---- parts
+
+
+def test_corners_of_which_nothing_is_known_have_no_surface():
+    grid, block = Grid.over(np.array([[-1.0, -1, -1], [1, 1, 1]]), 32), np.zeros(3, int)
+    points, _ = grid.points(block[None], torch.device("cpu"))
+    (values,) = grid.split(block[None], torch.sigmoid((0.6 - points.norm(dim=-1)) / 0.05))  # inside of a ball
+    values[:9] = np.nan
+    piece = piece_of_block(grid, block, values)
+    assert 9 <= piece.vertices[piece.faces][..., 0].min() < 10 and len(piece.faces) > 50
 
 
 def test_a_block_that_a_camera_sees_a_point_of_is_not_left_out():
