@@ -12,7 +12,7 @@ from nerfkit.commands import train, view
 from nerfkit.commands.options import train_options
 from nerfkit.errors import ConfigError, UserError
 from nerfkit.viewer.engine import FINE, FULL, MOVING, STILL_AFTER, Engine, Request
-from nerfkit.viewer.pacing import CHUNK_SECONDS, SMALLEST_CHUNK, Sharing
+from nerfkit.viewer.pacing import CHUNK_SECONDS, SMALLEST_CHUNK, Resolution, Sharing
 from nerfkit.viewer.page import import_viser, own_names, policy, refusal
 from tests.processes import run_main
 
@@ -155,6 +155,16 @@ def test_pictures_of_a_moving_camera_take_the_time_they_may(overhead):
     assert len({drawn.size for drawn in world.drawn[-50:]}) == 1, "and they do not shrink"
 
 
+def test_small_pictures_do_not_make_pictures_smaller():
+    """What small pictures take is mostly what each costs anyway; it says little of the rays."""
+    resolution = Resolution()
+    resolution.add(640 * 480, 640 * 480 * 5e-7, 0.004, is_full=True)
+    first = resolution.scale(640 * 480, 1 / 15)
+    for _ in range(100):
+        resolution.add(100 * 80, 0.03, 0.004, is_full=False)
+    assert resolution.scale(640 * 480, 1 / 15) == first
+
+
 def test_who_moves_comes_before_who_rests_and_clients_take_turns():
     world = World()
     world.ask(client=0)
@@ -256,6 +266,15 @@ def test_a_client_that_only_looks_on_costs_what_it_may_and_one_that_moves_half_o
     share = trained(sharing, picture, step, 300.0, is_awaited=False)
     assert 0.5 * (1 - sharing.training) < share < 1.1 * (1 - sharing.training) < 0.05
     assert trained(Sharing(), 0.06, 0.003, 60.0, is_awaited=True) == pytest.approx(0.5, abs=0.03)
+
+
+def test_a_job_has_half_of_what_pictures_would_have_and_saves_up_little():
+    sharing = Sharing(training=0.5)
+    sharing.add_training(0.2, 0.0, has_job=True)
+    assert sharing.credit == sharing.job_credit == pytest.approx(0.1)
+    for _ in range(100):
+        sharing.add_training(0.2, 0.0, has_job=True)
+    assert sharing.job_credit == pytest.approx(0.25), "else the training would stop for seconds"
 
 
 # ---- options, a missing package, and whose requests are answered

@@ -70,8 +70,6 @@ def refusal(hosts: Sequence[str], origins: Sequence[str], names: frozenset[str])
         return "there must be one Host header with a name or an address"
     if not ADDRESS.fullmatch(found[1]) and found[1].lower() not in names:
         return f"{found[1]} is not a name of this server; allow it with --viewer.names {found[1]}"
-    if len(origins) > 1:
-        return "there must be one Origin header at most"
     for origin in origins:
         scheme, _, authority = origin.partition("://")
         if scheme not in ("http", "https") or authority.lower() != hosts[0].lower():
